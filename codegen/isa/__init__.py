@@ -1,0 +1,1 @@
+"""Instruction tables: one module per instruction set."""

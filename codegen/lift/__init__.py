@@ -1,0 +1,1 @@
+"""Low IR to high IR."""

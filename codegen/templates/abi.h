@@ -1,0 +1,66 @@
+/* The ABI between tapes, kernels and the thread team. The runtime mirrors these structs with ctypes
+ * (runtime/abi.py); change them together and raise `abi` in kernels/<target>/index.json. */
+#ifndef DOVETAIL_ABI_H
+#define DOVETAIL_ABI_H
+#include <stdint.h>
+
+#define DT_ABI 1
+#define DT_SCHEDULE_VALUES 8
+
+/* One operand: an address, an integer or a double. */
+typedef union dt_slot {
+  void *p;
+  int64_t i;
+  double f;
+} dt_slot;
+
+/* A kernel as tapes call it: slots in the order of its parameters, schedule values, this thread, thread count. */
+typedef void (*dt_kernel)(const dt_slot *slots, const int64_t *schedule, int64_t tid, int64_t nth);
+
+/* One row of a schedule table: from m_lo on. `reduce` (or NULL) runs after a barrier with the same operands. */
+typedef struct dt_row {
+  int64_t m_lo;
+  dt_kernel kernel;
+  dt_kernel reduce;
+  int64_t schedule[DT_SCHEDULE_VALUES];
+} dt_row;
+
+/* One kernel call of a tape. rows are sorted by m_lo and the first has m_lo <= 1. */
+typedef struct dt_entry {
+  const dt_row *rows;
+  int64_t n_rows;
+  int32_t first_slot;
+  int32_t m_arg;    /* index into args: M */
+  int32_t skip_arg; /* index into args, skipped when that integer is 0; -1 = never */
+  int32_t barrier;  /* wait for all earlier entries first */
+} dt_entry;
+
+/* slots[slot] = args[arg] (+ offset bytes, when it is an address), set at the start of every run. */
+typedef struct dt_patch {
+  int32_t slot;
+  int32_t arg;
+  int64_t offset;
+} dt_patch;
+
+/* A bound tape. One run at a time: `slots` is written by dt_run. */
+typedef struct dt_tape {
+  const dt_entry *entries;
+  int64_t n_entries;
+  dt_slot *slots;
+  const dt_patch *patches;
+  int64_t n_patches;
+} dt_tape;
+
+typedef struct dt_team dt_team;
+
+/* A team of n_threads, the caller included as thread 0. cpus[i] pins thread i (-1 or cpus == NULL: not pinned).
+ * spin: iterations to spin at a barrier before sleeping. NULL when threads cannot be made. */
+dt_team *dt_team_create(int64_t n_threads, const int32_t *cpus, int64_t spin);
+/* Use the first `active` threads from now on, pinned to cpus; the others sleep and cost nothing. 0 on success. */
+int dt_team_set_active(dt_team *team, int64_t active, const int32_t *cpus);
+int64_t dt_team_size(const dt_team *team);
+void dt_team_destroy(dt_team *team);
+/* Run entries [first, last) of a tape. 0 on success, -1 for a malformed call. */
+int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last);
+
+#endif

@@ -1,0 +1,78 @@
+"""The artifact's own files: manifest, kernel index, plans (design §9)."""
+
+from __future__ import annotations
+
+import msgspec
+
+FORMAT_MAJOR, FORMAT_MINOR = 1, 0
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Size in bytes and sha256 of one file; the hash is None for weights, whose chunks carry their own."""
+
+    bytes: int
+    sha256: str | None
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`manifest.json`. `files` lists every other file of the artifact by its relative path."""
+
+    format_major: int = FORMAT_MAJOR
+    format_minor: int = FORMAT_MINOR
+    producer: str
+    created: str
+    model_fingerprint: str
+    workload_fingerprint: str
+    targets: tuple[str, ...]
+    models: tuple[str, ...]
+    effort: str
+    files: dict[str, FileEntry]
+
+
+class KernelParam(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter of an exported kernel. `kind`: slot (taken from the slots in order), sched or thread."""
+
+    name: str
+    type: str
+    kind: str
+
+
+class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One exported kernel: plain C symbol `name`, tape entry symbol `dt_entry_<name>`."""
+
+    name: str
+    family: str  # the @kernel function it was bound from
+    params: tuple[KernelParam, ...]
+    binding: dict[str, int | str]
+
+
+class KernelIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """`kernels/<target>/index.json`."""
+
+    schema: int = 1
+    target: str
+    abi: int = 1
+    library: str
+    source: str
+    compiler: str
+    flags: tuple[str, ...]
+    kernels: tuple[KernelEntry, ...]
+
+
+class PhasePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Threads of one phase: `cpus[i]` is the PU of thread i (empty = unpinned)."""
+
+    threads: int
+    cpus: tuple[int, ...]
+
+
+class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`plans/service.json`: the pair of phase plans and the rule that picks one."""
+
+    schema: int = 1
+    processes: int = 1
+    prefill: PhasePlan
+    decode: PhasePlan
+    prefill_token_threshold: int = 32
+    kv_blocks: int = 0  # 0 = sized at load from free memory
+    spin_iterations: int = 2000

@@ -1,0 +1,60 @@
+"""The one error tree. Everything a user can cause ends in one of these; `assert` is for our own bugs.
+
+Lives in the lowest layer so that every folder can raise it; `dovetail.errors` is the public name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.ir.diagnostics import Diagnostic, render_all
+
+
+class DovetailError(Exception):
+    """Base of all errors meant for users: one clear sentence and what to do next."""
+
+
+class SpecError(DovetailError):
+    """An input (model directory, hardware file, workload, option) is missing, malformed or unsupported."""
+
+
+class SyntaxDiagnostic(DovetailError):
+    """Kernel text is wrong; carries every diagnostic found, each with its span."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__(render_all(self.diagnostics))
+
+
+class ScheduleError(DovetailError):
+    """A schedule or parameter binding is illegal; a search treats it as pruning."""
+
+
+class ToolchainError(DovetailError):
+    """No C compiler, or one that failed; carries the command and its full stderr."""
+
+    def __init__(self, message: str, command: Sequence[str] = (), stderr: str = "") -> None:
+        self.command = tuple(command)
+        self.stderr = stderr
+        shown = [message]
+        if command:
+            shown.append("command: " + " ".join(command))
+        if stderr:
+            shown.append(stderr.rstrip())
+        super().__init__("\n".join(shown))
+
+
+class ArtifactError(DovetailError):
+    """An artifact is damaged, too new, or does not fit this machine; names the file and the mending command."""
+
+
+class CapacityError(DovetailError):
+    """The machine is full (BUSY); the request may be sent again later."""
+
+
+class RequestError(DovetailError):
+    """One request is wrong (too long, bad sampling parameters); others are unaffected."""
+
+
+class WorkflowError(DovetailError):
+    """A workflow is malformed or a node failed; names the node."""

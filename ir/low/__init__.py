@@ -1,0 +1,1 @@
+"""The low IR: the subset of C in which people hand-write kernels."""

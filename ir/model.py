@@ -1,0 +1,106 @@
+"""ModelSpec: the architecture of one decoder-only model, and the index of its packed weights.
+
+These are the contents of `models/<name>/model.json` in an artifact.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+KV_BLOCK = 16
+"""Tokens in one KV block, on every device (design §13)."""
+PANEL = 16
+"""Columns in one panel of a packed weight; every target's micro-kernels read whole panels."""
+
+
+class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding. `kind` is `default`, `linear`, `dynamic`, `llama3` or `yarn`; factors as in config.json."""
+
+    kind: str = "default"
+    theta: float = 10000.0
+    rotary_dim: int
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder-only transformer: dims in elements, dtypes by name of `dovetail.ir.dtypes`."""
+
+    family: str  # llama, mistral, qwen2, qwen3
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    max_position: int
+    max_context: int  # positions that rope tables and requests may reach; <= max_position
+    norm_eps: float
+    rope: RopeSpec
+    weight_dtype: str  # f32 or bf16: how packed weights are stored
+    checkpoint_dtype: str
+    kv_dtype: str = "f32"
+    sliding_window: int = 0  # keys a query may see, itself included; 0 = all
+    window_layers: tuple[bool, ...] = ()  # per layer: does the window apply; () = all layers
+    attention_bias: bool = False  # q, k, v
+    output_bias: bool = False  # o
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied_head: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def qkv_size(self) -> int:
+        """Columns of the fused q, k, v projection: (n_heads + 2 n_kv_heads) head_dim."""
+        return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    def layer_window(self, layer: int) -> int:
+        """Return the sliding window of `layer`, 0 for none."""
+        if not self.sliding_window or (self.window_layers and not self.window_layers[layer]):
+            return 0
+        return self.sliding_window
+
+
+class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor in `weights/weights.bin`. Offsets in bytes, multiples of 4096.
+
+    layout `packed`: [ceil(N/16)][K][16], columns past N are zero (design §13);
+    layout `packed_pair`: gate and up, panels interleaved: panel 2j gate, 2j+1 up (n = 2 x intermediate);
+    layout `rows`: row-major [n][k]; layout `vector`: [n] (k = 1).
+    """
+
+    name: str
+    layout: str
+    dtype: str
+    n: int
+    k: int
+    offset: int
+    bytes: int
+
+
+class WeightChunks(msgspec.Struct, frozen=True, kw_only=True):
+    """sha256 of consecutive chunks of `weights.bin`."""
+
+    chunk_bytes: int
+    total_bytes: int
+    sha256: tuple[str, ...]
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`models/<name>/model.json`."""
+
+    schema: int = 1
+    name: str
+    spec: ModelSpec
+    weights: tuple[WeightEntry, ...]
+    max_step_tokens: int  # tokens one tape run may hold
+    max_step_sequences: int  # sequences one tape run may hold
+    tokenizer: str | None = None  # file beside model.json, None where the checkpoint has none
+    generation: dict[str, float | int | bool | str | list[int] | None] = {}

@@ -1,0 +1,68 @@
+"""The base of all IR nodes: frozen dataclasses that know their children.
+
+`span` never takes part in equality, so a re-parsed print equals the tree it was printed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+from dovetail.ir.diagnostics import NO_SPAN, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A typed tree node. Fields that hold nodes, or tuples of nodes, are its children."""
+
+    span: Span = field(default=NO_SPAN, compare=False, repr=False)
+
+    def children(self) -> Iterator[Node]:
+        """Yield direct child nodes in field order."""
+        for f in fields(self):
+            yield from _nodes_in(getattr(self, f.name))
+
+    def walk(self) -> Iterator[Node]:
+        """Yield this node and all below it, parents first."""
+        yield self
+        for child in self.children():
+            yield from child.walk()
+
+    def map_children(self, change: Callable[[Node], Any]) -> Self:
+        """Return the node with `change` applied to every child; the same object if nothing changed.
+
+        In a tuple field, `change` may return a tuple to splice several nodes or none.
+        """
+        updates: dict[str, Any] = {}
+        for f in fields(self):
+            old = getattr(self, f.name)
+            new = _map_value(old, change)
+            if new is not old:
+                updates[f.name] = new
+        return replace(self, **updates) if updates else self
+
+
+def _nodes_in(value: object) -> Iterator[Node]:
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _nodes_in(item)
+
+
+def _map_value(value: Any, change: Callable[[Node], Any]) -> Any:
+    if isinstance(value, Node):
+        return change(value)
+    if not isinstance(value, tuple):
+        return value
+    out: list[Any] = []
+    changed = False
+    for item in value:
+        new = _map_value(item, change)
+        changed = changed or new is not item
+        if isinstance(new, tuple) and isinstance(item, Node):
+            out.extend(new)
+        else:
+            out.append(new)
+    return tuple(out) if changed else value

@@ -1,0 +1,45 @@
+"""Schedule tables: for each operator, sorted breakpoints in M, each with a kernel and its schedule (design §13)."""
+
+from __future__ import annotations
+
+import msgspec
+
+SCHEDULE_VALUES = ("m_tile", "block_m", "block_k", "grid_m", "grid_n", "grid_k", "n_outer", "prefetch")
+"""Names of the eight i64 values a kernel's `sched` parameters may read, in order of `Row.schedule`.
+
+m_tile: rows per micro-kernel call; block_m, block_k: the computation slice (0 = whole);
+grid_*: the thread grid (their product <= threads); n_outer: 1 = panels outside, rows inside;
+prefetch: bytes ahead in the weight stream, 0 = none.
+"""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """From `m_lo` tokens on: call `kernel` (a name in kernels/<target>/index.json) with `schedule`."""
+
+    m_lo: int
+    kernel: str
+    schedule: tuple[int, ...]
+    reduce_kernel: str | None = None  # second phase after a barrier (split-K, split-KV)
+    source: str = "default"  # default | measured | reused
+    seconds: float | None = None
+    measured_loss: float | None = None
+
+
+class ScheduleTable(msgspec.Struct, frozen=True, kw_only=True):
+    """All rows of one (target, op, N, K, dtype, phase, threads). `rows[0].m_lo` is 1: the cover is total."""
+
+    target: str
+    op: str
+    n: int
+    k: int
+    dtype: str
+    phase: str  # prefill | decode | any
+    threads: int
+    rows: tuple[Row, ...]
+
+
+class ScheduleFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`models/<name>/schedules.json`."""
+
+    schema: int = 1
+    tables: tuple[ScheduleTable, ...]

@@ -1,0 +1,129 @@
+"""Tapes: one model step as a flat array of kernel calls over planned buffers (design §3, §13).
+
+A tape is data. The compiler writes it as JSON, the runtime binds it to addresses and runs it with one native call.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BufferRef(msgspec.Struct, frozen=True, kw_only=True, tag="buffer"):
+    """Address of a planned buffer (bytes from the arena's start)."""
+
+    name: str
+    offset: int = 0  # bytes added to the buffer's start
+
+
+class WeightRef(msgspec.Struct, frozen=True, kw_only=True, tag="weight"):
+    """Address of a packed weight; None is passed as a null pointer."""
+
+    name: str | None
+    offset: int = 0  # bytes
+
+
+class ArgRef(msgspec.Struct, frozen=True, kw_only=True, tag="arg"):
+    """A value given at each run, by name; for a pointer, `offset` bytes are added."""
+
+    name: str
+    offset: int = 0
+
+
+class IntConst(msgspec.Struct, frozen=True, kw_only=True, tag="int"):
+    """An integer constant."""
+
+    value: int
+
+
+class FloatConst(msgspec.Struct, frozen=True, kw_only=True, tag="float"):
+    """A floating constant, passed as a double."""
+
+    value: float
+
+
+class KvRef(msgspec.Struct, frozen=True, kw_only=True, tag="kv"):
+    """Start of one layer in the K or V pool: pool address + layer x layer bytes of the pool bound at run time."""
+
+    pool: str  # "k" or "v"
+    layer: int
+
+
+Slot = BufferRef | WeightRef | ArgRef | IntConst | FloatConst | KvRef
+
+
+class Buffer(msgspec.Struct, frozen=True, kw_only=True):
+    """A planned activation buffer: `offset` (64-byte aligned) and `bytes` in the tape's arena.
+
+    Rows are `stride` elements apart: padded so that rows fall into different cache sets.
+    """
+
+    name: str
+    dtype: str
+    rows: int
+    columns: int
+    stride: int
+    offset: int
+    bytes: int
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel call.
+
+    `op` names a schedule table of the model; its row for M picks the kernel and its schedule values.
+    `m` names the integer argument that is M. `skip_if_zero` names an integer argument.
+    `barrier`: wait until all earlier entries are done before this one starts.
+    """
+
+    op: str
+    slots: tuple[Slot, ...]
+    m: str
+    barrier: bool = True
+    skip_if_zero: str | None = None
+    segment: str = ""  # e.g. "embed", "pre_attn(0)", "attn(0)", "post_attn(0)", "head"
+
+
+class Tape(msgspec.Struct, frozen=True, kw_only=True):
+    """`models/<name>/tapes/<tape>.json`."""
+
+    schema: int = 1
+    name: str
+    args: tuple[str, ...]  # order of the values handed to dt_run
+    buffers: tuple[Buffer, ...]
+    arena_bytes: int
+    entries: tuple[Entry, ...]
+    max_tokens: int
+    max_sequences: int
+
+
+FORWARD_ARGS: tuple[str, ...] = (
+    "n_tokens",  # T = prefill tokens then decode tokens
+    "n_prefill",  # sequences with prefill tokens this step
+    "n_decode",  # sequences with one decode token each
+    "n_out",  # rows whose logits are wanted
+    "token_ids",  # i32 [T]
+    "positions",  # i32 [T]
+    "kv_slots",  # i64 [T]: block * 16 + offset where the token's K and V go
+    "seq_starts",  # i32 [n_prefill + 1]: first token row of each prefill sequence
+    "seq_lengths",  # i32 [n_prefill + n_decode]: keys visible to the sequence's last token (its context length)
+    "block_tables",  # i32 [n_prefill + n_decode][table_stride]
+    "table_stride",  # blocks per row of block_tables
+    "out_rows",  # i32 [n_out]: token rows whose logits are wanted
+    "logits",  # f32 [n_out][vocab]: filled by the tape; rows `logits_stride` elements apart
+    "logits_stride",
+    "kv_splits",  # parts each decode sequence's keys are split into, >= 1
+)
+"""Arguments of every `forward` tape. Token rows are ordered prefill sequences first, then one row per decode."""
+
+SAMPLE_ARGS: tuple[str, ...] = (
+    "n_rows",
+    "logits",  # f32 [n_rows][vocab]
+    "logits_stride",
+    "temperature",  # f32 [n_rows]; 0 = greedy
+    "top_k",  # i32 [n_rows]; 0 = off
+    "top_p",  # f32 [n_rows]; 1 = off
+    "min_p",  # f32 [n_rows]; 0 = off
+    "uniform",  # f32 [n_rows] in [0, 1)
+    "out_ids",  # i32 [n_rows]
+    "out_logprobs",  # f32 [n_rows]: log softmax of the raw logits at the chosen id
+)
+"""Arguments of the `sample` tape."""

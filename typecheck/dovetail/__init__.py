@@ -1,0 +1,1 @@
+../../dovetail/__init__.py

@@ -1,0 +1,236 @@
+"""The one expression printer: expression in, text out, with as few parentheses as the text needs.
+
+A `Spelling` says how C or the high IR's Python writes operators, literals and types; levels come
+from the precedence table of `dovetail.ir.expr`. Nodes of one IR only are added through `handlers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dovetail.ir.expr import (
+    POSTFIX,
+    PRECEDENCE,
+    PREFIX,
+    TERNARY,
+    ArrayType,
+    Binary,
+    Call,
+    Cast,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Name,
+    NamedType,
+    PointerType,
+    Ternary,
+    Type,
+    Unary,
+)
+
+ATOM = POSTFIX + 1
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+_OR_LEVEL = PRECEDENCE["||"]
+
+Rendered = tuple[str, float]
+"""Text and the precedence level of its outermost operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How one language writes what both IRs share."""
+
+    precedence: Mapping[str, float]
+    type_text: Callable[[Type, ExprPrinter], str]
+    int_text: Callable[[Int], str]
+    float_text: Callable[[Float], str]
+    ternary: Callable[[str, str, str], str]  # condition, then, other
+    cast: Callable[[str, str], Rendered]  # type, operand
+    cast_operand: float  # least level of a cast's operand
+    words: Mapping[str, str] = field(default_factory=dict)  # operators that are words
+    not_level: float = PREFIX
+    chains_comparisons: bool = False  # `a < b < c` means something else there: parenthesise
+
+
+class ExprPrinter:
+    """Prints expressions in one spelling. `handlers` prints node types the shared set lacks."""
+
+    def __init__(
+        self,
+        spelling: Spelling,
+        handlers: Mapping[type[Expr], Callable[[ExprPrinter, Expr], Rendered]] | None = None,
+    ) -> None:
+        self.spelling = spelling
+        self._handlers: Mapping[type[Expr], Callable[[ExprPrinter, Expr], Rendered]] = {
+            **_SHARED,
+            **(handlers or {}),
+        }
+
+    def text(self, expr: Expr, least: float = 0) -> str:
+        """Return `expr` as text, parenthesised if its level is below `least`."""
+        text, level = self._handlers[type(expr)](self, expr)
+        return f"({text})" if level < least else text
+
+    def type(self, type_: Type) -> str:
+        """Return a type as text, without a declared name."""
+        return self.spelling.type_text(type_, self)
+
+    def arguments(self, args: tuple[Expr, ...]) -> str:
+        """Return comma-separated arguments."""
+        return ", ".join(self.text(a) for a in args)
+
+
+# ---- shared nodes ----
+
+
+def _int(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Int)
+    return printer.spelling.int_text(expr), PREFIX if expr.value < 0 else ATOM
+
+
+def _float(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Float)
+    return printer.spelling.float_text(expr), PREFIX if expr.value < 0 else ATOM
+
+
+def _name(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Name)
+    return expr.id, ATOM
+
+
+def _unary(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Unary)
+    style = printer.spelling
+    level = style.not_level if expr.op == "!" else PREFIX
+    operand = printer.text(expr.operand, level)
+    op = style.words.get(expr.op, expr.op)
+    # `- -x` must not become the token `--`
+    gap = " " if op.isalpha() or operand.startswith(op) else ""
+    return f"{op}{gap}{operand}", level
+
+
+def _binary(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Binary)
+    style = printer.spelling
+    level = style.precedence[expr.op]
+    tighter = level + 0.01
+    no_chain = style.chains_comparisons and expr.op in COMPARISONS
+    left = printer.text(expr.left, tighter if no_chain else level)
+    right = printer.text(expr.right, tighter)
+    return f"{left} {style.words.get(expr.op, expr.op)} {right}", level
+
+
+def _ternary(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Ternary)
+    cond = printer.text(expr.cond, _OR_LEVEL)
+    then = printer.text(expr.then, _OR_LEVEL)
+    return printer.spelling.ternary(cond, then, printer.text(expr.other, TERNARY)), TERNARY
+
+
+def _call(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Call)
+    return f"{expr.name}({printer.arguments(expr.args)})", POSTFIX
+
+
+def _index(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Index)
+    base = printer.text(expr.base, POSTFIX)
+    return f"{base}[{printer.arguments(expr.indices)}]", POSTFIX
+
+
+def _cast(printer: ExprPrinter, expr: Expr) -> Rendered:
+    assert isinstance(expr, Cast)
+    style = printer.spelling
+    return style.cast(printer.type(expr.type), printer.text(expr.operand, style.cast_operand))
+
+
+_SHARED: dict[type[Expr], Callable[[ExprPrinter, Expr], Rendered]] = {
+    Int: _int,
+    Float: _float,
+    Name: _name,
+    Unary: _unary,
+    Binary: _binary,
+    Ternary: _ternary,
+    Call: _call,
+    Index: _index,
+    Cast: _cast,
+}
+
+# ---- C ----
+
+
+def declare(type_: Type, name: str, printer: ExprPrinter) -> str:
+    """Return the C declarator `type name`: pointers and arrays wrap the name inside out."""
+    text = name
+    while not isinstance(type_, NamedType):
+        if isinstance(type_, ArrayType):
+            text = f"({text})" if text.startswith("*") else text
+            text += "[]" if type_.size is None else f"[{printer.text(type_.size)}]"
+        else:
+            assert isinstance(type_, PointerType)
+            marks = ["const"] * type_.const + ["restrict"] * type_.restrict
+            gap = " " if marks and text[:1] not in ("", "[") else ""
+            text = f"*{' '.join(marks)}{gap}{text}"
+        type_ = type_.of
+    base = f"const {type_.name}" if type_.const else type_.name
+    return f"{base} {text}" if text else base
+
+
+def c_float(expr: Float) -> str:
+    """Return a C literal: as written, else the shortest float literal of the value."""
+    if expr.text:
+        return expr.text
+    if math.isnan(expr.value):
+        return "NAN"
+    if math.isinf(expr.value):
+        return "INFINITY" if expr.value > 0 else "-INFINITY"
+    return f"{expr.value!r}f"
+
+
+C_SPELLING = Spelling(
+    precedence=PRECEDENCE,
+    type_text=lambda type_, printer: declare(type_, "", printer),
+    int_text=lambda expr: expr.text or str(expr.value),
+    float_text=c_float,
+    ternary=lambda cond, then, other: f"{cond} ? {then} : {other}",
+    cast=lambda type_, operand: (f"({type_}){operand}", PREFIX),
+    cast_operand=PREFIX,
+)
+
+# ---- the high IR's Python ----
+
+
+def _python_type(type_: Type, printer: ExprPrinter) -> str:
+    if isinstance(type_, PointerType):
+        return f"ptr[{_python_type(type_.of, printer)}]"
+    assert isinstance(type_, NamedType), "the high IR has named and pointer types only"
+    return type_.name
+
+
+def _python_float(expr: Float) -> str:
+    if math.isinf(expr.value):
+        return "inf" if expr.value > 0 else "-inf"
+    return repr(expr.value)
+
+
+def _python_precedence() -> dict[str, float]:
+    # Python's comparisons and `not` sit between `and` and `|`; the rest is as in C.
+    between = (PRECEDENCE["&&"] + PRECEDENCE["|"]) / 2 + 0.1
+    return {**PRECEDENCE, "//": PRECEDENCE["/"], **dict.fromkeys(COMPARISONS, between)}
+
+
+PYTHON_SPELLING = Spelling(
+    precedence=_python_precedence(),
+    type_text=_python_type,
+    int_text=lambda expr: str(expr.value),
+    float_text=_python_float,
+    ternary=lambda cond, then, other: f"{then} if {cond} else {other}",
+    cast=lambda type_, operand: (f"cast({type_}, {operand})", POSTFIX),
+    cast_operand=0,
+    words={"&&": "and", "||": "or", "!": "not"},
+    not_level=(PRECEDENCE["&&"] + PRECEDENCE["|"]) / 2,
+    chains_comparisons=True,
+)

@@ -1,0 +1,260 @@
+/* A team of pinned threads that runs tapes (abi.h).
+ *
+ * The caller of dt_run is thread 0; the others wait at a gate of their own. Entries are separated by barriers only
+ * where the tape says so. All waiting is: spin `spin` times, then sleep on a futex; threads outside the active set are
+ * never woken. The caller is pinned to cpus[0] during a run only and gets its affinity back afterwards.
+ * After a fork the child has no workers: there a run uses the calling thread alone, and destroy only frees memory. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "abi.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define DT_LINE 64
+#define DT_STACK_BYTES (8u << 20) /* kernels keep tiles on the stack; musl's default of 128 KiB is too small */
+
+/* A counter that others wait on: the word only grows, so a waiter that knows its old value cannot miss a change. */
+typedef struct dt_gate {
+  _Alignas(DT_LINE) _Atomic uint32_t word;
+  _Atomic uint32_t sleepers;
+} dt_gate;
+
+/* What the active threads run now; written by thread 0 before it opens their gates. */
+typedef struct dt_job {
+  const dt_tape *tape;
+  const dt_slot *args;
+  int64_t first, last, threads;
+} dt_job;
+
+typedef struct dt_worker {
+  dt_gate gate;
+  dt_team *team;
+  int64_t tid;
+  pthread_t thread;
+} dt_worker;
+
+struct dt_team {
+  dt_gate barrier; /* the word is the barrier's sense, one step per completed barrier */
+  _Alignas(DT_LINE) _Atomic int64_t arrived;
+  _Alignas(DT_LINE) dt_job job;
+  int64_t size, active, spin_asked;
+  _Atomic int64_t spin; /* read by workers that have just finished a run */
+  int32_t caller_cpu;
+  int32_t quit;
+  pid_t owner;
+  _Atomic int busy;
+  dt_worker *workers; /* [size]; workers[0] is the caller and unused */
+};
+
+static inline void dt_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb" ::: "memory"); /* yield is a no-op on most cores; isb waits about as long as x86's pause */
+#endif
+}
+
+static void dt_futex(_Atomic uint32_t *word, int operation, uint32_t value) {
+  syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
+}
+
+static void dt_gate_open(dt_gate *gate) {
+  atomic_fetch_add(&gate->word, 1);
+  if (atomic_load(&gate->sleepers)) dt_futex(&gate->word, FUTEX_WAKE_PRIVATE, INT32_MAX);
+}
+
+static void dt_gate_wait(dt_gate *gate, uint32_t seen, int64_t spin) {
+  for (int64_t i = 0; i < spin; i++) {
+    if (atomic_load_explicit(&gate->word, memory_order_acquire) != seen) return;
+    dt_pause();
+  }
+  atomic_fetch_add(&gate->sleepers, 1);
+  while (atomic_load(&gate->word) == seen) dt_futex(&gate->word, FUTEX_WAIT_PRIVATE, seen);
+  atomic_fetch_sub(&gate->sleepers, 1);
+}
+
+/* Sense-reversing barrier over the job's threads. With wait = 0 the thread only reports that it is done. */
+static void dt_barrier(dt_team *team, int64_t threads, int wait) {
+  if (threads == 1) return;
+  uint32_t sense = atomic_load_explicit(&team->barrier.word, memory_order_acquire);
+  if (atomic_fetch_add(&team->arrived, 1) + 1 == threads) {
+    atomic_store(&team->arrived, 0);
+    dt_gate_open(&team->barrier);
+  } else if (wait) {
+    dt_gate_wait(&team->barrier, sense, team->spin);
+  }
+}
+
+/* The last row whose m_lo is <= m. */
+static const dt_row *dt_find_row(const dt_entry *entry, int64_t m) {
+  int64_t low = 0, high = entry->n_rows;
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (entry->rows[middle].m_lo <= m) low = middle;
+    else high = middle;
+  }
+  return &entry->rows[low];
+}
+
+static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
+  const int64_t threads = job->threads;
+  int owed = 0; /* a skipped entry's barrier is owed by the next one that runs */
+  for (int64_t e = job->first; e < job->last; e++) {
+    const dt_entry *entry = &job->tape->entries[e];
+    const int64_t m = job->args[entry->m_arg].i;
+    owed |= entry->barrier && e > job->first;
+    if (m <= 0 || (entry->skip_arg >= 0 && job->args[entry->skip_arg].i == 0)) continue;
+    if (owed) dt_barrier(team, threads, 1);
+    owed = 0;
+    const dt_row *row = dt_find_row(entry, m);
+    const dt_slot *slots = job->tape->slots + entry->first_slot;
+    row->kernel(slots, row->schedule, tid, threads);
+    if (row->reduce) {
+      dt_barrier(team, threads, 1);
+      row->reduce(slots, row->schedule, tid, threads);
+    }
+  }
+  dt_barrier(team, threads, tid == 0);
+}
+
+static void *dt_work(void *argument) {
+  dt_worker *self = argument;
+  dt_team *team = self->team;
+  for (uint32_t seen = 0;; seen++) { /* the gate opens once per run, and never before the last run is over */
+    dt_gate_wait(&self->gate, seen, team->spin);
+    if (team->quit) return NULL;
+    dt_execute(team, &team->job, self->tid);
+  }
+}
+
+static int dt_pin(pthread_t thread, int32_t cpu) {
+  if (cpu < 0) return 0;
+  if (cpu >= CPU_SETSIZE) return -1;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  return pthread_setaffinity_np(thread, sizeof set, &set) ? -1 : 0;
+}
+
+/* With more threads than CPUs a spinning thread only delays the one it waits for. */
+static int64_t dt_useful_spin(int64_t active, int64_t spin) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set)) return spin;
+  return active > CPU_COUNT(&set) ? 0 : spin;
+}
+
+int dt_team_set_active(dt_team *team, int64_t active, const int32_t *cpus) {
+  if (!team || active < 1 || active > team->size) return -1;
+  if (atomic_exchange(&team->busy, 1)) return -1;
+  int status = 0;
+  team->active = active;
+  team->caller_cpu = cpus ? cpus[0] : -1;
+  team->spin = dt_useful_spin(active, team->spin_asked);
+  if (getpid() == team->owner) {
+    for (int64_t i = 1; cpus && i < active; i++) status |= dt_pin(team->workers[i].thread, cpus[i]);
+  }
+  atomic_store(&team->busy, 0);
+  return status;
+}
+
+int64_t dt_team_size(const dt_team *team) { return team->size; }
+
+static void dt_team_free(dt_team *team) {
+  free(team->workers);
+  free(team);
+}
+
+static void dt_dismiss(dt_team *team, int64_t made) {
+  team->quit = 1;
+  for (int64_t i = 1; i < made; i++) dt_gate_open(&team->workers[i].gate);
+  for (int64_t i = 1; i < made; i++) pthread_join(team->workers[i].thread, NULL);
+}
+
+void dt_team_destroy(dt_team *team) {
+  if (!team) return;
+  if (getpid() == team->owner) dt_dismiss(team, team->size);
+  dt_team_free(team);
+}
+
+/* Start workers 1.. with every signal blocked, so that Ctrl-C always reaches the program's own threads. */
+static int64_t dt_start_workers(dt_team *team) {
+  int64_t made = 1;
+  sigset_t all, before;
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes)) return made;
+  pthread_attr_setstacksize(&attributes, DT_STACK_BYTES);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  for (; made < team->size; made++) {
+    dt_worker *worker = &team->workers[made];
+    worker->team = team;
+    worker->tid = made;
+    if (pthread_create(&worker->thread, &attributes, dt_work, worker)) break;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  return made;
+}
+
+dt_team *dt_team_create(int64_t n_threads, const int32_t *cpus, int64_t spin) {
+  if (n_threads < 1 || n_threads > 4096 || spin < 0) return NULL;
+  dt_team *team = aligned_alloc(DT_LINE, sizeof *team);
+  if (!team) return NULL;
+  memset(team, 0, sizeof *team);
+  team->workers = aligned_alloc(DT_LINE, sizeof(dt_worker) * (size_t)n_threads);
+  if (!team->workers) {
+    free(team);
+    return NULL;
+  }
+  memset(team->workers, 0, sizeof(dt_worker) * (size_t)n_threads);
+  team->size = n_threads;
+  team->spin_asked = spin;
+  team->owner = getpid();
+  team->spin = dt_useful_spin(n_threads, spin); /* workers read it as soon as they start */
+  int64_t made = dt_start_workers(team);
+  if (made < n_threads) {
+    dt_dismiss(team, made);
+    dt_team_free(team);
+    return NULL;
+  }
+  dt_team_set_active(team, n_threads, cpus);
+  return team;
+}
+
+static int dt_well_formed(const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last) {
+  return tape && args && first >= 0 && first <= last && last <= tape->n_entries;
+}
+
+/* Pin the caller for the time of a run; returns whether `before` must be given back. */
+static int dt_pin_caller(const dt_team *team, cpu_set_t *before) {
+  if (team->caller_cpu < 0) return 0;
+  if (pthread_getaffinity_np(pthread_self(), sizeof *before, before)) return 0;
+  return dt_pin(pthread_self(), team->caller_cpu) == 0;
+}
+
+int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last) {
+  if (!team || !dt_well_formed(tape, args, first, last)) return -1;
+  if (atomic_exchange(&team->busy, 1)) return -1;
+  for (int64_t i = 0; i < tape->n_patches; i++) {
+    const dt_patch *patch = &tape->patches[i];
+    tape->slots[patch->slot].i = args[patch->arg].i + patch->offset;
+  }
+  const int64_t threads = getpid() == team->owner ? team->active : 1;
+  team->job = (dt_job){tape, args, first, last, threads};
+  cpu_set_t before;
+  const int pinned = dt_pin_caller(team, &before);
+  for (int64_t i = 1; i < threads; i++) dt_gate_open(&team->workers[i].gate);
+  dt_execute(team, &team->job, 0);
+  if (pinned) pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+  atomic_store(&team->busy, 0);
+  return 0;
+}

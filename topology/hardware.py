@@ -1,0 +1,126 @@
+"""HardwareSpec v1: what a machine is, as one frozen value with a JSON form.
+
+In: this machine (`auto`, read by `dovetail.topology.sysfs`) or a JSON file of `dump_hardware`.
+Out: sockets, NUMA nodes, cores, PUs, caches, instruction flags, memory and the limits put on us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from dovetail.ir.errors import SpecError
+from dovetail.topology.sysfs import MAX_PUS, read_sysfs
+from dovetail.topology.values import CacheSpec, HardwareSpec, NodeSpec, PuSpec
+
+MAX_FILE_BYTES = 16 << 20
+
+__all__ = [
+    "CacheSpec",
+    "HardwareSpec",
+    "NodeSpec",
+    "PuSpec",
+    "check_hardware",
+    "dump_hardware",
+    "load_hardware",
+    "read_hardware",
+]
+
+
+def read_hardware(source: str | Path = "auto", *, root: Path = Path("/")) -> HardwareSpec:
+    """Return the machine that `source` describes.
+
+    Args:
+        source: `auto` for this machine, else the path of a JSON file made by `dump_hardware`.
+        root: where `/sys` and `/proc` are found under; only used by `auto`.
+
+    Raises:
+        SpecError: the file is missing, too large, no HardwareSpec, or an impossible machine.
+    """
+    if source == "auto":
+        return check_hardware(read_sysfs(root), "this machine")
+    return load_hardware(Path(source))
+
+
+def load_hardware(path: Path) -> HardwareSpec:
+    """Return the HardwareSpec stored in `path`; raises SpecError where it holds anything else."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise SpecError(f"cannot read hardware file {path}: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise SpecError(f"hardware file {path} is larger than {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        spec = msgspec.json.decode(data, type=HardwareSpec)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise SpecError(f"{path} is no HardwareSpec v1 JSON file: {error}") from None
+    return check_hardware(spec, str(path))
+
+
+def dump_hardware(spec: HardwareSpec) -> bytes:
+    """Return `spec` as indented JSON that `load_hardware` reads back to an equal value."""
+    return msgspec.json.format(msgspec.json.encode(spec), indent=1) + b"\n"
+
+
+def check_hardware(spec: HardwareSpec, where: str) -> HardwareSpec:
+    """Return `spec` unchanged, or raise SpecError naming `where` and what cannot be true."""
+    for fault in _faults(spec):
+        raise SpecError(f"hardware description of {where} is wrong: {fault}")
+    return spec
+
+
+def _faults(spec: HardwareSpec) -> Iterable[str]:
+    ids = [pu.id for pu in spec.pus]
+    known = set(ids)
+    if spec.schema != 1:
+        yield f"schema {spec.schema} is not 1; write it again with this version"
+    if not spec.pus or len(ids) > MAX_PUS:
+        yield f"{len(ids)} PUs, expected 1 to {MAX_PUS}"
+    if len(known) != len(ids):
+        yield "two PUs have the same id"
+    if any(min(pu.id, pu.core, pu.socket, pu.node) < 0 or pu.capacity <= 0 for pu in spec.pus):
+        yield "a PU has a negative id, core, socket or node, or no capacity"
+    yield from _allowed_faults(spec, known)
+    yield from _cache_faults(spec, known)
+    yield from _node_faults(spec, known)
+    if spec.memory_bytes <= 0 or (spec.memory_limit is not None and spec.memory_limit <= 0):
+        yield "memory must be a positive number of bytes"
+    if spec.cpu_quota is not None and not 0 < spec.cpu_quota < 1e6:
+        yield f"a CPU quota of {spec.cpu_quota} cores"
+
+
+def _allowed_faults(spec: HardwareSpec, known: set[int]) -> Iterable[str]:
+    allowed = set(spec.allowed_pus)
+    online = {pu.id for pu in spec.pus if pu.online}
+    if not allowed:
+        yield "no PU is allowed"
+    if len(allowed) != len(spec.allowed_pus) or list(spec.allowed_pus) != sorted(allowed):
+        yield "allowed_pus must be sorted and hold no PU twice"
+    if not allowed <= online:
+        yield f"allowed PUs {sorted(allowed - online)} do not exist or are offline"
+    if not online <= known:
+        yield "an online PU is not listed"
+
+
+def _cache_faults(spec: HardwareSpec, known: set[int]) -> Iterable[str]:
+    for cache in spec.caches:
+        if not (1 <= cache.level <= 8 and 0 < cache.bytes < 1 << 40 and cache.line_bytes > 0):
+            yield f"a level {cache.level} cache of {cache.bytes} bytes"
+        if not cache.pus or not set(cache.pus) <= known:
+            yield f"a level {cache.level} cache is shared by PUs that do not exist"
+
+
+def _node_faults(spec: HardwareSpec, known: set[int]) -> Iterable[str]:
+    nodes = {node.id for node in spec.nodes}
+    if len(nodes) != len(spec.nodes):
+        yield "two NUMA nodes have the same id"
+    if any(pu.node not in nodes for pu in spec.pus if pu.online):
+        yield "a PU is on a NUMA node that does not exist"
+    for node in spec.nodes:
+        if not set(node.pus) <= known or node.memory_bytes < 0:
+            yield f"NUMA node {node.id} has unknown PUs or negative memory"
+        if node.distances and len(node.distances) != len(spec.nodes):
+            yield f"NUMA node {node.id} does not give {len(nodes)} distances"

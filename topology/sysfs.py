@@ -1,0 +1,193 @@
+"""Reads a HardwareSpec from `/sys` and `/proc` of a Linux machine, or from a snapshot of them.
+
+In: a root directory. Out: the spec, unchecked. What a container hides is left unknown, not guessed.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.ir.errors import SpecError
+from dovetail.topology.cgroup import CgroupLimits, read_limits
+from dovetail.topology.textfile import parse_id_list, parse_size, read_integer, read_text
+from dovetail.topology.values import CacheSpec, HardwareSpec, NodeSpec, PuSpec
+
+MAX_PUS = 8192
+CPUINFO_BYTES = 32 << 20
+
+_CACHE_KINDS = {"data": "data", "instruction": "instruction", "unified": "unified"}
+_ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0xc0": "Ampere", "0x48": "HiSilicon"}
+
+
+@dataclass(frozen=True, slots=True)
+class _CpuInfo:
+    processors: tuple[int, ...]
+    arch: str
+    vendor: str
+    model: str
+    flags: tuple[str, ...]
+
+
+def read_sysfs(root: Path) -> HardwareSpec:
+    """Return the machine whose `/sys` and `/proc` lie under `root`; SpecError on nonsense."""
+    info = _read_cpuinfo(root)
+    limits = read_limits(root)
+    online = _online_pus(root, info)
+    nodes = _read_nodes(root, online)
+    pus = _read_pus(root, online, nodes)
+    allowed = _allowed_pus(root, online, limits)
+    memory = _meminfo_bytes(root / "proc/meminfo", "MemTotal")
+    if memory is None:
+        raise SpecError(f"{root / 'proc/meminfo'} gives no MemTotal: is /proc mounted?")
+    return HardwareSpec(
+        source="sysfs",
+        arch=info.arch,
+        cpu_vendor=info.vendor,
+        cpu_model=info.model,
+        isa_flags=info.flags,
+        pus=pus,
+        allowed_pus=allowed,
+        nodes=nodes or (NodeSpec(id=0, pus=online, memory_bytes=memory),),
+        caches=_read_caches(root, online),
+        memory_bytes=memory,
+        memory_limit=limits.memory_bytes,
+        cpu_quota=limits.cpu_quota,
+    )
+
+
+def _read_cpuinfo(root: Path) -> _CpuInfo:
+    text = read_text(root / "proc/cpuinfo", limit=CPUINFO_BYTES)
+    if text is None:
+        raise SpecError(f"cannot read {root / 'proc/cpuinfo'}: is /proc mounted?")
+    first: dict[str, str] = {}
+    processors: list[int] = []
+    for line in text.splitlines():
+        key, separator, value = line.partition(":")
+        key, value = key.strip(), value.strip()
+        if key == "processor" and separator and value.isdigit():
+            processors.append(int(value))
+        elif separator:
+            first.setdefault(key, value)
+    arm = "Features" in first
+    part = f"{first.get('CPU implementer', '')} part {first.get('CPU part', '?')}"
+    vendor = first.get("vendor_id") or _ARM_VENDORS.get(first.get("CPU implementer", ""), "unknown")
+    return _CpuInfo(
+        processors=tuple(sorted(set(processors))),
+        arch="aarch64" if arm else "x86_64" if "flags" in first else platform.machine(),
+        vendor=vendor,
+        model=first.get("model name") or (part if arm else "unknown"),
+        flags=tuple(sorted(set(first.get("flags", first.get("Features", "")).split()))),
+    )
+
+
+def _online_pus(root: Path, info: _CpuInfo) -> tuple[int, ...]:
+    path = root / "sys/devices/system/cpu/online"
+    text = read_text(path)
+    ids = parse_id_list(text, path) if text else info.processors
+    if not ids:
+        raise SpecError(f"neither {path} nor {root / 'proc/cpuinfo'} lists a processor")
+    if len(ids) > MAX_PUS:
+        raise SpecError(f"{path} lists {len(ids)} processors; at most {MAX_PUS} are supported")
+    return ids
+
+
+def _allowed_pus(root: Path, online: tuple[int, ...], limits: CgroupLimits) -> tuple[int, ...]:
+    allowed = set(online)
+    path = root / "proc/self/status"
+    for line in (read_text(path) or "").splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            allowed &= set(parse_id_list(line.partition(":")[2], path))
+    if limits.cpuset:
+        allowed &= set(limits.cpuset)
+    if not allowed:
+        raise SpecError("the affinity mask and cpuset of this process leave no online PU")
+    return tuple(sorted(allowed))
+
+
+def _read_pus(
+    root: Path, online: tuple[int, ...], nodes: tuple[NodeSpec, ...]
+) -> tuple[PuSpec, ...]:
+    node_of = {pu: node.id for node in nodes for pu in node.pus}
+    fallback = nodes[0].id if nodes else 0
+    present = parse_id_list(
+        read_text(root / "sys/devices/system/cpu/present") or "", root / "sys/devices/system/cpu"
+    )
+    cores: dict[int, int] = {}
+    pus = []
+    for pu in sorted(set(online) | set(present))[:MAX_PUS]:
+        folder = root / f"sys/devices/system/cpu/cpu{pu}"
+        siblings_file = folder / "topology/thread_siblings_list"
+        siblings = parse_id_list(read_text(siblings_file) or str(pu), siblings_file)
+        # core_id is unique only inside a package, the first sibling everywhere
+        core = cores.setdefault(min(siblings, default=pu), len(cores))
+        socket = read_integer(folder / "topology/physical_package_id", default=0)
+        pus.append(
+            PuSpec(
+                id=pu,
+                core=core,
+                socket=max(socket, 0),  # -1 on ARM machines that do not say
+                node=node_of.get(pu, fallback),
+                online=pu in online,
+                capacity=read_integer(folder / "cpu_capacity", default=1024),
+            )
+        )
+    return tuple(pus)
+
+
+def _read_nodes(root: Path, online: tuple[int, ...]) -> tuple[NodeSpec, ...]:
+    folder = root / "sys/devices/system/node"
+    nodes = []
+    ids = parse_id_list(read_text(folder / "online") or "", folder / "online")
+    for node in ids:
+        base = folder / f"node{node}"
+        pus = parse_id_list(read_text(base / "cpulist") or "", base / "cpulist")
+        distances = tuple(
+            int(d) for d in (read_text(base / "distance") or "").split() if d.isdigit()
+        )
+        nodes.append(
+            NodeSpec(
+                id=node,
+                pus=tuple(sorted(set(pus) & set(online))),
+                memory_bytes=_meminfo_bytes(base / "meminfo", "MemTotal") or 0,
+                distances=distances if len(distances) == len(ids) else (),
+            )
+        )
+    return tuple(nodes)
+
+
+def _read_caches(root: Path, online: tuple[int, ...]) -> tuple[CacheSpec, ...]:
+    found: dict[tuple[int, str, tuple[int, ...]], CacheSpec] = {}
+    for pu in online:
+        for index in range(8):
+            folder = root / f"sys/devices/system/cpu/cpu{pu}/cache/index{index}"
+            cache = _read_cache(folder, online)
+            if cache is None:
+                break
+            found.setdefault((cache.level, cache.kind, cache.pus), cache)
+    return tuple(sorted(found.values(), key=lambda c: (c.level, c.kind, c.pus)))
+
+
+def _read_cache(folder: Path, online: tuple[int, ...]) -> CacheSpec | None:
+    kind = _CACHE_KINDS.get((read_text(folder / "type") or "").strip().lower())
+    size = read_text(folder / "size")
+    if kind is None or not size:
+        return None
+    shared = folder / "shared_cpu_list"
+    pus = set(parse_id_list(read_text(shared) or "", shared)) & set(online)
+    return CacheSpec(
+        level=read_integer(folder / "level", default=0),
+        kind=kind,
+        bytes=parse_size(size, folder / "size"),
+        line_bytes=read_integer(folder / "coherency_line_size", default=64),
+        pus=tuple(sorted(pus)),
+    )
+
+
+def _meminfo_bytes(path: Path, key: str) -> int | None:
+    for line in (read_text(path) or "").splitlines():
+        name, _, rest = line.partition(":")
+        if name.split()[-1:] == [key] and rest.split()[:1] and rest.split()[0].isdigit():
+            return int(rest.split()[0]) << 10
+    return None

@@ -1,0 +1,60 @@
+"""Bounded reads of the small text files of `/sys` and `/proc`, and parsers of their number formats.
+
+A missing or unreadable file is None (containers hide many); a malformed one is a SpecError.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.ir.errors import SpecError
+
+SMALL_BYTES = 1 << 20
+MAX_ID = 1 << 20
+
+_UNITS = {"K": 10, "M": 20, "G": 30}
+
+
+def read_text(path: Path, *, limit: int = SMALL_BYTES) -> str | None:
+    """Return the text of `path`, at most `limit` bytes; None where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def read_integer(path: Path, *, default: int) -> int:
+    """Return the integer in `path`, `default` where there is no file; SpecError on other text."""
+    text = read_text(path)
+    if text is None or not text.strip():
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(f"{path} should hold a number, not {text.strip()[:40]!r}") from None
+
+
+def parse_id_list(text: str, path: Path) -> tuple[int, ...]:
+    """Return the sorted ids of a kernel list such as `0-3,8,10-11`; SpecError where it is none."""
+    ids: set[int] = set()
+    for part in text.strip().split(","):
+        if not part.strip():
+            continue
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise SpecError(f"{path} should hold a list such as 0-3,8, not {text.strip()[:40]!r}")
+        low, high = int(first), int(last or first)
+        if not low <= high <= MAX_ID:
+            raise SpecError(f"{path} holds the impossible range {part.strip()[:40]}")
+        ids.update(range(low, high + 1))
+    return tuple(sorted(ids))
+
+
+def parse_size(text: str, path: Path) -> int:
+    """Return the bytes of a size such as `32K` or `2M`; SpecError where it is none."""
+    digits = text.strip().rstrip("KMG")
+    unit = text.strip()[len(digits) :]
+    if not digits.isdigit() or len(unit) > 1:
+        raise SpecError(f"{path} should hold a size such as 32K, not {text.strip()[:40]!r}")
+    return int(digits) << _UNITS.get(unit, 0)

@@ -1,0 +1,95 @@
+"""The values of HardwareSpec v1: PUs, caches, NUMA nodes and the machine that holds them.
+
+Sizes are bytes; ids are the operating system's. Fields may be added with defaults, never changed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+ASSUMED_CACHE_BYTES = {1: 32 << 10, 2: 256 << 10}
+"""Cache sizes assumed where a machine reports none (small enough to be safe for blocking)."""
+
+
+class PuSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One logical CPU. `core` is dense over the machine; PUs with equal `core` are SMT siblings."""
+
+    id: int
+    core: int
+    socket: int
+    node: int
+    online: bool = True
+    capacity: int = 1024  # relative speed, 1024 = the fastest kind of core
+
+
+class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One cache. `kind` is `data`, `instruction` or `unified`; `pus` share it."""
+
+    level: int
+    kind: str
+    bytes: int
+    line_bytes: int
+    pus: tuple[int, ...]
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One NUMA node. No PUs = memory only; `distances` as the spec orders nodes, () = unknown."""
+
+    id: int
+    pus: tuple[int, ...]
+    memory_bytes: int
+    distances: tuple[int, ...] = ()
+
+
+class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine as seen by this process. Caches are sorted by (level, first PU), PUs by id."""
+
+    schema: int = 1
+    source: str
+    arch: str  # as `uname -m`: x86_64, aarch64
+    cpu_vendor: str
+    cpu_model: str
+    isa_flags: tuple[str, ...]  # the kernel's names, sorted: avx2, fma, avx512f, asimd, ...
+    pus: tuple[PuSpec, ...]
+    allowed_pus: tuple[int, ...]  # affinity mask and cpuset, online PUs only
+    nodes: tuple[NodeSpec, ...]
+    caches: tuple[CacheSpec, ...]
+    memory_bytes: int
+    memory_limit: int | None = None  # cgroup limit in bytes
+    cpu_quota: float | None = None  # cgroup CPU time limit, in cores
+
+    @property
+    def sockets(self) -> int:
+        """Number of packages with an online PU."""
+        return len({pu.socket for pu in self.pus if pu.online})
+
+    @property
+    def cores(self) -> int:
+        """Number of physical cores with an online PU."""
+        return len({pu.core for pu in self.pus if pu.online})
+
+    @property
+    def usable_threads(self) -> int:
+        """Threads that run at full speed: allowed cores (not SMT siblings), cut to the quota."""
+        allowed = set(self.allowed_pus)
+        cores = len({pu.core for pu in self.pus if pu.id in allowed})
+        return cores if self.cpu_quota is None else max(1, min(cores, int(self.cpu_quota)))
+
+    @property
+    def usable_memory(self) -> int:
+        """Bytes of memory this process may hope for: the machine's, cut to the cgroup's limit."""
+        return min(self.memory_bytes, self.memory_limit or self.memory_bytes)
+
+    def caches_of(self, level: int) -> tuple[CacheSpec, ...]:
+        """Return the data and unified caches of `level` that an allowed PU uses."""
+        allowed = set(self.allowed_pus)
+        return tuple(
+            c
+            for c in self.caches
+            if c.level == level and c.kind != "instruction" and allowed & set(c.pus)
+        )
+
+    def cache_bytes(self, level: int) -> int:
+        """Return the smallest data cache of `level` in bytes; assumed, or 0, where unknown."""
+        sizes = [cache.bytes for cache in self.caches_of(level)]
+        return min(sizes) if sizes else ASSUMED_CACHE_BYTES.get(level, 0)

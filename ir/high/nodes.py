@@ -7,6 +7,16 @@ from dataclasses import dataclass
 from dovetail.ir.expr import Expr, Index, Name, Type
 from dovetail.ir.node import Node
 
+# ---- expressions only the high IR has ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text(Expr):
+    """`"bf16"`: a compile-time string, compared with a tunable (`W == "bf16"`) or given as a dtype."""
+
+    value: str
+
+
 # ---- statements ----
 
 

@@ -1,0 +1,371 @@
+"""Parse high-IR text (`*.dk`): Python's own parser gives the tree and true positions, this module the IR.
+
+`parse_high(Source) -> Unit`. Everything outside the language is reported at once, with spans and hints.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dovetail.ir.diagnostics import Diagnostic, Source, Span
+from dovetail.ir.errors import SyntaxDiagnostic
+from dovetail.ir.expr import Index, Int, Name, NamedType
+from dovetail.ir.high.nodes import (
+    Assign,
+    Break,
+    Continue,
+    ExprStmt,
+    For,
+    Function,
+    If,
+    Local,
+    Param,
+    Regs,
+    Return,
+    Stmt,
+    Tunable,
+    Unit,
+    While,
+)
+from dovetail.ir.high.parse_expr import BINARY_OPS, ExprParser, Reporter
+
+LOOP_KINDS = ("range", "unroll", "vrange")
+KINDS = ("kernel", "inline")
+NOTE = re.compile(r"^# note: (.*)$", re.MULTILINE)
+STATEMENT_HINTS: dict[type[ast.AST], str] = {
+    ast.ClassDef: "kernels are plain functions",
+    ast.ImportFrom: "write `import module`; its @inline functions become visible",
+    ast.Try: "kernels have no exceptions",
+    ast.With: "kernels have no context managers",
+    ast.FunctionDef: "functions stand at module level",
+    ast.Assert: "check arguments before the call",
+}
+
+
+def parse_high(source: Source) -> Unit:
+    """Return the module in `source`; raises SyntaxDiagnostic with every fault found."""
+    try:
+        tree = ast.parse(source.text)
+        return _ModuleParser(source).module(tree)
+    except SyntaxError as error:
+        raise SyntaxDiagnostic([_python_fault(source, error)]) from None
+    except (RecursionError, MemoryError):
+        raise SyntaxDiagnostic([_whole(source, "the text is nested too deeply")]) from None
+    except ValueError as error:  # null bytes, integers too long to convert
+        raise SyntaxDiagnostic([_whole(source, str(error))]) from None
+
+
+def _python_fault(source: Source, error: SyntaxError) -> Diagnostic:
+    line, column = error.lineno or 1, max(1, error.offset or 1)
+    end_line, end_column = error.end_lineno or line, error.end_offset or column + 1
+    span = Span(line, column, max(line, end_line), max(column + 1, end_column))
+    return Diagnostic("high-syntax", error.msg, span, source)
+
+
+def _whole(source: Source, message: str) -> Diagnostic:
+    return Diagnostic("high-syntax", message, Span(1, 1, 1, 2), source)
+
+
+class _ModuleParser:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.report = Reporter(source)
+        self.parser = ExprParser(self.report)
+        self._statements: dict[type[ast.AST], Callable[[Any, Span], tuple[Stmt, ...]]] = {
+            ast.Assign: self._assign,
+            ast.AnnAssign: self._annotated,
+            ast.AugAssign: self._augmented,
+            ast.Expr: self._expression,
+            ast.If: self._if,
+            ast.For: self._for,
+            ast.While: self._while,
+            ast.Return: self._return,
+            ast.Break: lambda node, span: (Break(span=span),),
+            ast.Continue: lambda node, span: (Continue(span=span),),
+            ast.Pass: lambda node, span: (),
+        }
+
+    # ---- module and functions ----
+
+    def module(self, tree: ast.Module) -> Unit:
+        doc, body = _split_doc(tree.body)
+        functions: list[Function] = []
+        imports: list[str] = []
+        for node in body:
+            if isinstance(node, ast.FunctionDef):
+                functions.append(self._function(node))
+            elif isinstance(node, ast.Import):
+                imports += self._import(node)
+            else:
+                self._unsupported(node, "at module level")
+        if self.report.diagnostics:
+            raise SyntaxDiagnostic(self.report.diagnostics)
+        notes = tuple(NOTE.findall(self.source.text))
+        return Unit(functions=tuple(functions), imports=tuple(imports), doc=doc, notes=notes)
+
+    def _import(self, node: ast.Import) -> list[str]:
+        for alias in node.names:
+            if alias.asname or "." in alias.name:
+                self.report.fault("high-bad-import", "write `import module`", alias)
+        return [alias.name for alias in node.names]
+
+    def _function(self, node: ast.FunctionDef) -> Function:
+        doc, body = _split_doc(node.body)
+        tunables: list[Tunable] = []
+        while body and _is_tunable(body[0]):
+            tunables += self._tunable(body[0])
+            body = body[1:]
+        return Function(
+            kind=self._kind(node),
+            name=node.name,
+            params=self._params(node.args),
+            returns=self.parser.type(node.returns) if node.returns else None,
+            tunables=tuple(tunables),
+            body=self._block(body),
+            doc=doc,
+            span=self._head_span(node),
+        )
+
+    def _head_span(self, node: ast.FunctionDef) -> Span:
+        line = self.source.line(node.lineno)
+        return Span(node.lineno, node.col_offset + 1, node.lineno, len(line) + 1)
+
+    def _kind(self, node: ast.FunctionDef) -> str:
+        names = [d.id if isinstance(d, ast.Name) else "" for d in node.decorator_list]
+        if len(names) == 1 and names[0] in KINDS:
+            return names[0]
+        self.report.fault(
+            "high-bad-decorator",
+            f"`{node.name}` must carry exactly one decorator: @kernel or @inline",
+            node.decorator_list[-1] if names else self._head_span(node),
+        )
+        return "inline"
+
+    def _params(self, args: ast.arguments) -> tuple[Param, ...]:
+        odd: list[ast.AST] = [*args.posonlyargs, *args.kwonlyargs, *args.defaults]
+        odd += [item for item in (args.vararg, args.kwarg, *args.kw_defaults) if item]
+        for item in odd:
+            self.report.fault(
+                "high-bad-parameter",
+                "parameters are written `name: type`, without defaults, stars or slashes",
+                item,
+            )
+        return tuple(self._param(arg) for arg in args.args)
+
+    def _param(self, arg: ast.arg) -> Param:
+        span = self.report.span(arg)
+        if arg.annotation is None:
+            self.report.fault(
+                "high-bad-parameter", f"`{arg.arg}` has no type", arg, "write `name: f32`"
+            )
+            return Param(name=arg.arg, type=NamedType(name="f32", span=span), span=span)
+        return Param(name=arg.arg, type=self.parser.type(arg.annotation), span=span)
+
+    # ---- tunables ----
+
+    def _tunable(self, node: Any) -> list[Tunable]:
+        span, call = self.report.span(node), node.value
+        if not (isinstance(call, ast.Call) and _called(call) == "choice"):
+            self.report.fault(
+                "high-bad-choice",
+                f"`{node.target.id}: param` needs `= choice(...)`",
+                node,
+                "for example `MR: param = choice(range(1, 7), default=4)`",
+            )
+            return []
+        choices = [item for arg in call.args for item in self._choices(arg)]
+        given = [self._choice(k.value) for k in call.keywords if k.arg == "default"]
+        for keyword in (k for k in call.keywords if k.arg != "default"):
+            self.report.fault("high-bad-choice", "the only keyword is `default`", keyword)
+        if not choices:
+            self.report.fault("high-bad-choice", f"`{node.target.id}` has no choices", call)
+            return []
+        default = given[0] if given else choices[0]
+        return [Tunable(name=node.target.id, choices=tuple(choices), default=default, span=span)]
+
+    def _choices(self, node: ast.expr) -> list[int | str]:
+        if isinstance(node, ast.Call) and _called(node) == "range":
+            bounds = [self._choice(arg) for arg in node.args]
+            if bounds and all(isinstance(b, int) for b in bounds) and bounds[2:] != [0]:
+                return list(range(*(int(b) for b in bounds[:3])))
+            self.report.fault("high-bad-choice", "`range` takes 1 to 3 integer literals", node)
+            return []
+        return [self._choice(node)]
+
+    def _choice(self, node: ast.expr) -> int | str:
+        try:
+            value = ast.literal_eval(node)
+        except ValueError:
+            value = None
+        if isinstance(value, str) and value.isidentifier():
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        self.report.fault(
+            "high-bad-choice", "choices are integer literals, dtype names in quotes or ranges", node
+        )
+        return 0
+
+    # ---- statements ----
+
+    def _block(self, body: Sequence[ast.stmt]) -> tuple[Stmt, ...]:
+        return tuple(stmt for node in body for stmt in self._statement(node))
+
+    def _statement(self, node: ast.stmt) -> tuple[Stmt, ...]:
+        handler = self._statements.get(type(node))
+        if handler is None:
+            return self._unsupported(node, "in a kernel")
+        return handler(node, self.report.span(node))
+
+    def _unsupported(self, node: ast.stmt, where: str) -> tuple[Stmt, ...]:
+        span = self.report.span(node)
+        line = self.source.line(span.line)
+        self.report.fault(
+            "high-unsupported-statement",
+            f"{type(node).__name__} cannot stand {where}",
+            Span(span.line, span.column, span.line, max(span.column + 1, len(line) + 1)),
+            STATEMENT_HINTS.get(type(node)),
+        )
+        return ()
+
+    def _target(self, node: ast.expr) -> Name | Index:
+        target = self.parser.expr(node) if isinstance(node, ast.Name | ast.Subscript) else None
+        if isinstance(target, Name | Index):
+            return target
+        self.report.fault(
+            "high-bad-target", "only a name, `p[i]` or `tile[i, j]` can be assigned", node
+        )
+        return Name(id="_")
+
+    def _assign(self, node: ast.Assign, span: Span) -> tuple[Stmt, ...]:
+        if len(node.targets) > 1:
+            self.report.fault("high-bad-target", "assign one target at a time", node)
+        target = node.targets[0]
+        form = _called(node.value) if isinstance(node.value, ast.Call) else None
+        if form in ("regs", "local") and isinstance(node.value, ast.Call):
+            make = self._regs if form == "regs" else self._local
+            return make(target, node.value, span)
+        place = self._target(target)
+        return (Assign(target=place, value=self.parser.expr(node.value), span=span),)
+
+    def _annotated(self, node: ast.AnnAssign, span: Span) -> tuple[Stmt, ...]:
+        if _is_tunable(node):
+            self.report.fault(
+                "high-bad-choice", "tunables stand at the start of the function", node
+            )
+            return ()
+        if node.value is None or not isinstance(node.target, ast.Name):
+            self.report.fault(
+                "high-bad-target", "a typed assignment names a variable and its value", node
+            )
+            return ()
+        target, kind = self._target(node.target), self.parser.type(node.annotation)
+        value = self.parser.expr(node.value)
+        return (Assign(target=target, value=value, type=kind, span=span),)
+
+    def _augmented(self, node: ast.AugAssign, span: Span) -> tuple[Stmt, ...]:
+        op = BINARY_OPS.get(type(node.op))
+        if op is None:
+            return self._unsupported(node, "in a kernel")
+        target, value = self._target(node.target), self.parser.expr(node.value)
+        return (Assign(target=target, value=value, op=f"{op}=", span=span),)
+
+    def _regs(self, target: ast.expr, call: ast.Call, span: Span) -> tuple[Stmt, ...]:
+        shape = call.args[0] if call.args else None
+        elem = call.args[1] if len(call.args) == 2 else None
+        if not (
+            isinstance(target, ast.Name)
+            and isinstance(shape, ast.Tuple)
+            and isinstance(elem, ast.Name)
+        ):
+            self.report.fault(
+                "high-bad-regs", "write `name = regs((rows, columns), f32)`", call
+            )
+            return ()
+        items = tuple(self.parser.expr(item) for item in shape.elts)
+        return (Regs(name=target.id, shape=items, elem=elem.id, span=span),)
+
+    def _local(self, target: ast.expr, call: ast.Call, span: Span) -> tuple[Stmt, ...]:
+        elem = call.args[1] if len(call.args) == 2 else None
+        if not (isinstance(target, ast.Name) and isinstance(elem, ast.Name)):
+            self.report.fault("high-bad-local", "write `name = local(size, f32)`", call)
+            return ()
+        size = self.parser.expr(call.args[0])
+        return (Local(name=target.id, size=size, elem=elem.id, span=span),)
+
+    def _expression(self, node: ast.Expr, span: Span) -> tuple[Stmt, ...]:
+        if not isinstance(node.value, ast.Call):
+            self.report.fault(
+                "high-unused-value", "this value is computed and thrown away", node, "assign it"
+            )
+            return ()
+        return (ExprStmt(expr=self.parser.expr(node.value), span=span),)
+
+    def _if(self, node: ast.If, span: Span) -> tuple[Stmt, ...]:
+        cond = self.parser.expr(node.test)
+        then, other = self._block(node.body), self._block(node.orelse)
+        return (If(cond=cond, then=then, other=other, span=span),)
+
+    def _while(self, node: ast.While, span: Span) -> tuple[Stmt, ...]:
+        self._no_else(node.orelse)
+        return (While(cond=self.parser.expr(node.test), body=self._block(node.body), span=span),)
+
+    def _for(self, node: ast.For, span: Span) -> tuple[Stmt, ...]:
+        self._no_else(node.orelse)
+        call, kind = node.iter, _called(node.iter)
+        limit = 2 if kind == "vrange" else 3
+        if kind not in LOOP_KINDS or not isinstance(node.target, ast.Name):
+            self.report.fault(
+                "high-bad-loop",
+                "loops are written `for name in range(...)`, `unroll(...)` or `vrange(...)`",
+                node.iter,
+            )
+            return ()
+        assert isinstance(call, ast.Call)
+        if not 1 <= len(call.args) <= limit or call.keywords:
+            self.report.fault("high-bad-loop", f"`{kind}` takes 1 to {limit} arguments", call)
+            return ()
+        bounds = [self.parser.expr(arg) for arg in call.args]
+        start = bounds[0] if len(bounds) > 1 else Int(value=0)
+        stop = bounds[1] if len(bounds) > 1 else bounds[0]
+        step = bounds[2] if len(bounds) > 2 else Int(value=1)
+        body = self._block(node.body)
+        name = node.target.id
+        return (
+            For(kind=kind, var=name, start=start, stop=stop, step=step, body=body, span=span),
+        )
+
+    def _no_else(self, orelse: Sequence[ast.stmt]) -> None:
+        if orelse:
+            self.report.fault("high-bad-loop", "loops have no `else`", orelse[0])
+
+    def _return(self, node: ast.Return, span: Span) -> tuple[Stmt, ...]:
+        value = self.parser.expr(node.value) if node.value else None
+        return (Return(value=value, span=span),)
+
+
+def _called(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id
+    return None
+
+
+def _is_tunable(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and isinstance(node.annotation, ast.Name)
+        and node.annotation.id == "param"
+    )
+
+
+def _split_doc(body: list[ast.stmt]) -> tuple[str, list[ast.stmt]]:
+    first = body[0] if body else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        if isinstance(first.value.value, str):
+            return inspect.cleandoc(first.value.value), body[1:]
+    return "", body

@@ -282,9 +282,7 @@ class _ModuleParser:
             and isinstance(shape, ast.Tuple)
             and isinstance(elem, ast.Name)
         ):
-            self.report.fault(
-                "high-bad-regs", "write `name = regs((rows, columns), f32)`", call
-            )
+            self.report.fault("high-bad-regs", "write `name = regs((rows, columns), f32)`", call)
             return ()
         items = tuple(self.parser.expr(item) for item in shape.elts)
         return (Regs(name=target.id, shape=items, elem=elem.id, span=span),)
@@ -335,9 +333,7 @@ class _ModuleParser:
         step = bounds[2] if len(bounds) > 2 else Int(value=1)
         body = self._block(node.body)
         name = node.target.id
-        return (
-            For(kind=kind, var=name, start=start, stop=stop, step=step, body=body, span=span),
-        )
+        return (For(kind=kind, var=name, start=start, stop=stop, step=step, body=body, span=span),)
 
     def _no_else(self, orelse: Sequence[ast.stmt]) -> None:
         if orelse:

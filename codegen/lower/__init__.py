@@ -1,0 +1,1 @@
+"""Lowering: high-IR kernels, bound and for one target, become low-IR functions."""

@@ -1,0 +1,39 @@
+# Each target makes .venv when it is missing or out of date; PYTHON picks the interpreter (3.11 or newer).
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The CPU build of torch (the tests' and benchmarks' reference): from the configured index, else from torch's own.
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: quickstart test test-long lint format clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/dovetail quickstart
+
+test: $(VENV)/.installed
+	$(BIN)/pytest -n $(JOBS)
+
+test-long: $(VENV)/.installed
+	$(BIN)/pytest -m long --timeout 3600
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	MYPYPATH=typecheck $(BIN)/mypy -p dovetail
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dovetail needs Python 3.11 or newer; set PYTHON")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) torch==$(TORCH) || $(PIP) torch==$(TORCH)
+	$(PIP) -c constraints.txt -e '.[bench,dev]'
+	touch $@

@@ -11,6 +11,8 @@ KV_BLOCK = 16
 """Tokens in one KV block, on every device (design §13)."""
 PANEL = 16
 """Columns in one panel of a packed weight; every target's micro-kernels read whole panels."""
+MAX_KV_SPLITS = 16
+"""Largest `kv_splits` of a forward tape: its partial-attention buffer is planned for so many parts."""
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_factor: float | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True  # yarn: round the ramp's bounds to whole dimensions
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,244 @@
+"""A Hugging Face model directory to a ModelSpec: config.json, generation_config.json, tensor headers.
+
+Every value is checked; what this product does not compute is refused with a SpecError that names the key,
+never approximated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
+from dovetail.compiler.config import Config
+from dovetail.compiler.rope import MAX_POSITION, read_rope, usable_positions
+from dovetail.compiler.tensors import check_tensors
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import ModelSpec
+
+DEFAULT_MAX_CONTEXT = 131072
+WEIGHT_DTYPES = ("f32", "bf16")
+KV_DTYPES = ("f32", "bf16", "f16")
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
+
+Windows = Callable[[Config, int], tuple[int, tuple[bool, ...]]]
+
+
+def _no_window(_config: Config, _n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    return 0, ()
+
+
+def _whole_window(config: Config, _n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Mistral: one window for all layers, null for none."""
+    absent = "sliding_window" not in config.values
+    window = config.integer("sliding_window", 1, MAX_POSITION, 4096) if absent else _window(config)
+    return window, ()
+
+
+def _layer_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Qwen: a window on the layers named in layer_types, or on those from max_window_layers on."""
+    if not config.flag("use_sliding_window"):
+        return 0, ()
+    window = _window(config)
+    kinds = config.texts("layer_types")
+    if not kinds:
+        first = config.integer("max_window_layers", 0, MAX_POSITION, 28)
+        return window, tuple(layer >= first for layer in range(n_layers))
+    if len(kinds) != n_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise config.fail(
+            "layer_types", f"but must name full_attention or sliding_attention {n_layers} times"
+        )
+    return window, tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def _window(config: Config) -> int:
+    return config.integer("sliding_window", 1, MAX_POSITION, 0) if config.has("sliding_window") else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture fixes: defaults of config.json keys and which parts it has at all.
+
+    `attention_bias`: True or False where the architecture decides, None where config.json does (for q, k, v
+    and o alike).
+    """
+
+    name: str
+    attention_bias: bool | None
+    mlp_bias: bool
+    qk_norm: bool
+    windows: Windows
+    kv_heads: int | None = None
+    head_dim: int | None = None
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family("llama", None, True, False, _no_window),
+    "MistralForCausalLM": Family("mistral", False, False, False, _whole_window, kv_heads=8),
+    "Qwen2ForCausalLM": Family("qwen2", True, False, False, _layer_windows),
+    "Qwen3ForCausalLM": Family("qwen3", None, False, True, _layer_windows, head_dim=128),
+}
+
+
+def read_model_spec(
+    path: str | Path,
+    *,
+    max_context: int | None = None,
+    kv_dtype: str | None = None,
+    weight_dtype: str | None = None,
+) -> ModelSpec:
+    """Read and check a model directory.
+
+    max_context: positions to plan for (default: all the model has, at most 131072).
+    kv_dtype: f32 (default), bf16 or f16. weight_dtype: f32 or bf16 (default: bf16 for a bfloat16
+    checkpoint, f32 for the others).
+
+    Raises SpecError naming the file and the key or tensor at fault.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise SpecError(f"{directory} is not a directory; give a Hugging Face model directory")
+    config = Config.read(directory / _CONFIG)
+    family = _family(config)
+    checkpoint = open_checkpoint(directory)
+    stored = _stored_dtype(checkpoint)
+    spec = _architecture(
+        config,
+        family,
+        weight_dtype=_choose(weight_dtype, WEIGHT_DTYPES, _packed_dtype(stored), "weight dtype"),
+        kv_dtype=_choose(kv_dtype, KV_DTYPES, "f32", "KV dtype"),
+        checkpoint_dtype=stored,
+        max_context=max_context,
+        eos_token_ids=_eos_ids(directory, config),
+    )
+    check_tensors(spec, checkpoint)
+    return spec
+
+
+def read_generation_defaults(path: str | Path) -> dict[str, Any]:
+    """Return the plain values of generation_config.json (temperature, top_p, ...); {} without one."""
+    file = Path(path) / _GENERATION
+    if not file.is_file():
+        return {}
+    values = Config.read(file).values
+    return {key: value for key, value in values.items() if _plain(value)}
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, int) for item in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int | str)
+
+
+def _family(config: Config) -> Family:
+    names = config.texts("architectures")
+    for name in names:
+        if name in FAMILIES:
+            return FAMILIES[name]
+    raise SpecError(
+        f"{config.name}: architecture {', '.join(names) or '(none)'} is not supported; "
+        f"supported: {', '.join(FAMILIES)}"
+    )
+
+
+def _architecture(
+    config: Config, family: Family, *, max_context: int | None, **rest: Any
+) -> ModelSpec:
+    if config.has("quantization_config"):
+        raise SpecError(f"{config.name}: quantized checkpoints (quantization_config) are not supported")
+    if (act := config.text("hidden_act", "silu")) != "silu":
+        raise SpecError(f"{config.name}: hidden_act is {act!r}, but only silu is supported")
+    n_layers = config.integer("num_hidden_layers", 1, 1024)
+    hidden = config.integer("hidden_size", 1, 1 << 17)
+    heads = config.integer("num_attention_heads", 1, 4096)
+    head_dim = _head_dim(config, family, hidden, heads)
+    positions = config.integer("max_position_embeddings", 1, MAX_POSITION)
+    rope = read_rope(config, head_dim, positions)
+    positions = usable_positions(rope, positions)
+    window, window_layers = family.windows(config, n_layers)
+    bias = family.attention_bias
+    config_bias = config.flag("attention_bias") if bias is None else False
+    return ModelSpec(
+        family=family.name,
+        vocab_size=config.integer("vocab_size", 1, 1 << 24),
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size", 1, 1 << 20),
+        n_layers=n_layers,
+        n_heads=heads,
+        n_kv_heads=_kv_heads(config, family, heads),
+        head_dim=head_dim,
+        max_position=positions,
+        max_context=_context(config, max_context, positions),
+        norm_eps=config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        rope=rope,
+        sliding_window=window,
+        window_layers=window_layers,
+        attention_bias=bool(bias) or config_bias,
+        output_bias=config_bias,
+        mlp_bias=family.mlp_bias and config.flag("mlp_bias"),
+        qk_norm=family.qk_norm,
+        tied_head=config.flag("tie_word_embeddings"),
+        bos_token_id=config.integer("bos_token_id", 0, 1 << 24) if config.has("bos_token_id") else None,
+        **rest,
+    )
+
+
+def _head_dim(config: Config, family: Family, hidden: int, heads: int) -> int:
+    if not config.has("head_dim") and family.head_dim is None and hidden % heads:
+        raise config.fail("hidden_size", f"but must be a multiple of num_attention_heads {heads}")
+    head_dim = config.integer("head_dim", 2, 1024, family.head_dim or max(2, hidden // heads))
+    if head_dim % 2:
+        raise SpecError(f"{config.name}: head_dim {head_dim} is odd; rotary embedding needs pairs")
+    return head_dim
+
+
+def _kv_heads(config: Config, family: Family, heads: int) -> int:
+    kv_heads = config.integer("num_key_value_heads", 1, heads, family.kv_heads or heads)
+    if heads % kv_heads:
+        raise config.fail("num_key_value_heads", f"but must divide num_attention_heads {heads}")
+    return kv_heads
+
+
+def _context(config: Config, asked: int | None, positions: int) -> int:
+    if asked is None:
+        return min(positions, DEFAULT_MAX_CONTEXT)
+    if not 1 <= asked <= positions:
+        raise SpecError(
+            f"a context of {asked} tokens was asked for, but {config.name} allows 1 to {positions}"
+        )
+    return asked
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    """Return the dtype of the matrices: the one they share, else f32, which holds all of them."""
+    names = {info.dtype.name for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    return names.pop() if len(names) == 1 else "f32"
+
+
+def _packed_dtype(stored: str) -> str:
+    return "bf16" if stored == "bf16" else "f32"
+
+
+def _choose(asked: str | None, allowed: tuple[str, ...], default: str, what: str) -> str:
+    if asked is None:
+        return default
+    if asked not in allowed:
+        raise SpecError(f"{what} {asked!r} is not supported; choose one of {', '.join(allowed)}")
+    return asked
+
+
+def _eos_ids(directory: Path, config: Config) -> tuple[int, ...]:
+    """Return the stop tokens: generation_config.json's where it has them, else config.json's."""
+    file = directory / _GENERATION
+    generation = Config.read(file) if file.is_file() else config
+    source = generation if generation.has("eos_token_id") else config
+    value = source.values.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 1 << 24 for i in ids):
+        raise source.fail("eos_token_id", "but must be a token id or a list of them")
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,132 @@
+"""Which checkpoint tensors a model has, and which packed weight each of them becomes.
+
+In: a ModelSpec. Out: `WeightSource` rows in the order of weights.bin. This table is the one place that
+knows Hugging Face tensor names; the shape check and the packer both walk it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """One packed weight: its layout, logical n x k, and the tensors stacked along n to make it.
+
+    `rows` are the rows of each tensor; layout `packed_pair` has gate then up; `pair_vector` is a bias in
+    the order of a pair's panels. `computed` weights (rope tables) come from the spec, not the checkpoint.
+    """
+
+    name: str
+    layout: str
+    n: int
+    k: int
+    tensors: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
+    """Return every packed weight of a model, in file order (the order in which a step reads them)."""
+    return tuple(_all_sources(spec))
+
+
+def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+    """Compare every tensor with the spec.
+
+    Raises SpecError naming the tensor for one that is missing, has another shape, no floating dtype, or is
+    not known to this architecture (an adapter or quantization that would silently be lost).
+    """
+    known: set[str] = set()
+    for source in weight_sources(spec):
+        for name, rows in zip(source.tensors, source.rows, strict=True):
+            info = checkpoint.info(name)
+            wanted = (rows,) if source.layout.endswith("vector") else (rows, source.k)
+            if info.shape != wanted:
+                raise SpecError(
+                    f"{info.path}: tensor {name} has shape {list(info.shape)}, "
+                    f"config.json asks for {list(wanted)}"
+                )
+            if info.dtype.name not in ("f32", "f16", "bf16"):
+                raise SpecError(
+                    f"{info.path}: tensor {name} has dtype {info.dtype.safetensors}; only F32, F16 "
+                    "and BF16 checkpoints are supported"
+                )
+            known.add(name)
+    for name in checkpoint.tensors:
+        if name not in known and not _ignorable(name, spec):
+            raise SpecError(
+                f"{checkpoint.directory}: tensor {name} is not part of this architecture as config.json "
+                "describes it; adapters and quantized weights must be merged first"
+            )
+
+
+_BUFFERS = re.compile(r".*rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*attn\.masked_bias")
+
+
+def _ignorable(name: str, spec: ModelSpec) -> bool:
+    return bool(_BUFFERS.fullmatch(name)) or (spec.tied_head and name == "lm_head.weight")
+
+
+def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
+    hidden, vocab = spec.hidden_size, spec.vocab_size
+    if not spec.tied_head:
+        yield WeightSource("embed", "rows", vocab, hidden, ("model.embed_tokens.weight",), (vocab,))
+    half = spec.rope.rotary_dim // 2
+    yield WeightSource("rope_cos", "rows", spec.max_context, half)
+    yield WeightSource("rope_sin", "rows", spec.max_context, half)
+    for layer in range(spec.n_layers):
+        yield from _layer_sources(spec, layer)
+    yield _vector("final_norm", "model.norm.weight", hidden)
+    head = "model.embed_tokens.weight" if spec.tied_head else "lm_head.weight"
+    yield WeightSource("head", "packed", vocab, hidden, (head,), (vocab,))
+
+
+def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
+    """Yield one layer's weights in the order of its tape."""
+    here, there = f"layers.{layer}", f"model.layers.{layer}"
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    qkv = tuple(f"{there}.self_attn.{p}_proj" for p in "qkv")
+    pair = tuple(f"{there}.mlp.{p}_proj" for p in ("gate", "up"))
+    out, down = f"{there}.self_attn.o_proj", f"{there}.mlp.down_proj"
+
+    yield _vector(f"{here}.input_norm", f"{there}.input_layernorm.weight", hidden)
+    yield WeightSource(f"{here}.qkv", "packed", spec.qkv_size, hidden, _weights(qkv), (q, kv, kv))
+    if spec.attention_bias:
+        yield WeightSource(f"{here}.qkv_bias", "vector", spec.qkv_size, 1, _biases(qkv), (q, kv, kv))
+    if spec.qk_norm:
+        for part in "qk":
+            source = f"{there}.self_attn.{part}_norm.weight"
+            yield _vector(f"{here}.{part}_norm", source, spec.head_dim)
+    yield WeightSource(f"{here}.o", "packed", hidden, q, _weights((out,)), (hidden,))
+    if spec.output_bias:
+        yield _vector(f"{here}.o_bias", f"{out}.bias", hidden)
+    yield _vector(f"{here}.post_norm", f"{there}.post_attention_layernorm.weight", hidden)
+    yield WeightSource(
+        f"{here}.gate_up", "packed_pair", 2 * inner, hidden, _weights(pair), (inner, inner)
+    )
+    if spec.mlp_bias:
+        yield WeightSource(
+            f"{here}.gate_up_bias", "pair_vector", 2 * inner, 1, _biases(pair), (inner, inner)
+        )
+    yield WeightSource(f"{here}.down", "packed", hidden, inner, _weights((down,)), (hidden,))
+    if spec.mlp_bias:
+        yield _vector(f"{here}.down_bias", f"{down}.bias", hidden)
+
+
+def _vector(name: str, tensor: str, n: int) -> WeightSource:
+    return WeightSource(name, "vector", n, 1, (tensor,), (n,))
+
+
+def _weights(modules: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{module}.weight" for module in modules)
+
+
+def _biases(modules: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{module}.bias" for module in modules)

@@ -1,7 +1,8 @@
 """Reads safetensors checkpoints: a directory in, lazily mapped numpy views of its tensors out.
 
 A reader of our own, because a header may lie: every length, offset and shape is checked against the
-file before anything is mapped, and a fault is a SpecError naming the file and the tensor. No pickle.
+file before anything is mapped, and a fault is a SpecError naming the file and the tensor. No
+pickle.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             (length,) = struct.unpack("<Q", prefix)
             if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
                 raise SpecError(
-                    f"{path} is truncated or no safetensors file: its header claims {length} bytes, "
-                    f"the file has {size}"
+                    f"{path} is truncated or no safetensors file: its header claims {length} "
+                    f"bytes, the file has {size}"
                 )
             header = file.read(length)
     except OSError as error:
@@ -157,7 +158,9 @@ def _check_layout(path: Path, tensors: Iterable[TensorInfo], base: int, size: in
             )
         position = info.end
     if position != size:
-        raise SpecError(f"{path}: {size - position} bytes after the last tensor; the file is damaged")
+        raise SpecError(
+            f"{path}: {size - position} bytes after the last tensor; the file is damaged"
+        )
 
 
 def _naturals(value: object) -> bool:

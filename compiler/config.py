@@ -1,7 +1,7 @@
 """Typed, bounded reading of JSON files that others wrote (config.json and its like).
 
-In: a path. Out: a `Config` whose getters return checked values; every fault is a SpecError that names
-the file and the key.
+In: a path. Out: a `Config` whose getters return checked values; every fault is a SpecError that
+names the file and the key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A Hugging Face model directory to a ModelSpec: config.json, generation_config.json, tensor headers.
+"""A Hugging Face model directory to a ModelSpec.
 
-Every value is checked; what this product does not compute is refused with a SpecError that names the key,
-never approximated.
+In: config.json, generation_config.json and the headers of the safetensors files.
+Every value is checked; what this product does not compute is refused with a SpecError that names
+the key, never approximated.
 """
 
 from __future__ import annotations
@@ -55,15 +56,17 @@ def _layer_windows(config: Config, n_layers: int) -> tuple[int, tuple[bool, ...]
 
 
 def _window(config: Config) -> int:
-    return config.integer("sliding_window", 1, MAX_POSITION, 0) if config.has("sliding_window") else 0
+    return (
+        config.integer("sliding_window", 1, MAX_POSITION, 0) if config.has("sliding_window") else 0
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """What an architecture fixes: defaults of config.json keys and which parts it has at all.
 
-    `attention_bias`: True or False where the architecture decides, None where config.json does (for q, k, v
-    and o alike).
+    `attention_bias`: True or False where the architecture decides, None where config.json does
+    (for q, k, v and o alike).
     """
 
     name: str
@@ -119,7 +122,7 @@ def read_model_spec(
 
 
 def read_generation_defaults(path: str | Path) -> dict[str, Any]:
-    """Return the plain values of generation_config.json (temperature, top_p, ...); {} without one."""
+    """Return the plain values (temperature, top_p, ...) of generation_config.json, if there."""
     file = Path(path) / _GENERATION
     if not file.is_file():
         return {}
@@ -150,7 +153,9 @@ def _architecture(
     config: Config, family: Family, *, max_context: int | None, **rest: Any
 ) -> ModelSpec:
     if config.has("quantization_config"):
-        raise SpecError(f"{config.name}: quantized checkpoints (quantization_config) are not supported")
+        raise SpecError(
+            f"{config.name}: quantized checkpoints (quantization_config) are not supported"
+        )
     if (act := config.text("hidden_act", "silu")) != "silu":
         raise SpecError(f"{config.name}: hidden_act is {act!r}, but only silu is supported")
     n_layers = config.integer("num_hidden_layers", 1, 1024)
@@ -183,7 +188,9 @@ def _architecture(
         mlp_bias=family.mlp_bias and config.flag("mlp_bias"),
         qk_norm=family.qk_norm,
         tied_head=config.flag("tie_word_embeddings"),
-        bos_token_id=config.integer("bos_token_id", 0, 1 << 24) if config.has("bos_token_id") else None,
+        bos_token_id=config.integer("bos_token_id", 0, 1 << 24)
+        if config.has("bos_token_id")
+        else None,
         **rest,
     )
 

@@ -24,9 +24,10 @@ MAX_POSITION = 1 << 27
 
 
 def read_rope(config: Config, head_dim: int, max_position: int) -> RopeSpec:
-    """Return the rope of a config; accepts `rope_parameters` and the older `rope_theta` + `rope_scaling`.
+    """Return the rope of a config: `rope_parameters`, or the older `rope_theta` + `rope_scaling`.
 
-    Raises SpecError for kinds this product does not compute (longrope, per-layer ropes, partial rotation).
+    Raises SpecError for kinds this product does not compute (longrope, per-layer ropes, partial
+    rotation).
     """
     if config.has("rope_parameters"):
         rope = config.section("rope_parameters")
@@ -68,7 +69,7 @@ def inverse_frequencies(rope: RopeSpec) -> F32:
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
     powers = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)
     plain = np.float32(1.0) / powers
-    return _SCALERS.get(rope.kind, lambda _rope, freqs: freqs)(rope, plain)
+    return _SCALERS[rope.kind](rope, plain) if rope.kind in _SCALERS else plain
 
 
 # ---- reading ----
@@ -152,8 +153,9 @@ def _scale_llama3(rope: RopeSpec, plain: F32) -> F32:
     smooth = (
         np.float32(rope.original_max_position) / wave - np.float32(rope.low_freq_factor)
     ) / spread
-    blended = (1 - smooth) * slowed + smooth * plain
-    return np.where(wave > low_wave, slowed, np.where(wave < high_wave, plain, blended))
+    blended = (1 - smooth) * plain / np.float32(rope.factor) + smooth * plain
+    kept: F32 = np.where(wave < high_wave, plain, blended)
+    return np.where(wave > low_wave, slowed, kept)
 
 
 def _scale_yarn(rope: RopeSpec, plain: F32) -> F32:
@@ -165,7 +167,8 @@ def _scale_yarn(rope: RopeSpec, plain: F32) -> F32:
     ramp = (np.arange(rope.rotary_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(width)
     kept = 1 - np.clip(ramp, 0, 1).astype(np.float32)
     slowed = np.float32(1.0) / (np.float32(rope.factor) * (np.float32(1.0) / plain))
-    return slowed * (1 - kept) + plain * kept
+    scaled: F32 = slowed * (1 - kept) + plain * kept
+    return scaled
 
 
 def _correction_dim(rope: RopeSpec, rotations: float) -> float:

@@ -1,7 +1,7 @@
 """Which checkpoint tensors a model has, and which packed weight each of them becomes.
 
-In: a ModelSpec. Out: `WeightSource` rows in the order of weights.bin. This table is the one place that
-knows Hugging Face tensor names; the shape check and the packer both walk it.
+In: a ModelSpec. Out: `WeightSource` rows in the order of weights.bin. This table is the one
+place that knows Hugging Face tensor names; the shape check and the packer both walk it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from dovetail.ir.model import ModelSpec
 class WeightSource:
     """One packed weight: its layout, logical n x k, and the tensors stacked along n to make it.
 
-    `rows` are the rows of each tensor; layout `packed_pair` has gate then up; `pair_vector` is a bias in
-    the order of a pair's panels. `computed` weights (rope tables) come from the spec, not the checkpoint.
+    `rows` are the rows of each tensor; layout `packed_pair` has gate then up; `pair_vector` is a
+    bias in the order of a pair's panels. Weights
+    without tensors (rope tables) are computed from the spec.
     """
 
     name: str
@@ -32,15 +33,16 @@ class WeightSource:
 
 
 def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
-    """Return every packed weight of a model, in file order (the order in which a step reads them)."""
+    """Return every packed weight of a model, in the order in which a step reads them."""
     return tuple(_all_sources(spec))
 
 
 def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Compare every tensor with the spec.
 
-    Raises SpecError naming the tensor for one that is missing, has another shape, no floating dtype, or is
-    not known to this architecture (an adapter or quantization that would silently be lost).
+    Raises SpecError naming the tensor for one that is missing, has another shape, no floating
+    dtype, or is not known to this architecture (an adapter or quantization that would silently
+    be lost).
     """
     known: set[str] = set()
     for source in weight_sources(spec):
@@ -61,8 +63,8 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     for name in checkpoint.tensors:
         if name not in known and not _ignorable(name, spec):
             raise SpecError(
-                f"{checkpoint.directory}: tensor {name} is not part of this architecture as config.json "
-                "describes it; adapters and quantized weights must be merged first"
+                f"{checkpoint.directory}: tensor {name} is not part of this architecture as "
+                "config.json describes it; adapters and quantized weights must be merged first"
             )
 
 
@@ -99,7 +101,9 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     yield _vector(f"{here}.input_norm", f"{there}.input_layernorm.weight", hidden)
     yield WeightSource(f"{here}.qkv", "packed", spec.qkv_size, hidden, _weights(qkv), (q, kv, kv))
     if spec.attention_bias:
-        yield WeightSource(f"{here}.qkv_bias", "vector", spec.qkv_size, 1, _biases(qkv), (q, kv, kv))
+        yield WeightSource(
+            f"{here}.qkv_bias", "vector", spec.qkv_size, 1, _biases(qkv), (q, kv, kv)
+        )
     if spec.qk_norm:
         for part in "qk":
             source = f"{there}.self_attn.{part}_norm.weight"

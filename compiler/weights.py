@@ -1,7 +1,7 @@
-"""Packs a checkpoint into one weights.bin: streamed block by block, page-aligned, hashed on the way.
+"""Packs a checkpoint into one weights.bin: streamed in blocks, page-aligned, hashed on the way.
 
-In: ModelSpec and Checkpoint. Out: the file, its WeightEntry index and its chunk hashes. At most one block
-(8 MiB of output) is held at a time, whatever the size of the model.
+In: ModelSpec and Checkpoint. Out: the file, its WeightEntry index and its chunk hashes. At most
+one block (8 MiB of output) is held at a time, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,13 @@ def plan_weights(spec: ModelSpec) -> tuple[WeightEntry, ...]:
         layout = "vector" if source.layout == "pair_vector" else source.layout
         entries.append(
             WeightEntry(
-                name=source.name, layout=layout, dtype=dtype, n=n, k=source.k, offset=offset, bytes=size
+                name=source.name,
+                layout=layout,
+                dtype=dtype,
+                n=n,
+                k=source.k,
+                offset=offset,
+                bytes=size,
             )
         )
         offset += _round_up(size, PAGE)
@@ -60,11 +66,14 @@ def pack_weights(
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path`; return its index and the sha256 of every 16 MiB.
 
-    Raises SpecError for weights with NaN or infinite values, OSError when the disk is full or read-only.
+    Raises SpecError for weights with NaN or infinite values, OSError when the disk is full or
+    read-only.
     """
     entries = plan_weights(spec)
     total = total_bytes(entries)
-    tables = dict(zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True))
+    tables = dict(
+        zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
+    )
     with path.open("wb", buffering=0) as file:
         os.posix_fallocate(file.fileno(), 0, total)  # a full disk shows now, not after minutes
         sink = _HashedFile(file)
@@ -86,11 +95,9 @@ def pack_weights(
 
 def pack_panels(rows: Array, n: int) -> Array:
     """Return [ceil(n/16)][K][16] of row-major `rows` [n][K]; the columns past n are zero."""
-    panels, k = ceil(n / PANEL), rows.shape[1]
-    whole = n // PANEL
+    panels, whole, k = ceil(n / PANEL), n // PANEL, rows.shape[1]
     out = np.empty((panels, k, PANEL), rows.dtype)
-    for panel in range(whole):  # one panel at a time keeps the transposition in the cache
-        np.copyto(out[panel], rows[panel * PANEL : (panel + 1) * PANEL].T)
+    out[:whole] = rows[: whole * PANEL].reshape(whole, PANEL, k).transpose(0, 2, 1)
     if whole < panels:
         out[whole] = 0
         out[whole, :, : n - whole * PANEL] = rows[whole * PANEL :].T
@@ -206,7 +213,7 @@ class _HashedFile:
     _digests: list[str] = field(default_factory=list)
 
     def write(self, block: Array) -> None:
-        data = memoryview(np.ascontiguousarray(block)).cast("B")
+        data = np.ascontiguousarray(block).data.cast("B")
         while data:
             room = CHUNK_BYTES - self.position % CHUNK_BYTES
             written = self.file.write(data[:room])

@@ -1,0 +1,188 @@
+"""ModelSpec from directories that transformers wrote, and from directories that are wrong."""
+
+import json
+import math
+
+import pytest
+
+from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
+from dovetail.ir.errors import SpecError
+from tests.models import FAMILIES, SMALL, save_model
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("spec") / "llama", "llama")
+
+
+def edited(source, target, drop=(), **values):
+    """Copy a model directory with other config values (weights linked)."""
+    target.mkdir()
+    for file in source.iterdir():
+        if file.name != "config.json":
+            (target / file.name).hardlink_to(file)
+    config = json.loads((source / "config.json").read_text())
+    config = {k: v for k, v in {**config, **values}.items() if k not in drop}
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_family(family, tied, tmp_path):
+    path = save_model(tmp_path / "m", family, tie_word_embeddings=tied)
+    spec = read_model_spec(path)
+    assert (spec.family, spec.tied_head) == (family, tied)
+    assert (spec.vocab_size, spec.hidden_size, spec.intermediate_size) == (100, 64, 120)
+    assert (spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim) == (2, 4, 2, 16)
+    assert (spec.max_position, spec.max_context, spec.norm_eps) == (512, 512, 1e-6)
+    assert spec.attention_bias == (family == "qwen2")
+    assert spec.qk_norm == (family == "qwen3")
+    assert not (spec.output_bias or spec.mlp_bias)
+    assert (spec.weight_dtype, spec.checkpoint_dtype, spec.kv_dtype) == ("f32", "f32", "f32")
+    assert (spec.bos_token_id, spec.eos_token_ids) == (1, (2,))
+
+
+def test_llama_biases_and_head_dim(tmp_path):
+    path = save_model(tmp_path / "m", "llama", attention_bias=True, mlp_bias=True, head_dim=24)
+    spec = read_model_spec(path)
+    assert spec.attention_bias and spec.output_bias and spec.mlp_bias
+    assert (spec.head_dim, spec.qkv_size) == (24, 8 * 24)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "packed"),
+    [("bfloat16", "bf16", "bf16"), ("float16", "f16", "f32"), ("float32", "f32", "f32")],
+)
+def test_dtypes(dtype, stored, packed, tmp_path):
+    path = save_model(tmp_path / "m", "llama", dtype=dtype)
+    spec = read_model_spec(path)
+    assert (spec.checkpoint_dtype, spec.weight_dtype) == (stored, packed)
+    assert read_model_spec(path, weight_dtype="bf16", kv_dtype="f16").weight_dtype == "bf16"
+
+
+def test_sliding_windows(tmp_path):
+    mistral = read_model_spec(save_model(tmp_path / "a", "mistral", sliding_window=32))
+    assert [mistral.layer_window(i) for i in range(2)] == [32, 32]
+    full = read_model_spec(save_model(tmp_path / "b", "mistral", sliding_window=None))
+    assert full.layer_window(0) == 0
+    qwen = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}
+    path = save_model(tmp_path / "c", "qwen2", **qwen)
+    assert [read_model_spec(path).layer_window(i) for i in range(2)] == [0, 32]
+    older = edited(path, tmp_path / "d", drop=("layer_types",))
+    assert read_model_spec(older) == read_model_spec(path)
+    off = edited(path, tmp_path / "e", use_sliding_window=False)
+    assert read_model_spec(off).layer_window(1) == 0
+
+
+def test_older_rope_keys_mean_the_same(tmp_path):
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    new = save_model(tmp_path / "new", "llama", rope_parameters={**scaling, "rope_theta": 5e5})
+    assert "rope_parameters" in json.loads((new / "config.json").read_text())
+    old = edited(
+        new, tmp_path / "old", drop=("rope_parameters",), rope_theta=5e5, rope_scaling=scaling
+    )
+    spec = read_model_spec(new)
+    assert read_model_spec(old) == spec
+    assert (spec.rope.kind, spec.rope.theta, spec.rope.factor) == ("llama3", 5e5, 8.0)
+
+
+def test_yarn_stretches_the_context(tmp_path):
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    spec = read_model_spec(save_model(tmp_path / "m", "qwen2", rope_parameters=rope))
+    assert spec.max_position == 2048
+    assert spec.rope.attention_factor == pytest.approx(0.1 * math.log(4.0) + 1.0)
+
+
+def test_generation_config_wins_and_is_kept(llama, tmp_path):
+    path = edited(llama, tmp_path / "m")
+    (path / "generation_config.json").unlink()
+    (path / "generation_config.json").write_text(
+        '{"eos_token_id": [7, 9, 7], "temperature": 0.6, "top_p": 0.9, "bad": NaN, "n": null}'
+    )
+    assert read_model_spec(path).eos_token_ids == (7, 9)
+    kept = {"eos_token_id": [7, 9, 7], "temperature": 0.6, "top_p": 0.9}
+    assert read_generation_defaults(path) == kept
+
+
+def test_context_limit(llama):
+    assert read_model_spec(llama, max_context=100).max_context == 100
+    with pytest.raises(SpecError, match="512"):
+        read_model_spec(llama, max_context=513)
+
+
+BAD_VALUES = [
+    ("architectures", ["GPT2LMHeadModel"], "GPT2LMHeadModel.*LlamaForCausalLM"),
+    ("architectures", [], "none.*Qwen3ForCausalLM"),
+    ("architectures", 3, "architectures"),
+    ("rms_norm_eps", math.nan, "rms_norm_eps is nan"),
+    ("rms_norm_eps", -1.0, "rms_norm_eps"),
+    ("hidden_size", math.nan, "hidden_size is nan"),
+    ("hidden_size", math.inf, "hidden_size"),
+    ("hidden_size", -64, "hidden_size is -64"),
+    ("hidden_size", "64", 'hidden_size is "64"'),
+    ("hidden_size", 1 << 60, "hidden_size"),
+    ("hidden_size", 66, "model.embed_tokens.weight|hidden_size"),
+    ("num_hidden_layers", 0, "num_hidden_layers"),
+    ("num_hidden_layers", 10**9, "num_hidden_layers"),
+    ("num_hidden_layers", 1, "model.layers.1"),
+    ("num_hidden_layers", 3, "model.layers.2"),
+    ("num_attention_heads", True, "num_attention_heads"),
+    ("num_key_value_heads", 3, "num_key_value_heads"),
+    ("num_key_value_heads", 8, "num_key_value_heads"),
+    ("head_dim", 15, "head_dim"),
+    ("intermediate_size", 128, "mlp.gate_proj.weight has shape .120, 64."),
+    ("vocab_size", 101, r"embed_tokens.weight has shape \[100, 64\].*\[101, 64\]"),
+    ("vocab_size", None, "vocab_size"),
+    ("hidden_act", "gelu", "gelu"),
+    ("max_position_embeddings", 1e30, "max_position_embeddings"),
+    ("tie_word_embeddings", "yes", "tie_word_embeddings"),
+    ("attention_bias", True, "q_proj.bias"),
+    ("quantization_config", {"bits": 4}, "quant"),
+    ("rope_parameters", {"rope_type": "longrope"}, "longrope"),
+    ("rope_parameters", {"rope_type": "linear", "factor": math.nan}, "factor is nan"),
+    ("rope_parameters", {"rope_theta": -3.0}, "rope_theta"),
+    ("rope_parameters", {"full_attention": {"rope_type": "default"}}, "layer types"),
+    ("rope_parameters", [1], "rope_parameters"),
+    ("partial_rotary_factor", 0.5, "partial_rotary_factor"),
+    ("eos_token_id", "two", "eos_token_id"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), BAD_VALUES)
+def test_bad_config_values(key, value, message, llama, tmp_path):
+    path = edited(llama, tmp_path / "m", **{key: value})
+    if key == "eos_token_id":
+        (path / "generation_config.json").unlink()
+    with pytest.raises(SpecError, match=message):
+        read_model_spec(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"a": "\ud800'])
+def test_config_that_is_no_json_object(text, tmp_path):
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(SpecError, match=r"config\.json"):
+        read_model_spec(tmp_path)
+
+
+def test_missing_directory_and_config(tmp_path):
+    with pytest.raises(SpecError, match="not a directory"):
+        read_model_spec(tmp_path / "none")
+    with pytest.raises(SpecError, match=r"config\.json is missing"):
+        read_model_spec(tmp_path)
+
+
+def test_small_config_is_what_transformers_wrote(llama):
+    written = json.loads((llama / "config.json").read_text())
+    assert {k: written[k] for k in SMALL} == SMALL

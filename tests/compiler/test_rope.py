@@ -1,0 +1,51 @@
+"""Rope tables against transformers' own, for every supported kind."""
+
+import numpy as np
+import pytest
+
+from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.rope import inverse_frequencies, rope_tables
+from tests.models import save_model
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+KINDS = {
+    "default": {},
+    "linear": {"factor": 2.5},
+    "dynamic": {"factor": 2.0},
+    "llama3": {"factor": 8.0, **LLAMA3},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
+    "yarn scaled": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "mscale": 1.2,
+        "mscale_all_dim": 0.7,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+    },
+    "yarn given": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "attention_factor": 1.3,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("theta", "head_dim"), [(10000.0, 16), (500000.0, 80)])
+def test_tables_equal_transformers(kind, theta, head_dim, tmp_path):
+    import torch
+    from transformers import AutoConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {"rope_type": kind.split()[0], "rope_theta": theta, **KINDS[kind]}
+    path = save_model(tmp_path / "m", "llama", head_dim=head_dim, rope_parameters=rope)
+    spec = read_model_spec(path)
+    reference = LlamaRotaryEmbedding(AutoConfig.from_pretrained(path))
+    np.testing.assert_allclose(inverse_frequencies(spec.rope), reference.inv_freq, rtol=3e-7)
+    positions = torch.arange(512)[None]
+    wanted = [t[0, :, : head_dim // 2].numpy() for t in reference(torch.zeros(1), positions)]
+    for got, want in zip(rope_tables(spec.rope, 512), wanted, strict=True):
+        assert got.dtype == np.float32
+        assert got.shape == (512, head_dim // 2)
+        np.testing.assert_allclose(got, want, atol=4e-5)

@@ -1,0 +1,49 @@
+"""Small random checkpoints of every family, written by transformers' own save_pretrained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 120,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def make_model(family: str, *, seed: int = 0, dtype: str = "float32", **overrides: Any) -> Any:
+    """Return a transformers model: seeded weights of std 0.08, norms near 1, biases not zero."""
+    import torch
+    import transformers
+
+    classes = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    }
+    make_config, make = classes[family]
+    head_dim = {"head_dim": 16} if family == "qwen3" else {}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = make(make_config(**{**SMALL, **head_dim, **overrides}))
+        for name, parameter in model.named_parameters():
+            center = 1.0 if "norm" in name else 0.0
+            torch.nn.init.normal_(parameter, center, 0.08)
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def save_model(directory: Path, family: str, **options: Any) -> Path:
+    """Write `make_model(family, **options)` as a model directory; `shard` is a max_shard_size."""
+    shard = options.pop("shard", "5GB")
+    make_model(family, **options).save_pretrained(directory, max_shard_size=shard)
+    return directory

@@ -1,0 +1,96 @@
+"""The target generic: plain C, a vector is one float. Runs anywhere; ends every fallback chain."""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+
+from dovetail.codegen.isa.intrinsics import intrinsic, table
+from dovetail.codegen.isa.memory import Pointer
+from dovetail.codegen.isa.ops import (
+    COMMON_CFLAGS,
+    GLIBC,
+    SCALAR_OPS,
+    SCALAR_SPELLING,
+)
+from dovetail.codegen.isa.target import Target
+
+
+def _no_effect(_: Pointer, *__: int) -> None:
+    """Prefetching changes no value."""
+
+
+INTRINSICS = table(
+    [
+        intrinsic("dt_f32_of_bits", "uint32_t -> float", lambda u: np.uint32(u).view(np.float32)),
+        intrinsic("dt_bits_of_f32", "float -> uint32_t", lambda x: np.float32(x).view(np.uint32)),
+        intrinsic("__builtin_prefetch", "const void* -> void", _no_effect, op="prefetch({0})"),
+    ]
+)
+"""Instructions of every target; the first two are written out in templates/unit.c.j2."""
+
+OPS = {
+    **SCALAR_OPS,
+    "vload.f32": "({0})[0]",
+    "vload.bf16": "dt_load_bf16({0})",
+    "vload.f16": "dt_load_f16({0})",
+    "vload_n.f32": "dt_vload_n_f32({0}, {1})",
+    "vload_n.bf16": "dt_load_n_bf16({0}, {1})",
+    "vload_n.f16": "dt_load_n_f16({0}, {1})",
+    "vstore.f32": "({0})[0] = ({1})",
+    "vstore.bf16": "dt_store_bf16({0}, {1})",
+    "vstore.f16": "dt_store_f16({0}, {1})",
+    "vstore_n.f32": "dt_vstore_n_f32({0}, {1}, {2})",
+    "vstore_n.bf16": "dt_store_n_bf16({0}, {1}, {2})",
+    "vstore_n.f16": "dt_store_n_f16({0}, {1}, {2})",
+    "vload_i32": "({0})[0]",
+    "vload_i32_n": "dt_vload_n_i32({0}, {1})",
+    "vstore_i32": "({0})[0] = ({1})",
+    "vstore_i32_n": "dt_vstore_n_i32({0}, {1}, {2})",
+    "vbroadcast": "({0})",
+    "vzero": "0.0f",
+    "vadd": "({0}) + ({1})",
+    "vsub": "({0}) - ({1})",
+    "vmul": "({0}) * ({1})",
+    "vdiv": "({0}) / ({1})",
+    "vmin": "dt_vmin({0}, {1})",
+    "vmax": "dt_vmax({0}, {1})",
+    "vfma": "({0}) * ({1}) + ({2})",
+    "vfnma": "({2}) - ({0}) * ({1})",
+    "vabs": "fabsf({0})",
+    "vneg": "-({0})",
+    "vsqrt": "sqrtf({0})",
+    "vround": "rintf({0})",
+    "vreduce_add": "({0})",
+    "vreduce_max": "({0})",
+    "vreduce_min": "({0})",
+    "vselect_gt": "({0}) > ({1}) ? ({2}) : ({3})",
+    "vtail": "({2}) > 0 ? ({0}) : ({1})",
+    "vcvt_i32": "(int32_t)rintf({0})",
+    "vcvt_f32": "(float)({0})",
+    "vadd_i32": "(int32_t)((uint32_t)({0}) + (uint32_t)({1}))",
+    "vsub_i32": "(int32_t)((uint32_t)({0}) - (uint32_t)({1}))",
+    "vshl_i32": "(int32_t)((uint32_t)({0}) << ({1}))",
+    "vbitcast_f32": "dt_f32_of_bits((uint32_t)({0}))",
+    "vbitcast_i32": "(int32_t)dt_bits_of_f32({0})",
+    "vbroadcast_i32": "({0})",
+    "viota": "0",
+}
+"""`vfma` is a product and a sum, each rounded: where hardware lacks it, `fmaf` is a slow call."""
+
+TARGET = Target(
+    name="generic",
+    isa="generic",
+    lanes=1,
+    registers=16,
+    types={**SCALAR_SPELLING, "vec[f32]": "float", "vec[i32]": "int32_t"},
+    ops=OPS,
+    headers=(),
+    cflags=COMMON_CFLAGS,
+    machine="",
+    zig_target=f"{platform.machine()}-linux-gnu.{GLIBC}",
+    cpu_features=frozenset(),
+    intrinsics=INTRINSICS,
+    prelude_file="prelude_generic.c",
+)

@@ -1,0 +1,102 @@
+/* Helpers of the generic target: a vector is one float. `n` is 0 or 1. */
+
+static inline float dt_vload_n_f32(const float* p, int64_t n) {
+  return n > 0 ? p[0] : 0.0f;
+}
+
+static inline void dt_vstore_f32(float* p, float v) {
+  p[0] = v;
+}
+
+static inline void dt_vstore_n_f32(float* p, float v, int64_t n) {
+  if (n > 0) {
+    p[0] = v;
+  }
+}
+
+static inline int32_t dt_vload_n_i32(const int32_t* p, int64_t n) {
+  return n > 0 ? p[0] : 0;
+}
+
+static inline void dt_vstore_i32(int32_t* p, int32_t v) {
+  p[0] = v;
+}
+
+static inline void dt_vstore_n_i32(int32_t* p, int32_t v, int64_t n) {
+  if (n > 0) {
+    p[0] = v;
+  }
+}
+
+static inline float dt_load_bf16(const uint16_t* p) {
+  return dt_f32_of_bits((uint32_t)p[0] << 16);
+}
+
+static inline float dt_load_n_bf16(const uint16_t* p, int64_t n) {
+  return n > 0 ? dt_load_bf16(p) : 0.0f;
+}
+
+/* To nearest even; NaN becomes 0x7fc0. */
+static inline void dt_store_bf16(uint16_t* p, float x) {
+  uint32_t bits = dt_bits_of_f32(x);
+  p[0] = x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline void dt_store_n_bf16(uint16_t* p, float x, int64_t n) {
+  if (n > 0) {
+    dt_store_bf16(p, x);
+  }
+}
+
+/* Exact: a subnormal half is its integer significand times 2^-24. */
+static inline float dt_load_f16(const uint16_t* p) {
+  uint32_t h = p[0];
+  uint32_t sign = (h & 0x8000) << 16;
+  uint32_t exponent = (h >> 10) & 31;
+  uint32_t significand = h & 0x3ff;
+  if (exponent == 0) {
+    float tiny = (float)significand * 5.9604644775390625e-8f;
+    return dt_f32_of_bits(dt_bits_of_f32(tiny) | sign);
+  }
+  if (exponent == 31) {
+    uint32_t quiet = significand != 0 ? 0x400000 : 0;
+    return dt_f32_of_bits(sign | 0x7f800000 | quiet | (significand << 13));
+  }
+  return dt_f32_of_bits(sign | ((exponent + 112) << 23) | (significand << 13));
+}
+
+static inline float dt_load_n_f16(const uint16_t* p, int64_t n) {
+  return n > 0 ? dt_load_f16(p) : 0.0f;
+}
+
+/* To nearest even, subnormals included: adding 0.5 aligns a small value so that the FPU rounds it at 2^-24. */
+static inline void dt_store_f16(uint16_t* p, float x) {
+  uint32_t bits = dt_bits_of_f32(x);
+  uint32_t sign = (bits >> 16) & 0x8000;
+  uint32_t magnitude = bits & 0x7fffffff;
+  uint32_t half;
+  if (magnitude > 0x7f800000) {
+    half = 0x7e00 | ((magnitude >> 13) & 0x3ff);
+  } else if (magnitude >= 0x47800000) {
+    half = 0x7c00;
+  } else if (magnitude < 0x38800000) {
+    half = dt_bits_of_f32(dt_f32_of_bits(magnitude) + 0.5f) - 0x3f000000;
+  } else {
+    half = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  }
+  p[0] = (uint16_t)(sign | half);
+}
+
+static inline void dt_store_n_f16(uint16_t* p, float x, int64_t n) {
+  if (n > 0) {
+    dt_store_f16(p, x);
+  }
+}
+
+static inline float dt_vmin(float a, float b) {
+  return a < b ? a : b;
+}
+
+static inline float dt_vmax(float a, float b) {
+  return a > b ? a : b;
+}

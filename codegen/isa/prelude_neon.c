@@ -1,0 +1,121 @@
+/* Helpers of aarch64-neon. `n` counts lanes used, 0 <= n <= 4; the other lanes load as 0 and are not stored. */
+
+static inline float32x4_t dt_vload_n_f32(const float* p, int64_t n) {
+  float t[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int64_t i = 0; i < n; ++i) {
+    t[i] = p[i];
+  }
+  return vld1q_f32(t);
+}
+
+static inline void dt_vstore_n_f32(float* p, float32x4_t v, int64_t n) {
+  float t[4];
+  vst1q_f32(t, v);
+  for (int64_t i = 0; i < n; ++i) {
+    p[i] = t[i];
+  }
+}
+
+static inline int32x4_t dt_vload_n_i32(const int32_t* p, int64_t n) {
+  int32_t t[4] = {0, 0, 0, 0};
+  for (int64_t i = 0; i < n; ++i) {
+    t[i] = p[i];
+  }
+  return vld1q_s32(t);
+}
+
+static inline void dt_vstore_n_i32(int32_t* p, int32x4_t v, int64_t n) {
+  int32_t t[4];
+  vst1q_s32(t, v);
+  for (int64_t i = 0; i < n; ++i) {
+    p[i] = t[i];
+  }
+}
+
+static inline uint16x4_t dt_load_n_u16(const uint16_t* p, int64_t n) {
+  uint16_t t[4] = {0, 0, 0, 0};
+  for (int64_t i = 0; i < n; ++i) {
+    t[i] = p[i];
+  }
+  return vld1_u16(t);
+}
+
+static inline void dt_store_n_u16(uint16_t* p, uint16x4_t v, int64_t n) {
+  uint16_t t[4];
+  vst1_u16(t, v);
+  for (int64_t i = 0; i < n; ++i) {
+    p[i] = t[i];
+  }
+}
+
+static inline float32x4_t dt_widen_bf16(uint16x4_t bits) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(bits), 16));
+}
+
+/* To nearest even; NaN becomes 0x7fc0. */
+static inline uint16x4_t dt_narrow_bf16(float32x4_t v) {
+  uint32x4_t bits = vreinterpretq_u32_f32(v);
+  uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  uint32x4_t rounded =
+      vshrq_n_u32(vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+  return vmovn_u32(vbslq_u32(vceqq_f32(v, v), rounded, vdupq_n_u32(0x7fc0)));
+}
+
+static inline float32x4_t dt_vload_bf16(const uint16_t* p) {
+  return dt_widen_bf16(vld1_u16(p));
+}
+
+static inline float32x4_t dt_vload_n_bf16(const uint16_t* p, int64_t n) {
+  return dt_widen_bf16(dt_load_n_u16(p, n));
+}
+
+static inline void dt_vstore_bf16(uint16_t* p, float32x4_t v) {
+  vst1_u16(p, dt_narrow_bf16(v));
+}
+
+static inline void dt_vstore_n_bf16(uint16_t* p, float32x4_t v, int64_t n) {
+  dt_store_n_u16(p, dt_narrow_bf16(v), n);
+}
+
+static inline float32x4_t dt_vload_f16(const uint16_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+
+static inline float32x4_t dt_vload_n_f16(const uint16_t* p, int64_t n) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(dt_load_n_u16(p, n)));
+}
+
+static inline void dt_vstore_f16(uint16_t* p, float32x4_t v) {
+  vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+}
+
+static inline void dt_vstore_n_f16(uint16_t* p, float32x4_t v, int64_t n) {
+  dt_store_n_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)), n);
+}
+
+static inline float dt_load_bf16(const uint16_t* p) {
+  return dt_f32_of_bits((uint32_t)p[0] << 16);
+}
+
+static inline void dt_store_bf16(uint16_t* p, float x) {
+  uint32_t bits = dt_bits_of_f32(x);
+  p[0] = x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline float dt_load_f16(const uint16_t* p) {
+  return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(p[0]))), 0);
+}
+
+static inline void dt_store_f16(uint16_t* p, float x) {
+  p[0] = vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0);
+}
+
+static inline float32x4_t dt_vtail(float32x4_t v, float fill, int64_t n) {
+  int32_t lanes[4] = {0, 1, 2, 3};
+  return vbslq_f32(vcgtq_s32(vdupq_n_s32((int32_t)n), vld1q_s32(lanes)), v, vdupq_n_f32(fill));
+}
+
+static inline int32x4_t dt_viota(void) {
+  int32_t lanes[4] = {0, 1, 2, 3};
+  return vld1q_s32(lanes);
+}

@@ -1,0 +1,71 @@
+"""What lowering, emission and the interpreter know of an instruction set: a record of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+
+from dovetail.codegen.isa.intrinsics import Intrinsic
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.expr import Call
+from dovetail.ir.low.nodes import Function
+
+
+@dataclass(frozen=True)
+class Target:
+    """One instruction set.
+
+    `lanes` is VL, the float32 lanes of a vector; `registers` the vector registers a micro-kernel
+    may fill. `types` spells high-IR types in C. `ops` gives for each high-IR operation (`vfma`,
+    `vload.bf16` ...) a C expression over `{0}`, `{1}` ...; what one instruction cannot do calls a
+    `dt_*` helper of the prelude. `cpu_features` are /proc/cpuinfo flags. `fallback` is the target
+    to use on a CPU without them.
+    """
+
+    name: str
+    isa: str
+    lanes: int
+    registers: int
+    types: Mapping[str, str]
+    ops: Mapping[str, str]
+    headers: tuple[str, ...]
+    cflags: tuple[str, ...]
+    machine: str
+    zig_target: str
+    cpu_features: frozenset[str]
+    intrinsics: Mapping[str, Intrinsic]
+    prelude_file: str
+    constants: Mapping[str, int] = field(default_factory=dict)
+    fallback: str | None = None
+
+    @property
+    def vector_bits(self) -> int:
+        """Width of a vector of float32 lanes."""
+        return 32 * self.lanes
+
+    @cached_property
+    def prelude(self) -> dict[str, Function]:
+        """The `dt_*` helpers by name, in the order of the prelude text."""
+        from dovetail.ir.low.parse import parse_low  # noqa: PLC0415
+
+        path = files("dovetail.codegen.isa") / self.prelude_file
+        unit = parse_low(Source(self.prelude_file, path.read_text(encoding="utf-8")))
+        return {item.name: item for item in unit.items if isinstance(item, Function)}
+
+    def prelude_functions(self, names: Iterable[str]) -> tuple[Function, ...]:
+        """Return the helpers among `names` and all helpers these call, each before its users."""
+        needed: set[str] = set()
+        waiting = [n for n in names if n in self.prelude]
+        while waiting:
+            name = waiting.pop()
+            if name not in needed:
+                needed.add(name)
+                waiting += [n for n in called_names(self.prelude[name]) if n in self.prelude]
+        return tuple(f for name, f in self.prelude.items() if name in needed)
+
+
+def called_names(function: Function) -> set[str]:
+    """Return the names of all functions and intrinsics a function calls."""
+    return {node.name for node in function.walk() if isinstance(node, Call)}

@@ -1,0 +1,61 @@
+"""The targets by name, which of them this machine runs, and the chain to fall back along."""
+
+from __future__ import annotations
+
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+from dovetail.codegen.isa import avx2, avx512, generic, neon
+from dovetail.codegen.isa.target import Target
+from dovetail.ir.errors import SpecError
+
+TARGETS: dict[str, Target] = {
+    t.name: t for t in (avx512.TARGET, avx2.TARGET, neon.TARGET, generic.TARGET)
+}
+"""Best first."""
+
+
+def get_target(name: str) -> Target:
+    """Return the target called `name`; SpecError that lists all targets if there is none."""
+    if name not in TARGETS:
+        raise SpecError(f"unknown target {name!r}; choose one of {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def fallbacks(target: Target) -> tuple[Target, ...]:
+    """Return the target and, best first, all that run on CPUs which lack it."""
+    chain = [target]
+    while chain[-1].fallback is not None:
+        chain.append(TARGETS[chain[-1].fallback])
+    return tuple(chain)
+
+
+@lru_cache
+def host_features() -> frozenset[str]:
+    """Return this CPU's features as /proc/cpuinfo spells them; empty where it cannot be read."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    return parse_features(text)
+
+
+def parse_features(cpuinfo: str) -> frozenset[str]:
+    """Return the flags of the first CPU in the text of /proc/cpuinfo."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def runs_on(target: Target, machine: str, features: frozenset[str]) -> bool:
+    """Return whether a CPU of that machine (as `uname -m`) and features runs the target."""
+    return target.machine in ("", machine) and target.cpu_features <= features
+
+
+def host_target() -> Target:
+    """Return the best target this machine runs."""
+    machine, features = platform.machine(), host_features()
+    return next(t for t in TARGETS.values() if runs_on(t, machine, features))

@@ -1,0 +1,60 @@
+"""Targets: complete op tables, feature detection, fallback chains."""
+
+import re
+
+import pytest
+
+from dovetail.codegen.targets import TARGETS, fallbacks, get_target, parse_features, runs_on
+from dovetail.ir.errors import SpecError
+
+EPYC = "processor\t: 0\nflags\t\t: fpu fma f16c avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n"
+GRAVITON = "processor\t: 0\nFeatures\t: fp asimd fphp\n"
+
+
+def best(machine: str, features: frozenset[str]) -> str:
+    return next(t.name for t in TARGETS.values() if runs_on(t, machine, features))
+
+
+def test_all_targets_define_the_same_operations():
+    keys = {name: set(target.ops) for name, target in TARGETS.items()}
+    assert len(set(map(frozenset, keys.values()))) == 1, keys
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_operations_call_only_intrinsics_and_helpers_of_the_target(name):
+    target = TARGETS[name]
+    libm = {"fabsf", "sqrtf", "rintf"}
+    for key, text in target.ops.items():
+        for called in re.findall(r"([A-Za-z_]\w*)\(", text):
+            known = called in target.intrinsics or called in target.prelude or called in libm
+            assert known, f"{key}: {called}"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_prelude_functions_come_with_what_they_call(name):
+    target = TARGETS[name]
+    for helper in target.prelude:
+        names = [f.name for f in target.prelude_functions([helper])]
+        assert names[-1] == helper
+        for function in target.prelude_functions([helper]):
+            assert target.prelude_functions([function.name])[-1] == function
+
+
+def test_host_features_pick_the_best_target():
+    assert best("x86_64", parse_features(EPYC)) == "x86-64-avx2"
+    assert best("x86_64", TARGETS["x86-64-avx512"].cpu_features) == "x86-64-avx512"
+    assert best("x86_64", frozenset()) == "generic"
+    assert best("aarch64", parse_features(GRAVITON)) == "aarch64-neon"
+    assert best("riscv64", frozenset()) == "generic"
+    assert parse_features("nothing here") == frozenset()
+
+
+def test_fallback_chain_ends_in_generic():
+    chain = [t.name for t in fallbacks(TARGETS["x86-64-avx512"])]
+    assert chain == ["x86-64-avx512", "x86-64-avx2", "generic"]
+    assert all(fallbacks(t)[-1].name == "generic" for t in TARGETS.values())
+
+
+def test_unknown_target_lists_the_known_ones():
+    with pytest.raises(SpecError, match="x86-64-avx2"):
+        get_target("sparc")

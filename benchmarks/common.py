@@ -1,0 +1,209 @@
+"""What the benchmarks share: machine facts, quiet timing, medians with spread, tables and JSON.
+
+In: functions to time. Out: `Sample`s, and reports of the form
+`{"benchmark", "machine", "config", "rows", "summary"}` (design §12).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from dovetail.topology.hardware import read_hardware
+
+BUSY_LIMIT = 1 / 3
+"""Cores that other processes may use during a timed region before it is run again."""
+QUIET_TRIES = 4
+
+_PACKAGES = ("dovetail", "numpy", "torch", "transformers")
+
+
+@dataclass(slots=True)
+class Region:
+    """One timed region. `others` is the mean number of cores other processes used meanwhile."""
+
+    seconds: float = 0.0
+    others: float = 0.0
+
+    @property
+    def quiet(self) -> bool:
+        """Return whether the rest of the machine was idle enough for the figure to count."""
+        return self.others <= BUSY_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Times of one thing in seconds: the median, and the quartiles around it.
+
+    `noisy` counts the runs that stayed disturbed by other processes after all retries.
+    """
+
+    median: float
+    low: float
+    high: float
+    runs: int
+    noisy: int = 0
+
+    @property
+    def spread(self) -> float:
+        """Return the distance of the quartiles, relative to the median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+
+def sample(seconds: Sequence[float], noisy: int = 0) -> Sample:
+    """Return the median and quartiles of `seconds` (one value at least)."""
+    ordered = sorted(seconds)
+    if len(ordered) < 3:
+        low, high = ordered[0], ordered[-1]
+    else:
+        low, _, high = statistics.quantiles(ordered, n=4, method="inclusive")
+    return Sample(statistics.median(ordered), low, high, len(ordered), noisy)
+
+
+@contextmanager
+def timed_region() -> Iterator[Region]:
+    """Time the body, and measure how busy all other processes kept the machine meanwhile."""
+    region = Region()
+    busy, own, start = _busy_seconds(), time.process_time(), time.perf_counter()
+    yield region
+    region.seconds = time.perf_counter() - start
+    own = time.process_time() - own
+    # /proc/stat counts in hundredths of a second, so very short regions cannot be judged
+    if region.seconds >= 0.05:
+        region.others = max(0.0, (_busy_seconds() - busy - own) / region.seconds)
+
+
+def run_quiet(function: Callable[[], Any], tries: int = QUIET_TRIES) -> Region:
+    """Run `function` until a run was undisturbed, at most `tries` times; return its region."""
+    best = None
+    for _ in range(tries):
+        with timed_region() as region:
+            function()
+        if best is None or region.others < best.others:
+            best = region
+        if region.quiet:
+            break
+    assert best is not None, "tries must be positive"
+    return best
+
+
+def interleave(
+    functions: Mapping[str, Callable[[], Any]], rounds: int, warmups: int = 1
+) -> dict[str, Sample]:
+    """Time several functions in turns, `rounds` times each, so that drift hits all alike."""
+    regions: dict[str, list[Region]] = {name: [] for name in functions}
+    for turn in range(-warmups, rounds):
+        for name, function in functions.items():
+            region = run_quiet(function)
+            if turn >= 0:
+                regions[name].append(region)
+    return {
+        name: sample([r.seconds for r in found], sum(not r.quiet for r in found))
+        for name, found in regions.items()
+    }
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """Return the geometric mean of positive `values`, None of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what a reader needs to know of this machine; no host names."""
+    spec = read_hardware()
+    return {
+        "cpu": spec.cpu_model,
+        "arch": spec.arch,
+        "cores": spec.cores,
+        "pus": len(spec.pus),
+        "allowed_pus": list(spec.allowed_pus),
+        "usable_threads": spec.usable_threads,
+        "cpu_quota": spec.cpu_quota,
+        "caches": {f"L{level}": spec.cache_bytes(level) for level in (1, 2, 3)},
+        "memory_bytes": spec.memory_bytes,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: v for name in _PACKAGES if (v := _version(name))},
+    }
+
+
+@dataclass(slots=True)
+class Report:
+    """A benchmark's result; `rows` are flat objects, one per cell."""
+
+    benchmark: str
+    config: dict[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, path: Path | None) -> None:
+        """Write the report as JSON to `path`, if one is given."""
+        if path is None:
+            return
+        body = {
+            "benchmark": self.benchmark,
+            "machine": machine_facts(),
+            "config": self.config,
+            "rows": self.rows,
+            "summary": self.summary,
+        }
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
+
+    def print(self) -> None:
+        """Print the rows as a table and the summary below."""
+        console = Console(highlight=False)
+        console.print(rows_table(self.benchmark, self.rows))
+        for name, value in self.summary.items():
+            console.print(f"{name:32} {_show(value)}")
+
+
+def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return flat objects as a table; columns in the order in which they first occur."""
+    table = Table(title=title, title_justify="left")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    for name in columns:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*(_show(row.get(name, "")) for name in columns))
+    return table
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Parse an option such as `1,2,4`; raises what argparse reports as a usage error."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of integers") from None
+
+
+def _busy_seconds() -> float:
+    """Return the CPU seconds all processes of this machine have used since it started."""
+    with Path("/proc/stat").open() as file:
+        ticks = [int(value) for value in file.readline().split()[1:]]
+    idle = ticks[3] + ticks[4]  # idle, iowait
+    return (sum(ticks[:8]) - idle) / 100
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _show(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

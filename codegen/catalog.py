@@ -1,0 +1,111 @@
+"""The kernel catalogue: the module of each family, its binding for a target, what a model needs.
+
+Goes in: a ModelSpec and a target. Comes out: `KernelRequest`s, from which a library is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+from dovetail.codegen.isa.target import Target
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.errors import SpecError
+from dovetail.ir.high.nodes import Function, Unit
+from dovetail.ir.high.parse import parse_high
+from dovetail.ir.model import ModelSpec
+
+Binding = Mapping[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRequest:
+    """Build `kernel` of the kernel module `module` with `binding` as the exported symbol `name`."""
+
+    module: str
+    kernel: str
+    binding: Binding
+    name: str
+
+
+KERNELS: dict[str, str] = {
+    "embed": "embed",
+    "embed_packed": "embed",
+    "gather_rows": "embed",
+    "rmsnorm": "norm",
+    "rope_store": "rope",
+    "prefill_attention": "attention_prefill",
+    "decode_attention": "attention_decode",
+    "decode_attention_merge": "attention_decode",
+    "sample": "sample",
+}
+"""Family to kernel module: every kernel of a model but GEMM, whose binding the search chooses."""
+
+DTYPE_PARAMETER: dict[str, str] = {
+    "embed": "W",
+    "embed_packed": "W",
+    "rope_store": "KV",
+    "prefill_attention": "KV",
+    "decode_attention": "KV",
+    "decode_attention_merge": "KV",
+}
+"""The tunable of a family that names its dtype; its value ends the kernel's name."""
+
+TILES: dict[tuple[str, str], dict[str, int]] = {
+    ("prefill_attention", "avx512"): {"KT": 8, "RV": 3, "STRIPS": 2, "RT": 6, "DV": 4},
+    ("prefill_attention", "avx2"): {"KT": 4, "RV": 3, "STRIPS": 4, "RT": 6, "DV": 2},
+    ("prefill_attention", "neon"): {"KT": 4, "RV": 4, "STRIPS": 4, "RT": 4, "DV": 4},
+    ("prefill_attention", "generic"): {"KT": 2, "RV": 4, "STRIPS": 8, "RT": 2, "DV": 4},
+    ("decode_attention", "avx512"): {"HT": 4, "KT": 4, "DV": 4},
+    ("decode_attention", "avx2"): {"HT": 4, "KT": 2, "DV": 2},
+    ("decode_attention", "neon"): {"HT": 4, "KT": 4, "DV": 4},
+    ("decode_attention", "generic"): {"HT": 2, "KT": 2, "DV": 2},
+}
+"""(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
+
+
+@lru_cache
+def load_kernel_module(name: str) -> Unit:
+    """Return the bundled kernel module `name`, the @inline functions of its imports in front.
+
+    Raises SpecError if there is no such module, SyntaxDiagnostic if its text is wrong.
+    """
+    path = files("dovetail.codegen") / "kernels" / f"{name}.dk"
+    if not path.is_file():
+        raise SpecError(f"there is no kernel module {name!r}")
+    unit = parse_high(Source(f"{name}.dk", path.read_text(encoding="utf-8")))
+    return resolve_imports(unit)
+
+
+def resolve_imports(unit: Unit) -> Unit:
+    """Return the unit with the @inline functions of the bundled modules it imports in front."""
+    inlined: dict[str, Function] = {}
+    for module in unit.imports:
+        for function in load_kernel_module(module).functions:
+            if function.kind == "inline":
+                inlined[function.name] = function
+    functions = (*inlined.values(), *unit.functions)
+    return Unit(functions=functions, doc=unit.doc, notes=unit.notes, span=unit.span)
+
+
+def kernel_request(family: str, target: Target, dtype: str | None = None) -> KernelRequest:
+    """Return the request for `family` with the target's tiles and, where it has one, a dtype."""
+    binding: dict[str, int | str] = dict(TILES.get((family, target.isa), {}))
+    if family not in DTYPE_PARAMETER:
+        return KernelRequest(KERNELS[family], family, binding, family)
+    assert dtype is not None, f"{family} needs a dtype"
+    binding[DTYPE_PARAMETER[family]] = dtype
+    return KernelRequest(KERNELS[family], family, binding, f"{family}_{dtype}")
+
+
+def model_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
+    """Return everything but GEMM that the tapes of a model call."""
+    table = "embed_packed" if spec.tied_head else "embed"
+    families = [table, *(family for family in KERNELS if not family.startswith("embed"))]
+    dtypes = {"W": spec.weight_dtype, "KV": spec.kv_dtype}
+    return tuple(
+        kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")))
+        for family in families
+    )

@@ -21,6 +21,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
+HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 256
 WEIGHT_DTYPES = ("f32", "bf16")
 KV_DTYPES = ("f32", "bf16", "f16")
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
@@ -198,9 +199,12 @@ def _architecture(
 def _head_dim(config: Config, family: Family, hidden: int, heads: int) -> int:
     if not config.has("head_dim") and family.head_dim is None and hidden % heads:
         raise config.fail("hidden_size", f"but must be a multiple of num_attention_heads {heads}")
-    head_dim = config.integer("head_dim", 2, 1024, family.head_dim or max(2, hidden // heads))
-    if head_dim % 2:
-        raise SpecError(f"{config.name}: head_dim {head_dim} is odd; rotary embedding needs pairs")
+    head_dim = config.integer("head_dim", 1, 1 << 17, family.head_dim or max(1, hidden // heads))
+    if head_dim % HEAD_DIM_STEP or head_dim > MAX_HEAD_DIM:
+        raise SpecError(
+            f"{config.name}: head_dim {head_dim} is not supported; the attention kernels take "
+            f"multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+        )
     return head_dim
 
 

@@ -44,10 +44,10 @@ def test_every_family(family, tied, tmp_path):
 
 
 def test_llama_biases_and_head_dim(tmp_path):
-    path = save_model(tmp_path / "m", "llama", attention_bias=True, mlp_bias=True, head_dim=24)
+    path = save_model(tmp_path / "m", "llama", attention_bias=True, mlp_bias=True, head_dim=32)
     spec = read_model_spec(path)
     assert spec.attention_bias and spec.output_bias and spec.mlp_bias
-    assert (spec.head_dim, spec.qkv_size) == (24, 8 * 24)
+    assert (spec.head_dim, spec.qkv_size) == (32, 8 * 32)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,8 @@ BAD_VALUES = [
     ("num_attention_heads", True, "num_attention_heads"),
     ("num_key_value_heads", 3, "num_key_value_heads"),
     ("num_key_value_heads", 8, "num_key_value_heads"),
-    ("head_dim", 15, "head_dim"),
+    ("head_dim", 24, "head_dim 24"),
+    ("head_dim", 272, "head_dim 272"),
     ("intermediate_size", 128, "mlp.gate_proj.weight has shape .120, 64."),
     ("vocab_size", 101, r"embed_tokens.weight has shape \[100, 64\].*\[101, 64\]"),
     ("vocab_size", None, "vocab_size"),

@@ -51,9 +51,9 @@ def test_panels_round_trip(n, k, dtype):
 def test_packed_weights_are_the_checkpoints(family, block_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
     bias = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
-    path = save_model(tmp_path / "m", family, head_dim=24, **bias)
+    path = save_model(tmp_path / "m", family, head_dim=32, **bias)
     spec, entries, _ = pack(path, tmp_path / "w")
-    model = make_model(family, head_dim=24, **bias).state_dict()
+    model = make_model(family, head_dim=32, **bias).state_dict()
     state = {name: value.numpy() for name, value in model.items()}
     got = {name: read_packed(tmp_path / "w", entry) for name, entry in entries.items()}
 

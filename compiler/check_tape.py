@@ -1,0 +1,139 @@
+"""Verifies a tape against everything it refers to, before it is written.
+
+In: a Tape, the weight index, schedule tables and the model. Out: nothing; a fault raises
+ScheduleError. The builder makes none of these faults; a pass that edits tapes may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+from dovetail.compiler.buffers import Stage, live_sets
+from dovetail.compiler.operators import OPERATORS, POINTERS, READS, WRITES, Operand
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.errors import ScheduleError
+from dovetail.ir.model import WeightEntry
+from dovetail.ir.schedule import ScheduleTable
+from dovetail.ir.tape import ArgRef, BufferRef, Entry, FloatConst, IntConst, Slot, Tape, WeightRef
+
+_GEMM_K, _GEMM_N = 2, 1
+
+
+def verify_tape(
+    tape: Tape, weights: Sequence[WeightEntry], tables: Iterable[ScheduleTable] = ()
+) -> None:
+    """Check slots, weights, arguments, schedule tables and that live buffers do not overlap.
+
+    `tables` may be empty before schedules are made. Raises ScheduleError with every fault found.
+    """
+    index = {entry.name: entry for entry in weights}
+    faults = [
+        f"{_where(tape, number)}: {fault}"
+        for number, entry in enumerate(tape.entries)
+        for fault in _entry_faults(entry, tape, index)
+    ]
+    faults = faults or [*_table_faults(tape, tables), *_buffer_faults(tape)]
+    if faults:
+        raise ScheduleError("; ".join(faults))
+
+
+def table_key(entry: Entry) -> tuple[str, int, int]:
+    """Return (op, N, K) of the schedule table an entry runs by; 0, 0 for all but GEMMs."""
+    names = [operand.name for operand in OPERATORS[entry.op].operands]
+    if "panel_stride" not in names:
+        return entry.op, 0, 0
+    n, k = (slot.value for slot in entry.slots[_GEMM_N : _GEMM_K + 1] if isinstance(slot, IntConst))
+    return entry.op, n, k
+
+
+def tape_stages(tape: Tape) -> list[Stage]:
+    """Return the buffers read and written between barriers."""
+    stages: list[Stage] = []
+    for entry in tape.entries:
+        pairs = [
+            (slot.name, operand.kind.rstrip("?"))
+            for slot, operand in zip(entry.slots, OPERATORS[entry.op].operands, strict=True)
+            if isinstance(slot, BufferRef)
+        ]
+        stage = Stage(
+            frozenset(name for name, kind in pairs if kind in READS),
+            frozenset(name for name, kind in pairs if kind in WRITES),
+        )
+        if entry.barrier or not stages:
+            stages.append(stage)
+        else:
+            stages[-1] = Stage(stages[-1].reads | stage.reads, stages[-1].writes | stage.writes)
+    return stages
+
+
+def _where(tape: Tape, number: int) -> str:
+    return f"{tape.name} entry {number} ({tape.entries[number].op})"
+
+
+def _table_faults(tape: Tape, tables: Iterable[ScheduleTable]) -> Iterator[str]:
+    known = {(table.op, table.n, table.k) for table in tables}
+    for number, entry in enumerate(tape.entries):
+        if known and (key := table_key(entry)) not in known:
+            yield f"{_where(tape, number)}: no schedule table for (op, N, K) = {key}"
+
+
+def _buffer_faults(tape: Tape) -> Iterator[str]:
+    buffers = {buffer.name: buffer for buffer in tape.buffers}
+    for buffer in tape.buffers:
+        if buffer.offset % 64 or buffer.offset + buffer.bytes > tape.arena_bytes:
+            yield f"buffer {buffer.name} is not aligned or leaves the arena"
+        needed = ((buffer.rows - 1) * buffer.stride + buffer.columns) * DTYPES[buffer.dtype].size
+        if buffer.stride < buffer.columns or buffer.bytes < needed:
+            yield f"buffer {buffer.name} is smaller than its rows"
+    for live in live_sets(tape_stages(tape)):
+        for a, b in combinations([buffers[name] for name in live & buffers.keys()], 2):
+            if a.offset < b.offset + b.bytes and b.offset < a.offset + a.bytes:
+                yield f"buffers {a.name} and {b.name} overlap while both are live"
+                return
+
+
+def _entry_faults(entry: Entry, tape: Tape, weights: dict[str, WeightEntry]) -> Iterator[str]:
+    if entry.op not in OPERATORS:
+        yield "unknown op"
+        return
+    operands = OPERATORS[entry.op].operands
+    if len(entry.slots) != len(operands):
+        yield f"{len(entry.slots)} slots, not {len(operands)}"
+        return
+    for name in (entry.m, entry.skip_if_zero):
+        if name is not None and name not in tape.args:
+            yield f"{name} is no argument of the tape"
+    for slot, operand in zip(entry.slots, operands, strict=True):
+        if not _fits(slot, operand):
+            yield f"slot {operand.name} cannot be {slot}"
+        elif isinstance(slot, ArgRef) and slot.name not in tape.args:
+            yield f"slot {operand.name}: {slot.name} is no argument of the tape"
+        elif isinstance(slot, BufferRef) and slot.name not in {b.name for b in tape.buffers}:
+            yield f"slot {operand.name}: no buffer {slot.name}"
+        elif isinstance(slot, WeightRef) and slot.name is not None and slot.name not in weights:
+            yield f"slot {operand.name}: no weight {slot.name}"
+    yield from _shape_faults(entry, weights)
+
+
+def _fits(slot: Slot, operand: Operand) -> bool:
+    """Tell whether a slot can stand for an operand: numbers for numbers, addresses for pointers."""
+    if operand.kind not in POINTERS:
+        number = FloatConst if operand.kind == "float" else IntConst
+        return isinstance(slot, number | ArgRef)
+    if isinstance(slot, WeightRef):
+        return operand.kind.endswith("?") if slot.name is None else operand.kind[:6] == "weight"
+    return not isinstance(slot, IntConst | FloatConst) and operand.kind[:6] != "weight"
+
+
+def _shape_faults(entry: Entry, weights: dict[str, WeightEntry]) -> Iterator[str]:
+    """Compare a GEMM's N and K with the weight it reads."""
+    slots = {o.name: s for o, s in zip(OPERATORS[entry.op].operands, entry.slots, strict=True)}
+    matrix = slots.get("B")
+    if not isinstance(matrix, WeightRef) or matrix.name not in weights:
+        return
+    weight = weights[matrix.name]
+    _, n, k = table_key(entry)
+    columns = weight.n // 2 if weight.layout == "packed_pair" else weight.n
+    if (n, k) != (columns, weight.k):
+        yield f"N, K = {n}, {k} but {weight.name} is {columns} x {weight.k}"

@@ -1,0 +1,78 @@
+"""The operators of a tape: the kernel interface behind each op, and what each operand is to it.
+
+One table feeds the tape builder (order of slots, barriers), the buffer planner (what is read and
+written) and the verifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+READS = frozenset({"in", "inout"})
+WRITES = frozenset({"out", "inout", "part"})
+POINTERS = READS | WRITES | {"weight", "weight?", "in?"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One slot of a kernel.
+
+    kind: `int`, `float`, `weight` (`weight?` may be null), `in` (`in?` may be null), `out`,
+    `inout`, or
+    `part`: written together with other entries, each its own rows, so that they need no order.
+    """
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A kernel interface; `families` are the @kernel functions that have it."""
+
+    families: tuple[str, ...]
+    operands: tuple[Operand, ...]
+
+
+def _operator(families: str, operands: str) -> Operator:
+    pairs = (item.split(":") for item in operands.split())
+    return Operator(tuple(families.split()), tuple(Operand(name, kind) for name, kind in pairs))
+
+
+_GEMM = "M:int N:int K:int A:in lda:int B:weight panel_stride:int bias:weight? "
+_LINEAR = _operator("gemm_linear", _GEMM + "R:in? ldr:int C:out ldc:int")
+_SILU = _operator("gemm_silu", _GEMM + "C:out ldc:int")
+_HEADS = "n_q:int n_kv:int hd:int "
+_KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "
+
+OPERATORS: dict[str, Operator] = {
+    "embed": _operator("embed embed_packed", "T:int H:int ids:in table:weight out:out ldo:int"),
+    "rmsnorm": _operator("rmsnorm", "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int"),
+    "qkv": _LINEAR,
+    "rope_store": _operator(
+        "rope_store",
+        "T:int qkv:inout ldq:int " + _HEADS + "rot:int positions:in cos:weight sin:weight "
+        "q_norm:weight? k_norm:weight? eps:float kv_slots:in kpool:out vpool:out",
+    ),
+    "prefill_attention": _operator(
+        "prefill_attention",
+        "n_prefill:int " + _HEADS + "scale:float window:int q:in ldq:int " + _KEYS
+        + "out:part ldo:int",
+    ),
+    "decode_attention": _operator(
+        "decode_attention decode_attention_merge",
+        "n_prefill:int n_decode:int " + _HEADS + "scale:float window:int kv_splits:int "
+        "q:in ldq:int " + _KEYS + "partial:out out:part ldo:int",
+    ),
+    "o": _LINEAR,
+    "gate_up": _SILU,
+    "down": _LINEAR,
+    "gather_rows": _operator("gather_rows", "R:int H:int rows:in x:in ldx:int out:out ldo:int"),
+    "head": _LINEAR,
+    "sample": _operator(
+        "sample",
+        "R:int V:int logits:in ldl:int temperature:in top_k:in top_p:in min_p:in uniform:in "
+        "out_ids:out out_logprobs:out scratch:out",
+    ),
+}  # fmt: skip
+"""Every op a tape may hold, with its slots in order."""

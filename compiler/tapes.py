@@ -1,0 +1,299 @@
+"""Lowers one model step to a tape: the forward tape (prefill and decode alike) and the sample tape.
+
+In: ModelSpec, the weight index and the largest step. Out: a Tape, verified. Barriers follow from
+what entries read and write; buffers are planned by liveness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from dovetail.compiler.buffers import Stage, plan_offsets
+from dovetail.compiler.operators import OPERATORS, READS, WRITES
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ModelSpec, WeightEntry
+from dovetail.ir.tape import (
+    FORWARD_ARGS,
+    SAMPLE_ARGS,
+    ArgRef,
+    Buffer,
+    BufferRef,
+    Entry,
+    FloatConst,
+    IntConst,
+    KvRef,
+    Slot,
+    Tape,
+    WeightRef,
+)
+
+Value = Slot | int | float
+
+
+def build_forward_tape(
+    spec: ModelSpec,
+    weights: Sequence[WeightEntry],
+    max_step_tokens: int,
+    max_step_sequences: int,
+) -> Tape:
+    """Return the tape of one step of at most so many token rows and sequences.
+
+    `kv_splits` of a run may be at most MAX_KV_SPLITS.
+    """
+    return _Forward(spec, weights, max_step_tokens, max_step_sequences).build()
+
+
+def build_sample_tape(spec: ModelSpec, max_step_sequences: int) -> Tape:
+    """Return the tape that chooses a token for each of up to `max_step_sequences` logits rows."""
+    tape = _Builder()
+    scratch = tape.dense("scratch", max_step_sequences, spec.vocab_size)
+    values: list[Value] = [ArgRef(name=name) for name in SAMPLE_ARGS]
+    rows, logits, stride, *rest = values
+    tape.add("sample", "sample", "n_rows", rows, spec.vocab_size, logits, stride, *rest, scratch)
+    return tape.finish("sample", SAMPLE_ARGS, max_step_sequences, max_step_sequences)
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Collects entries; `add` decides each one's barrier, `finish` plans the buffers."""
+
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    _parts: frozenset[str] = frozenset()  # written in the open stage, by several entries together
+
+    def padded(self, name: str, rows: int, columns: int) -> BufferRef:
+        """Declare rows of float32 whose stride keeps neighbours out of each other's cache sets."""
+        return self._declare(name, rows, columns, -(-columns // 16) * 16 + 16)
+
+    def dense(self, name: str, rows: int, columns: int) -> BufferRef:
+        """Declare float32 rows without padding, for kernels that index the buffer themselves."""
+        return self._declare(name, rows, columns, columns)
+
+    def stride(self, ref: BufferRef) -> int:
+        """Return the elements between rows of a buffer."""
+        return self.buffers[ref.name].stride
+
+    def add(
+        self, op: str, segment: str, m: str, *values: Value, skip_if_zero: str | None = None
+    ) -> None:
+        """Append an entry; `values` are its slots in order, numbers stand for constants."""
+        slots = tuple(_slot(value) for value in values)
+        operands = OPERATORS[op].operands
+        assert len(slots) == len(operands), f"{op} takes {len(operands)} slots, not {len(slots)}"
+        kinds = [(_resource(s), o.kind) for s, o in zip(slots, operands, strict=True)]
+        reads = frozenset(r for r, kind in kinds if r and kind.rstrip("?") in READS)
+        writes = frozenset(r for r, kind in kinds if r and kind in WRITES)
+        parts = frozenset(r for r, kind in kinds if r and kind == "part")
+        barrier = self._needs_barrier(reads, writes, parts)
+        self._extend_stage(barrier, reads, writes, parts)
+        self.entries.append(
+            Entry(
+                op=op, slots=slots, m=m, barrier=barrier, skip_if_zero=skip_if_zero, segment=segment
+            )
+        )
+
+    def finish(self, name: str, args: tuple[str, ...], tokens: int, sequences: int) -> Tape:
+        """Plan the buffers and return the tape."""
+        names = self.buffers.keys()
+        stages = [Stage(stage.reads & names, stage.writes & names) for stage in self.stages]
+        sizes = {buffer.name: buffer.bytes for buffer in self.buffers.values()}
+        offsets, arena = plan_offsets(sizes, stages)
+        return Tape(
+            name=name,
+            args=args,
+            buffers=tuple(replace(b, offset=offsets[b.name]) for b in self.buffers.values()),
+            arena_bytes=arena,
+            entries=tuple(self.entries),
+            max_tokens=tokens,
+            max_sequences=sequences,
+        )
+
+    def _declare(self, name: str, rows: int, columns: int, stride: int) -> BufferRef:
+        size = rows * stride * DTYPES["f32"].size
+        self.buffers[name] = Buffer(
+            name=name, dtype="f32", rows=rows, columns=columns, stride=stride, offset=0, bytes=size
+        )
+        return BufferRef(name=name)
+
+    def _needs_barrier(
+        self, reads: frozenset[str], writes: frozenset[str], parts: frozenset[str]
+    ) -> bool:
+        if not self.stages:
+            return False
+        stage = self.stages[-1]
+        order = (reads & stage.writes) | (writes & (stage.reads | stage.writes))
+        return bool(order - (parts & self._parts))
+
+    def _extend_stage(
+        self, barrier: bool, reads: frozenset[str], writes: frozenset[str], parts: frozenset[str]
+    ) -> None:
+        if barrier or not self.stages:
+            self.stages.append(Stage(reads, writes))
+            self._parts = parts
+        else:
+            stage = self.stages.pop()
+            self.stages.append(Stage(stage.reads | reads, stage.writes | writes))
+            self._parts |= parts
+
+
+class _Forward:
+    """The forward tape, one method per segment."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
+    ) -> None:
+        self.spec = spec
+        self.weights: Mapping[str, WeightEntry] = {entry.name: entry for entry in weights}
+        self.tokens, self.sequences = tokens, sequences
+        self.tape = tape = _Builder()
+        hidden, heads = spec.hidden_size, spec.n_heads * spec.head_dim
+        self.x = tape.padded("x", tokens, hidden)
+        self.normed = tape.padded("normed", tokens, hidden)
+        self.qkv = tape.padded("qkv", tokens, spec.qkv_size)
+        self.attention = tape.padded("attention", tokens, heads)
+        self.inner = tape.padded("inner", tokens, spec.intermediate_size)
+        part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 2)
+        self.partial = tape.dense("partial", sequences, part)
+        self.picked = tape.padded("picked", sequences, hidden)
+        self.final = tape.padded("final", sequences, hidden)
+
+    def build(self) -> Tape:
+        """Return the finished tape."""
+        self.embed()
+        for layer in range(self.spec.n_layers):
+            self.pre_attention(layer)
+            self.attend(layer)
+            self.post_attention(layer)
+        self.head()
+        return self.tape.finish("forward", FORWARD_ARGS, self.tokens, self.sequences)
+
+    def embed(self) -> None:
+        """Token ids to x; a tied model reads the head's packed columns."""
+        table = "head" if self.spec.tied_head else "embed"
+        values = (
+            _T,
+            self.spec.hidden_size,
+            _arg("token_ids"),
+            self.weight(table),
+            *self.rows(self.x),
+        )
+        self.tape.add("embed", "embed", "n_tokens", *values)
+
+    def pre_attention(self, layer: int) -> None:
+        """Norm, the fused q, k, v projection, rotary embedding, and k and v into the pools."""
+        spec, name, segment = self.spec, f"layers.{layer}", f"pre_attn({layer})"
+        self.norm(segment, f"{name}.input_norm", self.x, self.normed)
+        self.linear(layer, "qkv", self.normed, self.qkv)
+        tables = (self.weight("rope_cos"), self.weight("rope_sin"))
+        norms = (self.weight(f"{name}.q_norm"), self.weight(f"{name}.k_norm"))
+        self.tape.add(
+            "rope_store", segment, "n_tokens",
+            _T, *self.rows(self.qkv), *self.heads(), spec.rope.rotary_dim, _arg("positions"),
+            *tables, *norms, spec.norm_eps, _arg("kv_slots"), *_pools(layer),
+        )  # fmt: skip
+
+    def attend(self, layer: int) -> None:
+        """Prefill and decode attention, side by side: they write different rows."""
+        segment = f"attn({layer})"
+        scale = self.spec.head_dim**-0.5
+        shared: tuple[Value, ...] = (*self.heads(), scale, self.spec.layer_window(layer))
+        keys = tuple(_arg(n) for n in ("seq_starts", "seq_lengths", "block_tables", "table_stride"))
+        where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
+        prefill, decode = _arg("n_prefill"), _arg("n_decode")
+        out = self.rows(self.attention)
+        self.tape.add(
+            "prefill_attention", segment, "n_prefill",
+            prefill, *shared, *where, *out, skip_if_zero="n_prefill",
+        )  # fmt: skip
+        self.tape.add(
+            "decode_attention", segment, "n_decode",
+            prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out,
+            skip_if_zero="n_decode",
+        )  # fmt: skip
+
+    def post_attention(self, layer: int) -> None:
+        """Output projection and MLP, each added to x."""
+        name, segment = f"layers.{layer}", f"post_attn({layer})"
+        self.linear(layer, "o", self.attention, self.x, residual=self.x)
+        self.norm(segment, f"{name}.post_norm", self.x, self.normed)
+        gemm = self.gemm(f"{name}.gate_up", self.spec.intermediate_size, self.normed, _T)
+        self.tape.add("gate_up", segment, "n_tokens", *gemm, *self.rows(self.inner))
+        self.linear(layer, "down", self.inner, self.x, residual=self.x)
+
+    def head(self) -> None:
+        """Logits of the asked rows."""
+        hidden, out = self.spec.hidden_size, _arg("n_out")
+        gather = (out, hidden, _arg("out_rows"), *self.rows(self.x), *self.rows(self.picked))
+        self.tape.add("gather_rows", "head", "n_out", *gather)
+        self.norm("head", "final_norm", self.picked, self.final, m="n_out")
+        gemm = self.gemm("head", self.spec.vocab_size, self.final, out)
+        logits = (_arg("logits"), _arg("logits_stride"))
+        self.tape.add("head", "head", "n_out", *gemm, WeightRef(name=None), 0, *logits)
+
+    # ---- groups of slots ----
+
+    def norm(
+        self, segment: str, weight: str, x: BufferRef, out: BufferRef, *, m: str = "n_tokens"
+    ) -> None:
+        """Append an RMSNorm of the first m rows."""
+        spec = self.spec
+        values = (_arg(m), spec.hidden_size, *self.rows(x), self.weight(weight), spec.norm_eps)
+        self.tape.add("rmsnorm", segment, m, *values, *self.rows(out))
+
+    def linear(
+        self, layer: int, op: str, a: BufferRef, c: BufferRef, *, residual: BufferRef | None = None
+    ) -> None:
+        """Append c = a W^T + bias + residual over all rows."""
+        name = f"layers.{layer}.{op}"
+        segment = f"{'pre' if op == 'qkv' else 'post'}_attn({layer})"
+        gemm = self.gemm(name, self.weights[name].n, a, _T)
+        added = self.rows(residual) if residual else (WeightRef(name=None), 0)
+        self.tape.add(op, segment, "n_tokens", *gemm, *added, *self.rows(c))
+
+    def gemm(self, weight: str, n: int, a: BufferRef, m: ArgRef) -> tuple[Value, ...]:
+        """Return the slots every GEMM begins with: M, N, K, A, lda, B, panel stride, bias."""
+        k = self.weights[weight].k
+        bias = self.weight(f"{weight}_bias")
+        return (m, n, k, *self.rows(a), self.weight(weight), k * PANEL, bias)
+
+    def heads(self) -> tuple[int, int, int]:
+        """Return query heads, KV heads and head_dim."""
+        return self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim
+
+    def rows(self, buffer: BufferRef) -> tuple[BufferRef, int]:
+        """Return a buffer and its stride."""
+        return buffer, self.tape.stride(buffer)
+
+    def weight(self, name: str) -> WeightRef:
+        """Return a weight, or null where this model has none of that name."""
+        return WeightRef(name=name if name in self.weights else None)
+
+
+def _arg(name: str) -> ArgRef:
+    return ArgRef(name=name)
+
+
+_T = ArgRef(name="n_tokens")
+
+
+def _pools(layer: int) -> tuple[KvRef, KvRef]:
+    return KvRef(pool="k", layer=layer), KvRef(pool="v", layer=layer)
+
+
+def _slot(value: Value) -> Slot:
+    if isinstance(value, int):
+        return IntConst(value=value)
+    return FloatConst(value=value) if isinstance(value, float) else value
+
+
+def _resource(slot: Slot) -> str | None:
+    """Return the name under which a slot's memory takes part in dependences, None for constants."""
+    if isinstance(slot, BufferRef):
+        return slot.name
+    if isinstance(slot, KvRef):
+        return f"kv:{slot.pool}:{slot.layer}"
+    return f"arg:{slot.name}" if isinstance(slot, ArgRef) else None

@@ -1,0 +1,148 @@
+"""What a model will be asked: prompt and output lengths, from a trace or assumed.
+
+In: a CSV or JSONL trace (columns of the Azure, Mooncake, Vidur or NEO sets). Out: WorkloadSpec,
+from which the payload takes its M values and their weights.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.compiler.config import read_bounded
+from dovetail.ir.errors import SpecError
+
+MAX_TRACE_BYTES = 1 << 30
+MAX_TOKENS = 1 << 27
+PROMPT_COLUMNS = ("ContextTokens", "input_length", "num_prefill_tokens", "input_tokens")
+OUTPUT_COLUMNS = ("GeneratedTokens", "output_length", "num_decode_tokens", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """Lengths in tokens, one pair per request. `source` is a file name or `default`.
+
+    concurrency: sequences decoded together at most.
+    """
+
+    source: str
+    prompt_lengths: tuple[int, ...]
+    output_lengths: tuple[int, ...]
+    concurrency: int = 16
+
+    @property
+    def fingerprint(self) -> str:
+        """A sha256 over the lengths; where the file lies does not matter."""
+        text = json.dumps([self.prompt_lengths, self.output_lengths, self.concurrency])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def step_sizes(self, max_tokens: int) -> dict[int, float]:
+        """Return M -> share of steps that have M token rows; M is at most `max_tokens`.
+
+        Prompts are cut into chunks of max_tokens; decode steps are spread evenly over the powers
+        of two up to the concurrency, since how many requests meet is not known from lengths alone.
+        """
+        counts: dict[int, float] = {}
+        for length in self.prompt_lengths:
+            for size in (max_tokens,) * (length // max_tokens) + (length % max_tokens,):
+                if size:
+                    bucket = _bucket(size, max_tokens)
+                    counts[bucket] = counts.get(bucket, 0.0) + 1.0
+        batches = [1 << i for i in range(min(self.concurrency, max_tokens).bit_length())]
+        decode_steps = sum(self.output_lengths)
+        for batch in batches:
+            steps = decode_steps / len(batches) / batch
+            counts[batch] = counts.get(batch, 0.0) + steps
+        total = sum(counts.values())
+        return {size: count / total for size, count in sorted(counts.items())}
+
+
+DEFAULT_WORKLOAD = WorkloadSpec(
+    source="default",
+    prompt_lengths=(16, 32, 64, 128, 256, 512, 512, 1024, 2048),
+    output_lengths=(128,) * 9,
+)
+"""Interactive use: prompts up to 2048 tokens, 128 tokens of answer."""
+
+
+def read_workload(path: str | Path | None) -> WorkloadSpec:
+    """Read a trace (.csv, .jsonl, either also .gz); None gives DEFAULT_WORKLOAD.
+
+    Raises SpecError naming the file and line for a missing file, unknown columns or a bad length.
+    """
+    if path is None:
+        return DEFAULT_WORKLOAD
+    file = Path(path)
+    pairs = list(_lengths(_records(file), str(file)))
+    if not pairs:
+        raise SpecError(f"{file} has no requests")
+    prompts, outputs = zip(*pairs, strict=True)
+    return WorkloadSpec(file.name, prompts, outputs)
+
+
+def _records(file: Path) -> Iterator[Mapping[str, Any]]:
+    text = _text(file)
+    if ".csv" in file.suffixes:
+        yield from csv.DictReader(io.StringIO(text))
+    elif ".jsonl" in file.suffixes:
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SpecError(f"{file} line {number} is not valid JSON: {error}") from None
+            if not isinstance(record, dict):
+                raise SpecError(f"{file} line {number} is not a JSON object")
+            yield record
+    else:
+        raise SpecError(f"{file}: a workload is a .csv or .jsonl trace")
+
+
+def _text(file: Path) -> str:
+    data = read_bounded(file, MAX_TRACE_BYTES)
+    try:
+        if file.suffix == ".gz":
+            with gzip.open(io.BytesIO(data)) as stream:
+                data = stream.read(MAX_TRACE_BYTES)
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise SpecError(f"{file} cannot be read as a text trace: {error}") from None
+
+
+def _lengths(records: Iterable[Mapping[str, Any]], name: str) -> Iterator[tuple[int, int]]:
+    columns: list[str] = []
+    for number, record in enumerate(records, 1):
+        columns = columns or [_column(record, known, name) for known in _KNOWN_COLUMNS]
+        prompt, output = (_length(record.get(c), c, number, name) for c in columns)
+        yield prompt, output
+
+
+_KNOWN_COLUMNS = (PROMPT_COLUMNS, OUTPUT_COLUMNS)
+
+
+def _column(record: Mapping[str, Any], known: tuple[str, ...], name: str) -> str:
+    for column in known:
+        if column in record:
+            return column
+    raise SpecError(f"{name} has none of the columns {', '.join(known)}")
+
+
+def _length(value: object, column: str, number: int, name: str) -> int:
+    try:
+        length = int(str(value))
+    except ValueError:
+        length = -1
+    if not 0 <= length <= MAX_TOKENS:
+        raise SpecError(f"{name} request {number}: {column} is {value!r}, not a number of tokens")
+    return length
+
+
+def _bucket(size: int, largest: int) -> int:
+    """Return the power of two at or above a size, cut to the largest step."""
+    return min(largest, 1 << (size - 1).bit_length())

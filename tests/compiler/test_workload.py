@@ -1,0 +1,93 @@
+"""Workloads from traces, and the payload made of them."""
+
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.compiler.payload import make_payload
+from dovetail.compiler.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_workload
+from dovetail.ir.errors import SpecError
+from tests.compiler.test_tapes import make_spec, make_tape
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023,110,27"
+
+
+def test_azure_csv(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("\ufeff" + AZURE)
+    workload = read_workload(path)
+    assert workload == WorkloadSpec("trace.csv", (4808, 110), (10, 27))
+    other = tmp_path / "copy.csv"
+    other.write_text(AZURE + "\n")
+    assert read_workload(other).fingerprint == workload.fingerprint
+    assert read_workload(None).fingerprint == DEFAULT_WORKLOAD.fingerprint != workload.fingerprint
+
+
+def test_other_columns_and_gzip(tmp_path):
+    vidur = tmp_path / "v.csv"
+    vidur.write_text("num_prefill_tokens,num_decode_tokens\n3772,54\n")
+    assert read_workload(vidur).prompt_lengths == (3772,)
+    lines = [json.dumps({"input_length": 5, "output_length": n}) for n in (1, 2)]
+    mooncake = tmp_path / "m.jsonl.gz"
+    mooncake.write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert read_workload(mooncake).output_lengths == (1, 2)
+
+
+BAD = {
+    "columns.csv": ("a,b\n1,2\n", "none of the columns ContextTokens"),
+    "empty.csv": ("", "no requests"),
+    "word.csv": (AZURE + "\nx,many,3", "request 3: ContextTokens is 'many'"),
+    "negative.csv": (AZURE + "\nx,-5,3", "request 3"),
+    "short.csv": (AZURE + "\nx", "request 3"),
+    "nan.jsonl": ('{"input_length": NaN, "output_length": 1}', "request 1"),
+    "broken.jsonl": ("{", "line 1"),
+    "list.jsonl": ("[1]", "line 1"),
+    "notes.txt": ("hello", "a workload is"),
+    "fake.csv.gz": ("not gzip", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_traces(name, tmp_path):
+    text, message = BAD[name]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=message) as caught:
+        read_workload(tmp_path / name)
+    assert name in str(caught.value)
+
+
+def test_missing_trace(tmp_path):
+    with pytest.raises(SpecError, match=r"none\.csv"):
+        read_workload(tmp_path / "none.csv")
+
+
+lengths = st.lists(st.integers(0, 5000), min_size=1, max_size=20)
+
+
+@given(lengths, lengths, st.integers(1, 64), st.integers(1, 600))
+def test_step_sizes_are_a_distribution(prompts, outputs, concurrency, max_tokens):
+    workload = WorkloadSpec("t", tuple(prompts), tuple(outputs), concurrency)
+    if not sum(prompts) + sum(outputs):
+        return
+    sizes = workload.step_sizes(max_tokens)
+    assert sum(sizes.values()) == pytest.approx(1)
+    assert all(1 <= size <= max_tokens for size in sizes)
+    assert list(sizes) == sorted(sizes)
+
+
+def test_payload_has_every_gemm_of_the_tape():
+    spec = make_spec(attention_bias=True)
+    payload = make_payload(spec, DEFAULT_WORKLOAD, 64, 8)
+    entries = [entry for entry in make_tape(spec).entries if len(entry.slots) > 9]
+    counted = {
+        (g.op, g.n, g.k): sum(e.op == g.op for e in entries) for g in payload.gemms
+    }  # fmt: skip
+    assert counted == {(g.op, g.n, g.k): g.calls for g in payload.gemms}
+    assert [g.op for g in payload.gemms if g.bias] == ["qkv"]
+    head = next(g for g in payload.gemms if g.op == "head")
+    assert sum(payload.sizes(head).values()) == pytest.approx(1)
+    assert max(payload.sizes(head)) <= 8
+    assert max(payload.sizes(payload.gemms[0])) == 64

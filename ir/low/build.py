@@ -1,0 +1,459 @@
+# ruff: noqa: D102 - method names are grammar rules and say it all
+"""Parse-tree callbacks: grammar rules in, low-IR nodes with spans out.
+
+Method names are the rules of grammar.lark; children are tokens, nodes, or tuples and helpers below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lark import Token, Transformer
+
+from dovetail.ir.diagnostics import NO_SPAN, Span
+from dovetail.ir.expr import (
+    ArrayType,
+    Binary,
+    Call,
+    Cast,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Name,
+    NamedType,
+    PointerType,
+    Ternary,
+    Type,
+    Unary,
+)
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.lex import Reporter, join_spans, token_span
+from dovetail.ir.low.types import ARITHMETIC
+from dovetail.ir.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A `*` layer of a declarator."""
+
+    const: bool
+    restrict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A `[size]` layer of a declarator."""
+
+    size: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """A `(parameters)` layer of a declarator."""
+
+    params: tuple[low.Param, ...]
+
+
+Layer = Pointer | Array | Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Declarator:
+    """A declared name (empty in a type name) and its layers, from the name outwards."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Specifiers:
+    """What stands before the declarators; struct definitions found there come along."""
+
+    type: NamedType
+    static: bool
+    inline: bool
+    structs: tuple[low.StructDef, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A struct or union specifier."""
+
+    name: str
+    structs: tuple[low.StructDef, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Nodes of a list rule, with the span of the text they came from."""
+
+    nodes: tuple[Any, ...]
+    span: Span
+
+
+def span_of(children: Sequence[Any]) -> Span:
+    """Return the span from the first to the last child that has one."""
+    spans = [s for s in map(_span, children) if s.line]
+    return join_spans(spans[0], spans[-1]) if spans else NO_SPAN
+
+
+def _span(child: Any) -> Span:
+    if isinstance(child, Token):
+        return token_span(child)
+    return getattr(child, "span", NO_SPAN)
+
+
+def _nodes(children: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the children that are no tokens, lists spliced in."""
+    out: list[Any] = []
+    for child in children:
+        if isinstance(child, Items):
+            out.extend(child.nodes)
+        elif not isinstance(child, Token):
+            out.append(child)
+    return tuple(out)
+
+
+def as_block(statement: Any) -> low.Block:
+    """Return a statement as a block; an empty statement gives an empty one."""
+    if isinstance(statement, low.Block):
+        return statement
+    return low.Block(body=_nodes([statement]), span=_span(statement))
+
+
+_FLOAT = re.compile(
+    r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?[fFlL]?|0[xX][0-9a-fA-F.]+[pP][+-]?\d+[fF]?"
+)
+_INT = re.compile(
+    r"(0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)"
+    r"([uU](l{0,2}|L{0,2})|(l{1,2}|L{1,2})[uU]?)?"
+)
+
+
+class Builder(Transformer[Token, Any]):
+    """Builds nodes; faults that the grammar cannot see go to the reporter."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self.reporter = reporter
+        self.typedefs: dict[str, Type] = {}
+        self._anonymous = 0
+
+    # ---- top level ----
+
+    def unit(self, c: list[Any]) -> low.Unit:
+        return low.Unit(items=_nodes(c), span=span_of(c))
+
+    def pragma(self, c: list[Any]) -> low.Pragma:
+        return low.Pragma(text=str(c[0]), span=span_of(c))
+
+    def empty(self, c: list[Any]) -> Items:
+        return Items((), span_of(c))
+
+    def function(self, c: list[Any]) -> Items:
+        specifiers, declarator, body = c
+        if not declarator.layers or not isinstance(declarator.layers[0], Parameters):
+            self.reporter.add(
+                "low-syntax", "a block may only follow a function's parameters", declarator.span
+            )
+            return Items((), span_of(c))
+        head, *rest = declarator.layers
+        for param in head.params:
+            if not param.name:
+                self.reporter.add("low-parameter", "this parameter has no name", param.span)
+        function = low.Function(
+            name=declarator.name,
+            returns=self._type(specifiers.type, tuple(rest), declarator.span),
+            params=head.params,
+            body=body,
+            static=specifiers.static,
+            inline=specifiers.inline,
+            span=declarator.span,
+        )
+        return Items((*specifiers.structs, function), span_of(c))
+
+    def bare_declaration(self, c: list[Any]) -> Items:
+        return Items(c[0].structs, span_of(c))
+
+    def declaration(self, c: list[Any]) -> Items:
+        specifiers, declarators, _ = c
+        made: list[Node] = list(specifiers.structs)
+        for declarator, init in declarators.nodes:
+            if declarator.layers and isinstance(declarator.layers[0], Parameters):
+                continue  # a prototype: the definition says the same
+            type_ = self._type(specifiers.type, declarator.layers, declarator.span)
+            made.append(
+                low.Declare(
+                    type=type_,
+                    name=declarator.name,
+                    init=init,
+                    static=specifiers.static,
+                    span=declarator.span,
+                )
+            )
+        return Items(tuple(made), span_of(c))
+
+    def type_definition(self, c: list[Any]) -> Items:
+        _, specifiers, declarator, _ = c
+        self.typedefs[declarator.name] = self._type(
+            specifiers.type, declarator.layers, declarator.span
+        )
+        return Items(specifiers.structs, span_of(c))
+
+    # ---- types ----
+
+    def specifiers(self, c: list[Any]) -> Specifiers:
+        span = span_of(c)
+        words = [str(t) for t in c if isinstance(t, Token) and t.type == "TYPE_NAME"]
+        structs = [s for s in c if isinstance(s, Struct)]
+        kinds = {t.type for t in c if isinstance(t, Token)}
+        const = "CONST" in kinds
+        name = structs[0].name if structs else ARITHMETIC.get(" ".join(sorted(words)))
+        if name is None and len(words) == 1:
+            name = words[0]
+        if name is None or (structs and (words or len(structs) > 1)):
+            said = " ".join(words) or "nothing"
+            self.reporter.add("low-type", f"{said!r} names no type", span, "write one type")
+            name = "int"
+        return Specifiers(
+            NamedType(name=name, const=const, span=span),
+            "STATIC" in kinds,
+            "INLINE" in kinds,
+            tuple(d for s in structs for d in s.structs),
+            span,
+        )
+
+    def struct_reference(self, c: list[Any]) -> Struct:
+        return Struct(f"{c[0]} {c[1]}", (), span_of(c))
+
+    def struct_definition(self, c: list[Any]) -> Struct:
+        kind, tag = str(c[0]), c[1]
+        if tag == "{":
+            self._anonymous += 1
+            tag = f"anonymous_{self._anonymous}"
+        found = _nodes(c)
+        fields = tuple(n for n in found if isinstance(n, low.Param))
+        inner = tuple(n for n in found if isinstance(n, low.StructDef))
+        definition = low.StructDef(kind=kind, name=str(tag), fields=fields, span=span_of(c[:2]))
+        return Struct(f"{kind} {tag}", (*inner, definition), span_of(c))
+
+    def field(self, c: list[Any]) -> Items:
+        specifiers, *declarators = [n for n in c if not isinstance(n, Token)]
+        params = [self._param(specifiers, d, d.span) for d in declarators]
+        return Items((*specifiers.structs, *params), span_of(c))
+
+    def type_name(self, c: list[Any]) -> Type:
+        declarator = c[1] if len(c) > 1 else Declarator("", (), NO_SPAN)
+        return self._type(c[0].type, declarator.layers, span_of(c))
+
+    def _type(self, base: NamedType, layers: tuple[Layer, ...], span: Span) -> Type:
+        type_: Type = base
+        if base.name in self.typedefs:
+            type_ = self.typedefs[base.name]
+            if base.const and isinstance(type_, NamedType | PointerType):
+                type_ = replace(type_, const=True)
+        for layer in reversed(layers):
+            if isinstance(layer, Pointer):
+                type_ = PointerType(of=type_, const=layer.const, restrict=layer.restrict, span=span)
+            elif isinstance(layer, Array):
+                type_ = ArrayType(of=type_, size=layer.size, span=span)
+            else:
+                self.reporter.add(
+                    "low-function-pointer",
+                    "function pointers are outside the kernel subset",
+                    span,
+                    "call the function by its name",
+                )
+        return type_
+
+    # ---- declarators ----
+
+    def init_declarators(self, c: list[Any]) -> Items:
+        return Items(_nodes(c), span_of(c))
+
+    def init_declarator(self, c: list[Any]) -> tuple[Declarator, Expr | None]:
+        return (c[0], c[2] if len(c) > 1 else None)
+
+    def initialiser_list(self, c: list[Any]) -> low.InitList:
+        return low.InitList(items=_nodes(c), span=span_of(c))
+
+    def name_declarator(self, c: list[Any]) -> Declarator:
+        return Declarator(str(c[0]), (), span_of(c))
+
+    def group_declarator(self, c: list[Any]) -> Declarator:
+        return _wrap(c[1])
+
+    def pointer_declarator(self, c: list[Any]) -> Declarator:
+        kinds = {t.type for t in c[1:-1]}
+        layer = Pointer("CONST" in kinds, "RESTRICT" in kinds)
+        return _wrap(c[-1], layer)
+
+    def array_declarator(self, c: list[Any]) -> Declarator:
+        return _wrap(c[0], Array(_array_size(c)))
+
+    def function_declarator(self, c: list[Any]) -> Declarator:
+        params = c[2].nodes if isinstance(c[2], Items) else ()
+        return _wrap(c[0], Parameters(params))
+
+    def abstract_pointer(self, c: list[Any]) -> Declarator:
+        inner = c[-1] if isinstance(c[-1], Declarator) else Declarator("", (), NO_SPAN)
+        kinds = {t.type for t in c[1:] if isinstance(t, Token)}
+        layer = Pointer("CONST" in kinds, "RESTRICT" in kinds)
+        return Declarator("", (*inner.layers, layer), span_of(c))
+
+    def abstract_arrays(self, c: list[Any]) -> Declarator:
+        return Declarator("", tuple(c), NO_SPAN)
+
+    def abstract_array(self, c: list[Any]) -> Array:
+        return Array(_array_size(c))
+
+    def abstract_group(self, c: list[Any]) -> Declarator:
+        return _wrap(c[1], *c[3:])
+
+    def parameters(self, c: list[Any]) -> Items:
+        params = _nodes(c)
+        void = NamedType(name="void")
+        if len(params) == 1 and params[0].type == void and not params[0].name:
+            params = ()
+        return Items(params, span_of(c))
+
+    def parameter(self, c: list[Any]) -> low.Param:
+        declarator = c[1] if len(c) > 1 else Declarator("", (), NO_SPAN)
+        return self._param(c[0], declarator, span_of(c))
+
+    def _param(self, specifiers: Specifiers, declarator: Declarator, span: Span) -> low.Param:
+        type_ = self._type(specifiers.type, declarator.layers, span)
+        return low.Param(type=type_, name=declarator.name, span=span)
+
+    # ---- statements ----
+
+    def block(self, c: list[Any]) -> low.Block:
+        return low.Block(body=_nodes(c), span=span_of(c))
+
+    def expression_statement(self, c: list[Any]) -> low.ExprStmt:
+        return low.ExprStmt(expr=c[0], span=span_of(c))
+
+    def return_statement(self, c: list[Any]) -> low.Return:
+        return low.Return(value=c[1] if len(c) > 2 else None, span=span_of(c))
+
+    def break_statement(self, c: list[Any]) -> low.Break:
+        return low.Break(span=span_of(c))
+
+    def continue_statement(self, c: list[Any]) -> low.Continue:
+        return low.Continue(span=span_of(c))
+
+    def do_statement(self, c: list[Any]) -> low.While:
+        return low.While(cond=c[4], body=as_block(c[1]), do=True, span=span_of(c))
+
+    def if_statement(self, c: list[Any]) -> low.If:
+        other = as_block(c[6]) if len(c) > 5 else None
+        return low.If(cond=c[2], then=as_block(c[4]), other=other, span=span_of(c))
+
+    def while_statement(self, c: list[Any]) -> low.While:
+        return low.While(cond=c[2], body=as_block(c[4]), span=span_of(c))
+
+    def for_statement(self, c: list[Any]) -> low.For:
+        cond = c[3] if isinstance(c[3], Expr) else None
+        step = c[-2].nodes[0] if c[-2].nodes else None
+        init = _nodes(c[2:3])
+        return low.For(init=init, cond=cond, step=step, body=as_block(c[-1]), span=span_of(c))
+
+    def for_step(self, c: list[Any]) -> Items:
+        return Items(_nodes(c), span_of(c))
+
+    # ---- expressions ----
+
+    def comma(self, c: list[Any]) -> low.Comma:
+        return low.Comma(items=_nodes(c), span=span_of(c))
+
+    def assign(self, c: list[Any]) -> low.Assign:
+        return low.Assign(op=str(c[1]), target=c[0], value=c[2], span=span_of(c))
+
+    def ternary(self, c: list[Any]) -> Ternary:
+        return Ternary(cond=c[0], then=c[2], other=c[4], span=span_of(c))
+
+    def binary(self, c: list[Any]) -> Binary:
+        return Binary(op=str(c[1]), left=c[0], right=c[2], span=span_of(c))
+
+    def cast(self, c: list[Any]) -> Cast:
+        return Cast(type=c[1], operand=c[3], span=span_of(c))
+
+    def unary(self, c: list[Any]) -> Unary:
+        return Unary(op=str(c[0]), operand=c[1], span=span_of(c))
+
+    def step_before(self, c: list[Any]) -> low.Step:
+        return low.Step(op=str(c[0]), target=c[1], prefix=True, span=span_of(c))
+
+    def step_after(self, c: list[Any]) -> low.Step:
+        return low.Step(op=str(c[1]), target=c[0], prefix=False, span=span_of(c))
+
+    def sizeof(self, c: list[Any]) -> low.SizeOf:
+        return low.SizeOf(of=c[2] if len(c) > 2 else c[1], span=span_of(c))
+
+    def index(self, c: list[Any]) -> Index:
+        return Index(base=c[0], indices=(c[2],), span=span_of(c))
+
+    def call(self, c: list[Any]) -> Call:
+        args = c[2].nodes if isinstance(c[2], Items) else ()
+        if not isinstance(c[0], Name):
+            self.reporter.add(
+                "low-call", "only a named function can be called", _span(c[0]), "name it directly"
+            )
+            return Call(name="", args=args, span=span_of(c))
+        return Call(name=c[0].id, args=args, span=span_of(c))
+
+    def arguments(self, c: list[Any]) -> Items:
+        return Items(_nodes(c), span_of(c))
+
+    def member(self, c: list[Any]) -> low.Member:
+        return low.Member(base=c[0], field=str(c[2]), arrow=c[1] == "->", span=span_of(c))
+
+    def group(self, c: list[Any]) -> Expr:
+        inner: Expr = c[1]
+        return replace(inner, span=span_of(c))
+
+    def name(self, c: list[Any]) -> Name:
+        return Name(id=str(c[0]), span=span_of(c))
+
+    def number(self, c: list[Any]) -> Expr:
+        text, span = str(c[0]), span_of(c)
+        if _INT.fullmatch(text):
+            value = _int_value(text)
+            return Int(value=value, text="" if text == str(value) else text, span=span)
+        if _FLOAT.fullmatch(text):
+            number = _float_value(text)
+            spelled = f"{number!r}f"
+            return Float(value=number, text="" if text == spelled else text, span=span)
+        self.reporter.add("low-number", f"{text!r} is no number", span)
+        return Int(value=0, span=span)
+
+
+def _wrap(declarator: Declarator, *layers: Layer) -> Declarator:
+    return replace(declarator, layers=(*declarator.layers, *layers))
+
+
+def _array_size(children: Sequence[Any]) -> Expr | None:
+    last = children[-2]
+    return last if isinstance(last, Expr) else None
+
+
+def _int_value(text: str) -> int:
+    digits = text.rstrip("uUlL")
+    if digits[:2] in ("0x", "0X"):
+        return int(digits, 16)
+    if digits[:2] in ("0b", "0B"):
+        return int(digits, 2)
+    return int(digits, 8) if digits.startswith("0") else int(digits)
+
+
+def _float_value(text: str) -> float:
+    if text[:2] in ("0x", "0X"):
+        return float.fromhex(text.rstrip("fF"))
+    return float(text.rstrip("fFlL"))

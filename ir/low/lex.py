@@ -1,0 +1,140 @@
+"""C text in, tokens out: the generated lexer, the table of type names, and spans of tokens.
+
+Everything that reads tokens (preprocessor, parser) takes them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from lark import Lark, Token
+
+from dovetail.ir.diagnostics import Diagnostic, Source, Span
+from dovetail.ir.errors import SyntaxDiagnostic
+
+GRAMMAR = Path(__file__).with_name("grammar.lark")
+
+BASE_WORDS = frozenset(
+    "void char short int long float double signed unsigned _Bool bool _Float16 __bf16".split()
+)
+"""Words that combine into arithmetic types; see `dovetail.ir.low.types.ARITHMETIC`."""
+
+TYPE_NAMES = BASE_WORDS | frozenset(
+    """
+    int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t
+    size_t ssize_t ptrdiff_t intptr_t uintptr_t
+    __m64 __m128 __m128i __m128d __m256 __m256i __m256d __m512 __m512i __m512d
+    __mmask8 __mmask16 __mmask32 __mmask64
+    float16_t float32_t float64_t bfloat16_t
+    float32x2_t float32x4_t float32x2x2_t float32x4x2_t float32x4x4_t float64x2_t
+    float16x4_t float16x8_t bfloat16x4_t bfloat16x8_t
+    int8x8_t int8x16_t int16x4_t int16x8_t int32x2_t int32x4_t int64x2_t
+    uint8x8_t uint8x16_t uint16x4_t uint16x8_t uint32x2_t uint32x4_t uint64x2_t
+    """.split()
+)
+
+_KEYWORD_KINDS = {
+    **dict.fromkeys(("inline", "__inline", "__inline__"), "INLINE"),
+    **dict.fromkeys(("restrict", "__restrict", "__restrict__"), "RESTRICT"),
+    **dict.fromkeys(("struct", "union"), "STRUCT"),
+}
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Collects the diagnostics of one text, so that all faults are shown at once."""
+
+    source: Source
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    def add(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
+        """Record one fault; a second one at the same place is its echo and is dropped."""
+        if all(d.span != span for d in self.diagnostics):
+            self.diagnostics.append(Diagnostic(code, message, span, self.source, hint))
+
+    def finish(self) -> None:
+        """Raise SyntaxDiagnostic with everything recorded, in text order, if there is anything."""
+        if self.diagnostics:
+            ordered = sorted(self.diagnostics, key=lambda d: (d.span.line, d.span.column))
+            raise SyntaxDiagnostic(ordered)
+
+
+@cache
+def grammar() -> Lark:
+    """Return the parser generated from grammar.lark; start rules are `unit` and `expression`."""
+    return Lark(
+        GRAMMAR.read_text(encoding="utf-8"),
+        parser="lalr",
+        lexer="basic",
+        strict=True,
+        start=["unit", "expression", "lexical"],
+        keep_all_tokens=True,
+        maybe_placeholders=False,
+    )
+
+
+@cache
+def _lexer() -> Lark:
+    # `Lark.lex` of an object with a parser builds the lexer anew on each call
+    text = GRAMMAR.read_text(encoding="utf-8")
+    return Lark(text, parser=None, lexer="basic", strict=True, start=["unit", "lexical"])
+
+
+def tokenise(text: str) -> Iterator[Token]:
+    """Yield the tokens of `text` without comments; what is no token comes as UNKNOWN."""
+    return _lexer().lex(text)
+
+
+def token_span(token: Token) -> Span:
+    """Return where `token` stands; macro expansions stand where the macro is used."""
+    return Span(token.line or 0, token.column or 0, token.end_line or 0, token.end_column or 0)
+
+
+def join_spans(first: Span, last: Span) -> Span:
+    """Return the span from the start of `first` to the end of `last`."""
+    return Span(first.line, first.column, last.end_line, last.end_column)
+
+
+def move_token(token: Token, span: Span) -> Token:
+    """Return `token` with `span` as its place."""
+    return Token(
+        token.type,
+        str(token),
+        line=span.line,
+        column=span.column,
+        end_line=span.end_line,
+        end_column=span.end_column,
+    )
+
+
+def classify(tokens: Iterable[Token], types: set[str]) -> Iterator[Token]:
+    """Yield `tokens` with type names and respelled keywords told apart from plain names.
+
+    `types` holds the known typedef names and grows as typedefs go by.
+    """
+    stream = list(tokens)
+    for i, token in enumerate(stream):
+        if token.type == "TYPEDEF":
+            types.update(_typedef_names(stream, i))
+        if token.type != "NAME" or (i and stream[i - 1] in (".", "->")):
+            yield token
+        elif token in _KEYWORD_KINDS:
+            yield token.update(type=_KEYWORD_KINDS[token])
+        elif token in TYPE_NAMES or token in types:
+            yield token.update(type="TYPE_NAME")
+        else:
+            yield token
+
+
+def _typedef_names(stream: list[Token], start: int) -> Iterator[str]:
+    depth, last = 0, ""
+    for token in stream[start:]:
+        depth += (token == "{") - (token == "}")
+        if token.type == "NAME":
+            last = str(token)
+        elif depth == 0 and token in (";", "["):
+            yield last
+            return

@@ -1,0 +1,261 @@
+"""C text in, low-IR unit out; every syntax fault found is raised at once in one SyntaxDiagnostic.
+
+After a fault the parser goes back to the last whole statement and skips the broken one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lark import Token, Tree, UnexpectedToken
+from lark.parsers.lalr_interactive_parser import InteractiveParser
+
+from dovetail.ir.diagnostics import NO_SPAN, Source, Span
+from dovetail.ir.expr import Expr
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.build import Builder
+from dovetail.ir.low.lex import Reporter, classify, grammar, token_span
+from dovetail.ir.low.preprocess import Macro, preprocess
+from dovetail.ir.low.types import constant
+from dovetail.ir.node import Node
+
+UNSUPPORTED: dict[str, tuple[str, str]] = {
+    "goto": ("goto", "use a loop with break, or a condition"),
+    "switch": ("switch", "use if and else"),
+    "case": ("case", "use if and else"),
+    "default": ("default", "use if and else"),
+    "enum": ("enum", "use static const int"),
+    "extern": ("extern", "define the function here, or call one the target's tables know"),
+    "register": ("register", "leave it out"),
+    "volatile": ("volatile", "kernels work on plain memory; leave it out"),
+    "auto": ("auto", "write the type"),
+    "asm": ("inline assembly", "use intrinsics"),
+    "__asm__": ("inline assembly", "use intrinsics"),
+    "__asm": ("inline assembly", "use intrinsics"),
+    "_Generic": ("_Generic", "call the function for the type at hand"),
+    "typeof": ("typeof", "write the type"),
+    "__typeof__": ("typeof", "write the type"),
+    "_Complex": ("complex numbers", "keep real and imaginary parts apart"),
+    "va_list": ("variable arguments", "name each argument"),
+    "template": ("C++", "kernels are C"),
+    "class": ("C++", "kernels are C"),
+    "namespace": ("C++", "kernels are C"),
+}
+"""C words outside the subset: what they are, and what to write in their place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prelude:
+    """What a prelude text gives to the texts after it."""
+
+    macros: dict[str, Macro]
+    types: set[str]
+    builder: Builder | None
+    items: tuple[Node, ...]
+
+
+def parse_low(source: Source, *, defines: str = "") -> low.Unit:
+    """Parse `source`; `defines` is a prelude: macros, typedefs, structs and functions it may use.
+
+    Raises SyntaxDiagnostic with all faults found, in text order. Nothing is checked beyond syntax:
+    see `verify_low`.
+    """
+    prelude = Prelude({}, set(), None, ())
+    if defines:
+        prelude = _parse_text(Source("<prelude>", defines), prelude)
+        items = tuple(without_spans(item) for item in prelude.items)
+        prelude = Prelude(prelude.macros, prelude.types, prelude.builder, items)
+    parsed = _parse_text(source, prelude)
+    return low.Unit(items=(*prelude.items, *parsed.items))
+
+
+def parse_low_expr(text: str) -> Expr:
+    """Parse one expression; raises SyntaxDiagnostic."""
+    reporter = Reporter(Source("<expression>", text))
+    tokens = _tokens(text, reporter, {}, set())
+    result = _Run(reporter, Builder(reporter), "expression").parse(tokens)
+    reporter.finish()
+    assert isinstance(result, Expr)
+    return result
+
+
+def without_spans(node: Node) -> Node:
+    """Return the tree as if made by a pass: it stands in no text the reader can see."""
+    return replace(node.map_children(without_spans), span=NO_SPAN)
+
+
+def _parse_text(source: Source, prelude: Prelude) -> Prelude:
+    reporter = Reporter(source)
+    macros, types = dict(prelude.macros), set(prelude.types)
+    builder = Builder(reporter)
+    if prelude.builder:
+        builder.typedefs.update(prelude.builder.typedefs)
+    tokens = _tokens(source.text, reporter, macros, types)
+    unit = _Run(reporter, builder, "unit").parse(tokens)
+    reporter.finish()
+    assert isinstance(unit, low.Unit)
+    return Prelude(macros, types, builder, unit.items)
+
+
+def _tokens(
+    text: str, reporter: Reporter, macros: dict[str, Macro], types: set[str]
+) -> Sequence[Token]:
+    found = preprocess(text, reporter, macros, _evaluate)
+    return list(classify(found, types))
+
+
+def _evaluate(tokens: Sequence[Token]) -> int:
+    """Return the value of a constant `#if` condition; ValueError if it is none."""
+    reporter = Reporter(Source("<condition>", ""))
+    expr = _Run(reporter, Builder(reporter), "expression").parse(tokens)
+    value = constant(expr, {}) if isinstance(expr, Expr) and not reporter.diagnostics else None
+    if value is None:
+        raise ValueError("not a constant")
+    return value
+
+
+@dataclass(slots=True)
+class _Run:
+    """One parse of a token list, with recovery at statement ends."""
+
+    reporter: Reporter
+    builder: Builder
+    start: str
+
+    def parse(self, tokens: Sequence[Token]) -> Any:
+        """Return what the start rule builds, or None if the text does not parse at all."""
+        parser = grammar().parse_interactive(start=self.start)
+        restart = (_copy(parser), 0)
+        parentheses = 0
+        i = 0
+        while i < len(tokens):
+            token = tokens[i]
+            if token.type == "NAME" and token in UNSUPPORTED:
+                what, hint = UNSUPPORTED[token]
+                message = f"{what} is outside the kernel subset"
+                self.reporter.add("low-unsupported", message, token_span(token), hint)
+            else:
+                try:
+                    parser.feed_token(token)
+                except UnexpectedToken:
+                    self._report(parser, tokens, i)
+                else:
+                    i += 1
+                    parentheses += (token == "(") - (token == ")")
+                    if token in (";", "{", "}") and parentheses == 0:
+                        restart = (_copy(parser), i)
+                    continue
+            if self.start != "unit":
+                return None
+            parser = _copy(restart[0])
+            i, parentheses = skip_statement(tokens, restart[1], i), 0
+            restart = (restart[0], i)
+        return self._finish(parser, tokens)
+
+    def _finish(self, parser: InteractiveParser, tokens: Sequence[Token]) -> Any:
+        last = tokens[-1] if tokens else Token("$END", "", line=1, column=1)
+        try:
+            tree = parser.feed_token(Token.new_borrow_pos("$END", "", last))
+        except UnexpectedToken:
+            if not self.reporter.diagnostics:
+                opener = unclosed(tokens)
+                what = (
+                    f"this `{opener}` is never closed"
+                    if opener is not None
+                    else "the text ends too early"
+                )
+                span = token_span(opener if opener is not None else last)
+                self.reporter.add("low-unclosed", what, span)
+            return None
+        if self.reporter.diagnostics:
+            return None
+        return self.builder.transform(tree) if isinstance(tree, Tree) else tree
+
+    def _report(self, parser: InteractiveParser, tokens: Sequence[Token], i: int) -> None:
+        token = tokens[i]
+        before = tokens[i - 1] if i else None
+        accepts: set[str] = parser.accepts()  # type: ignore[no-untyped-call]
+        span = token_span(token)
+        for known in _KNOWN_FAULTS:
+            said = known(tokens, i, accepts)
+            if said:
+                code, message, at, hint = said
+                self.reporter.add(code, message, at, hint)
+                return
+        place = f" after `{before}`" if before is not None else ""
+        wanted = ", ".join(sorted(_READABLE[a] for a in accepts if a in _READABLE))
+        hint = f"here may stand: {wanted}" if wanted else None
+        self.reporter.add("low-syntax", f"unexpected `{token}`{place}", span, hint)
+
+
+def _copy(parser: InteractiveParser) -> InteractiveParser:
+    # trees are never changed once built, so copies may share them
+    copied: InteractiveParser = parser.copy(deepcopy_values=False)  # type: ignore[no-untyped-call]
+    return copied
+
+
+Fault = tuple[str, str, Span, str | None] | None
+
+
+def _unknown_type(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
+    starts = i > 0 and (i < 2 or tokens[i - 2] in (";", "{", "}", "(", ",", "const", "static"))
+    before = tokens[i - 1]
+    star = before == "*" and i > 1 and "TYPE_NAME" in accepts
+    name = tokens[i - 2] if star else before
+    if i and tokens[i].type == "NAME" and name.type == "NAME" and (starts or star):
+        hint = "known are the C, <stdint.h> and SIMD types; a prelude may add a typedef"
+        return "low-unknown-type", f"`{name}` names no type", token_span(name), hint
+    return None
+
+
+def _missing_end(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
+    before = tokens[i - 1] if i else None
+    if before is None or not before.line or "SEMICOLON" not in accepts:
+        return None
+    if tokens[i] == "}" or (tokens[i].line or 0) > (before.end_line or 0):
+        at = token_span(before)
+        end = Span(at.end_line, at.end_column, at.end_line, at.end_column + 1)
+        return "low-missing-semicolon", f"`;` is missing after `{before}`", end, None
+    return None
+
+
+_KNOWN_FAULTS = (_unknown_type, _missing_end)
+_READABLE = {
+    "SEMICOLON": "`;`",
+    "RPAR": "`)`",
+    "LPAR": "`(`",
+    "RSQB": "`]`",
+    "RBRACE": "`}`",
+    "LBRACE": "`{`",
+    "COMMA": "`,`",
+    "EQUAL": "`=`",
+    "NAME": "a name",
+    "NUMBER": "a number",
+    "TYPE_NAME": "a type",
+}
+
+
+def skip_statement(tokens: Sequence[Token], start: int, fault: int) -> int:
+    """Return the index after the statement that began at `start` and is broken at `fault`."""
+    depth = 0
+    for i in range(start, len(tokens)):
+        token = tokens[i]
+        if depth == 0 and token == "}" and i >= fault:
+            return max(i, fault + (i == fault and i == start))
+        depth += (token in ("(", "{", "[")) - (token in (")", "}", "]"))
+        if i >= fault and depth <= 0 and token in (";", "}"):
+            return i + 1
+    return len(tokens)
+
+
+def unclosed(tokens: Sequence[Token]) -> Token | None:
+    """Return the innermost bracket that is open at the end."""
+    stack: list[Token] = []
+    for token in tokens:
+        if token in ("(", "[", "{"):
+            stack.append(token)
+        elif token in (")", "]", "}") and stack:
+            stack.pop()
+    return stack[-1] if stack else None

@@ -32,6 +32,7 @@ from dovetail.ir.expr import (
 )
 
 ATOM = POSTFIX + 1
+CAST = PREFIX - 0.5  # `-(T)x` needs no parentheses, `((T)x)++` does
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _OR_LEVEL = PRECEDENCE["||"]
 
@@ -105,7 +106,7 @@ def _unary(printer: ExprPrinter, expr: Expr) -> Rendered:
     assert isinstance(expr, Unary)
     style = printer.spelling
     level = style.not_level if expr.op == "!" else PREFIX
-    operand = printer.text(expr.operand, level)
+    operand = printer.text(expr.operand, CAST if level == PREFIX else level)
     op = style.words.get(expr.op, expr.op)
     # `- -x` must not become the token `--`
     gap = " " if op.isalpha() or operand.startswith(op) else ""
@@ -196,8 +197,8 @@ C_SPELLING = Spelling(
     int_text=lambda expr: expr.text or str(expr.value),
     float_text=c_float,
     ternary=lambda cond, then, other: f"{cond} ? {then} : {other}",
-    cast=lambda type_, operand: (f"({type_}){operand}", PREFIX),
-    cast_operand=PREFIX,
+    cast=lambda type_, operand: (f"({type_}){operand}", CAST),
+    cast_operand=CAST,
 )
 
 # ---- the high IR's Python ----

@@ -71,6 +71,7 @@ LEAVES: st.SearchStrategy[Expr] = st.one_of(
 
 
 def _grow(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
+    no_number = inner.filter(lambda e: not isinstance(e, Int | Float))
     several = st.lists(inner, min_size=2, max_size=3).map(tuple)
     return st.one_of(
         st.builds(
@@ -84,7 +85,7 @@ def _grow(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
         st.builds(lambda a, n: Call(name="f", args=(a,) * n), inner, st.integers(0, 2)),
         st.builds(lambda a, b: Index(base=a, indices=(b,)), inner, inner),
         st.builds(lambda t, a: Cast(type=t, operand=a), TYPES, inner),
-        st.builds(lambda a, w: low.Member(base=a, field="val", arrow=w), inner, st.booleans()),
+        st.builds(lambda a, w: low.Member(base=a, field="val", arrow=w), no_number, st.booleans()),
         st.builds(lambda o, a, b: low.Assign(op=o, target=a, value=b), ASSIGNMENTS, inner, inner),
         st.builds(
             lambda o, a, p: low.Step(op=o, target=a, prefix=p),

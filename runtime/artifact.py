@@ -1,0 +1,228 @@
+"""Opens an artifact directory: reads and checks everything but the weights, and picks the target.
+
+In: the path of an `app.dove` folder and this machine. Out: a frozen `Artifact`; every fault is an
+`ArtifactError` that names the file and the command that mends it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import msgspec
+
+from dovetail.ir.artifact import FORMAT_MAJOR, FileEntry, KernelIndex, Manifest, ServicePlan
+from dovetail.ir.errors import ArtifactError
+from dovetail.ir.model import ModelFile, WeightChunks
+from dovetail.ir.schedule import ScheduleFile
+from dovetail.ir.tape import Tape
+from dovetail.runtime.isa import choose_target
+from dovetail.topology.hardware import HardwareSpec
+
+MAX_JSON_BYTES = 64 << 20
+MAX_FILES = 4096
+HASH_STEP = 1 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """One model of an artifact. `tapes` by name; `weights` and `tokenizer` are files on disk."""
+
+    name: str
+    folder: Path
+    file: ModelFile
+    schedules: ScheduleFile
+    tapes: dict[str, Tape]
+    weights: Path
+    chunks: WeightChunks
+    tokenizer: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An opened artifact; `library` and `kernels` belong to the target chosen for this machine."""
+
+    path: Path
+    manifest: Manifest
+    target: str
+    library: Path
+    kernels: KernelIndex
+    service: ServicePlan
+    models: dict[str, ModelPart]
+
+
+class _Version(msgspec.Struct):
+    format_major: int
+
+
+def damaged(artifact: Path, file: str, problem: str) -> ArtifactError:
+    """Return the error for a file of an artifact that is not what it should be."""
+    return ArtifactError(
+        f"{artifact / file}: {problem}; run `dovetail compile MODEL -o {artifact}` to write it anew"
+    )
+
+
+class Reader:
+    """Reads the files of one artifact that its manifest lists, within size limits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = self._read_manifest()
+
+    def file(self, name: str) -> Path:
+        """Return the path of a listed file; refuses names that lead out of the artifact."""
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
+            raise damaged(self.path, "manifest.json", f"{name!r} leads out of the artifact")
+        if name not in self.manifest.files:
+            raise damaged(self.path, name, "is not listed in manifest.json")
+        found = self.path / pure
+        if not found.resolve().is_relative_to(self.path.resolve()):
+            raise damaged(self.path, name, "is a link that leads out of the artifact")
+        return found
+
+    def json(self, name: str, kind: type[T]) -> T:
+        """Return a listed JSON file as `kind`."""
+        return self._decode(name, self._bytes(name, self.file(name)), kind)
+
+    def check(self, name: str, entry: FileEntry) -> None:
+        """Raise ArtifactError where a file's size or sha256 is not the manifest's."""
+        found = self.file(name)
+        try:
+            size = found.stat().st_size
+            if size != entry.bytes:
+                problem = f"has {size} bytes where the manifest says {entry.bytes}"
+                raise damaged(self.path, name, problem)
+            if entry.sha256 is not None and hash_file(found) != entry.sha256:
+                raise damaged(self.path, name, "does not have the sha256 the manifest gives")
+        except OSError as error:
+            raise damaged(self.path, name, f"cannot be read ({error.strerror})") from None
+
+    def _read_manifest(self) -> Manifest:
+        if not self.path.is_dir():
+            raise ArtifactError(
+                f"{self.path} is not an artifact directory; "
+                f"run `dovetail compile MODEL -o {self.path}` to make one"
+            )
+        data = self._bytes("manifest.json", self.path / "manifest.json")
+        major = self._decode("manifest.json", data, _Version).format_major
+        if major != FORMAT_MAJOR:
+            raise ArtifactError(
+                f"{self.path / 'manifest.json'}: format {major} is not the format {FORMAT_MAJOR} "
+                f"this version reads; install a matching version or run "
+                f"`dovetail compile MODEL -o {self.path}`"
+            )
+        manifest = self._decode("manifest.json", data, Manifest)
+        if len(manifest.files) > MAX_FILES:
+            raise damaged(self.path, "manifest.json", f"lists more than {MAX_FILES} files")
+        return manifest
+
+    def _bytes(self, name: str, found: Path) -> bytes:
+        try:
+            with found.open("rb") as file:
+                data = file.read(MAX_JSON_BYTES + 1)
+        except OSError as error:
+            raise damaged(self.path, name, f"cannot be read ({error.strerror})") from None
+        if len(data) > MAX_JSON_BYTES:
+            raise damaged(self.path, name, f"is larger than {MAX_JSON_BYTES >> 20} MiB")
+        return data
+
+    def _decode(self, name: str, data: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise damaged(self.path, name, f"is not a valid {kind.__name__} ({error})") from None
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of a file as hexadecimal text."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_artifact(
+    path: str | os.PathLike[str], hardware: HardwareSpec, *, check_weights: bool = False
+) -> Artifact:
+    """Open the artifact at `path` for the machine `hardware`.
+
+    Checks the format, the size of every file, and the sha256 of every file but the weights
+    (`check_weights` adds their chunk hashes).
+
+    Raises:
+        ArtifactError: anything is missing, damaged, too new, or does not fit the machine.
+    """
+    reader = Reader(Path(path))
+    for name, entry in reader.manifest.files.items():
+        reader.check(name, entry)
+    target = choose_target(reader.path, reader.manifest.targets, hardware)
+    kernels = reader.json(f"kernels/{target}/index.json", KernelIndex)
+    models = {name: _read_model(reader, name) for name in reader.manifest.models}
+    if not models:
+        raise damaged(reader.path, "manifest.json", "names no model")
+    if check_weights:
+        for model in models.values():
+            check_chunks(reader.path, model)
+    return Artifact(
+        path=reader.path,
+        manifest=reader.manifest,
+        target=target,
+        library=reader.file(f"kernels/{target}/{kernels.library}"),
+        kernels=kernels,
+        service=reader.json("plans/service.json", ServicePlan),
+        models=models,
+    )
+
+
+def _read_model(reader: Reader, name: str) -> ModelPart:
+    folder = f"models/{name}"
+    file = reader.json(f"{folder}/model.json", ModelFile)
+    listed = [f for f in reader.manifest.files if f.startswith(f"{folder}/tapes/")]
+    part = ModelPart(
+        name=name,
+        folder=reader.path / folder,
+        file=file,
+        schedules=reader.json(f"{folder}/schedules.json", ScheduleFile),
+        tapes={PurePosixPath(f).stem: reader.json(f, Tape) for f in listed},
+        weights=reader.file(f"{folder}/weights/weights.bin"),
+        chunks=reader.json(f"{folder}/weights/chunks.json", WeightChunks),
+        tokenizer=reader.file(f"{folder}/{file.tokenizer}") if file.tokenizer else None,
+    )
+    _check_weight_table(reader, part)
+    return part
+
+
+def _check_weight_table(reader: Reader, part: ModelPart) -> None:
+    size = reader.manifest.files[f"models/{part.name}/weights/weights.bin"].bytes
+    model_json = f"models/{part.name}/model.json"
+    if part.chunks.total_bytes != size:
+        raise damaged(reader.path, model_json, "disagrees with weights/chunks.json about the size")
+    for weight in part.file.weights:
+        if weight.offset < 0 or weight.bytes < 0 or weight.offset + weight.bytes > size:
+            raise damaged(reader.path, model_json, f"places {weight.name!r} outside weights.bin")
+        if weight.offset % 64:
+            raise damaged(reader.path, model_json, f"places {weight.name!r} off a cache line")
+
+
+def check_chunks(artifact: Path, part: ModelPart) -> None:
+    """Raise ArtifactError at the first chunk of weights.bin whose sha256 is wrong."""
+    chunks = part.chunks
+    name = str(part.weights.relative_to(artifact))
+    expected = -(-chunks.total_bytes // chunks.chunk_bytes) if chunks.chunk_bytes > 0 else -1
+    if expected != len(chunks.sha256):
+        raise damaged(artifact, f"models/{part.name}/weights/chunks.json", "has too few chunks")
+    with part.weights.open("rb") as file:
+        for i, sha256 in enumerate(chunks.sha256):
+            if _hash_chunk(file.fileno(), i * chunks.chunk_bytes, chunks.chunk_bytes) != sha256:
+                raise damaged(artifact, name, f"is corrupted in chunk {i}")
+
+
+def _hash_chunk(descriptor: int, start: int, length: int) -> str:
+    digest = hashlib.sha256()
+    for offset in range(start, start + length, HASH_STEP):
+        digest.update(os.pread(descriptor, min(HASH_STEP, start + length - offset), offset))
+    return digest.hexdigest()

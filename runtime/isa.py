@@ -1,0 +1,54 @@
+"""Which of an artifact's instruction-set targets this machine can run.
+
+In: target names and a HardwareSpec. Out: the most capable target that fits, or an ArtifactError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.ir.errors import ArtifactError
+from dovetail.topology.hardware import HardwareSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a target needs: the machine (None = the one it was compiled on) and CPU flags."""
+
+    arch: str | None
+    flags: frozenset[str]
+
+
+REQUIREMENTS: dict[str, Requirement] = {
+    "x86-64-avx512": Requirement(
+        "x86_64",
+        frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"}),
+    ),
+    "x86-64-avx2": Requirement("x86_64", frozenset({"avx2", "fma", "f16c"})),
+    "aarch64-neon": Requirement("aarch64", frozenset({"asimd"})),
+    "generic": Requirement(None, frozenset()),
+}
+"""Known targets, most capable first; flags are spelled as in /proc/cpuinfo."""
+
+
+def supports(target: str, hardware: HardwareSpec) -> bool:
+    """Return whether `hardware` runs kernels of `target`."""
+    need = REQUIREMENTS.get(target)
+    if need is None:
+        return False
+    return need.arch in (None, hardware.arch) and need.flags <= set(hardware.isa_flags)
+
+
+def choose_target(artifact: Path, targets: Iterable[str], hardware: HardwareSpec) -> str:
+    """Return the most capable of `targets` that `hardware` supports; ArtifactError if none."""
+    offered = tuple(targets)
+    for target in REQUIREMENTS:
+        if target in offered and supports(target, hardware):
+            return target
+    raise ArtifactError(
+        f"{artifact / 'kernels'}: holds kernels for {', '.join(offered) or 'no target'}, none of "
+        f"which this CPU ({hardware.cpu_model or hardware.arch}) can run; run "
+        f"`dovetail compile MODEL -o {artifact}` on this machine"
+    )

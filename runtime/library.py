@@ -1,0 +1,104 @@
+"""Loads a kernel library and gives out the addresses of its kernels, and thread teams.
+
+In: a .so file and its KernelIndex. Out: `KernelLibrary` and `Team`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.ir.artifact import KernelIndex, PhasePlan
+from dovetail.ir.errors import ArtifactError, CapacityError
+from dovetail.runtime import abi
+
+
+class KernelLibrary:
+    """A loaded library: tape entries by kernel name."""
+
+    def __init__(self, path: Path, index: KernelIndex) -> None:
+        """Load `path`; ArtifactError where it is no library, of another ABI, or lacks a kernel."""
+        self.path, self.index = path, index
+        if index.abi != abi.ABI:
+            raise self._error(f"was built for kernel ABI {index.abi}, this version has {abi.ABI}")
+        try:
+            self._c = abi.declare(ctypes.CDLL(str(path.resolve())))
+        except (OSError, AttributeError) as error:
+            raise self._error(f"cannot be loaded ({error})") from None
+        found = self._c.dt_abi()
+        if found != abi.ABI:
+            raise self._error(f"has kernel ABI {found}, this version has {abi.ABI}")
+        self.kernels = {kernel.name: kernel for kernel in index.kernels}
+        self._addresses = {name: self._address(name) for name in self.kernels}
+
+    def entry(self, kernel: str) -> int:
+        """Return the address of `dt_entry_<kernel>`; ArtifactError where there is none."""
+        try:
+            return self._addresses[kernel]
+        except KeyError:
+            raise self._error(f"has no kernel {kernel!r}") from None
+
+    def slot_types(self, kernel: str) -> tuple[str, ...]:
+        """Return the C types of the operands `kernel` takes from a tape, in order."""
+        return tuple(p.type for p in self.kernels[kernel].params if p.kind == "slot")
+
+    def run(self, team: Team, tape: abi.Tape, args: ctypes.Array[abi.Slot], span: range) -> None:
+        """Run the entries `span` of a bound tape on `team`."""
+        status = self._c.dt_run(
+            team.handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop)
+        )
+        if status:
+            raise RuntimeError(f"the team refused to run entries {span} of a tape")
+
+    def make_team(self, threads: int, spin: int) -> Team:
+        """Return a new team of `threads` threads, the caller included."""
+        handle = self._c.dt_team_create(threads, None, spin)
+        if not handle:
+            raise CapacityError(f"cannot start {threads} threads; give a smaller number of threads")
+        return Team(self._c, handle, threads)
+
+    def _address(self, kernel: str) -> int:
+        try:
+            function = getattr(self._c, f"dt_entry_{kernel}")
+        except AttributeError:
+            raise self._error(f"lacks the kernel {kernel!r} that its index lists") from None
+        return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+    def _error(self, problem: str) -> ArtifactError:
+        return ArtifactError(
+            f"{self.path}: {problem}; run `dovetail compile MODEL` again for this machine"
+        )
+
+
+class Team:
+    """Fixed threads that run tapes; the caller of a run is one of them. Ends with `close`."""
+
+    def __init__(self, library: ctypes.CDLL, handle: int, threads: int) -> None:
+        self._c, self.handle, self.threads = library, handle, threads
+        self._active: tuple[int, tuple[int, ...]] = (threads, ())
+        self._end = weakref.finalize(self, library.dt_team_destroy, handle)
+
+    def set_active(self, plan: PhasePlan) -> None:
+        """Use the first `plan.threads` threads from now on, pinned to `plan.cpus`."""
+        wanted = (plan.threads, plan.cpus)
+        if wanted != self._active:
+            self._c.dt_team_set_active(self.handle, plan.threads, abi.int32_array(plan.cpus))
+            self._active = wanted
+
+    def close(self) -> None:
+        """End the threads; safe to call twice."""
+        self._end()
+
+
+def fit_plan(plan: PhasePlan, threads: int | None, allowed: Sequence[int]) -> PhasePlan:
+    """Return `plan` cut to `threads` and to the CPUs this process may use.
+
+    More threads than planned run unpinned; a plan whose CPUs are not all allowed runs on others.
+    """
+    count = min(threads or plan.threads, max(1, len(allowed)))
+    usable = tuple(c for c in plan.cpus if c in allowed)[:count]
+    spare = tuple(c for c in allowed if c not in usable)
+    cpus = (usable + spare)[:count] if plan.cpus else ()
+    return PhasePlan(threads=count, cpus=cpus)

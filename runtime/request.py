@@ -1,0 +1,205 @@
+"""Requests: what a user asks for, how far it is, and what comes back.
+
+Sampling parameters have vLLM's names; wrong ones end in a RequestError.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from dovetail.ir.errors import RequestError
+
+MAX_LOGPROBS = 100
+MAX_N = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen; the defaults are greedy.
+
+    Order as in vLLM: temperature, top_k (0 = off), top_p, min_p. `seed` None draws one.
+    `logprobs` asks for that many most likely tokens per step, 0 for the chosen one's only.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+
+    @staticmethod
+    def make(options: Mapping[str, object]) -> SamplingParams:
+        """Return checked parameters from keyword options; RequestError names the wrong one."""
+        known = {f.name for f in fields(SamplingParams)}
+        for name in options:
+            if name not in known:
+                raise RequestError(
+                    f"unknown option {name!r}; the options are {', '.join(sorted(known))}"
+                )
+        checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
+        return SamplingParams(**checked)  # type: ignore[arg-type]
+
+
+def _wrong(name: str, value: object, expected: str) -> RequestError:
+    return RequestError(f"{name} must be {expected}, not {value!r}")
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _wrong(name, value, f"a whole number from {low} to {high}")
+    return value
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> float:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
+        raise _wrong(name, value, f"a number {'above' if open_low else 'from'} {low} up to {high}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "true or false")
+    return value
+
+
+def _stop(name: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    found = (value,) if isinstance(value, str) else value
+    ok = isinstance(found, Sequence) and all(isinstance(s, str) and s for s in found)
+    if not ok:
+        raise _wrong(name, value, "a non-empty text or a list of them")
+    return tuple(found)  # type: ignore[arg-type]
+
+
+_CHECKS: dict[str, Callable[[str, object], object]] = {
+    "max_tokens": lambda name, v: _integer(name, v, 1, 1 << 30),
+    "temperature": lambda name, v: _number(name, v, 0.0, 100.0),
+    "top_p": lambda name, v: _number(name, v, 0.0, 1.0, open_low=True),
+    "top_k": lambda name, v: 0 if v == -1 else _integer(name, v, 0, 1 << 30),
+    "min_p": lambda name, v: _number(name, v, 0.0, 1.0),
+    "seed": lambda name, v: None if v is None else _integer(name, v, -(1 << 63), (1 << 63) - 1),
+    "stop": _stop,
+    "ignore_eos": _flag,
+    "logprobs": lambda name, v: None if v is None else _integer(name, v, 0, MAX_LOGPROBS),
+    "n": lambda name, v: _integer(name, v, 1, MAX_N),
+}
+
+
+class State(enum.Enum):
+    """Life of a request; a preempted one waits again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability of the chosen token, and of the most likely ones: (token id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Times in seconds on the device's clock; `cached_tokens` came from shared KV blocks."""
+
+    arrival: float
+    first_token: float | None = None
+    last_token: float | None = None
+    preemptions: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence being generated. `computed` counts the tokens whose K and V are stored."""
+
+    id: int
+    tokens: list[int]  # the prompt, then what was generated
+    prompt_length: int
+    max_tokens: int  # cut to what the context holds
+    params: SamplingParams
+    metrics: Metrics
+    index: int = 0  # which of the n samples of its prompt
+    leader: Request | None = None  # the first sample of the same prompt
+    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    state: State = State.WAITING
+    computed: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def output(self) -> list[int]:
+        """Tokens generated so far."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def generated(self) -> int:
+        """Number of tokens generated so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose K and V are not stored yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the token generated last is pending."""
+        return self.pending == 1 and self.generated > 0
+
+    def admit(self, shared: int) -> None:
+        """WAITING -> RUNNING, with `shared` tokens stored already."""
+        assert self.state is State.WAITING
+        self.state, self.computed = State.RUNNING, shared
+        self.metrics.cached_tokens = shared
+
+    def preempt(self) -> None:
+        """RUNNING -> WAITING; its K and V are dropped and computed anew later."""
+        assert self.state is State.RUNNING
+        self.state, self.computed = State.WAITING, 0
+        self.metrics.preemptions += 1
+
+    def finish(self, reason: str) -> None:
+        """Any state -> FINISHED. `reason`: stop, length or abort."""
+        assert self.state is not State.FINISHED
+        self.state, self.finish_reason = State.FINISHED, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a request gave. `token_ids` holds generated tokens only, an end token included."""
+
+    text: str | None
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[TokenLogprob, ...] | None
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed completion; `finish_reason` is set on the last one."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None

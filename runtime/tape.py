@@ -1,0 +1,219 @@
+"""Binds a tape to a kernel library, weights, schedule tables and buffers, and runs it.
+
+In: `ir.tape.Tape` and where its operands live. Out: a `BoundTape`, one native call per run. What
+cannot be bound (unknown operator, kernel, weight, argument) is an ArtifactError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.errors import ArtifactError
+from dovetail.ir.schedule import Row, ScheduleTable
+from dovetail.ir.tape import (
+    ArgRef,
+    BufferRef,
+    Entry,
+    FloatConst,
+    IntConst,
+    KvRef,
+    Slot,
+    Tape,
+    WeightRef,
+)
+from dovetail.runtime import abi
+from dovetail.runtime.library import KernelLibrary, Team
+from dovetail.runtime.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class KvArrays:
+    """The K and V pools `[layer][block][kv_head][16][head_dim]` as raw bytes; layers alike."""
+
+    k: npt.NDArray[np.uint8]
+    v: npt.NDArray[np.uint8]
+    layer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Where a tape's operands live. `arena` holds the planned buffers."""
+
+    weights: Weights
+    arena: npt.NDArray[np.uint8]
+    kv: KvArrays | None = None
+
+
+def pick_tables(
+    tables: Iterable[ScheduleTable], target: str, phase: str, threads: int
+) -> dict[str, ScheduleTable]:
+    """Return the table of each operator for a phase and thread count.
+
+    Exact thread counts win, then the largest smaller one, then the smallest larger one; a table of
+    the phase itself wins over one for `any`.
+    """
+
+    def rank(table: ScheduleTable) -> tuple[bool, int, bool]:
+        fits = table.threads <= threads
+        return fits, table.threads if fits else -table.threads, table.phase == phase
+
+    chosen: dict[str, ScheduleTable] = {}
+    for table in tables:
+        if table.target != target or table.phase not in (phase, "any"):
+            continue
+        if table.op not in chosen or rank(table) > rank(chosen[table.op]):
+            chosen[table.op] = table
+    return chosen
+
+
+class BoundTape:
+    """A tape whose operands are addresses. One run at a time."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        tape: Tape,
+        tables: Mapping[str, ScheduleTable],
+        operands: Operands,
+    ) -> None:
+        """Bind `tape`; ArtifactError names what is missing."""
+        self.tape, self._library, self._operands = tape, library, operands
+        self._arg_index = {name: i for i, name in enumerate(tape.args)}
+        self._buffers = {buffer.name: buffer for buffer in tape.buffers}
+        self._rows: dict[str, ctypes.Array[abi.Row]] = {}
+        self._patches: list[abi.Patch] = []
+        self._check_buffers()
+        slots = [slot for entry in tape.entries for slot in entry.slots]
+        self._slots = (abi.Slot * max(1, len(slots)))()
+        for i, slot in enumerate(slots):
+            self._bind_slot(i, slot)
+        self._entries = self._bind_entries(tables)
+        self._patch_array = (abi.Patch * max(1, len(self._patches)))(*self._patches)
+        self._args = (abi.Slot * max(1, len(tape.args)))()
+        self._tape = abi.Tape(
+            self._entries, len(tape.entries), self._slots, self._patch_array, len(self._patches)
+        )
+
+    def set_args(self, args: Mapping[str, int]) -> None:
+        """Set arguments (integers and addresses) for the runs that follow; KeyError if unknown."""
+        for name, value in args.items():
+            self._args[self._arg_index[name]].i = value
+
+    def run(self, team: Team, args: Mapping[str, int], span: range | None = None) -> None:
+        """Set `args` and run all entries, or those in `span`, on `team`."""
+        self.set_args(args)
+        everything = range(len(self.tape.entries))
+        self._library.run(team, self._tape, self._args, everything if span is None else span)
+
+    def segment(self, name: str) -> range:
+        """Return the entries of segment `name`, e.g. `attn(0)`; they lie together."""
+        places = [i for i, entry in enumerate(self.tape.entries) if entry.segment == name]
+        return range(places[0], places[-1] + 1) if places else range(0)
+
+    def buffer(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a planned buffer."""
+        buffer = self._buffers[name]
+        return self._operands.arena[buffer.offset : buffer.offset + buffer.bytes]
+
+    def _error(self, problem: str) -> ArtifactError:
+        return ArtifactError(
+            f"tape {self.tape.name!r} cannot be bound: {problem}; "
+            f"run `dovetail compile MODEL` again"
+        )
+
+    def _check_buffers(self) -> None:
+        size = len(self._operands.arena)
+        for buffer in self.tape.buffers:
+            if buffer.offset < 0 or buffer.offset % 64 or buffer.offset + buffer.bytes > size:
+                raise self._error(f"buffer {buffer.name!r} does not lie in the arena")
+
+    def _bind_slot(self, place: int, slot: Slot) -> None:
+        if isinstance(slot, IntConst):
+            self._slots[place].i = slot.value
+        elif isinstance(slot, FloatConst):
+            self._slots[place].f = slot.value
+        elif isinstance(slot, ArgRef):
+            self._patches.append(abi.Patch(place, self._arg(slot.name), slot.offset))
+        elif isinstance(slot, BufferRef):
+            self._slots[place].i = self._buffer_address(slot)
+        elif isinstance(slot, WeightRef):
+            self._slots[place].i = self._weight_address(slot)
+        else:
+            self._slots[place].i = self._kv_address(slot)
+
+    def _arg(self, name: str) -> int:
+        if name not in self._arg_index:
+            raise self._error(f"it has no argument {name!r}")
+        return self._arg_index[name]
+
+    def _buffer_address(self, slot: BufferRef) -> int:
+        buffer = self._buffers.get(slot.name)
+        if buffer is None or not 0 <= slot.offset <= buffer.bytes:
+            raise self._error(f"it has no buffer {slot.name!r} with {slot.offset} bytes")
+        return int(self._operands.arena.ctypes.data) + buffer.offset + slot.offset
+
+    def _weight_address(self, slot: WeightRef) -> int:
+        if slot.name is None:
+            return 0
+        entry = self._operands.weights.entries.get(slot.name)
+        if entry is None or not 0 <= slot.offset <= entry.bytes:
+            raise self._error(f"the model has no weight {slot.name!r} with {slot.offset} bytes")
+        return self._operands.weights.address(slot.name) + slot.offset
+
+    def _kv_address(self, slot: KvRef) -> int:
+        kv = self._operands.kv
+        pool = {"k": kv.k, "v": kv.v}.get(slot.pool) if kv else None
+        if kv is None or pool is None or not 0 <= slot.layer < len(pool) // kv.layer_bytes:
+            raise self._error(f"there is no layer {slot.layer} in the {slot.pool!r} pool")
+        return int(pool.ctypes.data) + slot.layer * kv.layer_bytes
+
+    def _bind_entries(self, tables: Mapping[str, ScheduleTable]) -> ctypes.Array[abi.Entry]:
+        entries = (abi.Entry * max(1, len(self.tape.entries)))()
+        first = 0
+        for i, entry in enumerate(self.tape.entries):
+            rows = self._bind_rows(entry, tables)
+            skip = -1 if entry.skip_if_zero is None else self._arg(entry.skip_if_zero)
+            entries[i] = abi.Entry(
+                rows, len(rows), first, self._arg(entry.m), skip, int(entry.barrier)
+            )
+            first += len(entry.slots)
+        return entries
+
+    def _bind_rows(
+        self, entry: Entry, tables: Mapping[str, ScheduleTable]
+    ) -> ctypes.Array[abi.Row]:
+        table = tables.get(entry.op)
+        if table is None:
+            raise self._error(f"no schedule table for operator {entry.op!r}")
+        bounds = [row.m_lo for row in table.rows]
+        if not bounds or bounds[0] > 1 or bounds != sorted(set(bounds)):
+            raise self._error(f"the breakpoints of {entry.op!r} do not cover every M")
+        for row in table.rows:
+            self._check_operands(entry, row)
+        if entry.op not in self._rows:
+            self._rows[entry.op] = (abi.Row * len(table.rows))(*map(self._bind_row, table.rows))
+        return self._rows[entry.op]
+
+    def _check_operands(self, entry: Entry, row: Row) -> None:
+        for kernel in (row.kernel, row.reduce_kernel):
+            if kernel is None:
+                continue
+            self._library.entry(kernel)
+            wanted = len(self._library.slot_types(kernel))
+            if wanted != len(entry.slots):
+                raise self._error(
+                    f"{kernel!r} takes {wanted} operands, operator {entry.op!r} has "
+                    f"{len(entry.slots)}"
+                )
+
+    def _bind_row(self, row: Row) -> abi.Row:
+        if len(row.schedule) != abi.SCHEDULE_LENGTH:
+            raise self._error(f"a schedule of {row.kernel!r} has {len(row.schedule)} values")
+        reduce = self._library.entry(row.reduce_kernel) if row.reduce_kernel else None
+        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*row.schedule)
+        return abi.Row(row.m_lo, self._library.entry(row.kernel), reduce, schedule)

@@ -1,0 +1,51 @@
+"""Packed weights of one model, mapped read-only from weights.bin.
+
+In: a ModelPart. Out: the address of each weight. Pages are shared with every process that maps the
+same artifact, and nothing is read before a kernel touches it.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.errors import ArtifactError
+from dovetail.ir.model import WeightEntry
+from dovetail.runtime.artifact import ModelPart
+
+
+class Weights:
+    """The mapped file and its index; keep it alive as long as any address is in use."""
+
+    def __init__(self, part: ModelPart) -> None:
+        """Map `part.weights`; ArtifactError when the file cannot be mapped."""
+        self.entries = {entry.name: entry for entry in part.file.weights}
+        try:
+            with part.weights.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise ArtifactError(
+                f"{part.weights}: cannot be mapped ({error}); "
+                f"run `dovetail verify {part.folder.parent.parent}`"
+            ) from None
+        self._map.madvise(mmap.MADV_WILLNEED)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._base = int(self._bytes.ctypes.data)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all packed weights."""
+        return len(self._bytes)
+
+    def address(self, name: str) -> int:
+        """Return the address of weight `name`; KeyError where there is none."""
+        return self._base + self.entries[name].offset
+
+    def array(self, name: str) -> npt.NDArray[np.generic]:
+        """Return a read-only flat view of the stored values of weight `name` (bf16 as uint16)."""
+        entry: WeightEntry = self.entries[name]
+        stored = self._bytes[entry.offset : entry.offset + entry.bytes]
+        return stored.view(DTYPES[entry.dtype].numpy)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import re
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from dovetail.ir.errors import CapacityError
 from dovetail.topology.hardware import HardwareSpec
@@ -32,8 +33,17 @@ def allocate(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 def available_memory(hardware: HardwareSpec) -> int:
-    """Return the bytes this process may still use: free memory, cut to the control group's limit."""
-    free = int(psutil.virtual_memory().available)
+    """Return the bytes this process may still use: free memory, cut to its control group's."""
+    free = _kilobytes("/proc/meminfo", "MemAvailable") or hardware.memory_bytes
     if hardware.memory_limit is None:
         return free
-    return max(0, min(free, hardware.memory_limit - int(psutil.Process().memory_info().rss)))
+    return max(0, min(free, hardware.memory_limit - _kilobytes("/proc/self/status", "VmRSS")))
+
+
+def _kilobytes(file: str, key: str) -> int:
+    """Return the value of a `Key:  123 kB` line in bytes, 0 where there is none."""
+    try:
+        found = re.search(rf"^{key}:\s+(\d+) kB$", Path(file).read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) << 10 if found else 0

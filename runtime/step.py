@@ -1,0 +1,173 @@
+"""Turns a planned batch into the argument arrays of the forward and sample tapes.
+
+All arrays are allocated once for the largest step; filling them allocates nothing of step size.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.request import Request
+from dovetail.runtime.scheduler import Batch, PrefillChunk
+
+ROW_ALIGN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Sizes of a filled step, and the requests whose logits come out, in row order."""
+
+    n_tokens: int
+    n_prefill: int
+    n_decode: int
+    prefill_tokens: int
+    longest_decode: int
+    outputs: tuple[Request, ...]
+
+
+class StepBuffers:
+    """Argument arrays of one step. Row order: prefill sequences, then one row per decode."""
+
+    def __init__(
+        self,
+        alloc: Callable[[int], npt.NDArray[np.uint8]],
+        spec: ModelSpec,
+        max_tokens: int,
+        max_sequences: int,
+    ) -> None:
+        def make(dtype: type[np.generic], *shape: int) -> npt.NDArray[Any]:
+            count = int(np.prod(shape))
+            return alloc(count * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+
+        rows, table_stride = max_sequences, blocks_for(spec.max_context)
+        stride = -(-spec.vocab_size // ROW_ALIGN) * ROW_ALIGN + ROW_ALIGN
+        self.arrays: dict[str, npt.NDArray[Any]] = {
+            "token_ids": make(np.int32, max_tokens),
+            "positions": make(np.int32, max_tokens),
+            "kv_slots": make(np.int64, max_tokens),
+            "seq_starts": make(np.int32, rows + 1),
+            "seq_lengths": make(np.int32, rows),
+            "block_tables": make(np.int32, rows, table_stride),
+            "out_rows": make(np.int32, rows),
+            "logits": make(np.float32, rows, stride),
+            "temperature": make(np.float32, rows),
+            "top_k": make(np.int32, rows),
+            "top_p": make(np.float32, rows),
+            "min_p": make(np.float32, rows),
+            "uniform": make(np.float32, rows),
+            "out_ids": make(np.int32, rows),
+            "out_logprobs": make(np.float32, rows),
+        }
+        self.vocab_size = spec.vocab_size
+        self._addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
+        self._strides = {"table_stride": table_stride, "logits_stride": stride}
+        self._iota = np.arange(spec.max_context, dtype=np.int32)
+
+    def fill(self, batch: Batch, requests: Mapping[int, Request], pool: KvPool) -> StepShape:
+        """Write the arrays for `batch`."""
+        row, sequence, longest = 0, 0, 0
+        outputs: list[Request] = []
+        self.arrays["seq_starts"][0] = 0
+        for chunk in batch.prefill:
+            request = requests[chunk.request]
+            self._put(request, pool.table(request.id), chunk, sequence, row)
+            row, sequence = row + chunk.length, sequence + 1
+            self.arrays["seq_starts"][sequence] = row
+            if chunk.start + chunk.length == len(request.tokens):
+                self.arrays["out_rows"][len(outputs)] = row - 1
+                outputs.append(request)
+        prefill_tokens = row
+        for number in batch.cpu_decode:
+            request = requests[number]
+            chunk = PrefillChunk(number, request.computed, 1)
+            self._put(request, pool.table(number), chunk, sequence, row)
+            self.arrays["out_rows"][len(outputs)] = row
+            outputs.append(request)
+            row, sequence = row + 1, sequence + 1
+            longest = max(longest, len(request.tokens))
+        return StepShape(
+            n_tokens=row,
+            n_prefill=len(batch.prefill),
+            n_decode=len(batch.cpu_decode),
+            prefill_tokens=prefill_tokens,
+            longest_decode=longest,
+            outputs=tuple(outputs),
+        )
+
+    def _put(
+        self, request: Request, table: array[int], chunk: PrefillChunk, sequence: int, row: int
+    ) -> None:
+        start, length, end = chunk.start, chunk.length, chunk.start + chunk.length
+        blocks = np.frombuffer(table, np.int32)[: blocks_for(end)]
+        positions = self._iota[start:end]
+        arrays = self.arrays
+        arrays["token_ids"][row : row + length] = request.tokens[start:end]
+        arrays["positions"][row : row + length] = positions
+        slots = arrays["kv_slots"][row : row + length]
+        np.take(blocks, positions // KV_BLOCK, out=slots, mode="clip")
+        slots *= KV_BLOCK
+        slots += positions % KV_BLOCK
+        arrays["seq_lengths"][sequence] = end
+        arrays["block_tables"][sequence, : len(blocks)] = blocks
+
+    def forward_args(self, shape: StepShape, kv_splits: int) -> dict[str, int]:
+        """Return the forward tape's arguments for a filled step."""
+        return {
+            **{name: self._addresses[name] for name in _FORWARD_ARRAYS},
+            **self._strides,
+            "n_tokens": shape.n_tokens,
+            "n_prefill": shape.n_prefill,
+            "n_decode": shape.n_decode,
+            "n_out": len(shape.outputs),
+            "kv_splits": kv_splits,
+        }
+
+    def sample_args(self, shape: StepShape, uniform: Callable[[Request], float]) -> dict[str, int]:
+        """Write the sampling parameters of the outputs and return the sample tape's arguments."""
+        for row, request in enumerate(shape.outputs):
+            params = request.params
+            self.arrays["temperature"][row] = params.temperature
+            self.arrays["top_k"][row] = params.top_k
+            self.arrays["top_p"][row] = params.top_p
+            self.arrays["min_p"][row] = params.min_p
+            self.arrays["uniform"][row] = uniform(request) if params.temperature > 0 else 0.0
+        return {
+            **{name: self._addresses[name] for name in _SAMPLE_ARRAYS},
+            "logits_stride": self._strides["logits_stride"],
+            "n_rows": len(shape.outputs),
+        }
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the raw logits of output `row` [vocab]; overwritten by the next step."""
+        found: npt.NDArray[np.float32] = self.arrays["logits"][row, : self.vocab_size]
+        return found
+
+
+_FORWARD_ARRAYS = (
+    "token_ids",
+    "positions",
+    "kv_slots",
+    "seq_starts",
+    "seq_lengths",
+    "block_tables",
+    "out_rows",
+    "logits",
+)
+_SAMPLE_ARRAYS = (
+    "logits",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "uniform",
+    "out_ids",
+    "out_logprobs",
+)

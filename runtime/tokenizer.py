@@ -1,0 +1,112 @@
+"""Text to token ids and back, on `tokenizers`; streaming text is cut only between characters.
+
+In: a tokenizer.json. `TextStream` turns ids, one at a time, into text and watches for stop texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.ir.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder gives for the first bytes of a character whose rest is still to come."""
+MAX_UNFINISHED = 8
+"""Tokens that may be held back for it; more are not UTF-8 in the making."""
+
+
+class Tokenizer:
+    """A tokenizer.json, read when it is first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._loaded: tokenizers.Tokenizer | None = None
+
+    @property
+    def _tokenizer(self) -> tokenizers.Tokenizer:
+        if self._loaded is None:
+            import tokenizers  # noqa: PLC0415 - callers that give token ids never need it
+
+            try:
+                self._loaded = tokenizers.Tokenizer.from_file(str(self._path))
+            except Exception as error:  # the library raises bare Exception
+                raise ArtifactError(
+                    f"{self._path}: is not a tokenizer ({error}); put a valid tokenizer.json into "
+                    f"the model directory and run `dovetail compile MODEL` again"
+                ) from None
+        return self._loaded
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`, with the special tokens the model's template adds."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+class TextStream:
+    """The text of one completion as it grows.
+
+    `push` returns the text that is certain: no half characters, nothing that may turn out to be
+    the start of a stop text. The text before the stop text is all there is after a stop.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._ids: list[int] = []
+        self._anchor = 0  # decoding starts here, so that joining spaces come out right
+        self._read = 0  # ids up to here are in the text
+        self._held = ""  # decoded, but may be the start of a stop text
+        self.text = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Add a token; return the new certain text."""
+        self._ids.append(token)
+        return self._release(self._decode_new(last=False), last=False)
+
+    def close(self) -> str:
+        """Return what was held back; nothing more will come."""
+        return self._release(self._decode_new(last=True), last=True)
+
+    def _decode_new(self, *, last: bool) -> str:
+        known = self._tokenizer.decode(self._ids[self._anchor : self._read])
+        full = self._tokenizer.decode(self._ids[self._anchor :])
+        waiting = len(self._ids) - self._read
+        unfinished = full.endswith(UNFINISHED) and waiting < MAX_UNFINISHED
+        if len(full) <= len(known) or (unfinished and not last):
+            return ""
+        self._anchor, self._read = self._read, len(self._ids)
+        return full[len(known) :]
+
+    def _release(self, new: str, *, last: bool) -> str:
+        if self.stopped:
+            return ""
+        pending = self._held + new
+        places = [at for stop in self._stop if (at := pending.find(stop)) >= 0]
+        if places:
+            self.stopped = True
+            certain, self._held = pending[: min(places)], ""
+        else:
+            keep = 0 if last else _longest_start(pending, self._stop)
+            certain = pending[: len(pending) - keep]
+            self._held = pending[len(pending) - keep :]
+        self.text += certain
+        return certain
+
+
+def _longest_start(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` with which some stop text begins."""
+    longest = 0
+    for stop in stops:
+        for length in range(min(len(stop) - 1, len(text)), longest, -1):
+            if text.endswith(stop[:length]):
+                longest = length
+                break
+    return longest

@@ -54,9 +54,7 @@ class _Binder:
     library: KernelLibrary
 
     def bind(self, tape: Tape, operands: Operands, phase: str, plan: PhasePlan) -> Phase:
-        tables = pick_tables(
-            self.part.schedules.tables, self.artifact.target, phase, plan.threads
-        )
+        tables = pick_tables(self.part.schedules.tables, self.artifact.target, phase, plan.threads)
         return Phase(BoundTape(self.library, tape, tables, operands), plan)
 
 

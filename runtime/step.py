@@ -112,7 +112,7 @@ class StepBuffers:
         arrays["token_ids"][row : row + length] = request.tokens[start:end]
         arrays["positions"][row : row + length] = positions
         slots = arrays["kv_slots"][row : row + length]
-        np.take(blocks, positions // KV_BLOCK, out=slots, mode="clip")
+        slots[:] = blocks[positions // KV_BLOCK]
         slots *= KV_BLOCK
         slots += positions % KV_BLOCK
         arrays["seq_lengths"][sequence] = end

@@ -175,7 +175,7 @@ def test_two_processes_build_once(tmp_path):
 
 
 def test_killed_build_leaves_no_entry(tmp_path):
-    """The first compiler tells that it runs, then waits; the process group is killed; a retry works."""
+    """The compiler tells that it runs, then waits; its process group is killed; a retry works."""
     fifo = tmp_path / "started"
     os.mkfifo(fifo)
     script = fake_compiler(tmp_path, f"echo > probe.so; echo > {fifo}; read -r _ < {fifo}")

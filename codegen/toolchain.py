@@ -166,7 +166,7 @@ def _build_entry(spec: BuildSpec, compiler: Compiler, entry: Path, result: str, 
     jobs = _jobs(spec, compiler)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(lambda job: _compile(job, work, environment), jobs))
-    link = ("-static",) if spec.executable else ("-shared",)
+    link = ("-static",) if spec.executable else ("-shared", "-Wl,-z,defs")
     objects = [job[-1] for job in jobs]
     flags = (*compiler.flags_for(spec.target), *spec.flags)
     command = (*compiler.command, *flags, *link, *objects, *spec.libraries, "-o", result)

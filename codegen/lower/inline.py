@@ -1,0 +1,195 @@
+"""Expand calls of @inline functions: a kernel that calls them in, one body without such calls out.
+
+Locals of an expanded body get fresh names. Compile-time, tile, pointer and vector arguments that are
+plain names stand in for their parameters; others are computed once into a typed local.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dovetail.codegen.lower.fold import fold_type
+from dovetail.codegen.lower.names import Names
+from dovetail.codegen.lower.rebuild import rebuild_body
+from dovetail.ir.errors import ScheduleError
+from dovetail.ir.expr import (
+    Binary,
+    Call,
+    Expr,
+    Float,
+    Int,
+    Name,
+    NamedType,
+    PointerType,
+    Ternary,
+    Type,
+    Unary,
+)
+from dovetail.ir.high.nodes import (
+    Assign,
+    Break,
+    ExprStmt,
+    For,
+    Function,
+    If,
+    Return,
+    Stmt,
+    Text,
+    Unit,
+    While,
+)
+from dovetail.ir.high.scopes import defined_names
+
+Body = tuple[Stmt, ...]
+BY_NAME = ("const", "dtype", "tile")
+"""Parameter types whose argument replaces the parameter as it stands."""
+
+
+@dataclass(slots=True)
+class _Expander:
+    functions: dict[str, Function]
+    names: Names
+    types: dict[str, Type]  # declared types of the kernel's parameters and of typed copies
+    active: list[str]
+
+    def body(self, body: Body) -> Body:
+        out: list[Stmt] = []
+        for stmt in body:
+            out += self.statement(stmt)
+        return tuple(out)
+
+    def statement(self, stmt: Stmt) -> list[Stmt]:
+        before: list[Stmt] = []
+        if isinstance(stmt, ExprStmt) and isinstance(stmt.expr, Call):
+            if stmt.expr.name in self.functions:
+                self.call(stmt.expr, before)
+                return before
+        if isinstance(stmt, If):
+            cond = self.expr(stmt.cond, before)
+            then, other = self.body(stmt.then), self.body(stmt.other)
+            return [*before, If(cond=cond, then=then, other=other, span=stmt.span)]
+        if isinstance(stmt, While):
+            return [self.loop(stmt)]
+        new: Any = stmt.map_children(
+            lambda child: self.expr(child, before) if isinstance(child, Expr) else child
+        )
+        if isinstance(new, For):
+            new = replace(new, body=self.body(new.body))
+        return [*before, new]
+
+    def loop(self, stmt: While) -> Stmt:
+        """A condition that needs statements moves to the top of an endless loop's body."""
+        before: list[Stmt] = []
+        cond, body = self.expr(stmt.cond, before), self.body(stmt.body)
+        if not before:
+            return While(cond=cond, body=body, span=stmt.span)
+        leave = If(cond=Unary(op="!", operand=cond), then=(Break(),))
+        return While(cond=Int(value=1), body=(*before, leave, *body), span=stmt.span)
+
+    def expr(self, expr: Expr, before: list[Stmt]) -> Any:
+        """Return `expr` without inline calls; what they compute first is appended to `before`."""
+        if isinstance(expr, Binary) and expr.op in ("&&", "||"):
+            return self.short_circuit(expr, before)
+        if isinstance(expr, Ternary):
+            return self.ternary(expr, before)
+        new: Any = expr.map_children(
+            lambda child: self.expr(child, before) if isinstance(child, Expr) else child
+        )
+        if isinstance(new, Call) and new.name in self.functions:
+            return self.call(new, before)
+        return new
+
+    def short_circuit(self, expr: Binary, before: list[Stmt]) -> Expr:
+        """What the right side computes first runs only where the left side lets it."""
+        inside: list[Stmt] = []
+        left, right = self.expr(expr.left, before), self.expr(expr.right, inside)
+        if not inside:
+            return replace(expr, left=left, right=right)
+        test = Name(id=self.names.fresh("test"))
+        goes_on = test if expr.op == "&&" else Unary(op="!", operand=test)
+        inside.append(Assign(target=test, value=right))
+        before += [Assign(target=test, value=left), If(cond=goes_on, then=tuple(inside))]
+        return test
+
+    def ternary(self, expr: Ternary, before: list[Stmt]) -> Expr:
+        """What an arm computes first runs only where that arm is chosen."""
+        cond = self.expr(expr.cond, before)
+        sides: tuple[list[Stmt], list[Stmt]] = ([], [])
+        then, other = self.expr(expr.then, sides[0]), self.expr(expr.other, sides[1])
+        if not any(sides):
+            return replace(expr, cond=cond, then=then, other=other)
+        chosen = Name(id=self.names.fresh("chosen"))
+        arms = [
+            (*side, Assign(target=chosen, value=value))
+            for side, value in zip(sides, (then, other), strict=True)
+        ]
+        if isinstance(then, Int | Float):  # the arm written first gives the variable its type
+            cond, arms = Unary(op="!", operand=cond), arms[::-1]
+        before.append(If(cond=cond, then=arms[0], other=arms[1]))
+        return chosen
+
+    def call(self, call: Call, before: list[Stmt]) -> Expr | None:
+        """Append the expanded body of `call` to `before` and return its result."""
+        function = self.functions[call.name]
+        if call.name in self.active:
+            raise ScheduleError(
+                f"`{call.name}` calls itself; @inline functions cannot be recursive"
+            )
+        env, copies = self.bind(function, call)
+        before += copies
+        self.active.append(call.name)
+        body = self.body(rebuild_body(function.body, env))
+        self.active.pop()
+        if body and isinstance(body[-1], Return):
+            before += body[:-1]
+            return body[-1].value
+        before += body
+        return None
+
+    def bind(self, function: Function, call: Call) -> tuple[dict[str, Expr], list[Stmt]]:
+        """Return what parameters and locals are called in this expansion, and copies of arguments."""
+        inner = defined_names(function.body)
+        pairs = list(zip(function.params, call.args, strict=True))
+        locals_ = sorted(inner - {param.name for param in function.params})
+        env: dict[str, Expr] = {name: Name(id=self.names.fresh(name)) for name in locals_}
+        env |= {param.name: arg for param, arg in pairs if _by_name(param.type)}
+        copies: list[Stmt] = []
+        for param, arg in (pair for pair in pairs if not _by_name(pair[0].type)):
+            type_ = fold_type(param.type, env)
+            if param.name not in inner and self.stands(type_, arg):
+                env[param.name] = _as_type(type_, arg)
+                continue
+            local = Name(id=self.names.fresh(param.name))
+            self.types[local.id] = type_
+            env[param.name] = local
+            copies.append(Assign(target=local, value=arg, type=type_, span=call.span))
+        return env, copies
+
+    def stands(self, type_: Type, arg: Expr) -> bool:
+        """Tell whether `arg` can stand for a parameter of `type_` wherever it is used."""
+        if isinstance(arg, Int | Float | Text):
+            return True
+        if not isinstance(arg, Name):
+            return False
+        passive = isinstance(type_, PointerType) or str(getattr(type_, "name", "")).startswith(
+            "vec"
+        )
+        return passive or arg.id in ("null", "inf", "VL") or self.types.get(arg.id) == type_
+
+
+def _by_name(type_: Type) -> bool:
+    return isinstance(type_, NamedType) and type_.name in BY_NAME
+
+
+def _as_type(type_: Type, arg: Expr) -> Expr:
+    wants_real = isinstance(type_, NamedType) and type_.name in ("f32", "f64")
+    return Float(value=float(arg.value)) if wants_real and isinstance(arg, Int) else arg
+
+
+def expand_calls(unit: Unit, kernel: Function, names: Names) -> Function:
+    """Return `kernel` with every call of an @inline function of `unit` expanded in place."""
+    functions = {f.name: f for f in unit.functions if f.kind == "inline"}
+    types = {p.name: p.type for p in kernel.params}
+    expander = _Expander(functions, names, types, [])
+    return replace(kernel, body=expander.body(kernel.body))

@@ -1,0 +1,135 @@
+"""Partial evaluation: `unroll` loops repeated, compile-time variables and `if`s resolved, sizes settled.
+
+A body and the values of its tunables in; out a body whose tile indices and shapes are literals. Each
+copy of an unrolled body gets variables of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dovetail.codegen.lower.fold import combine, fold, is_literal
+from dovetail.codegen.lower.names import Names
+from dovetail.codegen.lower.rebuild import rebuild
+from dovetail.ir.errors import ScheduleError
+from dovetail.ir.expr import Expr, Int, Name
+from dovetail.ir.high.nodes import Assign, For, If, Local, Regs, Stmt
+from dovetail.ir.high.print import print_high
+from dovetail.ir.high.scopes import (
+    Body,
+    Homes,
+    child_bodies,
+    defined_name,
+    find_constants,
+    find_homes,
+)
+
+MAX_STEPS = 4096
+"""Most copies one `unroll` may make; more is a mistake in a bound."""
+
+
+def unroll_body(body: Body, values: Mapping[str, Expr], names: Names) -> Body:
+    """Return `body` with everything resolved that `values` of tunables and constants decide."""
+    constants = find_constants(body, values)
+    unroller = _Unroller(dict(values), constants, find_homes(body), names)
+    return unroller.body(body)
+
+
+@dataclass(slots=True)
+class _Unroller:
+    env: dict[str, Expr]
+    constants: set[str]
+    homes: Homes
+    names: Names
+
+    def body(self, body: Body) -> Body:
+        out: list[Stmt] = []
+        for stmt in body:
+            out += self.statement(stmt)
+        return tuple(out)
+
+    def statement(self, stmt: Stmt) -> Body:
+        if isinstance(stmt, For):
+            return self.unroll(stmt) if stmt.kind == "unroll" else self.loop(stmt)
+        if isinstance(stmt, Assign) and defined_name(stmt) in self.constants:
+            self.remember(stmt)
+            return ()
+        if isinstance(stmt, If):
+            return self.branch(stmt)
+        new = rebuild(stmt, self.env, self.body)
+        if isinstance(new, Regs):
+            new = replace(new, shape=tuple(Int(value=self.integer(item)) for item in new.shape))
+        if isinstance(new, Local):
+            new = replace(new, size=Int(value=self.integer(new.size)))
+        return (new,)
+
+    def loop(self, stmt: For) -> Body:
+        outer = self.env.pop(stmt.var, None)
+        new: Any = rebuild(stmt, self.env, self.body)
+        if outer is not None:
+            self.env[stmt.var] = outer
+        empty = isinstance(new.start, Int) and isinstance(new.stop, Int) and not _steps(new)
+        return () if empty else (new,)
+
+    def branch(self, stmt: If) -> Body:
+        cond = fold(stmt.cond, self.env)
+        if isinstance(cond, Int):
+            return self.body(stmt.then if cond.value else stmt.other)
+        then, other = self.body(stmt.then), self.body(stmt.other)
+        if not then and not other:
+            return ()
+        return (If(cond=cond, then=then, other=other, span=stmt.span),)
+
+    def remember(self, stmt: Assign) -> None:
+        assert isinstance(stmt.target, Name)
+        name, value = stmt.target.id, fold(stmt.value, self.env)
+        if stmt.op != "=":
+            value = combine(stmt.op[:-1], self.env[name], value)
+        if not (is_literal(value) or value == Name(id="null")):
+            raise ScheduleError(
+                f"line {stmt.span.line}: `{print_high(value)}` has no compile-time value"
+            )
+        self.env[name] = value
+
+    def unroll(self, stmt: For) -> Body:
+        bounds = (self.integer(fold(item, self.env)) for item in (stmt.start, stmt.stop, stmt.step))
+        start, stop, step = bounds
+        if step == 0 or len(range(start, stop, step)) > MAX_STEPS:
+            raise ScheduleError(
+                f"line {stmt.span.line}: unroll({start}, {stop}, {step}) makes too many copies"
+            )
+        local = sorted(self.spliced(stmt.body) - self.constants)
+        outer = {name: self.env[name] for name in (stmt.var, *local) if name in self.env}
+        out: list[Stmt] = []
+        for value in range(start, stop, step):
+            self.env |= {name: Name(id=self.names.fresh(name)) for name in local}
+            self.env[stmt.var] = Int(value=value)
+            out += self.body(stmt.body)
+        for name in (stmt.var, *local):
+            self.env.pop(name, None)
+        self.env |= outer
+        return tuple(out)
+
+    def spliced(self, body: Body) -> set[str]:
+        """Return the variables that would meet in one block if copies of `body` stood in a row."""
+        found = set(self.homes.of(body))
+        for stmt in body:
+            if isinstance(stmt, If):
+                found = found.union(*(self.spliced(child) for child in child_bodies(stmt)))
+        return found
+
+    def integer(self, expr: Expr) -> int:
+        if isinstance(expr, Int):
+            return expr.value
+        raise ScheduleError(
+            f"line {expr.span.line}: `{print_high(expr)}` must be a compile-time integer"
+        )
+
+
+def _steps(loop: For) -> bool:
+    """Tell whether a loop with literal bounds runs at all."""
+    assert isinstance(loop.start, Int) and isinstance(loop.stop, Int)
+    down = isinstance(loop.step, Int) and loop.step.value < 0
+    return loop.start.value > loop.stop.value if down else loop.start.value < loop.stop.value

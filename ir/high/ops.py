@@ -1,0 +1,88 @@
+"""The one table of builtins: name, argument kinds and result kind. The verifier and lowering read it.
+
+Kinds: `f32`, `i32`, `vec[f32]`, `vec[i32]` as written; `int` any integer; `const` a compile-time integer;
+`number` any scalar and `real` any floating scalar, all such arguments alike; `ptr.any` a pointer,
+`ptr.real` to f32, bf16 or f16, `ptr.i32` to i32. Results: a type, `same` as the number or real
+arguments, `elem` of the pointer as a scalar, or `void`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A builtin. `optional` trailing parameters may be left out; `family` is its name in target tables."""
+
+    name: str
+    params: tuple[str, ...]
+    result: str
+    optional: int = 0
+    family: str = ""
+
+    @property
+    def least(self) -> int:
+        """The smallest number of arguments."""
+        return len(self.params) - self.optional
+
+    @property
+    def by_element(self) -> bool:
+        """Whether target tables hold one entry per pointer element type (`vload.bf16`)."""
+        return bool(self.params) and self.params[0].startswith("ptr.") and self.name != "prefetch"
+
+
+F, I = "vec[f32]", "vec[i32]"  # noqa: E741
+
+_SCALAR = (
+    Op("min", ("number", "number"), "same"),
+    Op("max", ("number", "number"), "same"),
+    Op("abs", ("number",), "same"),
+    *(
+        Op(name, ("real",), "same")
+        for name in ("exp", "log", "sqrt", "cos", "sin", "tanh", "floor")
+    ),
+    Op("load", ("ptr.any",), "elem"),
+    Op("store", ("ptr.any", "elem"), "void"),
+    Op("prefetch", ("ptr.any",), "void"),
+)
+_MEMORY = (
+    Op("vload", ("ptr.real", "int"), F, optional=1, family="vload"),
+    Op("vstore", ("ptr.real", F, "int"), "void", optional=1, family="vstore"),
+    Op("vload_i32", ("ptr.i32", "int"), I, optional=1, family="vload"),
+    Op("vstore_i32", ("ptr.i32", I, "int"), "void", optional=1, family="vstore"),
+)
+_VECTOR = (
+    Op("vzero", (), F),
+    Op("vbroadcast", ("f32",), F),
+    *(Op(name, (F, F), F) for name in ("vadd", "vsub", "vmul", "vdiv", "vmin", "vmax")),
+    *(Op(name, (F, F, F), F) for name in ("vfma", "vfnma")),
+    *(Op(name, (F,), F) for name in ("vabs", "vneg", "vsqrt", "vround")),
+    *(Op(name, (F,), "f32") for name in ("vreduce_add", "vreduce_max", "vreduce_min")),
+    Op("vselect_gt", (F, F, F, F), F),
+    Op("vtail", (F, "f32"), F),
+    Op("vcvt_i32", (F,), I),
+    Op("vcvt_f32", (I,), F),
+    *(Op(name, (I, I), I) for name in ("vadd_i32", "vsub_i32")),
+    Op("vshl_i32", (I, "const"), I),
+    Op("vbitcast_f32", (I,), F),
+    Op("vbitcast_i32", (F,), I),
+    Op("vbroadcast_i32", ("i32",), I),
+    Op("viota", (), I),
+)
+OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR)}
+"""Every builtin by name. `cast(type, x)` is syntax, not in the table."""
+
+FOLDABLE = frozenset(("min", "max", "abs", "exp", "log", "sqrt", "cos", "sin", "tanh", "floor"))
+"""Builtins whose result is compile-time when all arguments are."""
+
+INTS = ("u16", "i32", "u32", "i64")
+REALS = ("f32", "f64")
+STORAGE = ("bf16", "f16")
+"""Types that exist in memory only: `load`, `store`, `vload` and `vstore` convert from and to f32."""
+SCALARS = (*INTS, *REALS)
+VECTORS = (F, I)
+ELEMENTS = (*SCALARS, *STORAGE)
+"""Types a pointer may point to."""
+CONSTANTS = {"inf": "float", "null": "null", "VL": "int"}
+"""Names known everywhere and their types."""

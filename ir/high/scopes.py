@@ -1,0 +1,208 @@
+"""Where the variables of a function body live, and which of them are compile-time values.
+
+Variables have function scope in the text. `find_homes` gives each the innermost block that can hold its
+declaration; `find_constants` the names that a sequential walk over `unroll` loops and constant `if`s
+can replace by values.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Ternary, Unary
+from dovetail.ir.high.nodes import Assign, For, If, Local, Regs, Stmt, Text, While
+from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, FOLDABLE
+from dovetail.ir.node import Node
+
+Body = tuple[Stmt, ...]
+
+
+def child_bodies(stmt: Stmt) -> tuple[Body, ...]:
+    """Return the statement lists inside `stmt`."""
+    if isinstance(stmt, If):
+        return (stmt.then, stmt.other)
+    if isinstance(stmt, For | While):
+        return (stmt.body,)
+    return ()
+
+
+def all_statements(body: Body) -> Iterator[Stmt]:
+    """Yield every statement of a body, outer ones first."""
+    for stmt in body:
+        yield stmt
+        for child in child_bodies(stmt):
+            yield from all_statements(child)
+
+
+def defined_name(stmt: Stmt) -> str | None:
+    """Return the variable that `stmt` itself gives a value, if any (loop variables apart)."""
+    if isinstance(stmt, Assign) and isinstance(stmt.target, Name):
+        return stmt.target.id
+    return stmt.name if isinstance(stmt, Regs | Local) else None
+
+
+def defined_names(body: Body) -> set[str]:
+    """Return every variable given a value in `body`, loop variables included."""
+    names = {name for stmt in all_statements(body) if (name := defined_name(stmt))}
+    return names | {stmt.var for stmt in all_statements(body) if isinstance(stmt, For)}
+
+
+def expressions(stmt: Stmt) -> Iterator[Expr]:
+    """Yield the expressions evaluated by `stmt` itself, without those of statements inside it."""
+    for child in stmt.children():
+        if isinstance(child, Expr):
+            yield child
+
+
+def read_names(stmt: Stmt) -> set[str]:
+    """Return the names read by `stmt` itself."""
+    names: set[str] = set()
+    for expr in expressions(stmt):
+        if isinstance(stmt, Assign) and stmt.op == "=" and expr is stmt.target:
+            if isinstance(expr, Name):
+                continue
+        _add_names(expr, names)
+    return names
+
+
+def _add_names(node: Node, names: set[str]) -> None:
+    if isinstance(node, Name):
+        names.add(node.id)
+        return
+    for child in node.children():
+        _add_names(child, names)
+
+
+# ---- homes ----
+
+
+@dataclass(slots=True)
+class _Block:
+    """What one block says about names: used by its own statements, used below, read before assigned."""
+
+    direct: set[str] = field(default_factory=set)
+    children: list[tuple[Body, _Block]] = field(default_factory=list)
+    below: set[str] = field(default_factory=set)
+    exposed: set[str] = field(default_factory=set)
+    assigned: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """For each body (by identity) the variables to declare there."""
+
+    by_body: dict[int, set[str]]
+
+    def of(self, body: Body) -> set[str]:
+        """Return the variables that live in `body`."""
+        return self.by_body.get(id(body), set())
+
+
+def find_homes(body: Body) -> Homes:
+    """Give each assigned variable the innermost blocks that hold its uses and pass no value out."""
+    homes: dict[int, set[str]] = defaultdict(set)
+    names = {name for stmt in all_statements(body) if (name := defined_name(stmt))}
+    _settle(body, _scan(body), names, homes)
+    return Homes(dict(homes))
+
+
+def _scan(body: Body) -> _Block:
+    block = _Block()
+    for stmt in body:
+        reads, name = read_names(stmt), defined_name(stmt)
+        block.exposed |= reads - block.assigned
+        block.direct |= reads
+        inner = [(child, _scan(child)) for child in child_bodies(stmt)]
+        for _, scanned in inner:
+            block.exposed |= scanned.exposed - block.assigned
+        block.children += inner
+        if isinstance(stmt, If):
+            block.assigned |= inner[0][1].assigned & inner[1][1].assigned
+        if name:
+            block.direct.add(name)
+            block.assigned.add(name)
+    block.below = block.direct.union(*(child.below for _, child in block.children))
+    return block
+
+
+def _settle(body: Body, block: _Block, names: set[str], homes: dict[int, set[str]]) -> None:
+    here = names & block.direct
+    rest = names - here
+    here |= {n for n in rest if any(n in child.exposed for _, child in block.children)}
+    homes[id(body)] |= here
+    for child_body, child in block.children:
+        inside = (rest - here) & child.below
+        if inside:
+            _settle(child_body, child, inside, homes)
+
+
+# ---- compile-time values ----
+
+
+def is_constant(expr: Expr, constants: Iterable[str]) -> bool:
+    """Tell whether `expr` has a compile-time value when `constants` have one."""
+    if isinstance(expr, Int | Float | Text):
+        return True
+    if isinstance(expr, Name):
+        return expr.id in constants or expr.id in CONSTANTS or expr.id in ELEMENTS
+    if isinstance(expr, Call) and expr.name not in FOLDABLE:
+        return False
+    if isinstance(expr, Unary | Binary | Ternary | Call | Cast) and not isinstance(expr, Index):
+        parts = (child for child in expr.children() if isinstance(child, Expr))
+        return all(is_constant(part, constants) for part in parts)
+    return False
+
+
+def find_constants(body: Body, known: Iterable[str]) -> set[str]:
+    """Return `known` and every variable whose assignments all are compile-time, in straight-line code.
+
+    Straight-line means: from the variable's home only `unroll` loops and `if`s on constants lie around.
+    """
+    homes = find_homes(body)
+    loops = {stmt.var for stmt in all_statements(body) if isinstance(stmt, For)}
+    names = {name for stmt in all_statements(body) if (name := defined_name(stmt))}
+    found = (names | set(known)) - loops
+    while True:
+        lost = found & set(_not_constant(body, found, homes, frozenset()))
+        if not lost:
+            return found
+        found -= lost
+
+
+CONSTANT_TYPES = ("i64", "f32")
+"""Annotations that do not keep a variable from being a compile-time value."""
+
+
+def _not_constant(
+    body: Body, constants: set[str], homes: Homes, straight: frozenset[str]
+) -> Iterator[str]:
+    straight = straight | homes.of(body)
+    for stmt in body:
+        name = defined_name(stmt)
+        if name and not (name in straight and _assigns_constant(stmt, constants)):
+            yield name
+        inside = straight if _runs_straight(stmt, constants) else frozenset()
+        known = loop_constants(stmt, constants)
+        for child in child_bodies(stmt):
+            yield from _not_constant(child, known, homes, inside)
+
+
+def _runs_straight(stmt: Stmt, constants: set[str]) -> bool:
+    if isinstance(stmt, If):
+        return is_constant(stmt.cond, constants)
+    return isinstance(stmt, For) and stmt.kind == "unroll"
+
+
+def loop_constants(stmt: Stmt, constants: set[str]) -> set[str]:
+    """Return the compile-time names inside `stmt`: an `unroll` variable is one, other loop variables not."""
+    if not isinstance(stmt, For):
+        return constants
+    return constants | {stmt.var} if stmt.kind == "unroll" else constants - {stmt.var}
+
+
+def _assigns_constant(stmt: Stmt, constants: set[str]) -> bool:
+    if not isinstance(stmt, Assign) or not is_constant(stmt.value, constants):
+        return False
+    return stmt.type is None or getattr(stmt.type, "name", "") in CONSTANT_TYPES

@@ -1,0 +1,188 @@
+"""Every builtin, lowered for each native target and compared with numpy."""
+
+import numpy as np
+import pytest
+
+from dovetail.codegen.targets import TARGETS
+from dovetail.ir.dtypes import narrow_bf16, widen_bf16
+from dovetail.ir.high.ops import OPS
+from tests.codegen.lower.native import NATIVE, run
+
+RNG = np.random.default_rng(7)
+N = 37
+A = RNG.standard_normal(N).astype(np.float32)
+B = RNG.standard_normal(N).astype(np.float32) + np.float32(3)
+C = RNG.standard_normal(N).astype(np.float32)
+I = RNG.integers(-1000, 1000, N).astype(np.int32)  # noqa: E741
+J = RNG.integers(-1000, 1000, N).astype(np.int32)
+
+VECTOR = {
+    "vzero()": 0 * A,
+    "vbroadcast(2.5)": 0 * A + 2.5,
+    "vadd(a, b)": A + B,
+    "vsub(a, b)": A - B,
+    "vmul(a, b)": A * B,
+    "vdiv(a, b)": A / B,
+    "vmin(a, b)": np.minimum(A, B),
+    "vmax(a, b)": np.maximum(A, B),
+    "vfma(a, b, c)": A * B + C,
+    "vfnma(a, b, c)": C - A * B,
+    "vabs(a)": abs(A),
+    "vneg(a)": -A,
+    "vsqrt(b)": np.sqrt(B),
+    "vround(vmul(a, vbroadcast(4.0)))": np.round(A * 4),
+    "vselect_gt(a, c, b, vneg(b))": np.where(A > C, B, -B),
+    "vcvt_f32(vcvt_i32(vmul(a, vbroadcast(4.0))))": np.rint(A * 4),
+    "vcvt_f32(vadd_i32(i, j))": I + J,
+    "vcvt_f32(vsub_i32(i, j))": I - J,
+    "vcvt_f32(vshl_i32(i, 3))": I << 3,
+    "vcvt_f32(vbroadcast_i32(7))": 0 * I + 7,
+    "vbitcast_f32(vbitcast_i32(a))": A,
+}
+VECTOR_TEXT = """
+@kernel
+def k(n: i64, pa: ptr[f32], pb: ptr[f32], pc: ptr[f32], pi: ptr[i32], pj: ptr[i32], out: ptr[f32]):
+    for x in vrange(n):
+        a = vload(pa + x)
+        b = vload(pb + x)
+        c = vload(pc + x)
+        i = vload_i32(pi + x)
+        j = vload_i32(pj + x)
+        vstore(out + x, {})
+"""
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("expression", VECTOR)
+def test_vector_operations_equal_numpy(expression, target):
+    out = np.full(N + 1, 99, np.float32)
+    run(VECTOR_TEXT.format(expression), "k", target, N, A, B, C, I, J, out)
+    np.testing.assert_allclose(out[:N], VECTOR[expression], rtol=2e-6, atol=1e-6)
+    assert out[N] == 99
+
+
+REDUCE = {
+    "vreduce_add": ("vadd", "0.0", np.sum),
+    "vreduce_max": ("vmax", "-inf", np.max),
+    "vreduce_min": ("vmin", "inf", np.min),
+}
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("name", REDUCE)
+def test_reductions_over_any_length_equal_numpy(name, target):
+    combine, neutral, expected = REDUCE[name]
+    text = f"""
+@kernel
+def k(n: i64, p: ptr[f32], out: ptr[f32]):
+    acc = vbroadcast({neutral})
+    for i in vrange(n):
+        acc = {combine}(acc, vtail(vload(p + i), {neutral}))
+    out[0] = {name}(acc)
+"""
+    lanes = TARGETS[target].lanes
+    for n in (1, max(1, lanes - 1), lanes, lanes + 1, N):
+        out = np.zeros(1, np.float32)
+        run(text, "k", target, n, A, out)
+        np.testing.assert_allclose(out[0], expected(A[:n].astype(np.float64)), rtol=1e-5)
+
+
+SCALAR = {
+    "min(x, y)": np.minimum(A, B),
+    "max(x, y)": np.maximum(A, B),
+    "abs(x)": abs(A),
+    "exp(x)": np.exp(A),
+    "sqrt(y)": np.sqrt(B),
+    "log(y)": np.log(B),
+    "cos(x)": np.cos(A),
+    "sin(x)": np.sin(A),
+    "tanh(x)": np.tanh(A),
+    "floor(x)": np.floor(A),
+    "cast(f32, sqrt(cast(f64, y)))": np.sqrt(B),
+    "cast(f32, cast(i64, y))": np.trunc(B),
+    "x if x > z else z": np.maximum(A, C),
+    "-x + 2 * y / 4 - 1e-3": -A + 2 * B / 4 - 1e-3,
+    "cast(f32, min(n - i, 5) + abs(i - 9) // 2 % 3)": [
+        min(N - i, 5) + abs(i - 9) // 2 % 3 for i in range(N)
+    ],
+    "cast(f32, (i << 2 | 1) ^ (i & 6) >> 1)": [(i << 2 | 1) ^ (i & 6) >> 1 for i in range(N)],
+    "1.0 if (i > 3 and not x > 0.0) or i == 0 else 0.0": [
+        float((i > 3 and not A[i] > 0) or i == 0) for i in range(N)
+    ],
+}
+SCALAR_TEXT = """
+@kernel
+def k(n: i64, pa: ptr[f32], pb: ptr[f32], pc: ptr[f32], out: ptr[f32]):
+    for i in range(n):
+        x = pa[i]
+        y = load(pb + i)
+        z = pc[i]
+        store(out + i, {})
+"""
+
+
+@pytest.mark.parametrize("expression", SCALAR)
+def test_scalar_expressions_equal_numpy(expression):
+    out = np.zeros(N, np.float32)
+    run(SCALAR_TEXT.format(expression), "k", NATIVE[0], N, A, B, C, out)
+    np.testing.assert_allclose(out, SCALAR[expression], rtol=2e-6, atol=1e-6)
+
+
+MEMORY_TEXT = """
+@kernel
+def k(n: i64, p: ptr[W], out: ptr[f32], back: ptr[W]):
+    W: param = choice("f32", "bf16", "f16")
+    for i in vrange(n):
+        v = vload(p + i)
+        vstore(out + i, v)
+        vstore(back + i, v)
+
+@kernel
+def scalar(n: i64, p: ptr[W], out: ptr[f32], back: ptr[W]):
+    W: param = choice("f32", "bf16", "f16")
+    for i in range(n):
+        x = load(p + i)
+        prefetch(p + i + 16)
+        out[i] = x
+        store(back + i, x)
+"""
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("kernel", ["k", "scalar"])
+def test_loads_and_stores_convert_storage_types(kernel, dtype, target):
+    stored = {"f32": A, "bf16": narrow_bf16(A), "f16": A.astype(np.float16)}[dtype]
+    value = {"f32": A, "bf16": widen_bf16(narrow_bf16(A)), "f16": stored.astype(np.float32)}[dtype]
+    out, back = np.zeros(N, np.float32), np.zeros_like(stored)
+    run(MEMORY_TEXT, kernel, target, N, stored, out, back, W=dtype)
+    np.testing.assert_array_equal(out, value)
+    np.testing.assert_array_equal(back, stored)
+
+
+@pytest.mark.parametrize("target", NATIVE)
+def test_counted_loads_give_zero_and_counted_stores_leave_the_rest(target):
+    lanes = TARGETS[target].lanes
+    text = """
+@kernel
+def k(n: i64, p: ptr[f32], out: ptr[f32], q: ptr[i32], to: ptr[i32]):
+    vstore(out, vadd(vload(p, n), vbroadcast(1.0)))
+    vstore(out + VL, vload(p), n)
+    vstore_i32(to, vload_i32(q, n))
+    vstore_i32(to + VL, viota(), n)
+"""
+    for n in (0, 1, lanes - 1, lanes):
+        out, to = np.full(2 * lanes, 9, np.float32), np.full(2 * lanes, 9, np.int32)
+        run(text, "k", target, n, A, out, I, to)
+        keep = np.arange(lanes) < n
+        np.testing.assert_array_equal(out[:lanes], np.where(keep, A[:lanes], 0) + np.float32(1))
+        np.testing.assert_array_equal(out[lanes:], np.where(keep, A[:lanes], 9))
+        np.testing.assert_array_equal(to[:lanes], np.where(keep, I[:lanes], 0))
+        np.testing.assert_array_equal(to[lanes:], np.where(keep, np.arange(lanes), 9))
+
+
+def test_every_builtin_is_exercised_here():
+    text = " ".join([*VECTOR, VECTOR_TEXT, *REDUCE, *SCALAR, SCALAR_TEXT, MEMORY_TEXT])
+    text += "vload_i32( vstore_i32( viota( vtail("
+    missing = [name for name in OPS if f"{name}(" not in text and name not in REDUCE]
+    assert missing == []

@@ -64,6 +64,7 @@ COMMON_CFLAGS: tuple[str, ...] = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-Wall",
+    "-Werror=implicit-function-declaration",
     "-Wno-unused-function",
 )
 """Contraction is off so that every compiler computes what the text says; `vfma` fuses by name."""

@@ -11,6 +11,7 @@ from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.expr import Call
 from dovetail.ir.low.nodes import Function
+from dovetail.ir.low.parse import parse_low
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,6 @@ class Target:
     @cached_property
     def prelude(self) -> dict[str, Function]:
         """The `dt_*` helpers by name, in the order of the prelude text."""
-        from dovetail.ir.low.parse import parse_low  # noqa: PLC0415
-
         path = files("dovetail.codegen.isa") / self.prelude_file
         unit = parse_low(Source(self.prelude_file, path.read_text(encoding="utf-8")))
         return {item.name: item for item in unit.items if isinstance(item, Function)}

@@ -1,0 +1,195 @@
+"""Lowered kernels to one C text: helpers, kernels, tape entries and tvm-ffi wrappers.
+
+In: a frozen `UnitSpec`. Out: C text. All decisions are made here; the templates lay out text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from dovetail.codegen.isa.target import Target, called_names
+from dovetail.ir.artifact import KernelEntry, KernelParam
+from dovetail.ir.expr import Binary, Name
+from dovetail.ir.low.nodes import Function, Unit
+from dovetail.ir.low.print import print_low
+from dovetail.ir.schedule import SCHEDULE_VALUES
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One kernel to emit: its index entry, and its lowered unit (the function and its helpers)."""
+
+    entry: KernelEntry
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """One C text. Kernels are dealt to `parts` pieces that may be compiled side by side."""
+
+    library: str
+    target: Target
+    kernels: tuple[KernelSpec, ...]
+    parts: int = 1
+    tvm_ffi: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentCheck:
+    """How a tvm-ffi wrapper checks and unpacks one argument, and what it says was wanted."""
+
+    name: str
+    call: str
+    wanted: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelText:
+    """Everything the template lays out for one kernel."""
+
+    name: str
+    family: str
+    binding: tuple[tuple[str, int | str], ...]
+    items: tuple[str, ...]
+    entry_arguments: tuple[str, ...]
+    ffi_arguments: tuple[str, ...]
+    checks: tuple[ArgumentCheck, ...]
+
+
+FFI_DTYPES: dict[str, tuple[int, int, str]] = {
+    "f32": (1 << 2, 32, "float32"),
+    "f64": (1 << 2, 64, "float64"),
+    "i32": (1 << 0, 32, "int32"),
+    "i64": (1 << 0, 64, "int64"),
+    "u16": (1 << 1, 16, "uint16"),
+    "u32": (1 << 1, 32, "uint32"),
+    "bf16": (1 << 4 | 1 << 1, 16, "bfloat16 (or uint16)"),
+    "f16": (1 << 2 | 1 << 1, 16, "float16 (or uint16)"),
+}
+"""Element type: accepted DLPack codes as a bit set, bits, and the name in messages."""
+
+FLOATS = ("f32", "f64")
+
+
+@lru_cache
+def templates() -> Environment:
+    """Return the template environment; an undefined name is an error."""
+    return Environment(
+        loader=PackageLoader("dovetail.codegen", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def read_template(name: str) -> str:
+    """Return the text of a file of the templates folder that is used as it is: abi.h, team.c."""
+    loader = templates().loader
+    assert loader is not None
+    text, _, _ = loader.get_source(templates(), name)
+    return text
+
+
+def emit_unit(spec: UnitSpec) -> str:
+    """Return the C text of all kernels of `spec`; it needs no other file of ours."""
+    texts = [kernel_text(kernel, spec.target) for kernel in spec.kernels]
+    functions = [f for k in spec.kernels for f in k.unit.items if isinstance(f, Function)]
+    called = set().union(*map(called_names, functions))
+    return (
+        templates()
+        .get_template("unit.c.j2")
+        .render(
+            spec=spec,
+            abi=read_template("abi.h"),
+            helpers=[print_low(f) for f in spec.target.prelude_functions(sorted(called))],
+            parts=deal(texts, spec.parts),
+        )
+    )
+
+
+def deal(texts: Sequence[KernelText], parts: int) -> list[list[KernelText]]:
+    """Return `parts` lists of about equal text, each in order; only the first may be empty."""
+    count = max(1, min(parts, len(texts)))
+    out: list[list[KernelText]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for text in sorted(texts, key=lambda t: -_size(t)):
+        lightest = sizes.index(min(sizes))
+        out[lightest].append(text)
+        sizes[lightest] += _size(text)
+    order = {text.name: position for position, text in enumerate(texts)}
+    return [sorted(part, key=lambda t: order[t.name]) for part in out]
+
+
+def _size(text: KernelText) -> int:
+    return sum(map(len, text.items))
+
+
+def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
+    """Return the pieces of one kernel; items of the prelude are left to the head of the unit."""
+    entry = kernel.entry
+    own = [i for i in kernel.unit.items if getattr(i, "name", None) not in target.prelude]
+    params = entry.params
+    positions = slot_positions(params)
+    nullable = compared_names(kernel.unit.function(entry.name))
+    return KernelText(
+        name=entry.name,
+        family=entry.family,
+        binding=tuple(entry.binding.items()),
+        items=tuple(print_low(item).rstrip() + "\n" for item in own),
+        entry_arguments=tuple(_entry_argument(p, positions, target) for p in params),
+        ffi_arguments=tuple(_from_slot(p, i, target) for i, p in enumerate(params)),
+        checks=tuple(_check(p, i, p.name in nullable) for i, p in enumerate(params)),
+    )
+
+
+def slot_positions(params: Sequence[KernelParam]) -> dict[str, int]:
+    """Return each ordinary parameter's slot: its place among those not sched or thread."""
+    return {p.name: i for i, p in enumerate(q for q in params if q.kind == "slot")}
+
+
+def compared_names(function: Function) -> set[str]:
+    """Return the names a function compares for equality: a pointer among them may be null."""
+    compares = [n for n in function.walk() if isinstance(n, Binary) and n.op in ("==", "!=")]
+    return {side.id for n in compares for side in (n.left, n.right) if isinstance(side, Name)}
+
+
+def _entry_argument(param: KernelParam, positions: dict[str, int], target: Target) -> str:
+    if param.kind == "thread":
+        return param.name
+    if param.kind == "sched":
+        return f"schedule[{SCHEDULE_VALUES.index(param.name)}]"
+    return _from_slot(param, positions[param.name], target)
+
+
+def _from_slot(param: KernelParam, position: int, target: Target) -> str:
+    """Return the C expression that reads a parameter from `slots[position]`."""
+    element = pointee(param.type)
+    if element is not None:
+        return f"({target.types[element]} *)slots[{position}].p"
+    field = "f" if param.type in FLOATS else "i"
+    return f"({target.types[param.type]})slots[{position}].{field}"
+
+
+def pointee(kind: str) -> str | None:
+    """Return T of `ptr[T]`, or None for a scalar type."""
+    return kind[4:-1] if kind.startswith("ptr[") else None
+
+
+def _check(param: KernelParam, position: int, nullable: bool) -> ArgumentCheck:
+    at = f"&args[{position}]"
+    to = f"&slots[{position}]"
+    element = pointee(param.type)
+    if element is not None:
+        codes, bits, name = FFI_DTYPES[element]
+        call = f"dt_ffi_pointer({at}, {codes}u, {bits}, {int(nullable)}, {to})"
+        wanted = f"a contiguous {name} CPU tensor{' or None' if nullable else ''}"
+        return ArgumentCheck(param.name, call, wanted)
+    if param.type in FLOATS:
+        return ArgumentCheck(param.name, f"dt_ffi_number({at}, {to})", "a number")
+    return ArgumentCheck(param.name, f"dt_ffi_integer({at}, {to})", "an integer")

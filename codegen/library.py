@@ -1,0 +1,171 @@
+"""Kernel requests to one library of a target: lower each, emit one C text, compile its parts.
+
+In: a `LibrarySpec`. Out: a `BuiltLibrary`: the .so in the build cache, its C text and its index.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.codegen.catalog import load_kernel_module
+from dovetail.codegen.emit import KernelSpec, UnitSpec, emit_unit, read_template
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.lower import lower
+from dovetail.codegen.toolchain import (
+    BuildSpec,
+    TranslationUnit,
+    compile_shared,
+    find_compiler,
+)
+from dovetail.ir.artifact import KernelEntry, KernelIndex, KernelParam
+from dovetail.ir.errors import ScheduleError, SpecError
+from dovetail.ir.expr import NamedType, PointerType, Type
+from dovetail.ir.high import nodes as high
+
+ABI = 1
+"""`DT_ABI` of templates/abi.h."""
+SOURCE_NAME = "kernels.c"
+KERNELS_PER_PART = 4
+"""Fewer kernels than this are not worth a compiler run of their own."""
+SPECIAL_KINDS = {"sched": "sched", "thread": "thread"}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRequest:
+    """One kernel of a library: `kernel` of a module (a name in codegen/kernels, or a parsed unit).
+
+    `binding` gives tunables; the others keep their defaults. `name` is the exported symbol.
+    """
+
+    module: str | high.Unit
+    kernel: str
+    binding: Mapping[str, int | str]
+    name: str
+
+    def load(self) -> high.Unit:
+        """Return the module's unit."""
+        return load_kernel_module(self.module) if isinstance(self.module, str) else self.module
+
+
+@dataclass(frozen=True, slots=True)
+class LibrarySpec:
+    """What to build. `team` adds the thread team, `tvm_ffi` the `__tvm_ffi_*` wrappers."""
+
+    target: Target
+    kernels: tuple[KernelRequest, ...]
+    name: str = "kernels"
+    team: bool = True
+    tvm_ffi: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLibrary:
+    """A library in the build cache, the C text of its kernels, and its index."""
+
+    path: Path
+    source: str
+    index: KernelIndex
+
+
+def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
+    """Return the library of `spec`, from the build cache where it is there already.
+
+    Raises SpecError for an unknown kernel or two of one name, ScheduleError for a binding outside a
+    tunable's choices, ToolchainError when the compiler fails.
+    """
+    check_names(spec)
+    kernels = tuple(lower_request(request, spec.target) for request in spec.kernels)
+    parts = min(os.cpu_count() or 1, max(1, len(kernels) // KERNELS_PER_PART))
+    unit = UnitSpec(spec.name, spec.target, kernels, parts, spec.tvm_ffi)
+    source = emit_unit(unit)
+    path = compile_shared(_build_spec(spec, source, parts), cache)
+    compiler = find_compiler(spec.target)
+    index = KernelIndex(
+        target=spec.target.name,
+        abi=ABI,
+        library=path.name,
+        source=SOURCE_NAME,
+        compiler=compiler.version,
+        flags=compiler.flags_for(spec.target),
+        kernels=tuple(kernel.entry for kernel in kernels),
+    )
+    return BuiltLibrary(path, source, index)
+
+
+def _build_spec(spec: LibrarySpec, source: str, parts: int) -> BuildSpec:
+    files = [(SOURCE_NAME, source)]
+    units = [TranslationUnit(SOURCE_NAME, (f"-DDT_PART={part}",)) for part in range(parts)]
+    if spec.team:
+        files += [("team.c", read_template("team.c")), ("abi.h", read_template("abi.h"))]
+        units.append(TranslationUnit("team.c"))
+    return BuildSpec(
+        name=spec.name,
+        target=spec.target,
+        files=tuple(files),
+        units=tuple(units),
+        flags=("-pthread",),
+        abi=ABI,
+    )
+
+
+def check_names(spec: LibrarySpec) -> None:
+    """Raise SpecError when two kernels of a library have one name."""
+    names = [request.name for request in spec.kernels]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SpecError(
+            f"a library may hold each kernel name once; given twice: {', '.join(twice)}"
+        )
+
+
+def lower_request(request: KernelRequest, target: Target) -> KernelSpec:
+    """Return the lowered kernel and its index entry."""
+    unit = request.load()
+    function = find_kernel(unit, request.kernel)
+    binding = complete_binding(function, request.binding)
+    entry = KernelEntry(
+        name=request.name,
+        family=request.kernel,
+        params=tuple(_kernel_param(p, binding) for p in function.params),
+        binding=binding,
+    )
+    return KernelSpec(entry, lower(unit, request.kernel, binding, target, name=request.name))
+
+
+def find_kernel(unit: high.Unit, name: str) -> high.Function:
+    """Return the @kernel function `name`; SpecError that lists the kernels there are."""
+    kernels = {f.name: f for f in unit.functions if f.kind == "kernel"}
+    if name not in kernels:
+        raise SpecError(f"no kernel {name!r} in this module; it has {', '.join(sorted(kernels))}")
+    return kernels[name]
+
+
+def complete_binding(
+    function: high.Function, binding: Mapping[str, int | str]
+) -> dict[str, int | str]:
+    """Return every tunable's value; ScheduleError for an unknown one or a value not offered."""
+    choices = {t.name: t for t in function.tunables}
+    for name, value in binding.items():
+        if name not in choices:
+            raise ScheduleError(f"kernel {function.name} has no tunable {name!r}")
+        if value not in choices[name].choices:
+            raise ScheduleError(f"{function.name}: {name} = {value!r} is not among its choices")
+    return {name: binding.get(name, tunable.default) for name, tunable in choices.items()}
+
+
+def _kernel_param(param: high.Param, binding: Mapping[str, int | str]) -> KernelParam:
+    kind = param.type.name if isinstance(param.type, NamedType) else ""
+    if kind in SPECIAL_KINDS:
+        return KernelParam(name=param.name, type="i64", kind=SPECIAL_KINDS[kind])
+    return KernelParam(name=param.name, type=spell_type(param.type, binding), kind="slot")
+
+
+def spell_type(kind: Type, binding: Mapping[str, int | str]) -> str:
+    """Return a high-IR type as text, dtype tunables replaced: `ptr[W]` -> `ptr[bf16]`."""
+    if isinstance(kind, PointerType):
+        return f"ptr[{spell_type(kind.of, binding)}]"
+    assert isinstance(kind, NamedType), kind
+    return str(binding.get(kind.name, kind.name))

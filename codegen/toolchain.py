@@ -1,0 +1,219 @@
+"""C text to shared library: a compiler and a content-addressed, locked, atomic build cache.
+
+In: a `BuildSpec`. Out: the library's path, or `ToolchainError` with the command and full stderr.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from filelock import FileLock
+
+from dovetail.codegen.isa.target import Target
+from dovetail.ir.errors import ToolchainError
+
+COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
+ADVICE = "install gcc or clang, set DOVETAIL_CC to a C compiler, or run: pip install ziglang"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler: the command it starts with, its kind (gcc, clang, zig) and version line."""
+
+    command: tuple[str, ...]
+    kind: str
+    version: str
+
+    def flags_for(self, target: Target) -> tuple[str, ...]:
+        """Return the flags that select the target; zig would build for the very host."""
+        if self.kind != "zig":
+            return target.cflags
+        return ("-target", target.zig_target, *target.cflags, "-fno-sanitize=undefined", "-g0")
+
+
+@dataclass(frozen=True, slots=True)
+class TranslationUnit:
+    """One compiler run: a source among the files of a `BuildSpec`, and flags of its own."""
+
+    file: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSpec:
+    """One shared library or, with `executable`, a static program.
+
+    `files` are (name, text) of sources and headers, written side by side; the objects of `units`
+    are linked. `abi` is part of the cache key.
+    """
+
+    name: str
+    target: Target
+    files: tuple[tuple[str, str], ...]
+    units: tuple[TranslationUnit, ...]
+    flags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ("-lm",)
+    abi: int = 1
+    executable: bool = False
+
+
+def find_compiler(target: Target) -> Compiler:
+    """Return the compiler for `target`: $DOVETAIL_CC, gcc or clang on PATH, the zig wheel.
+
+    For another machine than this one only zig serves, unless $DOVETAIL_CC names a cross compiler.
+    """
+    chosen = os.environ.get("DOVETAIL_CC", "").strip()
+    if chosen:
+        return _identify(tuple(shlex.split(chosen)))
+    if target.machine in ("", platform.machine()):
+        for name in ("gcc", "clang"):
+            path = shutil.which(name)
+            if path is not None:
+                return _identify((path,))
+    if find_spec("ziglang") is not None:
+        return _identify((sys.executable, "-m", "ziglang", "cc"))
+    raise ToolchainError(f"no C compiler was found for target {target.name}; {ADVICE}")
+
+
+def _identify(command: tuple[str, ...]) -> Compiler:
+    path = shutil.which(command[0])
+    if path is None:
+        raise ToolchainError(f"the C compiler {command[0]!r} does not exist; {ADVICE}", command)
+    return _identified(command, Path(path).stat().st_mtime_ns)
+
+
+@lru_cache
+def _identified(command: tuple[str, ...], _modified: int) -> Compiler:
+    zig = command[-1] == "cc" and "zig" in " ".join(command)
+    ask = (*command[:-1], "version") if zig else (*command, "--version")
+    text = _run(ask, None, "the C compiler does not tell its version").strip()
+    version = text.splitlines()[0] if text else "unknown"
+    kind = "zig" if zig else "clang" if "clang" in text else "gcc"
+    return Compiler(command, kind, f"zig {version}" if zig else version)
+
+
+def cache_directory() -> Path:
+    """Return the build cache: $DOVETAIL_CACHE, else `dovetail` in the user's cache directory."""
+    chosen = os.environ.get("DOVETAIL_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dovetail"
+
+
+def build_key(spec: BuildSpec, compiler: Compiler) -> str:
+    """Return the sha256 of everything the result depends on, as canonical JSON."""
+    content = {
+        "abi": spec.abi,
+        "compiler": [compiler.command, compiler.kind, compiler.version],
+        "executable": spec.executable,
+        "flags": [compiler.flags_for(spec.target), spec.flags, spec.libraries],
+        "files": spec.files,
+        "name": spec.name,
+        "target": spec.target.name,
+        "units": [(unit.file, unit.flags) for unit in spec.units],
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compile_shared(spec: BuildSpec, cache: Path | None = None) -> Path:
+    """Return the built library, from the cache where it is there already.
+
+    Processes that want the same library wait for the first one's build. A build goes to a temporary
+    directory that is renamed when complete, so a killed one leaves no entry.
+    """
+    compiler = find_compiler(spec.target)
+    root = (cache_directory() if cache is None else cache).absolute()
+    key = build_key(spec, compiler)
+    entry = root / key[:2] / key
+    result = entry / (spec.name if spec.executable else f"{spec.name}.so")
+    if result.exists():
+        return result
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{entry}.lock"):
+            if not result.exists():
+                _build_entry(spec, compiler, entry, result.name, root)
+    except OSError as error:
+        raise ToolchainError(
+            f"cannot write the build cache {root}: {error}; set DOVETAIL_CACHE to another directory"
+        ) from error
+    return result
+
+
+def _build_entry(spec: BuildSpec, compiler: Compiler, entry: Path, result: str, root: Path) -> None:
+    """Build in `<entry>.tmp`, which only the holder of the lock touches, then rename."""
+    work = entry.with_name(f"{entry.name}.tmp")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for name, text in spec.files:
+        (work / name).write_text(text, encoding="utf-8")
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(root / "zig"), "LC_ALL": "C"}
+    jobs = _jobs(spec, compiler)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(lambda job: _compile(job, work, environment), jobs))
+    link = ("-static",) if spec.executable else ("-shared", "-Wl,-z,defs")
+    objects = [job[-1] for job in jobs]
+    flags = (*compiler.flags_for(spec.target), *spec.flags)
+    command = (*compiler.command, *flags, *link, *objects, *spec.libraries, "-o", result)
+    _compile(command, work, environment)
+    for name in objects:
+        (work / name).unlink()
+    shutil.rmtree(entry, ignore_errors=True)
+    work.rename(entry)
+
+
+def _jobs(spec: BuildSpec, compiler: Compiler) -> list[tuple[str, ...]]:
+    """Return one compile command for every translation unit; each ends in its object's name."""
+    flags = (*compiler.flags_for(spec.target), *spec.flags)
+    return [
+        (*compiler.command, *flags, *unit.flags, "-c", unit.file, "-o", f"{number}.o")
+        for number, unit in enumerate(spec.units)
+    ]
+
+
+def _compile(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:
+    _run(command, work, "the C compiler failed", environment)
+
+
+def _run(
+    command: Sequence[str],
+    work: Path | None,
+    failure: str,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Run a command and return its stdout; ToolchainError with its stderr when it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=work,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ToolchainError(f"{failure}: no result in {COMPILE_TIMEOUT} s", command) from error
+    except OSError as error:
+        raise ToolchainError(f"{failure}: {error}; {ADVICE}", command) from error
+    if done.returncode != 0:
+        raise ToolchainError(
+            f"{failure} with exit status {done.returncode}", command, done.stderr or done.stdout
+        )
+    return done.stdout

@@ -1,0 +1,163 @@
+"""Emission: entries unpack slots, parts split the text, tvm-ffi wrappers check their arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from dovetail.codegen.emit import KernelSpec, UnitSpec, deal, emit_unit, kernel_text
+from dovetail.codegen.targets import TARGETS, host_target
+from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+from dovetail.ir.artifact import KernelEntry, KernelParam
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.low.nodes import Unit
+from dovetail.ir.low.parse import parse_low
+
+SCALE = """
+void scale(int64_t n, const float* x, const float* bias, float factor, float* out, int64_t block_k,
+           int64_t tid, int64_t nth) {
+  int64_t i;
+  for (i = tid; i < n; i += nth) {
+    out[i] = x[i] * factor + (float)block_k;
+    if (bias != 0) {
+      out[i] += bias[i];
+    }
+  }
+}
+"""
+WIDEN = """
+void widen(int64_t n, const uint16_t* x, float* out) {
+  int64_t i;
+  for (i = 0; i < n; ++i) {
+    out[i] = dt_load_bf16(x + i);
+  }
+}
+"""
+
+
+def param(name: str, kind: str, role: str = "slot") -> KernelParam:
+    return KernelParam(name=name, type=kind, kind=role)
+
+
+def kernel(name: str, text: str, *params: KernelParam) -> KernelSpec:
+    unit = parse_low(Source(name, text))
+    assert isinstance(unit, Unit)
+    return KernelSpec(KernelEntry(name=name, family=name, params=params, binding={"VL": 1}), unit)
+
+
+def scale() -> KernelSpec:
+    return kernel(
+        "scale",
+        SCALE,
+        param("n", "i64"),
+        param("x", "ptr[f32]"),
+        param("bias", "ptr[f32]"),
+        param("factor", "f32"),
+        param("out", "ptr[f32]"),
+        param("block_k", "i64", "sched"),
+        param("tid", "i64", "thread"),
+        param("nth", "i64", "thread"),
+    )
+
+
+def widen() -> KernelSpec:
+    return kernel(
+        "widen", WIDEN, param("n", "i64"), param("x", "ptr[bf16]"), param("out", "ptr[f32]")
+    )
+
+
+def build(cache, parts: int = 1, target=None):
+    target = target or host_target()
+    spec = UnitSpec("probe", target, (scale(), widen()), parts)
+    units = tuple(TranslationUnit("kernels.c", (f"-DDT_PART={i}",)) for i in range(parts))
+    if parts == 1:
+        units = (TranslationUnit("kernels.c"),)
+    files = (("kernels.c", emit_unit(spec)),)
+    return compile_shared(BuildSpec(name="probe", target=target, files=files, units=units), cache)
+
+
+class Slot(ctypes.Union):
+    _fields_ = (("p", ctypes.c_void_p), ("i", ctypes.c_int64), ("f", ctypes.c_double))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_entries_unpack_slots_schedule_and_threads(tmp_path, parts):
+    library = ctypes.CDLL(str(build(tmp_path, parts)))
+    x, bias, out = (np.arange(5, dtype=np.float32) + i for i in range(3))
+    slots = (Slot * 5)(
+        Slot(i=5),
+        Slot(p=x.ctypes.data),
+        Slot(p=bias.ctypes.data),
+        Slot(f=2.5),
+        Slot(p=out.ctypes.data),
+    )
+    schedule = (ctypes.c_int64 * 8)(0, 0, 7)  # block_k is the third value
+    nth = 2
+    for tid in range(nth):
+        library.dt_entry_scale(slots, schedule, ctypes.c_int64(tid), ctypes.c_int64(nth))
+    np.testing.assert_array_equal(out, x * np.float32(2.5) + 7 + bias)
+    assert library.dt_abi() == 1
+
+
+def test_helpers_come_before_kernels_and_only_those_used():
+    text = emit_unit(UnitSpec("probe", TARGETS["x86-64-avx2"], (widen(),), tvm_ffi=False))
+    assert "tvm" not in text
+    assert "dt_load_n_u16" not in text
+
+
+def test_helpers_of_the_lowered_unit_are_emitted_once_at_the_head():
+    target = TARGETS["generic"]
+    spec = widen()
+    unit = Unit(items=(*target.prelude_functions(["dt_load_bf16"]), *spec.unit.items))
+    both = (KernelSpec(spec.entry, unit), scale())
+    text = emit_unit(UnitSpec("probe", target, both))
+    assert text.count("static inline float dt_load_bf16") == 1
+    assert text.index("dt_load_bf16") < text.index("void widen")
+
+
+def test_deal_keeps_order_and_balances():
+    texts = [kernel_text(k, TARGETS["generic"]) for k in (scale(), widen())]
+    assert [[t.name for t in part] for part in deal(texts, 8)] == [["scale"], ["widen"]]
+    assert [[t.name for t in part] for part in deal(texts, 1)] == [["scale", "widen"]]
+    assert deal([], 3) == [[]]
+
+
+TVM_FFI = """
+    import numpy, sys, tvm_ffi
+    scale = tvm_ffi.load_module(sys.argv[1])["scale"]
+    x = tvm_ffi.from_dlpack(numpy.arange(4, dtype="float32"))
+    out = numpy.zeros(4, "float32")
+    assert scale(4, x, None, 2, out, 1, 0, 1) is None
+    assert out.tolist() == [1, 3, 5, 7], out
+    def refused(text, *args):
+        try:
+            scale(*args)
+        except TypeError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+    wide = numpy.zeros((4, 8), "float32")
+    refused("takes 8 arguments", 4)
+    refused("argument 0 (n) must be an integer", 4.5, x, None, 2, out, 1, 0, 1)
+    refused("(x) must be a contiguous float32 CPU tensor", 4, None, None, 2, out, 1, 0, 1)
+    refused("argument 1 (x)", 4, numpy.zeros(4), None, 2, out, 1, 0, 1)
+    refused("(bias) must be a contiguous float32 CPU tensor or None", 4, x, 3, 2, out, 1, 0, 1)
+    refused("argument 3 (factor) must be a number", 4, x, None, "2", out, 1, 0, 1)
+    refused("argument 4 (out)", 4, x, None, 2, wide[:, :2], 1, 0, 1)
+    print("passed")
+"""
+
+
+def test_tvm_ffi_wrappers_check_their_arguments(tmp_path):
+    """In a process of its own: importing tvm_ffi brings torch along."""
+    probe = [sys.executable, "-P", "-c", "import tvm_ffi"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip("apache-tvm-ffi is not installed")
+    command = [sys.executable, "-P", "-c", textwrap.dedent(TVM_FFI), str(build(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "passed\n", done.stderr

@@ -1,0 +1,194 @@
+"""The toolchain: compiler choice, cache hits, failures in full, concurrent and killed builds."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from dovetail.codegen.isa import generic
+from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.toolchain import (
+    BuildSpec,
+    TranslationUnit,
+    build_key,
+    cache_directory,
+    compile_shared,
+    find_compiler,
+)
+from dovetail.ir.errors import ToolchainError
+
+ROOT = Path(__file__).parents[2]
+TARGET = generic.TARGET
+
+
+def spec_of(text: str, **changes: object) -> BuildSpec:
+    fields = {
+        "name": "probe",
+        "target": TARGET,
+        "files": (("probe.c", text),),
+        "units": (TranslationUnit("probe.c"),),
+    }
+    return BuildSpec(**{**fields, **changes})
+
+
+def fake_compiler(directory: Path, body: str) -> Path:
+    """Write a shell script that stands for a compiler: answers --version, else runs `body`."""
+    path = directory / "fakecc"
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "fakecc 1.0"; exit 0; }}\n{body}\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def child(code: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_built_library_runs_and_is_found_again(tmp_path):
+    spec = spec_of("int answer(void) { return 42; }\n")
+    path = compile_shared(spec, tmp_path)
+    assert ctypes.CDLL(str(path)).answer() == 42
+    stamp = path.stat().st_mtime_ns
+    assert compile_shared(spec, tmp_path) == path
+    assert path.stat().st_mtime_ns == stamp
+    assert sorted(p.name for p in path.parent.iterdir()) == ["probe.c", "probe.so"]
+
+
+def test_units_of_one_source_are_compiled_with_their_own_flags(tmp_path):
+    text = "#if PART\nint one(void) { return 1; }\n#else\nint zero(void) { return 0; }\n#endif\n"
+    units = tuple(TranslationUnit("probe.c", (f"-DPART={part}",)) for part in (0, 1))
+    library = ctypes.CDLL(str(compile_shared(spec_of(text, units=units), tmp_path)))
+    assert (library.zero(), library.one()) == (0, 1)
+
+
+def test_every_input_changes_the_key():
+    compiler = find_compiler(TARGET)
+    base = spec_of("int x;\n", flags=("a", "b"))
+    variants = [
+        base,
+        spec_of("int y;\n", flags=("a", "b")),
+        spec_of("int x;\n", flags=("a b",)),
+        spec_of("int x;\n", flags=("ab",)),
+        spec_of("int x;\n", flags=("a", "b"), abi=2),
+        spec_of("int x;\n", flags=("a", "b"), name="other"),
+        spec_of("int x;\n", flags=("a", "b"), libraries=()),
+        spec_of("int x;\n", flags=("a", "b"), executable=True),
+        spec_of("int x;\n", flags=("a", "b"), target=TARGETS["x86-64-avx2"]),
+        spec_of("", files=(("probe.c", "int x;\n"), ("a.h", "")), flags=("a", "b")),
+        spec_of("int x;\n", flags=("a", "b"), units=(TranslationUnit("probe.c", ("-DX",)),)),
+    ]
+    keys = {build_key(v, compiler) for v in variants}
+    keys.add(build_key(base, type(compiler)(compiler.command, compiler.kind, "another version")))
+    assert len(keys) == len(variants) + 1
+
+
+def test_failure_shows_the_command_and_all_of_stderr(tmp_path):
+    with pytest.raises(ToolchainError) as caught:
+        compile_shared(spec_of("int broken(void) { return nothing; }\n"), tmp_path)
+    shown = str(caught.value)
+    assert "command: " in shown
+    assert "nothing" in shown
+    assert caught.value.stderr.strip() in shown
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_failed_build_can_be_repeated(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CC", str(fake_compiler(tmp_path, "echo broken >&2; exit 3")))
+    for _ in range(2):
+        with pytest.raises(ToolchainError, match="exit status 3"):
+            compile_shared(spec_of("int x;\n"), tmp_path)
+
+
+def test_environment_chooses_the_compiler(tmp_path, monkeypatch):
+    script = fake_compiler(tmp_path, "exit 0")
+    monkeypatch.setenv("DOVETAIL_CC", f"{script} --driver-mode=x")
+    assert find_compiler(TARGET).command == (str(script), "--driver-mode=x")
+    monkeypatch.setenv("DOVETAIL_CC", "/nowhere/cc")
+    with pytest.raises(ToolchainError, match="does not exist"):
+        find_compiler(TARGET)
+
+
+def test_zig_serves_without_a_compiler_on_path_and_for_other_machines(tmp_path, monkeypatch):
+    pytest.importorskip("ziglang")
+    monkeypatch.delenv("DOVETAIL_CC", raising=False)
+    neon = TARGETS["aarch64-neon"]
+    assert find_compiler(neon).kind in ("zig", "gcc", "clang")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiler = find_compiler(TARGET)
+    assert compiler.kind == "zig"
+    assert "-target" in compiler.flags_for(TARGET)
+
+
+def test_no_compiler_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.delenv("DOVETAIL_CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    with pytest.raises(ToolchainError, match="install gcc or clang"):
+        find_compiler(TARGET)
+
+
+def test_cache_directory_follows_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "here"))
+    assert cache_directory() == tmp_path / "here"
+    monkeypatch.delenv("DOVETAIL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "dovetail"
+
+
+def test_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ToolchainError, match="DOVETAIL_CACHE"):
+        compile_shared(spec_of("int x;\n"), tmp_path / "file")
+
+
+BUILD = """
+    from dovetail.codegen.isa.generic import TARGET
+    from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+    print(compile_shared(BuildSpec(name="probe", target=TARGET,
+        files=(("probe.c", "int answer(void) { return 7; }\\n"),),
+        units=(TranslationUnit("probe.c"),))), flush=True)
+"""
+
+
+def test_two_processes_build_once(tmp_path):
+    log = tmp_path / "log"
+    script = fake_compiler(tmp_path, f'echo "$@" >> {log}; exec gcc "$@"')
+    cache = tmp_path / "cache"
+    children = [child(BUILD, DOVETAIL_CC=str(script), DOVETAIL_CACHE=str(cache)) for _ in range(2)]
+    paths = {c.communicate()[0].strip() for c in children}
+    assert len(paths) == 1
+    assert ctypes.CDLL(paths.pop()).answer() == 7
+    assert len(log.read_text().splitlines()) == 2  # one compile, one link
+
+
+def test_killed_build_leaves_no_entry(tmp_path):
+    """The compiler tells that it runs, then waits; its process group is killed; a retry works."""
+    fifo = tmp_path / "started"
+    os.mkfifo(fifo)
+    script = fake_compiler(tmp_path, f"echo > probe.so; echo > {fifo}; read -r _ < {fifo}")
+    cache = tmp_path / "cache"
+    environment = {**os.environ, "DOVETAIL_CC": str(script), "DOVETAIL_CACHE": str(cache)}
+    code = [sys.executable, "-P", "-c", textwrap.dedent(BUILD)]
+    killed = subprocess.Popen(code, env=environment, start_new_session=True)
+    fifo.read_text()
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    entries = [p for p in cache.glob("??/*") if p.is_dir()]
+    assert [p.suffix for p in entries] == [".tmp"]
+    script.write_text(script.read_text().rsplit("\n", 2)[0] + '\nexec gcc "$@"\n')
+    done = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+    assert ctypes.CDLL(done.stdout.strip()).answer() == 7
+    assert not list(cache.glob("??/*.tmp"))

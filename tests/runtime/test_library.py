@@ -1,0 +1,78 @@
+"""Plans cut to the machine, and the ctypes mirror of abi.h."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
+from dovetail.runtime import abi
+from dovetail.runtime.library import fit_plan
+from dovetail.runtime.tape import pick_tables
+
+TEMPLATES = Path(__file__).parents[2] / "codegen/templates"
+
+
+def test_structs_have_the_sizes_and_offsets_of_the_header(tmp_path: Path) -> None:
+    structs = {
+        "dt_slot": abi.Slot,
+        "dt_row": abi.Row,
+        "dt_entry": abi.Entry,
+        "dt_patch": abi.Patch,
+        "dt_tape": abi.Tape,
+    }
+    fields = [(c, f[0]) for c, s in structs.items() for f in s._fields_]
+    lines = [f'printf("%zu ", sizeof({c}));' for c in structs]
+    lines += [f'printf("%zu ", offsetof({c}, {f}));' for c, f in fields]
+    lines.append('printf("%d %d", DT_ABI, DT_SCHEDULE_VALUES);')
+    source = tmp_path / "sizes.c"
+    head = '#include "abi.h"\n#include <stddef.h>\n#include <stdio.h>\n'
+    source.write_text(head + "int main(void) {" + "\n".join(lines) + "}")
+    command = ["gcc", f"-I{TEMPLATES}", str(source), "-o", str(tmp_path / "sizes")]
+    subprocess.run(command, check=True)
+    printed = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True)
+    expected = [ctypes.sizeof(s) for s in structs.values()]
+    expected += [getattr(structs[c], f).offset for c, f in fields]
+    expected += [abi.ABI, abi.SCHEDULE_LENGTH]
+    assert [int(v) for v in printed.stdout.split()] == expected
+    assert len(SCHEDULE_VALUES) == abi.SCHEDULE_LENGTH
+
+
+def test_plans_are_cut_to_threads_and_allowed_cpus() -> None:
+    plan = PhasePlan(threads=4, cpus=(0, 2, 4, 6))
+    cases = [
+        (None, (0, 1, 2, 3, 4, 5, 6, 7), (4, (0, 2, 4, 6))),
+        (2, (0, 1, 2, 3), (2, (0, 2))),
+        (None, (4, 5), (2, (4, 5))),
+        (None, (5,), (1, (5,))),
+        (6, (0, 1, 2, 3, 4, 5, 6, 7), (6, (0, 2, 4, 6, 1, 3))),
+    ]
+    for threads, allowed, (count, cpus) in cases:
+        assert fit_plan(plan, threads, allowed) == PhasePlan(threads=count, cpus=cpus)
+    free = PhasePlan(threads=4, cpus=())
+    assert fit_plan(free, 3, (0, 1, 2, 3)) == PhasePlan(threads=3, cpus=())
+
+
+def make_table(phase: str, threads: int, target: str = "generic") -> ScheduleTable:
+    row = Row(m_lo=1, kernel="k", schedule=(0,) * 8)
+    return ScheduleTable(
+        target=target, op="o", n=1, k=1, dtype="f32", phase=phase, threads=threads, rows=(row,)
+    )
+
+
+def test_the_nearest_table_of_a_phase_is_picked() -> None:
+    tables = [make_table(p, t) for p in ("any", "decode") for t in (1, 2, 8)]
+    tables.append(make_table("decode", 4, "x86-64-avx2"))
+
+    def picked(phase: str, threads: int) -> tuple[str, int]:
+        table = pick_tables(tables, "generic", phase, threads)["o"]
+        return table.phase, table.threads
+
+    assert picked("decode", 2) == ("decode", 2)
+    assert picked("prefill", 2) == ("any", 2)
+    assert picked("decode", 4) == ("decode", 2)
+    assert picked("decode", 64) == ("decode", 8)
+    assert pick_tables(tables[2:3], "generic", "decode", 2)["o"].threads == 8
+    assert pick_tables(tables, "aarch64-neon", "decode", 2) == {}

@@ -1,0 +1,152 @@
+"""The scheduler as a pure function of requests and blocks, on a clock that counts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.ir.errors import CapacityError, RequestError
+from dovetail.runtime.kv_pool import KvPool
+from dovetail.runtime.predictor import Estimate, ZeroPredictor
+from dovetail.runtime.request import Request, SamplingParams, State
+from dovetail.runtime.scheduler import Batch, Limits, PrefillChunk, Scheduler, StepPlan
+
+
+def make_scheduler(
+    blocks: int = 64, tokens: int = 32, sequences: int = 4, context: int = 200
+) -> Scheduler:
+    ticks = itertools.count()
+    limits = Limits(tokens, sequences, context, 1000)
+    return Scheduler(limits, KvPool(blocks), ZeroPredictor(), lambda: float(next(ticks)))
+
+
+def submit(scheduler: Scheduler, length: int, answer: int = 8, n: int = 1) -> list[Request]:
+    params = SamplingParams(max_tokens=answer, n=n)
+    return scheduler.submit([random.Random(length).randrange(1000)] * length, params)
+
+
+def apply(scheduler: Scheduler, plan: StepPlan) -> None:
+    """Do what the executor does, with token 1 as every answer."""
+    for batch in plan.batches:
+        parts = [(c.request, c.length) for c in batch.prefill]
+        for number, length in parts + [(number, 1) for number in batch.cpu_decode]:
+            request = scheduler.requests[number]
+            request.computed += length
+            scheduler.pool.publish(number, request.tokens, request.computed)
+            if request.pending == 0:
+                request.tokens.append(1)
+                if request.generated >= request.max_tokens:
+                    scheduler.finish(request, "length")
+
+
+def only(plan: StepPlan) -> Batch:
+    assert len(plan.batches) == 1
+    return plan.batches[0]
+
+
+def test_prompts_are_cut_to_the_step_and_decodes_come_along() -> None:
+    scheduler = make_scheduler()
+    a, b = submit(scheduler, 40)[0], submit(scheduler, 10)[0]
+    first = only(scheduler.plan())
+    assert first.prefill == (PrefillChunk(a.id, 0, 32),) and first.cpu_decode == ()
+    apply(scheduler, StepPlan((first,)))
+    second = only(scheduler.plan())
+    assert second.prefill == (PrefillChunk(a.id, 32, 8), PrefillChunk(b.id, 0, 10))
+    apply(scheduler, StepPlan((second,)))
+    assert only(scheduler.plan()) == Batch(cpu_decode=(a.id, b.id))
+
+
+def test_first_come_first_served_and_sequence_limit() -> None:
+    scheduler = make_scheduler(sequences=2)
+    ids = [submit(scheduler, 3)[0].id for _ in range(4)]
+    assert [c.request for c in only(scheduler.plan()).prefill] == ids[:2]
+
+
+def test_the_latest_arrival_gives_way_and_comes_back_first() -> None:
+    scheduler = make_scheduler(blocks=5, tokens=64)
+    a, b = submit(scheduler, 30, 40)[0], submit(scheduler, 15, 20)[0]
+    for _ in range(3):
+        apply(scheduler, scheduler.plan())
+    c = submit(scheduler, 2, 5)[0]
+    preempted: list[int] = []
+    order = []
+    while scheduler.busy:
+        plan = scheduler.plan()
+        preempted += plan.preempt
+        order += [chunk.request for chunk in only(plan).prefill]
+        apply(scheduler, plan)
+        scheduler.pool.check_integrity()
+    assert preempted and a.id not in preempted
+    assert a.generated == 40 and b.generated == 20 and c.generated == 5
+    assert all(r.state is State.FINISHED for r in (a, b, c))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    blocks=st.integers(4, 30),
+    tokens=st.integers(1, 40),
+    sequences=st.integers(1, 6),
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 30), st.integers(1, 90), st.integers(1, 40), st.integers(1, 3)),
+        max_size=12,
+    ),
+)
+def test_every_request_finishes_within_limits(
+    blocks: int, tokens: int, sequences: int, arrivals: list[tuple[int, int, int, int]]
+) -> None:
+    scheduler = make_scheduler(blocks, tokens, sequences)
+    waiting = sorted(arrivals)
+    accepted: list[Request] = []
+    for step in itertools.count():
+        while waiting and waiting[0][0] <= step:
+            _, length, answer, n = waiting.pop(0)
+            try:
+                accepted += submit(scheduler, length, answer, n)
+            except CapacityError:
+                assert length + answer > blocks * 16
+        if not waiting and not scheduler.busy:
+            break
+        batch = only(plan := scheduler.plan())
+        assert batch.tokens <= tokens
+        assert len(batch.prefill) + len(batch.cpu_decode) <= sequences
+        assert batch.tokens or plan.preempt or not scheduler.busy
+        apply(scheduler, plan)
+        scheduler.pool.check_integrity()
+        assert step < 40_000
+    assert all(r.state is State.FINISHED and r.generated == r.max_tokens for r in accepted)
+    assert scheduler.pool.free_blocks == blocks and not scheduler.requests
+
+
+def test_refusals_come_on_arrival() -> None:
+    scheduler = make_scheduler(blocks=4, context=200)
+    with pytest.raises(CapacityError, match="80 tokens of KV, the pool holds 64"):
+        submit(scheduler, 60, 6)
+    submit(scheduler, 60, 5)  # the last token is never stored
+    with pytest.raises(RequestError, match="context"):
+        submit(scheduler, 200)
+    with pytest.raises(RequestError, match="empty"):
+        scheduler.submit([], SamplingParams())
+
+
+def test_finish_works_in_every_state() -> None:
+    scheduler = make_scheduler(sequences=1)
+    running, waiting = submit(scheduler, 5)[0], submit(scheduler, 5)[0]
+    apply(scheduler, scheduler.plan())
+    for request in (waiting, running):
+        scheduler.finish(request, "abort")
+        assert request.finish_reason == "abort"
+    assert not scheduler.busy and scheduler.pool.free_blocks == 64
+
+
+def test_predicted_seconds_come_from_the_predictor() -> None:
+    class Counting(ZeroPredictor):
+        def linear(self, tokens: int) -> Estimate:
+            return Estimate(tokens * 0.5)
+
+    scheduler = Scheduler(Limits(32, 4, 200, 10), KvPool(8), Counting(), lambda: 0.0)
+    scheduler.submit([1, 2, 3], SamplingParams())
+    assert scheduler.plan().predicted_seconds == 1.5

@@ -1,0 +1,191 @@
+"""Writes an artifact directory so that it is there whole or not at all.
+
+Everything goes to a temporary sibling, is flushed to the disk, and takes the place of an older
+artifact in one rename at the end. A failure, a full disk or Ctrl-C removes the sibling; one left
+by a killed process is swept by the next compile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.compiler.config import read_bounded
+from dovetail.ir.artifact import FileEntry, Manifest
+from dovetail.ir.errors import ArtifactError, SpecError
+
+MANIFEST = "manifest.json"
+SUFFIX = ".partial"
+STALE_SECONDS = 60.0
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@dataclass(slots=True)
+class ArtifactWriter:
+    """An artifact in the making: `root` is the temporary directory, `files` the manifest's list."""
+
+    target: Path
+    root: Path
+    files: dict[str, FileEntry] = field(default_factory=dict)
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write one file; `name` is its path in the artifact."""
+        path = self._place(name)
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self.files[name] = FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def write_json(self, name: str, value: msgspec.Struct) -> None:
+        """Write a value of the schemas in `dovetail.ir` as indented JSON."""
+        self.write_bytes(name, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+    def copy(self, name: str, source: Path, limit: int) -> None:
+        """Copy a file of at most `limit` bytes."""
+        self.write_bytes(name, read_bounded(source, limit))
+
+    def weights_path(self, name: str) -> Path:
+        """Return where to write a weights file; announce it with `add_weights` afterwards."""
+        return self._place(name)
+
+    def add_weights(self, name: str) -> None:
+        """List a weights file; its hashes stand in its chunks.json."""
+        self.files[name] = FileEntry(bytes=(self.root / name).stat().st_size, sha256=None)
+
+    def commit(self, **manifest: Any) -> None:
+        """Write the manifest and put the artifact in its place."""
+        files = dict(sorted(self.files.items()))
+        self.write_json(MANIFEST, Manifest(files=files, **manifest))
+        _check_replaceable(self.target)
+        for folder in (self.root, *(p for p in self.root.rglob("*") if p.is_dir())):
+            _sync_folder(folder)
+        self.root.chmod(0o777 & ~_umask())  # mkdtemp makes it private
+        _replace(self.root, self.target)
+        _sync_folder(self.target.parent)
+
+    def _place(self, name: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+@contextmanager
+def write_artifact(output: str | Path) -> Iterator[ArtifactWriter]:
+    """Open a writer for `output`; nothing is there before its `commit`.
+
+    An artifact that is there already is replaced, anything else is refused. Raises SpecError
+    when the output cannot be written to or is something else, ArtifactError when writing fails
+    later (a full disk).
+    """
+    target = Path(output).absolute()
+    if target.is_symlink():
+        target = target.resolve()
+    _check_replaceable(target)
+    with ExitStack() as stack:
+        root = _make_sibling(target, stack)
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        try:
+            yield ArtifactWriter(target, root)
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write {output}: {error.strerror or error}; nothing was written"
+            ) from error
+
+
+def _make_sibling(target: Path, stack: ExitStack) -> Path:
+    """Make the temporary directory and hold a lock on it, so that no other compile sweeps it."""
+    try:
+        _sweep(target)
+        prefix = f".{target.name}."
+        root = Path(tempfile.mkdtemp(prefix=prefix, suffix=SUFFIX, dir=target.parent))
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SpecError(
+            f"cannot write to {target.parent}: {reason}; choose another output"
+        ) from error
+    return root
+
+
+def _sweep(target: Path) -> None:
+    """Remove siblings of killed compiles: nobody holds their lock and they are not brand new."""
+    for left in target.parent.glob(f".{target.name}.*{SUFFIX}"):
+        try:
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+        except OSError:  # in use
+            continue
+        finally:
+            os.close(descriptor)
+
+
+class _Version(msgspec.Struct):
+    format_major: int
+    files: dict[str, Any]
+
+
+def _check_replaceable(target: Path) -> None:
+    """Refuse to replace what is not an artifact."""
+    if not target.exists():
+        return
+    try:
+        msgspec.json.decode(read_bounded(target / MANIFEST, 64 << 20), type=_Version)
+    except (SpecError, msgspec.DecodeError) as error:
+        raise SpecError(
+            f"{target} exists and is no artifact; choose another output or remove it"
+        ) from error
+
+
+def _replace(root: Path, target: Path) -> None:
+    """Rename `root` to `target`; where that exists the two change places in one step."""
+    if not target.exists():
+        root.rename(target)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    exchange = getattr(libc, "renameat2", None)
+    names = (os.fsencode(root), os.fsencode(target))
+    if exchange and exchange(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return  # the older artifact now bears the temporary name and is removed with it
+    older = root.with_name(root.name + ".old")  # a file system without exchange
+    target.rename(older)
+    try:
+        root.rename(target)
+    except BaseException:
+        older.rename(target)
+        raise
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

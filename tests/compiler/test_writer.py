@@ -1,0 +1,183 @@
+"""An artifact is written whole or not at all."""
+
+import errno
+import fcntl
+import json
+import os
+import resource
+import subprocess
+import time
+
+import pytest
+
+from dovetail.compiler.writer import STALE_SECONDS, write_artifact
+from dovetail.ir.artifact import Manifest
+from dovetail.ir.errors import ArtifactError, SpecError
+
+MANIFEST = {
+    "producer": "test",
+    "created": "now",
+    "model_fingerprint": "m",
+    "workload_fingerprint": "w",
+    "targets": (),
+    "models": (),
+    "effort": "none",
+}
+
+
+def make(path, text=b"hello"):
+    with write_artifact(path) as artifact:
+        artifact.write_bytes("graph/a.txt", text)
+        artifact.weights_path("models/llm/weights/weights.bin").write_bytes(b"123")
+        artifact.add_weights("models/llm/weights/weights.bin")
+        artifact.commit(**MANIFEST)
+
+
+def test_files_and_manifest(tmp_path):
+    make(tmp_path / "app.dove")
+    assert [p.name for p in tmp_path.iterdir()] == ["app.dove"]
+    manifest = json.loads((tmp_path / "app.dove/manifest.json").read_text())
+    weights = manifest["files"].pop("models/llm/weights/weights.bin")
+    assert weights == {"bytes": 3, "sha256": None}
+    ((name, entry),) = manifest["files"].items()
+    assert (name, entry["bytes"]) == ("graph/a.txt", 5)
+    assert len(entry["sha256"]) == 64
+    assert (tmp_path / "app.dove").stat().st_mode & 0o777 == 0o777 & ~current_umask()
+
+
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_an_older_artifact_is_replaced_at_the_end_only(tmp_path):
+    path = tmp_path / "app.dove"
+    make(path, b"old")
+    (path / "stray").touch()
+    with write_artifact(path) as artifact:
+        artifact.write_bytes("graph/a.txt", b"new")
+        assert (path / "graph/a.txt").read_bytes() == b"old"
+        artifact.commit(**MANIFEST)
+    assert (path / "graph/a.txt").read_bytes() == b"new"
+    assert not (path / "stray").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["app.dove"]
+
+
+def test_replacing_without_an_exchange_rename(tmp_path, monkeypatch):
+    monkeypatch.setattr("dovetail.compiler.writer.ctypes.CDLL", lambda *_, **__: object())
+    make(tmp_path / "app.dove", b"old")
+    make(tmp_path / "app.dove", b"new")
+    assert (tmp_path / "app.dove/graph/a.txt").read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["app.dove"]
+
+
+def test_a_link_to_an_artifact_stays_a_link(tmp_path):
+    make(tmp_path / "real.dove", b"old")
+    (tmp_path / "app.dove").symlink_to("real.dove")
+    make(tmp_path / "app.dove", b"new")
+    assert (tmp_path / "app.dove").is_symlink()
+    assert (tmp_path / "real.dove/graph/a.txt").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SpecError("bad"), ZeroDivisionError])
+@pytest.mark.parametrize("older", [True, False])
+def test_any_failure_leaves_things_as_they_were(error, older, tmp_path):
+    path = tmp_path / "app.dove"
+    if older:
+        make(path, b"old")
+    kind = error if isinstance(error, type) else type(error)
+    with pytest.raises(kind), write_artifact(path) as artifact:
+        artifact.write_bytes("graph/a.txt", b"new")
+        raise error
+    assert [p.name for p in tmp_path.iterdir()] == ["app.dove"] * older
+    assert not older or (path / "graph/a.txt").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("kind", ["file", "empty directory", "other directory", "bad manifest"])
+def test_other_things_are_not_replaced(kind, tmp_path):
+    path = tmp_path / "app.dove"
+    if kind == "file":
+        path.write_text("mine")
+    else:
+        path.mkdir()
+    if kind == "other directory":
+        (path / "thesis.txt").write_text("mine")
+    if kind == "bad manifest":
+        (path / "manifest.json").write_text('{"format_major": "x"}')
+    with pytest.raises(SpecError, match="is no artifact"), write_artifact(path):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["app.dove"]
+
+
+@pytest.mark.parametrize("parent", ["/proc", "/sys"])
+def test_output_that_cannot_be_written_to(parent):
+    with pytest.raises(SpecError, match=f"cannot write to {parent}"), write_artifact(parent + "/a"):
+        pass
+
+
+def test_missing_parent(tmp_path):
+    with pytest.raises(SpecError, match="cannot write"), write_artifact(tmp_path / "none/a.dove"):
+        pass
+
+
+def test_a_full_disk(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(ArtifactError, match=r"cannot write .*app\.dove.*nothing was written"):
+            make(tmp_path / "app.dove", bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_full_file_system(tmp_path):
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        with pytest.raises(ArtifactError, match=os.strerror(errno.ENOSPC)):
+            make(tmp_path / "app.dove", bytes(1 << 20))
+        assert not [*tmp_path.iterdir()]
+        subprocess.run(["mount", "-o", "remount,ro", tmp_path], check=True)
+        with pytest.raises(SpecError, match=os.strerror(errno.EROFS)):
+            make(tmp_path / "app.dove")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_what_a_killed_compile_left_is_swept(tmp_path):
+    def leave(name, age):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").touch()
+        then = time.time() - age
+        os.utime(tmp_path / name, (then, then))
+        return tmp_path / name
+
+    old = leave(".app.dove.1.partial", 2 * STALE_SECONDS)
+    new = leave(".app.dove.2.partial", 0)
+    other = leave(".b.dove.3.partial", 2 * STALE_SECONDS)
+    busy = leave(".app.dove.4.partial", 2 * STALE_SECONDS)
+    descriptor = os.open(busy, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        make(tmp_path / "app.dove")
+    finally:
+        os.close(descriptor)
+    assert [old.exists(), new.exists(), other.exists(), busy.exists()] == [False, True, True, True]
+
+
+def test_manifest_reads_back(tmp_path):
+    import msgspec
+
+    make(tmp_path / "app.dove")
+    manifest = msgspec.json.decode(
+        (tmp_path / "app.dove/manifest.json").read_bytes(), type=Manifest
+    )
+    assert manifest.format_major == 1
+    assert list(manifest.files) == sorted(manifest.files)

@@ -129,7 +129,7 @@ def as_block(statement: Any) -> low.Block:
 
 
 _FLOAT = re.compile(
-    r"(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?[fFlL]?|0[xX][0-9a-fA-F.]+[pP][+-]?\d+[fF]?"
+    r"((\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+)[fFlL]?|0[xX][0-9a-fA-F.]+[pP][+-]?\d+[fF]?"
 )
 _INT = re.compile(
     r"(0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)"
@@ -329,7 +329,7 @@ class Builder(Transformer[Token, Any]):
         return self._param(c[0], declarator, span_of(c))
 
     def _param(self, specifiers: Specifiers, declarator: Declarator, span: Span) -> low.Param:
-        type_ = self._type(specifiers.type, declarator.layers, span)
+        type_ = self._type(specifiers.type, declarator.layers, declarator.span)
         return low.Param(type=type_, name=declarator.name, span=span)
 
     # ---- statements ----

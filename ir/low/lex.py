@@ -116,9 +116,12 @@ def classify(tokens: Iterable[Token], types: set[str]) -> Iterator[Token]:
     `types` holds the known typedef names and grows as typedefs go by.
     """
     stream = list(tokens)
+    pending: dict[int, str] = {}
     for i, token in enumerate(stream):
         if token.type == "TYPEDEF":
-            types.update(_typedef_names(stream, i))
+            pending.update([_typedef_name(stream, i)])
+        if i in pending:
+            types.add(pending[i])
         if token.type != "NAME" or (i and stream[i - 1] in (".", "->")):
             yield token
         elif token in _KEYWORD_KINDS:
@@ -129,12 +132,14 @@ def classify(tokens: Iterable[Token], types: set[str]) -> Iterator[Token]:
             yield token
 
 
-def _typedef_names(stream: list[Token], start: int) -> Iterator[str]:
+def _typedef_name(stream: list[Token], start: int) -> tuple[int, str]:
+    """Return the name a typedef declares, and the index from which it is known."""
     depth, last = 0, ""
-    for token in stream[start:]:
+    for i in range(start, len(stream)):
+        token = stream[i]
         depth += (token == "{") - (token == "}")
         if token.type == "NAME":
             last = str(token)
         elif depth == 0 and token in (";", "["):
-            yield last
-            return
+            return i, last
+    return len(stream), last

@@ -1,4 +1,4 @@
-"""Low-IR nodes: C-like kernel text, typed. Expressions shared with the high IR live in `dovetail.ir.expr`."""
+"""Low-IR nodes: C-like kernel text, typed. Shared expressions live in `dovetail.ir.expr`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Member(Expr):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign(Expr):
-    """`target op value`; `op` is `=`, `+=`, `-=`, `*=`, `/=`, `%=`, `<<=`, `>>=`, `&=`, `^=` or `|=`."""
+    """`target op value`; `op` is `=`, or a binary operator and `=`: `+=`, `<<=`, `|=` ..."""
 
     op: str
     target: Expr
@@ -101,7 +101,7 @@ class If(Stmt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class For(Stmt):
-    """`for (init; cond; step) body`; `init` holds several declarations after `for (int i = 0, j = 1; ...)`."""
+    """`for (init; cond; step) body`; `for (int i = 0, j = 1; ...)` has two declarations in `init`."""
 
     init: tuple[Stmt, ...]
     cond: Expr | None
@@ -176,7 +176,7 @@ class StructDef(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit(Node):
-    """A translation unit: struct definitions, static const tables (`Declare`), pragmas and functions, in order."""
+    """A translation unit: structs, static const tables (`Declare`), pragmas, functions, in order."""
 
     items: tuple[Node, ...]
 

@@ -204,15 +204,17 @@ def _unknown_type(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
     before = tokens[i - 1]
     star = before == "*" and i > 1 and "TYPE_NAME" in accepts
     name = tokens[i - 2] if star else before
+    hint = "known are the C, <stdint.h> and SIMD types; a prelude may add a typedef"
+    if tokens[i].type == "NAME" and "TYPE_NAME" in accepts and "NAME" not in accepts:
+        return "low-unknown-type", f"`{tokens[i]}` names no type", token_span(tokens[i]), hint
     if i and tokens[i].type == "NAME" and name.type == "NAME" and (starts or star):
-        hint = "known are the C, <stdint.h> and SIMD types; a prelude may add a typedef"
         return "low-unknown-type", f"`{name}` names no type", token_span(name), hint
     return None
 
 
 def _missing_end(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
     before = tokens[i - 1] if i else None
-    if before is None or not before.line or "SEMICOLON" not in accepts:
+    if before is None or before in (";", "{", "}") or "SEMICOLON" not in accepts:
         return None
     if tokens[i] == "}" or (tokens[i].line or 0) > (before.end_line or 0):
         at = token_span(before)

@@ -48,7 +48,7 @@ Alignment may be dropped: every array is printed with the alignment of a cache l
 TUNE = re.compile(r"dovetail\s+tune\s*\(\s*([A-Za-z_]\w*)\s+in\s+(\d+)\s*\.\.\s*(\d+)\s*\)\s*")
 """`#pragma dovetail tune(NAME in 1..6)`: name, first and last value."""
 
-_DIRECTIVE = re.compile(r"#\s*([A-Za-z]*)\s*(.*)", re.DOTALL)
+_DIRECTIVE = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -95,6 +95,8 @@ class Preprocessor:
         self._report(code, message.format(str(token)), token, hint)
         if code == "low-string":
             segment.append(token.update(type="NUMBER", value="0"))
+        elif code == "low-comment":
+            self.reporter.finish()  # what follows is no code
         elif code == "low-varargs" and segment and segment[-1] == ",":
             segment.pop()
 
@@ -257,7 +259,7 @@ class Preprocessor:
         assert macro.params is not None
         if end > len(tokens):
             self.reporter.add("low-macro-call", f"the call of {macro.name} is never closed", use)
-            return [], len(tokens)
+            self.reporter.finish()  # the rest of the text would be its argument
         whole = join_spans(use, token_span(tokens[end - 1]))
         if macro.name in _ANY_ARGUMENTS:
             return [], end
@@ -267,7 +269,7 @@ class Preprocessor:
                 f"macro {macro.name} takes {len(macro.params)} arguments, here are {len(args)}",
                 whole,
             )
-            return [], end
+            return [move_token(Token("NUMBER", "0"), whole)], end
         values = {p: self._expand(a, hidden) for p, a in zip(macro.params, args, strict=True)}
         body: list[Token] = []
         for token in macro.body:
@@ -284,7 +286,7 @@ def split_arguments(tokens: Sequence[Token], i: int) -> tuple[list[list[Token]],
     depth = 0
     for j in range(i, len(tokens)):
         token = tokens[j]
-        depth += (token in ("(", "[", "{")) - (token in (")", "]", "}"))
+        depth += (token == "(") - (token == ")")
         if depth == 0:
             return ([] if args == [[]] else args), j + 1
         if depth == 1 and token == ",":

@@ -251,3 +251,53 @@ def constant(expr: Expr, constants: Mapping[str, int]) -> int | None:
             return None
         return INTEGER_OPERATORS[expr.op](left, right)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a call needs: parameter types (None = any) and the result (None = any)."""
+
+    params: tuple[Type | None, ...]
+    returns: Type | None
+
+
+_DOUBLE = NamedType(name="double")
+_FLOAT = NamedType(name="float")
+_INT = NamedType(name="int")
+_VOID_POINTER = PointerType(of=NamedType(name="void"))
+
+
+def _math() -> dict[str, Signature]:
+    counts = {
+        1: "exp exp2 expm1 log log2 log10 log1p sqrt cbrt fabs floor ceil round rint trunc "
+        "nearbyint sin cos tan asin acos atan sinh cosh tanh erf erfc",
+        2: "pow fmod fmin fmax atan2 hypot copysign fdim",
+        3: "fma",
+    }
+    rows: dict[str, Signature] = {}
+    for count, names in counts.items():
+        for name in names.split():
+            rows[name] = Signature((_DOUBLE,) * count, _DOUBLE)
+            rows[f"{name}f"] = Signature((_FLOAT,) * count, _FLOAT)
+    return rows
+
+
+LIBRARY: dict[str, Signature] = {
+    **_math(),
+    "ldexpf": Signature((_FLOAT, _INT), _FLOAT),
+    "abs": Signature((_INT,), _INT),
+    "isnan": Signature((None,), _INT),
+    "isinf": Signature((None,), _INT),
+    "memcpy": Signature((_VOID_POINTER, _VOID_POINTER, NamedType(name="size_t")), _VOID_POINTER),
+    "memset": Signature((_VOID_POINTER, _INT, NamedType(name="size_t")), _VOID_POINTER),
+}
+"""Functions of <math.h> and <string.h> that kernels call."""
+
+CONSTANTS: dict[str, Type] = {
+    "NULL": _VOID_POINTER,
+    **dict.fromkeys("INFINITY NAN HUGE_VALF FLT_MAX FLT_MIN FLT_EPSILON".split(), _FLOAT),
+    **dict.fromkeys("DBL_MAX DBL_MIN DBL_EPSILON M_PI M_LN2 M_LOG2E".split(), _DOUBLE),
+    **dict.fromkeys("INT32_MAX INT32_MIN INT64_MAX INT64_MIN INT_MAX INT_MIN".split(), _INT),
+    **dict.fromkeys("SIZE_MAX UINT32_MAX UINT64_MAX".split(), NamedType(name="size_t")),
+}
+"""Names the standard headers define."""

@@ -1,0 +1,454 @@
+"""Types of low-IR expressions: expression and scope in, type out; faults go to the reporter.
+
+A type that is not known (the result of an intrinsic without a table) is None and fits everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dovetail.ir.diagnostics import Span
+from dovetail.ir.expr import (
+    ArrayType,
+    Binary,
+    Call,
+    Cast,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Name,
+    NamedType,
+    PointerType,
+    Ternary,
+    Type,
+    Unary,
+)
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.lex import Reporter
+from dovetail.ir.low.print import print_low
+from dovetail.ir.low.types import (
+    CONSTANTS,
+    LIBRARY,
+    VECTOR_GROUPS,
+    Signature,
+    constant,
+    is_integer,
+    scalar,
+    unqualified,
+    vector,
+)
+
+INT = NamedType(name="int")
+VOID = NamedType(name="void")
+SIZE = NamedType(name="size_t")
+INTRINSIC_NAME = re.compile(r"_mm\w*_|_cvt|__builtin_|dt_|v[a-z0-9]+_[a-z0-9_]+$|_MM_|_CMP_")
+"""Names that look like intrinsics: believed where no table is given."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """Variables of one block; looks outwards."""
+
+    outer: Scope | None = None
+    types: dict[str, Type] = field(default_factory=dict)
+
+    def find(self, name: str) -> Type | None:
+        """Return the type of a variable, or None."""
+        found = self.types.get(name)
+        return found if found or self.outer is None else self.outer.find(name)
+
+    def names(self) -> set[str]:
+        """Return all visible names."""
+        return set(self.types) | (self.outer.names() if self.outer else set())
+
+
+@dataclass(slots=True)
+class Inference:
+    """Finds types of expressions and reports what C would refuse."""
+
+    reporter: Reporter
+    functions: dict[str, Signature]
+    structs: dict[str, low.StructDef]
+    constants: dict[str, int] = field(default_factory=dict)  # values of static const integers
+    known: Mapping[str, Signature] | None = None
+    known_constants: Mapping[str, int] = field(default_factory=dict)
+
+    def report(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
+        """Record a fault."""
+        self.reporter.add(code, message, span, hint)
+
+    def type_of(self, expr: Expr, scope: Scope) -> Type | None:
+        """Return the type of `expr`, reporting faults inside it."""
+        return _RULES[type(expr)](self, expr, scope)
+
+    def value_of(self, expr: Expr, scope: Scope) -> Type | None:
+        """Return the type of `expr` where a value is wanted: arrays decay, void is refused."""
+        found = self.type_of(expr, scope)
+        if found == VOID:
+            self.report("low-void", "this has no value", expr.span)
+            return None
+        return unqualified(found) if found is not None else None
+
+    def condition(self, expr: Expr, scope: Scope) -> None:
+        """Check an expression that is tested against zero."""
+        found = self.value_of(expr, scope)
+        if found is not None and scalar(found) is None and not isinstance(found, PointerType):
+            hint = "compare lanes with an intrinsic and test the mask"
+            self.report("low-condition", f"{print_low(found)} is no condition", expr.span, hint)
+
+    def fits(self, target: Type, value: Expr, scope: Scope, where: str) -> None:
+        """Check that `value` may initialise or be assigned to a `target`."""
+        if isinstance(value, low.InitList):
+            self.initialiser(target, value, scope)
+            return
+        found = self.value_of(value, scope)
+        if found is None or assignable(unqualified(target), found, value):
+            return
+        message = f"{where} wants {print_low(unqualified(target))}, this is {print_low(found)}"
+        both_pointers = isinstance(found, PointerType) and isinstance(target, PointerType)
+        self.report("low-type-mismatch", message, value.span, "cast it" if both_pointers else None)
+
+    def initialiser(self, target: Type, value: low.InitList, scope: Scope) -> None:
+        """Check `{...}` against the array, struct or scalar it fills."""
+        if isinstance(target, ArrayType):
+            size = constant(target.size, self.constants) if target.size else None
+            if size is not None and len(value.items) > size:
+                message = f"{len(value.items)} values for an array of {size}"
+                self.report("low-initialiser", message, value.items[size].span)
+            for item in value.items:
+                self.fits(target.of, item, scope, "the array")
+            return
+        for item in value.items:
+            self.value_of(item, scope)
+
+    # ---- lvalues ----
+
+    def target(self, expr: Expr, scope: Scope, verb: str) -> Type | None:
+        """Return the type of what is assigned to; it must be a changeable place."""
+        found = self.type_of(expr, scope)
+        place = isinstance(expr, Name | Index | low.Member) or (
+            isinstance(expr, Unary) and expr.op == "*"
+        )
+        if not place or (isinstance(expr, Name) and scope.find(expr.id) is None):
+            if place and found is None:
+                return None  # the name itself was reported
+            self.report("low-not-assignable", f"this cannot be {verb}", expr.span)
+            return None
+        if getattr(found, "const", False):
+            self.report("low-const", f"this is const and cannot be {verb}", expr.span)
+        elif isinstance(found, ArrayType):
+            self.report("low-not-assignable", f"an array cannot be {verb}", expr.span)
+        return found
+
+    def pointee(self, expr: Expr, scope: Scope, verb: str) -> Type | None:
+        """Return what a pointer expression points at."""
+        found = self.type_of(expr, scope)
+        if found is None or isinstance(found, PointerType | ArrayType):
+            of = found.of if found is not None else None
+            if of is not None and unqualified(of) == VOID:
+                hint = "cast it to a typed pointer"
+                self.report("low-not-pointer", f"void* cannot be {verb}", expr.span, hint)
+                return None
+            return of
+        message = f"{print_low(found)} cannot be {verb}"
+        self.report("low-not-pointer", message, expr.span)
+        return None
+
+    def fields(self, type_: Type | None, span: Span) -> Mapping[str, Type] | None:
+        """Return the fields of a struct, union or NEON vector group."""
+        if not isinstance(type_, NamedType):
+            return None
+        if type_.name in VECTOR_GROUPS:
+            of, count = VECTOR_GROUPS[type_.name]
+            return {"val": ArrayType(of=NamedType(name=of), size=Int(value=count))}
+        if type_.name.startswith(("struct ", "union ")):
+            found = self.structs.get(type_.name.split()[1])
+            if found is None:
+                hint = "define it, or give it in a prelude"
+                self.report("low-incomplete", f"{type_.name} is not defined", span, hint)
+                return None
+            return {f.name: f.type for f in found.fields}
+        self.report("low-not-struct", f"{print_low(type_)} has no fields", span)
+        return None
+
+
+def assignable(target: Type, value: Type, expr: Expr) -> bool:
+    """Whether C converts `value` to `target` without a cast (and without a warning)."""
+    if scalar(target) and scalar(value):
+        return True
+    if isinstance(target, PointerType):
+        if isinstance(value, PointerType):
+            return _void(target) or _void(value) or _bare(target.of) == _bare(value.of)
+        return isinstance(expr, Int) and expr.value == 0
+    return target == value
+
+
+def _void(type_: PointerType) -> bool:
+    return unqualified(type_.of) == VOID
+
+
+def _bare(type_: Type) -> Type:
+    if isinstance(type_, NamedType):
+        return replace(type_, const=False)
+    return type_
+
+
+# ---- one rule per node ----
+
+
+def _int(self: Inference, expr: Int, scope: Scope) -> Type | None:
+    suffix = expr.text.lower().lstrip("0123456789abcdefx").strip()
+    if "l" in suffix or expr.value >= 2**31:
+        return NamedType(name="unsigned long" if "u" in suffix else "long")
+    return NamedType(name="unsigned" if "u" in suffix else "int")
+
+
+def _float(self: Inference, expr: Float, scope: Scope) -> Type | None:
+    return NamedType(name="double" if expr.text and expr.text[-1] not in "fF" else "float")
+
+
+def _name(self: Inference, expr: Name, scope: Scope) -> Type | None:
+    found = scope.find(expr.id) or CONSTANTS.get(expr.id)
+    if found is not None or expr.id in self.known_constants:
+        return found or INT
+    if self.known is None and INTRINSIC_NAME.match(expr.id):
+        return None
+    hint = _closest(expr.id, scope.names())
+    self.report("low-unknown-name", f"`{expr.id}` is not declared", expr.span, hint)
+    return None
+
+
+def _closest(name: str, names: set[str]) -> str | None:
+    from difflib import get_close_matches  # noqa: PLC0415 - only after a fault
+
+    found = get_close_matches(name, names, 1)
+    return f"did you mean `{found[0]}`?" if found else None
+
+
+def _unary(self: Inference, expr: Unary, scope: Scope) -> Type | None:
+    if expr.op == "*":
+        return self.pointee(expr.operand, scope, "dereferenced")
+    if expr.op == "&":
+        if not isinstance(expr.operand, Name | Index | low.Member | Unary):
+            self.report("low-address", "only a variable or element has an address", expr.span)
+            return None
+        of = self.type_of(expr.operand, scope)
+        return PointerType(of=of) if of is not None else None
+    if expr.op == "!":
+        self.condition(expr.operand, scope)
+        return INT
+    found = self.value_of(expr.operand, scope)
+    if found is None:
+        return None
+    if expr.op == "~" and not is_integer(found):
+        self.report("low-operand", f"`~` wants an integer, this is {print_low(found)}", expr.span)
+        return None
+    if scalar(found) is None and vector(found) is None:
+        message = f"`{expr.op}` wants a number, this is {print_low(found)}"
+        self.report("low-operand", message, expr.span)
+        return None
+    return promote(found)
+
+
+def promote(type_: Type) -> Type:
+    """Return the type after C's integer promotion."""
+    found = scalar(type_)
+    return INT if found is not None and found.rank < 3 else type_
+
+
+def _binary(self: Inference, expr: Binary, scope: Scope) -> Type | None:
+    if expr.op in ("&&", "||"):
+        self.condition(expr.left, scope)
+        self.condition(expr.right, scope)
+        return INT
+    left, right = self.value_of(expr.left, scope), self.value_of(expr.right, scope)
+    if left is None or right is None:
+        return INT if expr.op in _COMPARISONS else None
+    result = combine(expr.op, left, right)
+    if result is None:
+        message = f"`{expr.op}` cannot join {print_low(left)} and {print_low(right)}"
+        self.report("low-operand", message, expr.span)
+    return result
+
+
+_COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+_INTEGER_ONLY = ("%", "<<", ">>", "&", "^", "|")
+
+
+def combine(op: str, left: Type, right: Type) -> Type | None:
+    """Return the type of `left op right`, None where C refuses it."""
+    a, b = scalar(left), scalar(right)
+    if a and b:
+        if op in _INTEGER_ONLY and (a.floating or b.floating):
+            return None
+        if op in ("<<", ">>"):
+            return promote(left)
+        wide = left if (a.rank, not a.signed) >= (b.rank, not b.signed) else right
+        return INT if op in _COMPARISONS else promote(wide)
+    if isinstance(left, PointerType) and isinstance(right, PointerType):
+        if op in _COMPARISONS:
+            return INT
+        return NamedType(name="ptrdiff_t") if op == "-" else None
+    if isinstance(left, PointerType) and b and op in (*_COMPARISONS, "+", "-"):
+        return None if b.floating else INT if op in _COMPARISONS else left
+    if isinstance(right, PointerType) and a and op == "+":
+        return None if a.floating else right
+    if vector(left) and (left == right or b) and op not in _COMPARISONS:
+        return left
+    return right if vector(right) and a and op not in _COMPARISONS else None
+
+
+def _ternary(self: Inference, expr: Ternary, scope: Scope) -> Type | None:
+    self.condition(expr.cond, scope)
+    then, other = self.value_of(expr.then, scope), self.value_of(expr.other, scope)
+    if then is None or other is None:
+        return then or other
+    if scalar(then) and scalar(other):
+        return combine("+", then, other)
+    if assignable(then, other, expr.other):
+        return then
+    if assignable(other, then, expr.then):
+        return other
+    message = f"the two values are {print_low(then)} and {print_low(other)}"
+    self.report("low-type-mismatch", message, expr.span)
+    return None
+
+
+def _call(self: Inference, expr: Call, scope: Scope) -> Type | None:
+    signature = self.functions.get(expr.name) or LIBRARY.get(expr.name)
+    if signature is None and self.known is not None:
+        signature = self.known.get(expr.name)
+    if signature is None:
+        if self.known is not None or not INTRINSIC_NAME.match(expr.name):
+            names = set(self.functions) | set(LIBRARY) | set(self.known or ())
+            hint = _closest(expr.name, names) or "define it, or check the target's intrinsics"
+            message = f"no function or intrinsic `{expr.name}` is known"
+            self.report("low-unknown-function", message, expr.span, hint)
+        for arg in expr.args:
+            self.value_of(arg, scope)
+        return None
+    wants, has = len(signature.params), len(expr.args)
+    if wants != has:
+        message = f"`{expr.name}` takes {wants} arguments, here are {has}"
+        self.report("low-arity", message, expr.span)
+        return signature.returns
+    for arg, wanted in zip(expr.args, signature.params, strict=True):
+        if wanted is None:
+            self.value_of(arg, scope)
+        else:
+            self.fits(wanted, arg, scope, f"`{expr.name}`")
+    return signature.returns
+
+
+def _index(self: Inference, expr: Index, scope: Scope) -> Type | None:
+    found = self.value_of(expr.indices[0], scope)
+    if found is not None and not is_integer(found):
+        message = f"an index is an integer, this is {print_low(found)}"
+        self.report("low-index", message, expr.indices[0].span)
+    base = self.type_of(expr.base, scope)
+    lanes = vector(base)
+    if lanes is not None and lanes.lane is not None:
+        return NamedType(name=lanes.lane)
+    return self.pointee(expr.base, scope, "indexed")
+
+
+def _cast(self: Inference, expr: Cast, scope: Scope) -> Type | None:
+    found = self.value_of(expr.operand, scope)
+    target = unqualified(expr.type)
+    if target == VOID or found is None:
+        return target
+    numbers = scalar(target) and scalar(found)
+    addresses = isinstance(target, PointerType) and (
+        isinstance(found, PointerType) or is_integer(found)
+    )
+    same_bits = vector(target) and vector(found) and _bytes(target) == _bytes(found)
+    as_integer = isinstance(found, PointerType) and is_integer(target)
+    if not (numbers or addresses or same_bits or as_integer or target == found):
+        message = f"{print_low(found)} cannot be cast to {print_low(target)}"
+        self.report("low-cast", message, expr.span)
+    return target
+
+
+def _bytes(type_: Type) -> int:
+    found = vector(type_)
+    return found.size if found else 0
+
+
+def _member(self: Inference, expr: low.Member, scope: Scope) -> Type | None:
+    if expr.arrow:
+        base = self.pointee(expr.base, scope, "followed with ->")
+    else:
+        base = self.type_of(expr.base, scope)
+        if isinstance(base, PointerType):
+            self.report("low-not-struct", "this is a pointer", expr.base.span, "use ->")
+            return None
+    found = self.fields(base, expr.base.span) if base is not None else None
+    if found is None:
+        return None
+    if expr.field not in found:
+        assert base is not None
+        hint = _closest(expr.field, set(found))
+        self.report("low-field", f"{print_low(base)} has no field `{expr.field}`", expr.span, hint)
+    return found.get(expr.field)
+
+
+def _assign(self: Inference, expr: low.Assign, scope: Scope) -> Type | None:
+    target = self.target(expr.target, scope, "assigned to")
+    if expr.op == "=":
+        if target is None:
+            self.value_of(expr.value, scope)
+        else:
+            self.fits(target, expr.value, scope, "the assignment")
+        return target
+    value = self.value_of(expr.value, scope)
+    if target is not None and value is not None:
+        result = combine(expr.op[:-1], unqualified(target), value)
+        if result is None or not assignable(unqualified(target), result, expr.value):
+            message = f"`{expr.op}` cannot join {print_low(target)} and {print_low(value)}"
+            self.report("low-operand", message, expr.span)
+    return target
+
+
+def _step(self: Inference, expr: low.Step, scope: Scope) -> Type | None:
+    found = self.target(expr.target, scope, "stepped")
+    if found is not None and scalar(found) is None and not isinstance(found, PointerType):
+        message = f"`{expr.op}` wants a number or a pointer, this is {print_low(found)}"
+        self.report("low-operand", message, expr.span)
+    return found
+
+
+def _comma(self: Inference, expr: low.Comma, scope: Scope) -> Type | None:
+    return [self.type_of(item, scope) for item in expr.items][-1]
+
+
+def _sizeof(self: Inference, expr: low.SizeOf, scope: Scope) -> Type | None:
+    if isinstance(expr.of, Expr):
+        self.type_of(expr.of, scope)
+    return SIZE
+
+
+def _init_list(self: Inference, expr: low.InitList, scope: Scope) -> Type | None:
+    self.report("low-initialiser", "a list may only initialise an array or struct", expr.span)
+    return None
+
+
+_RULES: dict[type[Expr], Callable[..., Type | None]] = {
+    Int: _int,
+    Float: _float,
+    Name: _name,
+    Unary: _unary,
+    Binary: _binary,
+    Ternary: _ternary,
+    Call: _call,
+    Index: _index,
+    Cast: _cast,
+    low.Member: _member,
+    low.Assign: _assign,
+    low.Step: _step,
+    low.Comma: _comma,
+    low.SizeOf: _sizeof,
+    low.InitList: _init_list,
+}

@@ -1,0 +1,257 @@
+"""Checks a low-IR unit as a C compiler would: every fault in one SyntaxDiagnostic, none twice.
+
+Names, types, arity, lvalues, constness, loops, returns, struct fields, tunables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.expr import ArrayType, Int, NamedType, PointerType, Type
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.infer import VOID, Inference, Scope
+from dovetail.ir.low.lex import Reporter
+from dovetail.ir.low.preprocess import TUNE
+from dovetail.ir.low.types import Signature, constant, is_integer, unqualified
+from dovetail.ir.node import Node
+
+
+def verify_low(
+    unit: low.Unit,
+    source: Source,
+    *,
+    functions: Mapping[str, Signature] | None = None,
+    constants: Mapping[str, int] | None = None,
+) -> None:
+    """Raise SyntaxDiagnostic with every fault of `unit`, which was parsed from `source`.
+
+    `functions` and `constants` are the intrinsics, helpers and header constants of the target;
+    without them, names that look like intrinsics are believed.
+    """
+    checker = _Checker(Reporter(source), functions, constants or {})
+    checker.run(unit)
+    checker.reporter.finish()
+
+
+@dataclass(slots=True)
+class _Checker:
+    """One pass over a unit."""
+
+    reporter: Reporter
+    known: Mapping[str, Signature] | None
+    known_constants: Mapping[str, int]
+
+    def run(self, unit: low.Unit) -> None:
+        """Check all items; functions may call others that come later."""
+        functions: dict[str, Signature] = {}
+        structs: dict[str, low.StructDef] = {}
+        for item in unit.items:
+            if isinstance(item, low.Function):
+                self._once(functions, item.name, item, "function")
+                types = tuple(unqualified(p.type) for p in item.params)
+                functions[item.name] = Signature(types, unqualified(item.returns))
+            elif isinstance(item, low.StructDef):
+                self._once(structs, item.name, item, item.kind)
+                structs[item.name] = item
+                fields: dict[str, Any] = {}
+                for field in item.fields:
+                    self._once(fields, field.name, field, "field")
+                    fields[field.name] = field
+        infer = Inference(self.reporter, functions, structs, {}, self.known, self.known_constants)
+        scope = Scope()
+        body = _Body(infer, None, 0)
+        for item in unit.items:
+            if isinstance(item, low.Function):
+                self._function(item, infer, scope)
+            elif isinstance(item, low.Stmt):
+                body.check(item, scope)
+        self._tunables(unit, infer)
+
+    def _once(self, seen: Mapping[str, Any], name: str, node: Node, kind: str) -> None:
+        if name in seen:
+            self.reporter.add("low-duplicate", f"{kind} `{name}` is defined twice", node.span)
+
+    def _function(self, function: low.Function, infer: Inference, outer: Scope) -> None:
+        scope = Scope(outer)
+        body = _Body(infer, function, 0)
+        for param in function.params:
+            if param.name in scope.types:
+                message = f"parameter `{param.name}` is declared twice"
+                self.reporter.add("low-duplicate", message, param.span)
+            body.complete(param.type, param.name, param)
+            scope.types[param.name] = _decayed(param.type)
+        body.block(function.body, scope)
+        if unqualified(function.returns) != VOID and not _always_returns(function.body):
+            message = f"`{function.name}` may end without returning a value"
+            self.reporter.add("low-missing-return", message, function.span)
+
+    def _tunables(self, unit: low.Unit, infer: Inference) -> None:
+        declared = {n.name for n in unit.walk() if isinstance(n, low.Declare)}
+        for node in unit.walk():
+            if isinstance(node, low.Pragma) and node.text.startswith("dovetail"):
+                found = TUNE.fullmatch(node.text)
+                if found and found[1] not in declared:
+                    message = f"tune names `{found[1]}`, which is no constant here"
+                    hint = f"add #define {found[1]} {found[2]}"
+                    self.reporter.add("low-tune", message, node.span, hint)
+
+
+def _decayed(type_: Type) -> Type:
+    return PointerType(of=type_.of) if isinstance(type_, ArrayType) else type_
+
+
+@dataclass(slots=True)
+class _Body:
+    """Checks the statements of one function, or of the file outside functions."""
+
+    infer: Inference
+    function: low.Function | None
+    loops: int
+
+    def check(self, statement: Node, scope: Scope) -> None:
+        """Check one statement."""
+        _CHECKS[type(statement)](self, statement, scope)
+
+    def block(self, block: low.Block, scope: Scope) -> None:
+        """Check a block; names of a function's outermost block share its parameters' scope."""
+        for statement in block.body:
+            self.check(statement, scope)
+
+    def nested(self, block: low.Block, scope: Scope) -> None:
+        """Check a block that opens a scope of its own."""
+        self.block(block, Scope(scope))
+
+    def loop(self, block: low.Block, scope: Scope) -> None:
+        """Check a loop body."""
+        self.loops += 1
+        self.nested(block, scope)
+        self.loops -= 1
+
+    def complete(self, type_: Type, name: str, node: Node) -> None:
+        """Check that a variable of this type can exist."""
+        if unqualified(type_) == VOID:
+            self.infer.report("low-void", f"`{name}` cannot be void", node.span)
+        elif isinstance(type_, ArrayType):
+            self._array(type_, name, node)
+        elif isinstance(type_, NamedType) and type_.name.startswith(("struct ", "union ")):
+            self.infer.fields(type_, node.span)
+
+    def _array(self, type_: ArrayType, name: str, node: Node) -> None:
+        if type_.size is None:
+            return
+        size = constant(type_.size, self.infer.constants)
+        if size is not None and size <= 0:
+            span = type_.size.span
+            self.infer.report("low-array-size", f"`{name}` has {size} elements", span)
+        elif size is None and self.function is None:
+            message = f"the size of `{name}` is no constant"
+            self.infer.report("low-array-size", message, type_.size.span)
+
+    def declare(self, node: low.Declare, scope: Scope) -> None:
+        """Check a declaration and add its name."""
+        if node.name in scope.types:
+            self.infer.report("low-duplicate", f"`{node.name}` is declared twice", node.span)
+        if isinstance(node.type, ArrayType) and node.type.size is not None:
+            self.infer.value_of(node.type.size, scope)
+        self.complete(node.type, node.name, node)
+        if isinstance(node.type, ArrayType) and node.type.size is None and node.init is None:
+            self.infer.report("low-array-size", f"`{node.name}` needs a size", node.span)
+        if node.init is not None:
+            self.infer.fits(node.type, node.init, scope, f"`{node.name}`")
+        scope.types[node.name] = _sized(node)
+        constant_integer = is_integer(node.type) and getattr(node.type, "const", False)
+        value = constant(node.init, self.infer.constants) if node.init is not None else None
+        if constant_integer and value is not None:
+            self.infer.constants[node.name] = value
+        else:
+            self.infer.constants.pop(node.name, None)
+
+    def returns(self, node: low.Return, scope: Scope) -> None:
+        """Check a return against the function's result."""
+        assert self.function is not None
+        wanted = unqualified(self.function.returns)
+        name = self.function.name
+        if node.value is None:
+            if wanted != VOID:
+                self.infer.report("low-return", f"`{name}` must return a value", node.span)
+        elif wanted == VOID:
+            self.infer.report("low-return", f"`{name}` returns nothing", node.value.span)
+        else:
+            self.infer.fits(wanted, node.value, scope, "the result")
+
+
+def _sized(node: low.Declare) -> Type:
+    if isinstance(node.type, ArrayType) and node.type.size is None:
+        count = len(node.init.items) if isinstance(node.init, low.InitList) else 0
+        return ArrayType(of=node.type.of, size=Int(value=count))
+    return node.type
+
+
+def _if(body: _Body, node: low.If, scope: Scope) -> None:
+    body.infer.condition(node.cond, scope)
+    body.nested(node.then, scope)
+    if node.other is not None:
+        body.nested(node.other, scope)
+
+
+def _for(body: _Body, node: low.For, scope: Scope) -> None:
+    inner = Scope(scope)
+    for init in node.init:
+        body.check(init, inner)
+    if node.cond is not None:
+        body.infer.condition(node.cond, inner)
+    if node.step is not None:
+        body.infer.type_of(node.step, inner)
+    body.loop(node.body, inner)
+
+
+def _while(body: _Body, node: low.While, scope: Scope) -> None:
+    body.infer.condition(node.cond, scope)
+    body.loop(node.body, scope)
+
+
+def _expression(body: _Body, node: low.ExprStmt, scope: Scope) -> None:
+    body.infer.type_of(node.expr, scope)
+
+
+def _leave(body: _Body, node: low.Break | low.Continue, scope: Scope) -> None:
+    if not body.loops:
+        word = "break" if isinstance(node, low.Break) else "continue"
+        body.infer.report("low-outside-loop", f"`{word}` stands outside any loop", node.span)
+
+
+_CHECKS: dict[type[Node], Callable[[_Body, Any, Scope], None]] = {
+    low.Declare: _Body.declare,
+    low.ExprStmt: _expression,
+    low.Block: _Body.nested,
+    low.If: _if,
+    low.For: _for,
+    low.While: _while,
+    low.Return: _Body.returns,
+    low.Break: _leave,
+    low.Continue: _leave,
+    low.Pragma: lambda body, node, scope: None,
+    low.StructDef: lambda body, node, scope: None,
+}
+
+
+def _always_returns(block: low.Block) -> bool:
+    for node in block.body:
+        if isinstance(node, low.Return):
+            return True
+        if isinstance(node, low.Block) and _always_returns(node):
+            return True
+        if isinstance(node, low.If) and node.other is not None:
+            if _always_returns(node.then) and _always_returns(node.other):
+                return True
+        if isinstance(node, low.While | low.For) and _endless(node):
+            return True
+    return False
+
+
+def _endless(node: low.While | low.For) -> bool:
+    never = node.cond is None or constant(node.cond, {}) not in (0, None)
+    return never and not any(isinstance(n, low.Break) for n in node.body.walk())

@@ -1,0 +1,139 @@
+"""parse_low: macros, preludes, types and spans end in the tree a reader expects."""
+
+import pytest
+
+from dovetail.ir.diagnostics import Source, Span
+from dovetail.ir.expr import ArrayType, Cast, Float, Int, Name, NamedType, PointerType
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.parse import parse_low, parse_low_expr
+from dovetail.ir.low.print import print_low
+from dovetail.ir.low.verify import verify_low
+
+
+def parse(text, **options):
+    return parse_low(Source("k.c", text), **options)
+
+
+def body(text, **options):
+    return parse(f"void f(int x, float *p) {{ {text} }}", **options).function("f").body.body
+
+
+def test_macros_expand_with_spans_at_the_use():
+    unit = parse(
+        "#define N 16\n#define TWICE(v) ((v) + (v))\nint f(int x) {\n  return TWICE(N);\n}"
+    )
+    value = unit.function("f").body.body[0].value
+    assert print_low(value) == "16 + 16"
+    assert value.span == Span(4, 10, 4, 18)
+    assert value.left.span.line == 4
+
+
+def test_macros_do_not_expand_within_themselves():
+    assert body("#define x (x + 1)\n x = 2;") == body("(x + 1) = 2;")
+
+
+def test_a_macro_may_continue_over_lines_and_be_undefined():
+    assert body("#define M(a) \\\n  (a)\n x = M(1);\n#undef M\n M(2);") == body("x = 1; M(2);")
+
+
+@pytest.mark.parametrize(
+    ("condition", "taken"),
+    [
+        ("#if 0", False),
+        ("#if 1 && !defined(NDEBUG)", True),
+        ("#ifdef A", True),
+        ("#ifndef A", False),
+        ("#if A > 2", True),
+        ("#if defined A && A == 4", False),
+        ("#if UNKNOWN", False),
+    ],
+)
+def test_conditionals(condition, taken):
+    text = f"#define A 3\n{condition}\n x = 1;\n#else\n x = 2;\n#endif\n"
+    assert body(text) == body(f"x = {1 if taken else 2};")
+
+
+def test_elif_takes_the_first_true_branch():
+    text = "#if 0\n x = 1;\n#elif 1\n x = 2;\n#elif 1\n x = 3;\n#else\n x = 4;\n#endif\n"
+    assert body(text) == body("x = 2;")
+
+
+def test_asserts_attributes_and_includes_vanish():
+    text = "#include <assert.h>\n__attribute__((noinline)) void f(int x)"
+    assert parse(f"{text} {{ assert(x != 0 && g(x, 1)); }}").function("f").body.body == ()
+
+
+def test_a_prelude_gives_macros_types_and_structs():
+    prelude = "#define LIKELY(c) (c)\ntypedef float real;\nstruct s { struct { real a; } in; };"
+    text = "real f(const struct s *p) {\n  if LIKELY(p->in.a > 0) return p->in.a;\n  return 0;\n}"
+    unit = parse(text, defines=prelude)
+    assert [type(i).__name__ for i in unit.items] == ["StructDef", "StructDef", "Function"]
+    verify_low(unit, Source("k.c", text))
+    assert unit.function("f").returns == NamedType(name="float")
+    assert unit.items[0].span.line == 0  # a prelude is not the text that diagnostics show
+
+
+def test_casts_and_parentheses_are_told_apart_by_type_names():
+    assert parse_low_expr("(float)x") == Cast(type=NamedType(name="float"), operand=Name(id="x"))
+    assert print_low(parse_low_expr("(x)+y")) == "x + y"
+    assert print_low(parse_low_expr("(const __m256i*)((uintptr_t)&t[7] - n)")) == (
+        "(const __m256i *)((uintptr_t)&t[7] - n)"
+    )
+
+
+def test_declarators_nest_as_in_c():
+    first, second = body("const float *a = p, (*b)[4];")
+    f32 = NamedType(name="float", const=True)
+    assert first == low.Declare(type=PointerType(of=f32), name="a", init=Name(id="p"))
+    assert second.type == PointerType(of=ArrayType(of=f32, size=Int(value=4)))
+
+
+def test_type_words_combine_in_any_order():
+    (declared,) = body("long unsigned int long x;")
+    assert declared.type == NamedType(name="unsigned long long")
+
+
+def test_array_parameters_keep_their_size_and_lose_their_marks():
+    unit = parse("void f(float x[restrict static 4], const int n[]) {}")
+    first, second = unit.function("f").params
+    assert first.type == ArrayType(of=NamedType(name="float"), size=Int(value=4))
+    assert second.type == ArrayType(of=NamedType(name="int", const=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("0x1F", Int(value=31, text="0x1F")),
+        ("017", Int(value=15, text="017")),
+        ("0b11", Int(value=3, text="0b11")),
+        ("7ull", Int(value=7, text="7ull")),
+        ("7", Int(value=7)),
+        ("0.5f", Float(value=0.5)),
+        ("0.5", Float(value=0.5, text="0.5")),
+        (".5f", Float(value=0.5, text=".5f")),
+        ("1e-5f", Float(value=1e-5, text="1e-5f")),
+        ("0x1p-3f", Float(value=0.125, text="0x1p-3f")),
+    ],
+)
+def test_literals_keep_their_spelling_where_it_matters(text, node):
+    assert parse_low_expr(text) == node
+    assert print_low(node) == text
+
+
+def test_tuned_macros_survive_as_constants():
+    for text in (
+        "#define MR 4\n#pragma dovetail tune(MR in 1..6)\n",
+        "#pragma dovetail tune(MR in 1..6)\n#define MR 4\n",
+    ):
+        unit = parse(text + "int f(void) { return MR; }")
+        declared = next(i for i in unit.items if isinstance(i, low.Declare))
+        assert declared.name == "MR" and declared.init == Int(value=4)
+        assert unit.function("f").body.body == (low.Return(value=Name(id="MR")),)
+
+
+def test_spans_cover_what_was_written():
+    unit = parse("int f(int a) {\n  return (a + 1) *\n      a;\n}")
+    value = unit.function("f").body.body[0].value
+    assert value.span == Span(2, 10, 3, 8)
+    assert value.left.span == Span(2, 10, 2, 17)
+    assert unit.function("f").span == Span(1, 5, 1, 6)

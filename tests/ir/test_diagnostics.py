@@ -1,0 +1,33 @@
+"""Diagnostics point at the text: line, caret under the place, hint."""
+
+from dovetail.ir.diagnostics import NO_SPAN, Diagnostic, Source, Span, render_all
+from dovetail.ir.errors import DovetailError, SyntaxDiagnostic
+
+SOURCE = Source("k.c", "int a;\n\tint bad = x;\nlast")
+
+
+def test_the_caret_stands_under_the_place_even_behind_tabs():
+    found = Diagnostic("low-x", "wrong", Span(2, 12, 2, 13), SOURCE, "do better")
+    assert found.render().splitlines() == [
+        "k.c:2:12: error[low-x]: wrong",
+        "  \tint bad = x;",
+        "  \t          ^",
+        "  hint: do better",
+    ]
+
+
+def test_a_span_over_several_lines_is_marked_to_the_end_of_the_first():
+    found = Diagnostic("low-x", "wrong", Span(1, 5, 2, 3), SOURCE)
+    assert found.render().splitlines()[2] == "      ^^"
+
+
+def test_nodes_without_a_place_have_no_caret():
+    assert Diagnostic("low-x", "wrong", NO_SPAN, SOURCE).render() == "k.c:0:0: error[low-x]: wrong"
+
+
+def test_the_error_carries_and_shows_all():
+    rows = [Diagnostic("low-x", f"fault {i}", Span(i, 1, i, 2), SOURCE) for i in (1, 3)]
+    error = SyntaxDiagnostic(rows)
+    assert isinstance(error, DovetailError)
+    assert error.diagnostics == tuple(rows)
+    assert str(error) == render_all(rows)

@@ -1,1 +1,61 @@
-"""Dovetail: compile a model, a machine, a workload and RAG workflows into one artifact, and serve it."""
+"""Dovetail: compile a model for a machine and a workload into one artifact, and serve it.
+
+Names load when first used: `import dovetail` pulls in neither the compiler nor the runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.compiler.pipeline import compile_model as compile
+    from dovetail.errors import (
+        ArtifactError,
+        CapacityError,
+        DovetailError,
+        RequestError,
+        ScheduleError,
+        SpecError,
+        SyntaxDiagnostic,
+        ToolchainError,
+        WorkflowError,
+    )
+    from dovetail.runtime.app import load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArtifactError",
+    "CapacityError",
+    "DovetailError",
+    "RequestError",
+    "ScheduleError",
+    "SpecError",
+    "SyntaxDiagnostic",
+    "ToolchainError",
+    "WorkflowError",
+    "__version__",
+    "compile",
+    "load",
+]
+
+_VERBS = {
+    "compile": ("dovetail.compiler.pipeline", "compile_model"),
+    "load": ("dovetail.runtime.app", "load"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the home of a public name on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
+    module, attribute = _VERBS.get(name, ("dovetail.errors", name))
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(__all__)

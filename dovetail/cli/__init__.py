@@ -1,0 +1,5 @@
+"""The command line: one module per verb; `main` is the console script."""
+
+from dovetail.cli.app import main
+
+__all__ = ["main"]

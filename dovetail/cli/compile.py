@@ -1,0 +1,77 @@
+"""`dovetail compile`: a model directory to an artifact, with a bar and an ETA for each step.
+
+In: a Hugging Face directory and what to plan for. Out: an artifact, and a report of decisions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dovetail.cli.report import print_json, progress_bars, report_errors, show_bytes
+
+if TYPE_CHECKING:
+    from dovetail.compiler.pipeline import CompileReport
+
+
+@report_errors
+def compile_command(
+    model: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
+    hardware: Annotated[
+        str, typer.Option(help="auto, or the hardware.json of another machine.")
+    ] = "auto",
+    workload: Annotated[
+        Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
+    ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Instruction sets to build for; repeatable.")
+    ] = None,
+    effort: Annotated[
+        str, typer.Option(help="none: schedules by rules; fast: and a short measured search.")
+    ] = "fast",
+    threads: Annotated[int | None, typer.Option(help="Threads, default all cores.")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Positions a request may use, default the model's.")
+    ] = None,
+    weight_dtype: Annotated[str | None, typer.Option(help="f32 or bf16.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="f32, bf16 or f16.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compile a model for a machine into one artifact; nothing is written unless it succeeds."""
+    from dovetail.compiler.pipeline import compile_model
+
+    with progress_bars() as progress:
+        report = compile_model(
+            model,
+            output=output,
+            progress=progress,
+            hardware=hardware,
+            workload=workload,
+            targets=tuple(target or ()),
+            effort=effort,
+            threads=threads,
+            max_context=max_context,
+            weight_dtype=weight_dtype,
+            kv_dtype=kv_dtype,
+        )
+    if json:
+        print_json(report)
+    else:
+        print(describe_report(report))
+
+
+def describe_report(report: CompileReport) -> str:
+    """Return the lines a person reads after a compile."""
+    rows = ", ".join(f"{count} {source}" for source, count in report.rows.items())
+    lines = [
+        f"{report.path}: {report.family}, {show_bytes(report.parameters_bytes)} of "
+        f"{report.weight_dtype} weights, {report.kv_dtype} KV, context {report.max_context}",
+        f"{report.kernels} kernels for {', '.join(report.targets)}; {report.threads} threads; "
+        f"schedule rows: {rows}",
+        "seconds: " + ", ".join(f"{step} {s:.1f}" for step, s in report.seconds.items()),
+        *(f"note: {note}" for note in report.notes),
+    ]
+    return "\n".join(lines)

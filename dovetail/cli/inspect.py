@@ -1,0 +1,263 @@
+"""`dovetail inspect`: every decision in an artifact, with the figure behind it.
+
+In: an artifact directory, of any machine. Out: tables, or one JSON object with the same content.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
+from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
+from dovetail.ir.model import ModelFile
+from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
+from dovetail.ir.schedule import ScheduleFile as Schedules
+from dovetail.ir.tape import Tape
+from dovetail.runtime.artifact import Reader
+from dovetail.topology.values import HardwareSpec
+
+
+class TapeSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One tape: kernel calls, barriers among them, and bytes of its activation arena."""
+
+    name: str
+    entries: int
+    barriers: int
+    arena_bytes: int
+    max_tokens: int
+    max_sequences: int
+
+
+class ModelInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of an artifact."""
+
+    file: ModelFile
+    schedules: tuple[ScheduleTable, ...]
+    tapes: tuple[TapeSummary, ...]
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an artifact decides; sizes in bytes, times in seconds."""
+
+    path: str
+    manifest: Manifest
+    hardware: HardwareSpec | None
+    plan: ServicePlan
+    models: tuple[ModelInspection, ...]
+    kernels: tuple[KernelIndex, ...]
+
+
+@report_errors
+def inspect_command(
+    artifact: Annotated[Path, typer.Argument(help="An artifact directory.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show every decision in an artifact, with the figure behind it."""
+    found = inspect_artifact(artifact)
+    if json:
+        print_json(found)
+    else:
+        print_inspection(found, stdout_console())
+
+
+def inspect_artifact(path: Path) -> Inspection:
+    """Read what `path` decides; ArtifactError where it is no artifact or a file is damaged."""
+    reader = Reader(path)
+    listed = reader.manifest.files
+    return Inspection(
+        path=str(path),
+        manifest=reader.manifest,
+        hardware=reader.json("hardware.json", HardwareSpec) if "hardware.json" in listed else None,
+        plan=reader.json("plans/service.json", ServicePlan),
+        models=tuple(_inspect_model(reader, name) for name in reader.manifest.models),
+        kernels=tuple(
+            reader.json(f"kernels/{target}/index.json", KernelIndex)
+            for target in reader.manifest.targets
+        ),
+    )
+
+
+def _inspect_model(reader: Reader, name: str) -> ModelInspection:
+    folder = PurePosixPath("models", name)
+    tapes = [f for f in sorted(reader.manifest.files) if f.startswith(f"{folder}/tapes/")]
+    return ModelInspection(
+        file=reader.json(f"{folder}/model.json", ModelFile),
+        schedules=reader.json(f"{folder}/schedules.json", Schedules).tables,
+        tapes=tuple(_summarise_tape(reader.json(f, Tape)) for f in tapes),
+    )
+
+
+def _summarise_tape(tape: Tape) -> TapeSummary:
+    return TapeSummary(
+        name=tape.name,
+        entries=len(tape.entries),
+        barriers=sum(entry.barrier for entry in tape.entries),
+        arena_bytes=tape.arena_bytes,
+        max_tokens=tape.max_tokens,
+        max_sequences=tape.max_sequences,
+    )
+
+
+def print_inspection(found: Inspection, console: Console) -> None:
+    """Print the sections of an inspection as tables."""
+    console.print(_facts_table("artifact", _artifact_facts(found)))
+    if found.hardware is not None:
+        console.print(_facts_table("planned for", _hardware_facts(found.hardware)))
+    console.print(_facts_table("plan", _plan_facts(found.plan)))
+    for model in found.models:
+        console.print(_facts_table(f"model {model.file.name}", _model_facts(model)))
+        console.print(_weights_table(model.file))
+        console.print(_schedule_table(model))
+    console.print(_kernel_table(found.kernels))
+
+
+def _facts_table(title: str, facts: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def _artifact_facts(found: Inspection) -> dict[str, str]:
+    manifest = found.manifest
+    size = sum(entry.bytes for entry in manifest.files.values())
+    return {
+        "path": found.path,
+        "format": f"{manifest.format_major}.{manifest.format_minor}",
+        "written by": f"{manifest.producer} at {manifest.created}",
+        "effort": manifest.effort,
+        "targets": ", ".join(manifest.targets),
+        "model fingerprint": manifest.model_fingerprint,
+        "workload fingerprint": manifest.workload_fingerprint,
+        "files": f"{len(manifest.files)}, {show_bytes(size)}",
+    }
+
+
+def _hardware_facts(spec: HardwareSpec) -> dict[str, str]:
+    caches = [f"L{level} {show_bytes(spec.cache_bytes(level))}" for level in (1, 2, 3)]
+    quota = "none" if spec.cpu_quota is None else f"{spec.cpu_quota:.2f} cores"
+    return {
+        "cpu": f"{spec.cpu_model} ({spec.arch})",
+        "shape": f"{spec.sockets} sockets, {len(spec.nodes)} NUMA nodes, {spec.cores} cores, "
+        f"{len(spec.pus)} PUs",
+        "allowed PUs": _show_ids(spec.allowed_pus),
+        "CPU quota": quota,
+        "caches": ", ".join(caches),
+        "memory": show_bytes(spec.usable_memory),
+    }
+
+
+def _plan_facts(plan: ServicePlan) -> dict[str, str]:
+    return {
+        "processes": str(plan.processes),
+        "prefill": f"{plan.prefill.threads} threads on PUs {_show_ids(plan.prefill.cpus)}",
+        "decode": f"{plan.decode.threads} threads on PUs {_show_ids(plan.decode.cpus)}",
+        "prefill plan from": f"{plan.prefill_token_threshold} prefill tokens in a step",
+        "KV blocks": str(plan.kv_blocks) if plan.kv_blocks else "sized at load from free memory",
+        "spin before sleep": f"{plan.spin_iterations} iterations",
+    }
+
+
+def _model_facts(model: ModelInspection) -> dict[str, str]:
+    spec, file = model.file.spec, model.file
+    rope = spec.rope
+    facts = {
+        "family": spec.family,
+        "layers": f"{spec.n_layers} x (hidden {spec.hidden_size}, intermediate "
+        f"{spec.intermediate_size})",
+        "attention": f"{spec.n_heads} query heads, {spec.n_kv_heads} KV heads of {spec.head_dim}, "
+        f"window {spec.sliding_window or 'off'}",
+        "rope": f"{rope.kind}, theta {rope.theta:g}, factor {rope.factor:g}",
+        "vocabulary": f"{spec.vocab_size}{', head tied' if spec.tied_head else ''}",
+        "context": f"{spec.max_context} of {spec.max_position} positions",
+        "dtypes": f"weights {spec.weight_dtype} (checkpoint {spec.checkpoint_dtype}), "
+        f"KV {spec.kv_dtype}",
+        "step limits": f"{file.max_step_tokens} tokens, {file.max_step_sequences} sequences",
+        "tokenizer": file.tokenizer or "none in the checkpoint: prompts are token ids",
+    }
+    for tape in model.tapes:
+        facts[f"tape {tape.name}"] = (
+            f"{tape.entries} kernel calls, {tape.barriers} barriers, "
+            f"arena {show_bytes(tape.arena_bytes)}"
+        )
+    return facts
+
+
+def _weights_table(file: ModelFile) -> Table:
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for weight in file.weights:
+        sizes[weight.layout, weight.dtype].append(weight.bytes)
+    table = Table(title="weights", title_justify="left")
+    for column in ("layout", "dtype", "tensors", "bytes"):
+        table.add_column(column, justify="left" if column in ("layout", "dtype") else "right")
+    for (layout, dtype), found in sorted(sizes.items()):
+        table.add_row(layout, dtype, str(len(found)), show_bytes(sum(found)))
+    total = sum(weight.bytes for weight in file.weights)
+    table.add_row("total", "", str(len(file.weights)), show_bytes(total))
+    return table
+
+
+def _schedule_table(model: ModelInspection) -> Table:
+    table = Table(title="schedules", title_justify="left")
+    for column in ("operator", "N x K", "phase", "threads", "from M", "kernel", "schedule"):
+        table.add_column(column, overflow="fold")
+    for column in ("source", "time", "GFLOP/s", "loss"):
+        table.add_column(column, justify="right")
+    for schedule in model.schedules:
+        for row in _schedule_rows(schedule):
+            table.add_row(*row)
+    return table
+
+
+def _schedule_rows(table: ScheduleTable) -> Iterator[tuple[str, ...]]:
+    shape = f"{table.n} x {table.k} {table.dtype}" if table.k else ""
+    head = (f"{table.op} ({table.target})", shape, table.phase, str(table.threads))
+    for index, row in enumerate(table.rows):
+        start = head if index == 0 else ("",) * len(head)
+        kernel = f"{row.kernel} + {row.reduce_kernel}" if row.reduce_kernel else row.kernel
+        yield (
+            *start,
+            str(row.m_lo),
+            kernel,
+            _show_schedule(row),
+            row.source,
+            *_show_figures(table, row),
+        )
+
+
+def _show_schedule(row: Row) -> str:
+    named = zip(SCHEDULE_VALUES, row.schedule, strict=False)
+    return " ".join(f"{name}={value}" for name, value in named if value)
+
+
+def _show_figures(table: ScheduleTable, row: Row) -> tuple[str, str, str]:
+    """Return time, rate and loss of a row, blank where nothing was measured."""
+    loss = "" if row.measured_loss is None else f"{row.measured_loss:.1%}"
+    if not row.seconds:
+        return "", "", loss
+    rate = f"{2e-9 * row.m_lo * table.n * table.k / row.seconds:.1f}" if table.k else ""
+    return f"{row.seconds * 1e6:.0f} us", rate, loss
+
+
+def _kernel_table(indexes: tuple[KernelIndex, ...]) -> Table:
+    table = Table(title="kernels", title_justify="left")
+    for column in ("target", "kernels", "library", "compiler", "flags"):
+        table.add_column(column, overflow="fold")
+    for index in indexes:
+        families = sorted({kernel.family for kernel in index.kernels})
+        shown = f"{len(index.kernels)}: {', '.join(families)}"
+        flags = " ".join(index.flags)
+        table.add_row(index.target, shown, index.library, index.compiler, flags)
+    return table
+
+
+def _show_ids(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ids)) or "any (unpinned)"

@@ -1,0 +1,291 @@
+"""`dovetail kernel check|lift|build`: the kernel languages on a kernel of a user's own.
+
+In: a `.dk` file (high IR) or C text (low IR). Out: diagnostics, high IR text, or a built library.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from dovetail.cli.report import CHECK_FAILED, print_json, report_errors
+from dovetail.errors import ScheduleError, SpecError, SyntaxDiagnostic
+from dovetail.ir.diagnostics import Diagnostic, Source
+
+if TYPE_CHECKING:
+    from dovetail.codegen.isa.target import Target
+    from dovetail.codegen.library import BuiltLibrary
+    from dovetail.ir.high import nodes as high
+
+MAX_TEXT_BYTES = 8 << 20
+HIGH_SUFFIX = ".dk"
+
+FileArgument = Annotated[Path, typer.Argument(help="A .dk file, or C text.")]
+TargetOption = Annotated[str | None, typer.Option(help="Target, default this machine's.")]
+PreludeOption = Annotated[
+    Path | None, typer.Option(help="C text with macros and types the file stands on.")
+]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One diagnostic as JSON shows it."""
+
+    code: str
+    message: str
+    line: int
+    column: int
+    hint: str | None
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kernel check --json` prints."""
+
+    file: str
+    language: str
+    ok: bool
+    kernels: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+
+@report_errors
+def check_command(
+    file: FileArgument,
+    target: TargetOption = None,
+    prelude: PreludeOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Parse and verify a kernel; with --target also lower it. Exit code 1 where it has faults."""
+    language = "high IR" if file.suffix == HIGH_SUFFIX else "low IR"
+    source = read_source(file)
+    text = read_source(prelude).text if prelude else ""
+    kernels: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    shown = ""
+    try:
+        kernels = check_kernels(source, text, target)
+    except SyntaxDiagnostic as error:
+        shown, faults = str(error), tuple(_fault(d) for d in error.diagnostics)
+    except ScheduleError as error:
+        shown = str(error)
+        faults = (Fault(code="schedule", message=shown, line=0, column=0, hint=None),)
+    if json:
+        report = CheckReport(
+            file=str(file), language=language, ok=not faults, kernels=kernels, faults=faults
+        )
+        print_json(report)
+    else:
+        print(shown or f"{file}: {language}, no faults: {', '.join(kernels)}")
+    if faults:
+        raise typer.Exit(CHECK_FAILED)
+
+
+@report_errors
+def lift_command(
+    file: FileArgument,
+    prelude: PreludeOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .dk file.")] = None,
+) -> None:
+    """Lift C with the intrinsics of one instruction set to high IR, for every target."""
+    from dovetail.ir.high.print import print_high
+
+    text = print_high(lift_source(read_source(file), read_source(prelude) if prelude else None))
+    if output is None:
+        print(text, end="")
+    else:
+        write_text(output, text)
+
+
+@report_errors
+def build_command(
+    file: FileArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
+    target: TargetOption = None,
+    prelude: PreludeOption = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="Only these; repeatable.")] = None,
+    bind: Annotated[
+        list[str] | None, typer.Option("--set", help="A tunable: NAME=VALUE; repeatable.")
+    ] = None,
+) -> None:
+    """Build a library of a file's kernels: C text, shared library, index.json."""
+    source = read_source(file)
+    unit = read_unit(source, read_source(prelude) if prelude else None)
+    names = tuple(kernel or kernel_names(unit))
+    built = build_kernels(unit, names, parse_binding(bind or []), choose_target(target), file.stem)
+    write_library(built, output)
+    print(f"{output}: {built.path.name} for {built.index.target}: {', '.join(names)}")
+
+
+def read_source(path: Path) -> Source:
+    """Return the text of `path`; SpecError where it is missing, huge or no UTF-8."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > MAX_TEXT_BYTES:
+        raise SpecError(f"{path} is larger than {MAX_TEXT_BYTES >> 20} MiB, which no kernel is")
+    try:
+        return Source(str(path), data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is not UTF-8 text (byte {error.start})") from None
+
+
+def check_kernels(source: Source, prelude: str, target: str | None) -> tuple[str, ...]:
+    """Parse, verify and (given a target) lower; return the names of the functions.
+
+    Raises:
+        SyntaxDiagnostic: the text is wrong.
+        ScheduleError: it cannot be lowered with its default parameters.
+    """
+    if source.name.endswith(HIGH_SUFFIX):
+        unit = read_high(source)
+        if target is not None:
+            for name in kernel_names(unit):
+                _lower(unit, name, choose_target(target))
+        return kernel_names(unit)
+    from dovetail.ir.low.nodes import Function
+    from dovetail.ir.low.parse import parse_low
+    from dovetail.ir.low.verify import verify_low
+
+    low_unit = parse_low(source, defines=prelude)
+    verify_low(low_unit, source)
+    if target is not None:
+        lifted = lift_source(source, Source("prelude", prelude))
+        for name in kernel_names(lifted):
+            _lower(lifted, name, choose_target(target))
+    return tuple(item.name for item in low_unit.items if isinstance(item, Function))
+
+
+def read_unit(source: Source, prelude: Source | None) -> high.Unit:
+    """Return a file's kernels as high IR: parsed, or lifted from C."""
+    if source.name.endswith(HIGH_SUFFIX):
+        return read_high(source)
+    return lift_source(source, prelude)
+
+
+def read_high(source: Source) -> high.Unit:
+    """Return the verified unit of a `.dk` text, with what it imports."""
+    from dovetail.codegen.catalog import resolve_imports
+    from dovetail.ir.high.parse import parse_high
+    from dovetail.ir.high.verify import verify_high
+
+    unit = resolve_imports(parse_high(source))
+    verify_high(unit, source)
+    return unit
+
+
+def kernel_names(unit: high.Unit) -> tuple[str, ...]:
+    """Return the names of a unit's @kernel functions, in order."""
+    return tuple(f.name for f in unit.functions if f.kind == "kernel")
+
+
+def choose_target(name: str | None) -> Target:
+    """Return a target by name, this machine's best for None; SpecError lists the names."""
+    from dovetail.codegen.targets import get_target, host_target
+
+    return host_target() if name is None else get_target(name)
+
+
+def parse_binding(pairs: Iterable[str]) -> dict[str, int | str]:
+    """Return tunables from `NAME=VALUE` options; whole numbers become integers."""
+    binding: dict[str, int | str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise SpecError(f"--set {pair!r} must be NAME=VALUE")
+        binding[name] = int(value) if value.lstrip("-").isdigit() else value
+    return binding
+
+
+def build_kernels(
+    unit: high.Unit,
+    names: tuple[str, ...],
+    binding: dict[str, int | str],
+    target: Target,
+    library: str,
+) -> BuiltLibrary:
+    """Build `names` of `unit`; each takes the tunables of `binding` that it has."""
+    from dovetail.codegen.library import KernelRequest, LibrarySpec, build_library, find_kernel
+
+    tunables = {name: {t.name for t in find_kernel(unit, name).tunables} for name in names}
+    unknown = set(binding) - set().union(*tunables.values())
+    if unknown:
+        raise SpecError(f"no kernel of the file has a tunable {', '.join(sorted(unknown))}")
+    requests = tuple(
+        KernelRequest(unit, name, {k: v for k, v in binding.items() if k in tunables[name]}, name)
+        for name in names
+    )
+    return build_library(LibrarySpec(target, requests, name=library, team=False))
+
+
+def write_library(built: BuiltLibrary, output: Path) -> None:
+    """Write library, C text and index to the directory `output`, all or nothing.
+
+    Raises:
+        SpecError: `output` exists and is no directory this command wrote.
+    """
+    if output.exists() and not (output / "index.json").is_file():
+        raise SpecError(f"{output} exists and is no kernel library; name another directory")
+    output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{output.name}."
+    with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=prefix) as folder:
+        work = Path(folder) / "library"
+        work.mkdir()
+        shutil.copy(built.path, work / built.index.library)
+        (work / built.index.source).write_text(built.source, encoding="utf-8")
+        index = msgspec.json.format(msgspec.json.encode(built.index), indent=1)
+        (work / "index.json").write_bytes(index + b"\n")
+        if output.exists():
+            output.rename(Path(folder) / "old")
+        work.rename(output)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path`; a failed write leaves the old file."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as file:
+        temporary = Path(file.name)
+        try:
+            file.write(text)
+            file.flush()
+            temporary.chmod(0o644)
+            temporary.rename(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def lift_source(source: Source, prelude: Source | None) -> high.Unit:
+    """Return the high IR of C text; SyntaxDiagnostic where it is wrong or cannot be lifted."""
+    from dovetail.codegen.lift import lift
+    from dovetail.ir.low.parse import parse_low
+    from dovetail.ir.low.verify import verify_low
+
+    unit = parse_low(source, defines=prelude.text if prelude else "")
+    verify_low(unit, source)
+    return lift(unit, source)
+
+
+def _lower(unit: high.Unit, name: str, target: Target) -> None:
+    from dovetail.codegen.library import complete_binding, find_kernel
+    from dovetail.codegen.lower import lower
+
+    binding = complete_binding(find_kernel(unit, name), {})
+    lower(unit, name, binding, target, name=name)
+
+
+def _fault(found: Diagnostic) -> Fault:
+    return Fault(
+        code=found.code,
+        message=found.message,
+        line=found.span.line,
+        column=found.span.column,
+        hint=found.hint,
+    )

@@ -1,0 +1,128 @@
+"""What every verb shares: exit codes, one-sentence errors, JSON output and consoles.
+
+Exit codes: 0 done, 1 a check failed, 2 bad input or environment, 130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, ParamSpec
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from dovetail.errors import DovetailError
+
+CHECK_FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+
+P = ParamSpec("P")
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived; unwinds like Ctrl-C so that half-made files are removed."""
+
+
+def report_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Decorate a verb: what a user can cause ends in one sentence on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        signal.signal(signal.SIGTERM, _terminate)
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except DovetailError as error:
+            interrupted = isinstance(error.__context__, KeyboardInterrupt)
+            fail(str(error), INTERRUPTED if interrupted else BAD_INPUT)
+        except Terminated:
+            fail("terminated; nothing half-made was left behind", TERMINATED)
+        except KeyboardInterrupt:
+            fail("interrupted; nothing half-made was left behind", INTERRUPTED)
+        except BrokenPipeError:
+            _drop_stdout()
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            fail(f"{where}{error.strerror or error}", BAD_INPUT)
+        except MemoryError:
+            fail("out of memory; free some, or take a smaller model or context", BAD_INPUT)
+
+    return run
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print `message` to stderr and leave with `code`."""
+    print(f"dovetail: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def print_json(value: object) -> None:
+    """Print a report as JSON; structs and dataclasses become objects."""
+    data = msgspec.json.encode(value, enc_hook=_encode)
+    sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
+
+
+def show_bytes(count: int) -> str:
+    """Return a byte count in the unit a person would pick."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def stdout_console() -> Console:
+    """Return the console reports go to; wide enough for tables where it is no terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+@contextmanager
+def progress_bars(*, quiet: bool = False) -> Iterator[Callable[[str, float, float], None]]:
+    """Yield a callback (stage, done, total) that draws one bar with an ETA per stage on stderr."""
+    console = Console(stderr=True, quiet=quiet)
+    columns = (
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+    )
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console) as progress:
+
+        def update(stage: str, done: float, total: float) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield update
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def _drop_stdout() -> NoReturn:
+    """The reader of our output went away: leave quietly, and keep Python from flushing again."""
+    sys.stdout = Path("/dev/null").open("w")
+    raise typer.Exit(0)

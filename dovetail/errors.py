@@ -1,0 +1,25 @@
+"""The errors a user can meet, under their public name; the tree lies in `dovetail.ir.errors`."""
+
+from dovetail.ir.errors import (
+    ArtifactError,
+    CapacityError,
+    DovetailError,
+    RequestError,
+    ScheduleError,
+    SpecError,
+    SyntaxDiagnostic,
+    ToolchainError,
+    WorkflowError,
+)
+
+__all__ = [
+    "ArtifactError",
+    "CapacityError",
+    "DovetailError",
+    "RequestError",
+    "ScheduleError",
+    "SpecError",
+    "SyntaxDiagnostic",
+    "ToolchainError",
+    "WorkflowError",
+]

@@ -1,0 +1,37 @@
+"""`import dovetail` is quick and loads only the face."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LIMIT_SECONDS = 0.150
+RUNS = 7
+
+
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_only_the_face_is_loaded() -> None:
+    loaded = set(run("import dovetail, sys; print(*sys.modules)").split())
+    assert "dovetail" in loaded
+    heads = {name.partition(".")[0] for name in loaded}
+    assert not heads & {"torch", "faiss", "numpy", "lark", "typer", "rich", "tokenizers"}
+    assert not {m for m in loaded if m.startswith("dovetail.")}
+
+
+def test_loading_an_artifact_needs_neither_torch_nor_the_compiler() -> None:
+    loaded = set(run("import dovetail, sys; dovetail.load; print(*sys.modules)").split())
+    assert "dovetail.runtime.app" in loaded
+    assert not {m for m in loaded if m.partition(".")[0] in ("torch", "transformers", "lark")}
+    assert not {m for m in loaded if m.startswith(("dovetail.compiler", "dovetail.codegen"))}
+
+
+def test_import_takes_less_than_150_ms() -> None:
+    script = "import time; a = time.perf_counter(); import dovetail; print(time.perf_counter() - a)"
+    # the smallest of several runs: a busy neighbour only ever adds time
+    assert min(float(run(script)) for _ in range(RUNS)) < LIMIT_SECONDS

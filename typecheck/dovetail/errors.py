@@ -1,0 +1,1 @@
+../../dovetail/errors.py

@@ -1,0 +1,69 @@
+"""Imports go only downwards, in no circle; the runtime stays free of the compiler and torch."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.repository import FOLDERS, imported_names, module_files
+
+MAY_IMPORT = {
+    "dovetail": {"compiler", "runtime", "codegen", "topology", "ir"},
+    "compiler": {"codegen", "topology", "runtime", "ir"},
+    "codegen": {"ir"},
+    "runtime": {"topology", "ir"},
+    "topology": {"ir"},
+    "ir": set(),
+}
+HEAVY = {"torch", "transformers", "faiss", "safetensors", "tvm", "tvm_ffi", "ray", "sklearn"}
+MODULES = module_files()
+
+
+def layer(module: str) -> str:
+    """Return a module's folder: `dovetail.ir.node` -> `ir`, `dovetail.cli.run` -> `dovetail`."""
+    parts = module.split(".")
+    return parts[1] if f"dovetail.{parts[1]}" in FOLDERS else "dovetail"
+
+
+def target(name: str) -> str | None:
+    """Return the module of ours that an imported name is, or lies in."""
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def edges(module: str) -> set[str]:
+    found = {target(name) for name, _, typing in imported_names(MODULES[module]) if not typing}
+    return {f for f in found if f is not None} - {module}
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - set(FOLDERS)))
+def test_imports_go_only_downwards(module: str) -> None:
+    here = layer(module)
+    for name, line, _ in imported_names(MODULES[module]):
+        if name.startswith("dovetail."):
+            there = layer(name + ".x")
+            assert there == here or there in MAY_IMPORT[here], f"{MODULES[module]}:{line}: {name}"
+
+
+def test_no_module_takes_part_in_a_circle() -> None:
+    graph = {module: edges(module) for module in MODULES}
+    while leaves := {m for m, uses in graph.items() if not uses}:
+        graph = {m: uses - leaves for m, uses in graph.items() if m not in leaves}
+    assert not graph, f"import circle among {sorted(graph)}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_heavy_packages_stay_outside(module: str) -> None:
+    allowed = {"transformers", "torch"} if layer(module + ".x") == "dovetail" else set()
+    for name, line, _ in imported_names(MODULES[module]):
+        heavy = name.split(".")[0] in HEAVY - allowed
+        assert not heavy, f"{MODULES[module]}:{line}: {name}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_files_stay_short_and_say_what_they_are(module: str) -> None:
+    text = MODULES[module].read_text()
+    assert len(text.splitlines()) <= 600, MODULES[module]
+    assert ast.get_docstring(ast.parse(text)), f"{MODULES[module]} has no docstring"

@@ -99,18 +99,24 @@ def read_template(name: str) -> str:
 def emit_unit(spec: UnitSpec) -> str:
     """Return the C text of all kernels of `spec`; it needs no other file of ours."""
     texts = [kernel_text(kernel, spec.target) for kernel in spec.kernels]
-    functions = [f for k in spec.kernels for f in k.unit.items if isinstance(f, Function)]
-    called = set().union(*map(called_names, functions))
     return (
         templates()
         .get_template("unit.c.j2")
         .render(
             spec=spec,
             abi=read_template("abi.h"),
-            helpers=[print_low(f) for f in spec.target.prelude_functions(sorted(called))],
+            helpers=[print_low(f) for f in shared_helpers(spec.kernels, spec.target)],
             parts=deal(texts, spec.parts),
         )
     )
+
+
+def shared_helpers(kernels: Sequence[KernelSpec], target: Target) -> tuple[Function, ...]:
+    """Return every static function the kernels' units bring along, once, each before its users."""
+    functions = [f for k in kernels for f in k.unit.items if isinstance(f, Function)]
+    called = set().union(*map(called_names, functions))
+    own = {f.name: f for f in functions if f.static and f.name not in target.prelude}
+    return (*own.values(), *target.prelude_functions(sorted(called)))
 
 
 def deal(texts: Sequence[KernelText], parts: int) -> list[list[KernelText]]:
@@ -131,9 +137,9 @@ def _size(text: KernelText) -> int:
 
 
 def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
-    """Return the pieces of one kernel; items of the prelude are left to the head of the unit."""
+    """Return the pieces of one kernel; its helpers are left to the head of the unit."""
     entry = kernel.entry
-    own = [i for i in kernel.unit.items if getattr(i, "name", None) not in target.prelude]
+    own = [i for i in kernel.unit.items if not (isinstance(i, Function) and i.static)]
     params = entry.params
     positions = slot_positions(params)
     nullable = compared_names(kernel.unit.function(entry.name))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from dovetail.codegen.catalog import load_kernel_module
+from dovetail.codegen.catalog import KernelRequest, load_kernel_module
 from dovetail.codegen.emit import KernelSpec, UnitSpec, emit_unit, read_template
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import lower
@@ -34,29 +34,16 @@ SPECIAL_KINDS = {"sched": "sched", "thread": "thread"}
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRequest:
-    """One kernel of a library: `kernel` of a module (a name in codegen/kernels, or a parsed unit).
-
-    `binding` gives tunables; the others keep their defaults. `name` is the exported symbol.
-    """
-
-    module: str | high.Unit
-    kernel: str
-    binding: Mapping[str, int | str]
-    name: str
-
-    def load(self) -> high.Unit:
-        """Return the module's unit."""
-        return load_kernel_module(self.module) if isinstance(self.module, str) else self.module
-
-
-@dataclass(frozen=True, slots=True)
 class LibrarySpec:
-    """What to build. `team` adds the thread team, `tvm_ffi` the `__tvm_ffi_*` wrappers."""
+    """What to build. `team` adds the thread team, `tvm_ffi` the `__tvm_ffi_*` wrappers.
+
+    A request's module is looked up in `modules` (parsed kernel files of the user), then among ours.
+    """
 
     target: Target
     kernels: tuple[KernelRequest, ...]
     name: str = "kernels"
+    modules: Mapping[str, high.Unit] = field(default_factory=dict)
     team: bool = True
     tvm_ffi: bool = True
 
@@ -77,7 +64,7 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     tunable's choices, ToolchainError when the compiler fails.
     """
     check_names(spec)
-    kernels = tuple(lower_request(request, spec.target) for request in spec.kernels)
+    kernels = tuple(lower_request(r, spec.target, spec.modules.get(r.module)) for r in spec.kernels)
     parts = min(os.cpu_count() or 1, max(1, len(kernels) // KERNELS_PER_PART))
     unit = UnitSpec(spec.name, spec.target, kernels, parts, spec.tvm_ffi)
     source = emit_unit(unit)
@@ -121,9 +108,11 @@ def check_names(spec: LibrarySpec) -> None:
         )
 
 
-def lower_request(request: KernelRequest, target: Target) -> KernelSpec:
-    """Return the lowered kernel and its index entry."""
-    unit = request.load()
+def lower_request(
+    request: KernelRequest, target: Target, unit: high.Unit | None = None
+) -> KernelSpec:
+    """Return the lowered kernel and its index entry; `unit` is its module, if not one of ours."""
+    unit = load_kernel_module(request.module) if unit is None else unit
     function = find_kernel(unit, request.kernel)
     binding = complete_binding(function, request.binding)
     entry = KernelEntry(

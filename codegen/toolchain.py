@@ -37,11 +37,15 @@ class Compiler:
     kind: str
     version: str
 
-    def flags_for(self, target: Target) -> tuple[str, ...]:
-        """Return the flags that select the target; zig would build for the very host."""
+    def flags_for(self, target: Target, static: bool = False) -> tuple[str, ...]:
+        """Return the flags that select the target.
+
+        zig would build for the very host, and links statically with musl only.
+        """
         if self.kind != "zig":
             return target.cflags
-        return ("-target", target.zig_target, *target.cflags, "-fno-sanitize=undefined", "-g0")
+        system = target.zig_target.split("-gnu")[0] + "-musl" if static else target.zig_target
+        return ("-target", system, *target.cflags, "-fno-sanitize=undefined", "-g0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ def build_key(spec: BuildSpec, compiler: Compiler) -> str:
         "abi": spec.abi,
         "compiler": [compiler.command, compiler.kind, compiler.version],
         "executable": spec.executable,
-        "flags": [compiler.flags_for(spec.target), spec.flags, spec.libraries],
+        "flags": [_flags(spec, compiler), spec.libraries],
         "files": spec.files,
         "name": spec.name,
         "target": spec.target.name,
@@ -147,7 +151,7 @@ def compile_shared(spec: BuildSpec, cache: Path | None = None) -> Path:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):
             if not result.exists():
-                _build_entry(spec, compiler, entry, result.name, root)
+                _build_entry(spec, compiler, entry, result.name)
     except OSError as error:
         raise ToolchainError(
             f"cannot write the build cache {root}: {error}; set DOVETAIL_CACHE to another directory"
@@ -155,21 +159,32 @@ def compile_shared(spec: BuildSpec, cache: Path | None = None) -> Path:
     return result
 
 
-def _build_entry(spec: BuildSpec, compiler: Compiler, entry: Path, result: str, root: Path) -> None:
+def _build_entry(spec: BuildSpec, compiler: Compiler, entry: Path, result: str) -> None:
     """Build in `<entry>.tmp`, which only the holder of the lock touches, then rename."""
     work = entry.with_name(f"{entry.name}.tmp")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     for name, text in spec.files:
         (work / name).write_text(text, encoding="utf-8")
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(root / "zig"), "LC_ALL": "C"}
+    environment = {
+        **os.environ,
+        "ZIG_GLOBAL_CACHE_DIR": str(cache_directory() / "zig"),
+        "LC_ALL": "C",
+    }
     jobs = _jobs(spec, compiler)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(lambda job: _compile(job, work, environment), jobs))
     link = ("-static",) if spec.executable else ("-shared", "-Wl,-z,defs")
     objects = [job[-1] for job in jobs]
-    flags = (*compiler.flags_for(spec.target), *spec.flags)
-    command = (*compiler.command, *flags, *link, *objects, *spec.libraries, "-o", result)
+    command = (
+        *compiler.command,
+        *_flags(spec, compiler),
+        *link,
+        *objects,
+        *spec.libraries,
+        "-o",
+        result,
+    )
     _compile(command, work, environment)
     for name in objects:
         (work / name).unlink()
@@ -177,9 +192,13 @@ def _build_entry(spec: BuildSpec, compiler: Compiler, entry: Path, result: str, 
     work.rename(entry)
 
 
+def _flags(spec: BuildSpec, compiler: Compiler) -> tuple[str, ...]:
+    return (*compiler.flags_for(spec.target, spec.executable), *spec.flags)
+
+
 def _jobs(spec: BuildSpec, compiler: Compiler) -> list[tuple[str, ...]]:
     """Return one compile command for every translation unit; each ends in its object's name."""
-    flags = (*compiler.flags_for(spec.target), *spec.flags)
+    flags = _flags(spec, compiler)
     return [
         (*compiler.command, *flags, *unit.flags, "-c", unit.file, "-o", f"{number}.o")
         for number, unit in enumerate(spec.units)

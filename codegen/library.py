@@ -13,7 +13,7 @@ from pathlib import Path
 from dovetail.codegen.catalog import KernelRequest, load_kernel_module
 from dovetail.codegen.emit import KernelSpec, UnitSpec, emit_unit, read_template
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.lower import lower
+from dovetail.codegen.lower import find_kernel, lower
 from dovetail.codegen.toolchain import (
     BuildSpec,
     TranslationUnit,
@@ -21,7 +21,7 @@ from dovetail.codegen.toolchain import (
     find_compiler,
 )
 from dovetail.ir.artifact import KernelEntry, KernelIndex, KernelParam
-from dovetail.ir.errors import ScheduleError, SpecError
+from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import NamedType, PointerType, Type
 from dovetail.ir.high import nodes as high
 
@@ -60,8 +60,8 @@ class BuiltLibrary:
 def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     """Return the library of `spec`, from the build cache where it is there already.
 
-    Raises SpecError for an unknown kernel or two of one name, ScheduleError for a binding outside a
-    tunable's choices, ToolchainError when the compiler fails.
+    Raises SpecError for two kernels of one name, ScheduleError for an unknown kernel or a binding
+    outside a tunable's choices, ToolchainError when the compiler fails.
     """
     check_names(spec)
     kernels = tuple(lower_request(r, spec.target, spec.modules.get(r.module)) for r in spec.kernels)
@@ -114,35 +114,15 @@ def lower_request(
     """Return the lowered kernel and its index entry; `unit` is its module, if not one of ours."""
     unit = load_kernel_module(request.module) if unit is None else unit
     function = find_kernel(unit, request.kernel)
-    binding = complete_binding(function, request.binding)
+    lowered = lower(unit, request.kernel, request.binding, target, name=request.name)
+    binding = {t.name: request.binding.get(t.name, t.default) for t in function.tunables}
     entry = KernelEntry(
         name=request.name,
         family=request.kernel,
         params=tuple(_kernel_param(p, binding) for p in function.params),
         binding=binding,
     )
-    return KernelSpec(entry, lower(unit, request.kernel, binding, target, name=request.name))
-
-
-def find_kernel(unit: high.Unit, name: str) -> high.Function:
-    """Return the @kernel function `name`; SpecError that lists the kernels there are."""
-    kernels = {f.name: f for f in unit.functions if f.kind == "kernel"}
-    if name not in kernels:
-        raise SpecError(f"no kernel {name!r} in this module; it has {', '.join(sorted(kernels))}")
-    return kernels[name]
-
-
-def complete_binding(
-    function: high.Function, binding: Mapping[str, int | str]
-) -> dict[str, int | str]:
-    """Return every tunable's value; ScheduleError for an unknown one or a value not offered."""
-    choices = {t.name: t for t in function.tunables}
-    for name, value in binding.items():
-        if name not in choices:
-            raise ScheduleError(f"kernel {function.name} has no tunable {name!r}")
-        if value not in choices[name].choices:
-            raise ScheduleError(f"{function.name}: {name} = {value!r} is not among its choices")
-    return {name: binding.get(name, tunable.default) for name, tunable in choices.items()}
+    return KernelSpec(entry, lowered)
 
 
 def _kernel_param(param: high.Param, binding: Mapping[str, int | str]) -> KernelParam:

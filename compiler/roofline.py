@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.codegen.library import KernelRequest, LibrarySpec, build_library
+from dovetail.codegen.catalog import KernelRequest
+from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec, read_hardware
@@ -53,7 +54,7 @@ def measure_read_bandwidth(threads: int, passes: int = PASSES) -> float:
         max(end for _, end in one) - min(start for start, _ in one)
         for one in zip(*found, strict=True)
     )
-    return data.nbytes / min(seconds)
+    return float(data.nbytes / min(seconds))
 
 
 def _stream_bytes(hardware: HardwareSpec) -> int:

@@ -1,0 +1,216 @@
+"""Measures GEMM schedules in a child process that may crash, hang or be wrong without harm.
+
+In: a kernel library, cases and candidate schedules. Out: a `Measurement` per candidate. The child
+(`measure_child`) checks each candidate against float64, then times all of a case in turns on
+weights that lie outside the caches.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.errors import ToolchainError
+
+OK, WRONG, CRASH, TIMEOUT = "ok", "wrong", "crash", "timeout"
+
+
+class GemmCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One product to time: `kind` is linear or silu, `dtype` the weight's, `n` columns of C."""
+
+    kind: str
+    n: int
+    k: int
+    m: int
+    dtype: str
+    threads: int
+    cpus: tuple[int, ...] = ()
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A kernel of the library with schedule values."""
+
+    kernel: str
+    schedule: tuple[int, ...]
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """`status` is ok, wrong, crash or timeout; times in seconds: median and quartiles of `runs`."""
+
+    candidate: Candidate
+    status: str
+    seconds: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    runs: int = 0
+
+
+class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """First line to the child: the library and how many bytes of weights to cycle through."""
+
+    library: str
+    index: KernelIndex
+    pool_bytes: int
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A case and its candidates: two to `rounds` rounds, no further one after `seconds`."""
+
+    case: GemmCase
+    candidates: tuple[Candidate, ...]
+    rounds: int
+    seconds: float
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """A line from the child: it is ready, starts a candidate, has checked it, or all times."""
+
+    event: str  # ready | start | checked | times
+    index: int = 0
+    correct: bool = True
+    times: tuple[tuple[float, ...], ...] = ()
+
+
+def summarize(candidate: Candidate, times: Sequence[float]) -> Measurement:
+    """Return median and quartiles of at least one time."""
+    ordered = sorted(times)
+    low, high = ordered[0], ordered[-1]
+    if len(ordered) >= 3:
+        low, _, high = statistics.quantiles(ordered, n=4, method="inclusive")
+    return Measurement(
+        candidate=candidate,
+        status=OK,
+        seconds=statistics.median(ordered),
+        low=low,
+        high=high,
+        runs=len(ordered),
+    )
+
+
+class _ChildEndedError(Exception):
+    """The child died (`status` crash) or was too slow (timeout) while on candidate `index`."""
+
+    def __init__(self, status: str, index: int) -> None:
+        super().__init__(status)
+        self.status, self.index = status, index
+
+
+class Meter:
+    """Times candidates of one library; a context manager that owns the child process."""
+
+    def __init__(
+        self, library: Path, index: KernelIndex, *, pool_bytes: int, timeout: float = 60.0
+    ) -> None:
+        """`timeout` bounds the seconds one reply of the child may take."""
+        self._setup = ChildSetup(library=str(library), index=index, pool_bytes=pool_bytes)
+        self._timeout = timeout
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lines = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child process."""
+        child, self._child, self._lines = self._child, None, b""
+        if child is None:
+            return
+        child.kill()
+        child.communicate()
+
+    def measure(
+        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+    ) -> tuple[Measurement, ...]:
+        """Return one measurement per candidate, in their order.
+
+        All candidates of a call are timed in turns, so that drift of the machine hits them alike.
+        """
+        done: dict[Candidate, Measurement] = {}
+        while waiting := tuple(c for c in dict.fromkeys(candidates) if c not in done):
+            job = Job(case=case, candidates=waiting, rounds=rounds, seconds=seconds)
+            try:
+                done.update(self._run(job))
+            except _ChildEndedError as end:
+                bad = waiting[end.index]
+                done[bad] = Measurement(candidate=bad, status=end.status)
+                self.close()
+        return tuple(done[c] for c in candidates)
+
+    def _run(self, job: Job) -> dict[Candidate, Measurement]:
+        """Return measurements of the job; wrong candidates end it early and are returned alone."""
+        self._send(job)
+        current, wrong = 0, dict[Candidate, Measurement]()
+        while True:
+            reply = self._receive(current)
+            current = reply.index
+            if reply.event == "checked" and not reply.correct:
+                bad = job.candidates[current]
+                wrong[bad] = Measurement(candidate=bad, status=WRONG)
+            if reply.event == "times":
+                timed = zip(job.candidates, reply.times, strict=True)
+                return wrong | {c: summarize(c, t) for c, t in timed if c not in wrong}
+
+    def _send(self, job: Job) -> None:
+        if self._child is None:
+            self._start()
+        try:
+            self._write(job)
+        except BrokenPipeError:
+            raise _ChildEndedError(CRASH, 0) from None
+
+    def _start(self) -> None:
+        # -P: the directory one happens to stand in must not hide the installed package
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "dovetail.compiler.measure_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            self._write(self._setup)
+            self._receive(0)
+        except (BrokenPipeError, _ChildEndedError):
+            self.close()
+            raise ToolchainError(
+                f"the measuring process did not start with {self._setup.library}; "
+                "its own message stands above"
+            ) from None
+
+    def _write(self, line: msgspec.Struct) -> None:
+        assert self._child is not None and self._child.stdin is not None
+        self._child.stdin.write(msgspec.json.encode(line) + b"\n")
+        self._child.stdin.flush()
+
+    def _receive(self, current: int) -> Reply:
+        assert self._child is not None and self._child.stdout is not None
+        descriptor = self._child.stdout.fileno()
+        deadline = time.monotonic() + self._timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while b"\n" not in self._lines:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise _ChildEndedError(TIMEOUT, current)
+                data = os.read(descriptor, 1 << 16)
+                if not data:
+                    raise _ChildEndedError(CRASH, current)
+                self._lines += data
+        line, self._lines = self._lines.split(b"\n", 1)
+        return msgspec.json.decode(line, type=Reply)

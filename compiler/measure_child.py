@@ -1,0 +1,192 @@
+"""The measuring child process: `ChildSetup` and `Job` lines in, `Reply` lines out."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.compiler.measure import Candidate, ChildSetup, GemmCase, Job, Reply
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.dtypes import DTYPES, narrow_bf16, widen_bf16
+from dovetail.ir.model import PANEL
+from dovetail.runtime import abi
+from dovetail.runtime.library import KernelLibrary, Team
+
+PERIOD = 1_000_003
+"""Values in the pattern that fills weights; prime, so that no two panels are alike."""
+PADDING = 16
+"""Elements between rows, as in the runtime's activation buffers."""
+CHECKED_ROWS, SPIN = 6, 2000
+ALIGNMENT = 4096
+
+Array = npt.NDArray[np.float32]
+
+
+class WeightPool:
+    """Random packed weights, larger than the caches; copies of a weight are windows of the pool."""
+
+    def __init__(self, dtype: str, pool_bytes: int) -> None:
+        values = np.random.default_rng(1).standard_normal(PERIOD, np.float32) * np.float32(0.05)
+        pattern = narrow_bf16(values) if dtype == "bf16" else values
+        self._dtype, self._pattern = DTYPES[dtype], pattern
+        self._pool = self._filled(pool_bytes)
+
+    def _filled(self, size: int) -> npt.NDArray[np.uint8]:
+        raw = np.empty(size + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        pool = raw[start : start + size // ALIGNMENT * ALIGNMENT]
+        view = pool.view(self._dtype.numpy)
+        for first in range(0, len(view), PERIOD):
+            part = view[first : first + PERIOD]
+            part[:] = self._pattern[: len(part)]
+        return pool
+
+    def copies(self, panels: int, k: int) -> list[npt.NDArray[np.uint8]]:
+        """Return windows of a weight's size, two at least, that together span the pool."""
+        size = panels * k * PANEL * self._dtype.size
+        step = -(-size // ALIGNMENT) * ALIGNMENT
+        if len(self._pool) < 2 * step:
+            self._pool = self._filled(2 * step)
+        return [self._pool[i : i + size] for i in range(0, len(self._pool) - size + 1, step)]
+
+    def columns(self, window: npt.NDArray[np.uint8], k: int, panel: int) -> npt.NDArray[np.float64]:
+        """Return one panel [k][16] of a window as float64."""
+        values = window.view(self._dtype.numpy).reshape(-1, k, PANEL)[panel]
+        wide = widen_bf16(values) if self._dtype.name == "bf16" else values
+        return np.asarray(wide, np.float64)
+
+
+class GemmRun:
+    """One case bound to operands: calls a candidate on a copy of the weight."""
+
+    def __init__(
+        self, library: KernelLibrary, team: Team, case: GemmCase, pool: WeightPool
+    ) -> None:
+        self.library, self.team, self.case, self.pool = library, team, case, pool
+        pairs = 2 if case.kind == "silu" else 1
+        self.panels = -(-case.n // PANEL) * pairs
+        self.weights = pool.copies(self.panels, case.k)
+        random = np.random.default_rng(2)
+        self.a: Array = random.standard_normal((case.m, case.k + PADDING), np.float32)
+        self.c: Array = np.empty((case.m, case.n + PADDING), np.float32)
+        self.turn = 0
+
+    def operands(self, weight: npt.NDArray[np.uint8]) -> list[int]:
+        """Return the operand values in the order of the kernel's slots."""
+        case = self.case
+        a, c = self.a.ctypes.data, self.c.ctypes.data
+        first = [case.m, case.n, case.k, a, self.a.shape[1], weight.ctypes.data, case.k * PANEL, 0]
+        residual = [0, 0] if case.kind == "linear" else []
+        return [*first, *residual, c, self.c.shape[1]]
+
+    def call(self, candidate: Candidate) -> float:
+        """Run on the next copy of the weight; return seconds."""
+        values = self.operands(self.weights[self.turn % len(self.weights)])
+        self.turn += 1
+        slots = (abi.Slot * len(values))(*(abi.Slot(i=value) for value in values))
+        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*candidate.schedule)
+        rows = (abi.Row * 1)(abi.Row(1, self.library.entry(candidate.kernel), None, schedule))
+        entries = (abi.Entry * 1)(abi.Entry(rows, 1, 0, 0, -1, 0))
+        tape = abi.Tape(entries, 1, slots, None, 0)
+        args = (abi.Slot * 1)(abi.Slot(i=self.case.m))
+        start = time.perf_counter()
+        self.library.run(self.team, tape, args, range(1))
+        return time.perf_counter() - start
+
+    def check(self, candidate: Candidate) -> bool:
+        """Run once and compare a sample of rows and panels with float64."""
+        self.c[:] = np.nan
+        window = self.weights[self.turn % len(self.weights)]
+        self.call(candidate)
+        case = self.case
+        if not np.isfinite(self.c[:, : case.n]).all() or not np.isnan(self.c[:, case.n :]).all():
+            return False
+        rows = np.unique(np.linspace(0, case.m - 1, CHECKED_ROWS).astype(int))
+        tiles = -(-case.n // PANEL)
+        return all(self._panel_right(window, rows, p) for p in {0, tiles // 2, tiles - 1})
+
+    def _panel_right(
+        self, window: npt.NDArray[np.uint8], rows: npt.NDArray[np.int_], panel: int
+    ) -> bool:
+        case = self.case
+        a = self.a[rows, : case.k].astype(np.float64)
+        if case.kind == "linear":
+            b = self.pool.columns(window, case.k, panel)
+            wanted, bound = a @ b, np.abs(a) @ np.abs(b)
+        else:
+            gate = a @ self.pool.columns(window, case.k, 2 * panel)
+            up = a @ self.pool.columns(window, case.k, 2 * panel + 1)
+            wanted = gate / (1 + np.exp(-gate)) * up
+            bound = np.sqrt(case.k) * (1 + np.abs(wanted))
+        got = self.c[rows, panel * PANEL : min(panel * PANEL + PANEL, case.n)]
+        width = got.shape[1]
+        return bool((np.abs(got - wanted[:, :width]) <= 1e-5 * bound[:, :width] + 1e-6).all())
+
+
+class Child:
+    """Keeps library, team and weights between jobs."""
+
+    def __init__(self, setup: ChildSetup) -> None:
+        self.library = KernelLibrary(Path(setup.library), setup.index)
+        self.pool_bytes = setup.pool_bytes
+        self.teams: dict[tuple[int, tuple[int, ...]], Team] = {}
+        self.pools: dict[str, WeightPool] = {}
+
+    def run(self, job: Job) -> Reply:
+        """Check and time a job."""
+        case = job.case
+        if case.dtype not in self.pools:
+            self.pools[case.dtype] = WeightPool(case.dtype, self.pool_bytes)
+        bound = GemmRun(self.library, self._team(case), case, self.pools[case.dtype])
+        good = [self._check(bound, i, c) for i, c in enumerate(job.candidates)]
+        return Reply(event="times", times=self._time(bound, job, good))
+
+    def _team(self, case: GemmCase) -> Team:
+        key = (case.threads, case.cpus)
+        if key not in self.teams:
+            team = self.library.make_team(case.threads, SPIN)
+            team.set_active(PhasePlan(threads=case.threads, cpus=case.cpus))
+            self.teams[key] = team
+        return self.teams[key]
+
+    def _check(self, bound: GemmRun, index: int, candidate: Candidate) -> bool:
+        write_reply(Reply(event="start", index=index))
+        correct = bound.check(candidate)
+        write_reply(Reply(event="checked", index=index, correct=correct))
+        return correct
+
+    def _time(self, bound: GemmRun, job: Job, good: list[bool]) -> tuple[tuple[float, ...], ...]:
+        times: list[list[float]] = [[] for _ in job.candidates]
+        end = time.monotonic() + job.seconds
+        for turn in range(job.rounds):
+            for i, candidate in enumerate(job.candidates):
+                if good[i]:
+                    times[i].append(bound.call(candidate))
+            if turn and time.monotonic() > end:
+                break
+        return tuple(tuple(t) for t in times)
+
+
+def write_reply(reply: Reply) -> None:
+    """Write one line and flush it."""
+    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    """Serve jobs until stdin ends."""
+    lines = iter(sys.stdin.buffer.readline, b"")
+    child = Child(msgspec.json.decode(next(lines), type=ChildSetup))
+    write_reply(Reply(event="ready"))
+    for line in lines:
+        write_reply(child.run(msgspec.json.decode(line, type=Job)))
+
+
+if __name__ == "__main__":
+    main()

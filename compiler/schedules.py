@@ -1,0 +1,275 @@
+"""Default schedules by rules: which GEMM micro-kernels a model needs, and which one serves which M.
+
+In: ModelSpec, target, thread plan, cache sizes. Out: kernel requests for the library and a
+ScheduleFile with total cover of M. Nothing is measured here; `dovetail.compiler.search` refines it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dovetail.codegen.catalog import KernelRequest, model_kernels
+from dovetail.codegen.isa.target import Target
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.errors import ScheduleError
+from dovetail.ir.model import PANEL, ModelSpec
+from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
+from dovetail.topology.hardware import HardwareSpec
+
+LINEAR, SILU = "linear", "silu"
+SPREAD_PREFETCH = -1
+"""`prefetch` value: fetch the next group of panels, each row tile its share of it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MicroKernel:
+    """A register tile: `rows` of activations by `panels` of 16 weight columns."""
+
+    rows: int
+    panels: int
+
+    def registers(self, lanes: int) -> int:
+        """Vector registers it needs: accumulators, the shorter side, one of the longer side."""
+        vectors = self.panels * PANEL // lanes
+        return self.rows * vectors + min(self.rows, vectors) + 1
+
+
+MICRO_KERNELS: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
+    (kind, isa): tuple(MicroKernel(*shape) for shape in shapes)
+    for kind, isa, shapes in (
+        (LINEAR, "avx512", ((8, 3), (4, 4), (14, 2))),
+        (LINEAR, "avx2", ((6, 1), (3, 2))),
+        (LINEAR, "neon", ((6, 1), (3, 2))),
+        (LINEAR, "generic", ((2, 1),)),
+        (SILU, "avx512", ((4, 4), (14, 2))),
+        (SILU, "avx2", ((3, 2),)),
+        (SILU, "neon", ((3, 2),)),
+        (SILU, "generic", ((1, 2),)),
+    )
+}
+"""The tiles built for each target; the first serves large M. Between them they reach the read
+bandwidth at small M (many panels are many streams) and the multiply-add rate at large M."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmOp:
+    """One matrix product of the model; `n` counts columns of C."""
+
+    op: str
+    kind: str
+    n: int
+    k: int
+    dtype: str
+
+    @property
+    def weight_panels(self) -> int:
+        """Panels in the packed weight: two per panel of C in the gated product."""
+        return -(-self.n // PANEL) * (2 if self.kind == SILU else 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed weight."""
+        return self.weight_panels * PANEL * self.k * DTYPES[self.dtype].size
+
+
+def gemm_ops(spec: ModelSpec) -> tuple[GemmOp, ...]:
+    """Return the matrix products of one forward step, by the names schedule tables use."""
+    hidden, dtype = spec.hidden_size, spec.weight_dtype
+    return (
+        GemmOp("qkv", LINEAR, spec.qkv_size, hidden, dtype),
+        GemmOp("o", LINEAR, hidden, spec.n_heads * spec.head_dim, dtype),
+        GemmOp("gate_up", SILU, spec.intermediate_size, hidden, dtype),
+        GemmOp("down", LINEAR, hidden, spec.intermediate_size, dtype),
+        GemmOp("head", LINEAR, spec.vocab_size, hidden, dtype),
+    )
+
+
+def kernel_name(kind: str, dtype: str, tile: MicroKernel) -> str:
+    """Return the exported name, e.g. `gemm_linear_f32_14x2`."""
+    return f"gemm_{kind}_{dtype}_{tile.rows}x{tile.panels}"
+
+
+def micro_kernels(kind: str, target: Target) -> tuple[MicroKernel, ...]:
+    """Return the tiles of `target`; ScheduleError where one does not fit its register file."""
+    tiles = MICRO_KERNELS[kind, target.isa]
+    for tile in tiles:
+        if target.lanes > 1 and tile.registers(target.lanes) > target.registers:
+            raise ScheduleError(
+                f"micro-kernel {tile.rows}x{tile.panels} needs {tile.registers(target.lanes)} "
+                f"registers, {target.name} has {target.registers}; choose a smaller tile"
+            )
+    return tiles
+
+
+def gemm_requests(dtypes: Iterable[str], target: Target) -> tuple[KernelRequest, ...]:
+    """Return the GEMM kernels for weights of these dtypes."""
+    return tuple(
+        KernelRequest(
+            "gemm",
+            f"gemm_{kind}",
+            {"W": dtype, "MR": tile.rows, "NP": tile.panels},
+            kernel_name(kind, dtype, tile),
+        )
+        for dtype in dtypes
+        for kind in (LINEAR, SILU)
+        for tile in micro_kernels(kind, target)
+    )
+
+
+def gemm_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
+    """Return the GEMM kernels that every schedule of `spec` chooses from."""
+    return gemm_requests((spec.weight_dtype,), target)
+
+
+# ---- one schedule ----
+
+
+def make_schedule(**values: int) -> tuple[int, ...]:
+    """Return schedule values in their fixed order; what is not named is 0 (grid sides: 1)."""
+    unknown = set(values) - set(SCHEDULE_VALUES)
+    if unknown:
+        raise ScheduleError(f"no schedule value is called {', '.join(sorted(unknown))}")
+    grid = dict.fromkeys(("grid_m", "grid_n", "grid_k"), 1)
+    return tuple({**grid, **values}.get(name, 0) for name in SCHEDULE_VALUES)
+
+
+def thread_grid(op: GemmOp, m: int, threads: int) -> tuple[int, int]:
+    """Return (grid_m, grid_n): panels are shared first, rows only when panels run out."""
+    units = -(-op.n // PANEL)
+    columns = max(d for d in range(1, threads + 1) if threads % d == 0 and d <= max(units, 1))
+    return min(threads // columns, max(m, 1)), columns
+
+
+def tile_schedule(
+    op: GemmOp, tile: MicroKernel, m: int, *, threads: int, l3_bytes: int, prefetch: int
+) -> tuple[int, ...]:
+    """Return the schedule of `tile` for about `m` rows: panels outside, all of K at once."""
+    grid_m, grid_n = thread_grid(op, m, threads)
+    row_bytes = 4 * op.k
+    block_m = max(l3_bytes // 2 // row_bytes, 16 * tile.rows) if l3_bytes else 0
+    return make_schedule(
+        m_tile=tile.rows,
+        block_m=block_m,
+        grid_m=grid_m,
+        grid_n=grid_n,
+        n_outer=1,
+        prefetch=prefetch,
+    )
+
+
+def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
+    """Return the lowest tile that takes `m` rows at once, else the one for large M."""
+    tiles = micro_kernels(op.kind, target)
+    tall_enough = [tile for tile in tiles if tile.rows >= m]
+    return min(tall_enough, key=lambda tile: tile.rows) if tall_enough else tiles[0]
+
+
+def default_prefetch(tile: MicroKernel, m: int) -> int:
+    """Return the prefetch distance: far for a lone stream, none for few rows (hardware does it)."""
+    if tile.panels == 1:
+        return 4096
+    if m <= min(tile.rows, 4):
+        return 0
+    return 1024 if m <= tile.rows else SPREAD_PREFETCH
+
+
+def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
+    """Return the row that the rules give `m` tokens."""
+    tile = default_tile(op, target, m)
+    prefetch = default_prefetch(tile, m)
+    return Row(
+        m_lo=m,
+        kernel=kernel_name(op.kind, op.dtype, tile),
+        schedule=tile_schedule(op, tile, m, threads=threads, l3_bytes=l3_bytes, prefetch=prefetch),
+    )
+
+
+# ---- tables ----
+
+
+def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Return `rows`, sorted by m_lo, without those that repeat the one before."""
+    kept: list[Row] = []
+    for row in rows:
+        same = kept and (kept[-1].kernel, kept[-1].schedule) == (row.kernel, row.schedule)
+        if not same:
+            kept.append(row)
+    return tuple(kept)
+
+
+def breakpoints(kind: str, target: Target) -> tuple[int, ...]:
+    """Return the M at which the rules may change their mind: just past each tile height."""
+    heights = {tile.rows for tile in micro_kernels(kind, target)}
+    return tuple(sorted({1, 5, *(height + 1 for height in heights)}))
+
+
+def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:
+    """Return rows covering every M >= 1."""
+    points = breakpoints(op.kind, target)
+    return merge_rows(default_row(op, target, m, threads, l3_bytes) for m in points)
+
+
+def phase_plans(plan: ServicePlan) -> tuple[tuple[str, PhasePlan], ...]:
+    """Return the phases that need tables of their own; equal plans share those of `any`."""
+    if plan.prefill.threads == plan.decode.threads:
+        return (("any", plan.decode),)
+    return (("prefill", plan.prefill), ("decode", plan.decode))
+
+
+OP_NAMES = {"embed_packed": "embed"}
+REDUCE = {"decode_attention": "decode_attention_merge"}
+"""Kernels whose second phase, after a barrier, is another kernel."""
+
+
+def other_tables(
+    spec: ModelSpec, target: Target, phase: str, threads: int
+) -> Iterator[ScheduleTable]:
+    """Yield the one-row tables of all operators that are no matrix product."""
+    names = {request.kernel: request.name for request in model_kernels(spec, target)}
+    for kernel, name in names.items():
+        if kernel in REDUCE.values():
+            continue
+        reduce = names.get(REDUCE.get(kernel, ""))
+        row = Row(m_lo=1, kernel=name, schedule=make_schedule(), reduce_kernel=reduce)
+        yield ScheduleTable(
+            target=target.name,
+            op=OP_NAMES.get(kernel, kernel),
+            n=0,
+            k=0,
+            dtype="f32",
+            phase=phase,
+            threads=threads,
+            rows=(row,),
+        )
+
+
+def gemm_table(
+    op: GemmOp, target: Target, phase: str, threads: int, rows: Sequence[Row]
+) -> ScheduleTable:
+    """Return the table of one matrix product."""
+    return ScheduleTable(
+        target=target.name,
+        op=op.op,
+        n=op.n,
+        k=op.k,
+        dtype=op.dtype,
+        phase=phase,
+        threads=threads,
+        rows=tuple(rows),
+    )
+
+
+def default_tables(
+    spec: ModelSpec, target: Target, plan: ServicePlan, hardware: HardwareSpec
+) -> ScheduleFile:
+    """Return schedule tables of every operator of `spec`, for the thread counts of both phases."""
+    l3_bytes = hardware.cache_bytes(3)
+    tables: list[ScheduleTable] = []
+    for phase, threads in ((name, phase.threads) for name, phase in phase_plans(plan)):
+        for op in gemm_ops(spec):
+            rows = default_gemm_rows(op, target, threads, l3_bytes)
+            tables.append(gemm_table(op, target, phase, threads, rows))
+        tables += other_tables(spec, target, phase, threads)
+    return ScheduleFile(tables=tuple(tables))

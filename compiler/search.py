@@ -1,0 +1,276 @@
+"""The short measured search: a handful of candidate schedules per matrix product and M.
+
+In: a model, its kernel library, plans, machine and a budget in seconds. Out: a ScheduleFile whose
+measured rows beat the default ones, and the trial records behind it. Choosing is pure; only `Meter`
+touches the clock.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from dovetail.codegen.isa.target import Target
+from dovetail.compiler.measure import OK, Candidate, GemmCase, Measurement, Meter
+from dovetail.compiler.schedules import (
+    SPREAD_PREFETCH,
+    GemmOp,
+    default_gemm_rows,
+    default_row,
+    gemm_ops,
+    gemm_table,
+    kernel_name,
+    merge_rows,
+    micro_kernels,
+    other_tables,
+    phase_plans,
+    tile_schedule,
+)
+from dovetail.ir.artifact import KernelIndex, PhasePlan, ServicePlan
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import ModelSpec
+from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
+from dovetail.topology.hardware import HardwareSpec
+
+POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""M that are measured; an M between two points is served by the winner at the larger one."""
+BULK = 128
+"""From this M on only the winners so far are tried again: every run is long, winners are few."""
+ROUNDS, BULK_ROUNDS = 7, 3
+CANDIDATE_GAIN = 0.02
+"""A challenger must beat the default schedule by this share: less is noise."""
+CACHE_FACTOR = 4
+"""Weights cycle through this many times the last-level cache."""
+MIN_POOL_BYTES = 64 << 20
+EFFORTS = ("fast",)
+
+Progress = Callable[[int, int, str], None]
+
+
+class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `tuning.jsonl`: a candidate, where it ran and what came out."""
+
+    schema: int = 1
+    target: str
+    cpu: str
+    caches: tuple[int, int, int]
+    threads: int
+    kind: str
+    n: int
+    k: int
+    m: int
+    dtype: str
+    kernel: str
+    schedule: tuple[int, ...]
+    status: str
+    seconds: float
+    low: float
+    high: float
+    runs: int
+
+
+def encode_records(records: Iterable[TrialRecord]) -> bytes:
+    """Return records as JSON lines."""
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+# ---- choosing (pure) ----
+
+
+def prefetch_choices(rows: int, m: int) -> tuple[int, ...]:
+    """Return the prefetch values worth trying; a lone row tile cannot share out the next group."""
+    return (0, 1024, 4096) if m <= rows else (1024, 4096, SPREAD_PREFETCH)
+
+
+def candidates_at(
+    op: GemmOp, target: Target, m: int, *, threads: int, l3_bytes: int
+) -> tuple[Candidate, ...]:
+    """Return the default schedule for `m` rows first, then every tile with each prefetch value."""
+    default = default_row(op, target, m, threads, l3_bytes)
+    found = [Candidate(default.kernel, default.schedule)]
+    for tile in micro_kernels(op.kind, target):
+        for prefetch in prefetch_choices(tile.rows, m):
+            schedule = tile_schedule(
+                op, tile, m, threads=threads, l3_bytes=l3_bytes, prefetch=prefetch
+            )
+            found.append(Candidate(kernel_name(op.kind, op.dtype, tile), schedule))
+    return tuple(dict.fromkeys(found))
+
+
+def reused(candidates: Sequence[Candidate], ranked: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the default and those candidates whose like were the best two at smaller M."""
+    return tuple(dict.fromkeys((candidates[0], *ranked[:2])))
+
+
+def ranking(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """Return the correct ones, best first; the first given (the default) keeps its lead on ties."""
+    fine = [m for m in measurements if m.status == OK]
+    default = measurements[0].candidate if measurements else None
+
+    def cost(found: Measurement) -> float:
+        return found.seconds * (1 - CANDIDATE_GAIN if found.candidate == default else 1)
+
+    return tuple(sorted(fine, key=cost))
+
+
+def rows_from(winners: Mapping[int, Measurement], defaults: Sequence[Row]) -> tuple[Row, ...]:
+    """Return a total cover: each winner serves (previous point, its point], defaults the rest."""
+    if not winners:
+        return tuple(defaults)
+    rows: list[Row] = []
+    low = 1
+    for point in sorted(winners):
+        best = winners[point]
+        rows.append(
+            Row(
+                m_lo=low,
+                kernel=best.candidate.kernel,
+                schedule=best.candidate.schedule,
+                source="measured",
+                seconds=best.seconds,
+            )
+        )
+        low = point + 1
+    beyond = [row for row in defaults if row.m_lo >= low]
+    at = [row for row in defaults if row.m_lo < low]
+    if max(winners) < POINTS[-1]:
+        rows.append(msgspec.structs.replace(at[-1], m_lo=low))
+        rows += [row for row in beyond if row.m_lo > low]
+    return merge_rows(rows)
+
+
+# ---- measuring ----
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSetting:
+    """What all searches of one run share."""
+
+    target: Target
+    hardware: HardwareSpec
+    meter: Meter
+
+    @property
+    def l3_bytes(self) -> int:
+        """Bytes of the last-level cache."""
+        return self.hardware.cache_bytes(3)
+
+
+def search_op(
+    setting: SearchSetting, op: GemmOp, phase: PhasePlan, points: Sequence[int], seconds: float
+) -> tuple[dict[int, Measurement], list[TrialRecord]]:
+    """Return the winner at each point that fits into `seconds`, and the records of all trials."""
+    end = time.monotonic() + seconds
+    winners: dict[int, Measurement] = {}
+    records: list[TrialRecord] = []
+    best: tuple[Candidate, ...] = ()
+    for left, m in zip(range(len(points), 0, -1), points, strict=True):
+        share = (end - time.monotonic()) / left
+        if share <= 0:
+            break
+        candidates = candidates_at(
+            op, setting.target, m, threads=phase.threads, l3_bytes=setting.l3_bytes
+        )
+        if m >= BULK and best:
+            candidates = reused(candidates, best)
+        case = _case(op, m, phase)
+        rounds = BULK_ROUNDS if m >= BULK else ROUNDS
+        found = setting.meter.measure(case, candidates, rounds=rounds, seconds=share)
+        records += [_record(setting, case, measurement) for measurement in found]
+        ranked = ranking(found)
+        if ranked:
+            winners[m] = ranked[0]
+            best = tuple(measurement.candidate for measurement in ranked)
+    return winners, records
+
+
+def _case(op: GemmOp, m: int, phase: PhasePlan) -> GemmCase:
+    return GemmCase(
+        kind=op.kind,
+        n=op.n,
+        k=op.k,
+        m=m,
+        dtype=op.dtype,
+        threads=phase.threads,
+        cpus=phase.cpus,
+    )
+
+
+def _record(setting: SearchSetting, case: GemmCase, found: Measurement) -> TrialRecord:
+    cache = setting.hardware.cache_bytes
+    return TrialRecord(
+        target=setting.target.name,
+        cpu=setting.hardware.cpu_model or platform.machine(),
+        caches=(cache(1), cache(2), cache(3)),
+        threads=case.threads,
+        kind=case.kind,
+        n=case.n,
+        k=case.k,
+        m=case.m,
+        dtype=case.dtype,
+        kernel=found.candidate.kernel,
+        schedule=found.candidate.schedule,
+        status=found.status,
+        seconds=found.seconds,
+        low=found.low,
+        high=found.high,
+        runs=found.runs,
+    )
+
+
+def phase_points(op: GemmOp, phase: str, max_tokens: int, max_sequences: int) -> tuple[int, ...]:
+    """Return the M measured for `op`: decode steps and the head see a row per sequence at most."""
+    most = max_sequences if phase == "decode" or op.op == "head" else max_tokens
+    return tuple(m for m in POINTS if m < 2 * most)
+
+
+def search_tables(
+    spec: ModelSpec,
+    library: tuple[Path, KernelIndex],
+    plan: ServicePlan,
+    hardware: HardwareSpec,
+    *,
+    target: Target,
+    effort: str = "fast",
+    budget_seconds: float = 20.0,
+    max_tokens: int = 512,
+    max_sequences: int = 32,
+    progress: Progress | None = None,
+) -> tuple[ScheduleFile, list[TrialRecord]]:
+    """Return schedule tables for `spec` on this machine, and the records of all trials.
+
+    `library` is the built .so and its index, with the kernels of `gemm_kernels`. `budget_seconds`
+    bounds the search, not the start of the child process; `max_tokens` and `max_sequences` are the
+    largest step of the workload. `progress` gets (products done, all, the next one's name).
+    Raises SpecError for an unknown `effort`.
+    """
+    if effort not in EFFORTS:
+        raise SpecError(f"unknown effort {effort!r}; choose one of {', '.join(EFFORTS)}")
+    work = [(p, phase, op) for p, phase in phase_plans(plan) for op in gemm_ops(spec)]
+    pool = max(MIN_POOL_BYTES, CACHE_FACTOR * hardware.cache_bytes(3))
+    records: list[TrialRecord] = []
+    tables: list[ScheduleTable] = []
+    known: dict[tuple[GemmOp, int, tuple[int, ...]], dict[int, Measurement]] = {}
+    end = time.monotonic() + budget_seconds
+    with Meter(*library, pool_bytes=pool) as meter:
+        setting = SearchSetting(target, hardware, meter)
+        for i, (name, phase, op) in enumerate(work):
+            if progress:
+                progress(i, len(work), f"{op.op} {op.n}x{op.k}")
+            points = phase_points(op, name, max_tokens, max_sequences)
+            like = (replace(op, op=""), phase.threads, points)
+            if like not in known:
+                share = (end - time.monotonic()) / (len(work) - i)
+                known[like], trials = search_op(setting, op, phase, points, share)
+                records += trials
+            defaults = default_gemm_rows(op, target, phase.threads, setting.l3_bytes)
+            rows = rows_from(known[like], defaults)
+            tables.append(gemm_table(op, target, name, phase.threads, rows))
+    for name, phase in phase_plans(plan):
+        tables += other_tables(spec, target, name, phase.threads)
+    return ScheduleFile(tables=tuple(tables)), records

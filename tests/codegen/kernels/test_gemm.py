@@ -1,0 +1,210 @@
+"""GEMM kernels against float64 at every tile edge, compiled on each native target."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import platform
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import pytest
+
+from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.targets import TARGETS, host_features, runs_on
+from dovetail.compiler.schedules import LINEAR, SILU, gemm_requests, make_schedule, micro_kernels
+from dovetail.ir.dtypes import narrow_bf16, widen_bf16
+from dovetail.runtime import abi
+
+NATIVE = [n for n, t in TARGETS.items() if runs_on(t, platform.machine(), host_features())]
+DTYPES = ("f32", "bf16")
+GUARD = np.float32(1e30)
+"""Fills C around the result, to see stores that go astray."""
+
+
+@cache
+def library(target: str) -> tuple[BuiltLibrary, ctypes.CDLL]:
+    requests = gemm_requests(DTYPES, TARGETS[target])
+    built = build_library(LibrarySpec(target=TARGETS[target], kernels=requests, tvm_ffi=False))
+    return built, ctypes.CDLL(str(built.path))
+
+
+def kernel_names(kind: str) -> list[tuple[str, str]]:
+    return [
+        (target, request.name)
+        for target in NATIVE
+        for request in gemm_requests(DTYPES, TARGETS[target])
+        if request.kernel == f"gemm_{kind}"
+    ]
+
+
+def pack(weight: np.ndarray, dtype: str) -> np.ndarray:
+    """[N][K] -> [ceil(N/16)][K][16], zero padded, in the storage of `dtype`."""
+    n, k = weight.shape
+    padded = np.zeros((-(-n // 16) * 16, k), np.float32)
+    padded[:n] = weight
+    packed = np.ascontiguousarray(padded.reshape(-1, 16, k).transpose(0, 2, 1))
+    return narrow_bf16(packed) if dtype == "bf16" else packed
+
+
+def rounded(weight: np.ndarray, dtype: str) -> np.ndarray:
+    return widen_bf16(narrow_bf16(weight)) if dtype == "bf16" else weight
+
+
+@dataclass
+class Problem:
+    m: int
+    n: int
+    k: int
+    dtype: str
+    kind: str = LINEAR
+    bias: bool = False
+    residual: bool = False
+    in_place: bool = False
+    seed: int = 0
+    a: np.ndarray = field(init=False)
+    weights: list[np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng((self.seed, self.m, self.n, self.k))
+        self.a = random.standard_normal((self.m, self.k + 3), np.float32)
+        count = 2 if self.kind == SILU else 1
+        self.weights = [random.standard_normal((self.n, self.k), np.float32) for _ in range(count)]
+        panels = -(-self.n // 16)
+        self.biases = random.standard_normal((count, panels * 16), np.float32)
+        self.r = random.standard_normal((self.m, self.n + 5), np.float32)
+
+    def packed(self) -> np.ndarray:
+        panels = [pack(w, self.dtype) for w in self.weights]
+        return np.ascontiguousarray(np.stack(panels, 1)) if self.kind == SILU else panels[0]
+
+    def wanted(self) -> tuple[np.ndarray, np.ndarray]:
+        """The float64 result, and the bound on what float32 may be off."""
+        a = self.a[:, : self.k].astype(np.float64)
+        sums, sizes = [], []
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            w = rounded(weight, self.dtype).astype(np.float64)
+            b = bias[: self.n] if self.bias else np.zeros(self.n)
+            sums.append(a @ w.T + b)
+            sizes.append(np.abs(a) @ np.abs(w.T) + np.abs(b))
+        if self.kind == LINEAR:
+            r = self.r[:, : self.n] if self.residual else 0
+            return sums[0] + r, 4e-7 * (self.k**0.5 + 2) * (sizes[0] + np.abs(r))
+        gate, up = sums
+        out = gate / (1 + np.exp(-gate)) * up
+        return out, 1e-6 * (self.k**0.5 + 4) * (1 + sizes[0]) * (1 + np.abs(up) + sizes[1])
+
+    def run(self, target: str, name: str, threads: int = 1, **schedule: int) -> np.ndarray:
+        """Call the kernel; returns C, after checking that nothing around it was written."""
+        packed, ldc = self.packed(), self.n + 5
+        c = np.full((self.m + 1, ldc), GUARD)
+        r = self.r
+        if self.in_place:
+            c[: self.m, : self.n] = self.r[:, : self.n]
+            r = c
+        bias = np.ascontiguousarray(self.biases.reshape(len(self.weights), -1, 16).swapaxes(0, 1))
+        address = bias.ctypes.data if self.bias else 0
+        values = [self.m, self.n, self.k, self.a.ctypes.data, self.a.shape[1]]
+        values += [packed.ctypes.data, self.k * 16, address]
+        if self.kind == LINEAR:
+            values += [r.ctypes.data if self.residual else 0, ldc]
+        values += [c.ctypes.data, ldc]
+        slots = (abi.Slot * len(values))(*(abi.Slot(i=v) for v in values))
+        row = (ctypes.c_int64 * 8)(*make_schedule(**schedule))
+        entry = library(target)[1][f"dt_entry_{name}"]
+        for tid in reversed(range(threads)):
+            entry(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
+        assert (c[self.m] == GUARD).all() and (c[:, self.n :] == GUARD).all()
+        return c[: self.m, : self.n]
+
+    def check(self, target: str, name: str, threads: int = 1, **schedule: int) -> None:
+        wanted, bound = self.wanted()
+        error = np.abs(self.run(target, name, threads, **schedule) - wanted)
+        assert (error <= bound).all(), (self, threads, schedule, (error / bound).max())
+
+
+def tile_of(name: str) -> tuple[int, int]:
+    rows, panels = name.rsplit("_", 1)[1].split("x")
+    return int(rows), int(panels)
+
+
+def sizes(name: str) -> list[tuple[int, int, int]]:
+    """M at every height and past it, N around whole groups of panels, K at 1, 2 and odd."""
+    rows, panels = tile_of(name)
+    heights = [(m, 16 * panels + 1, 5) for m in range(1, rows + 2)]
+    edges = {1, 15, 16, 17, *(16 * panels + d for d in (-17, -16, -1, 0, 1, 15, 16, 17))}
+    widths = [(rows + 1, n, 3) for n in sorted(edges) if n > 0]
+    return [*heights, *widths, *((2 * rows, 16 * panels, k) for k in (1, 2, 33, 64))]
+
+
+@pytest.mark.parametrize(("target", "name"), kernel_names(LINEAR), ids="-".join)
+def test_linear_at_tile_edges(target: str, name: str) -> None:
+    rows, _ = tile_of(name)
+    dtype = name.split("_")[2]
+    epilogues = itertools.cycle([(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 1)])
+    for size, (bias, residual, in_place) in zip(sizes(name), epilogues, strict=False):
+        problem = Problem(*size, dtype, LINEAR, bool(bias), bool(residual), bool(in_place))
+        problem.check(target, name, m_tile=rows, n_outer=1)
+
+
+@pytest.mark.parametrize(("target", "name"), kernel_names(SILU), ids="-".join)
+def test_silu_at_tile_edges(target: str, name: str) -> None:
+    rows, _ = tile_of(name)
+    dtype = name.split("_")[2]
+    for i, size in enumerate(sizes(name)):
+        Problem(*size, dtype, SILU, bias=bool(i % 2)).check(target, name, m_tile=rows, n_outer=1)
+
+
+SCHEDULES = [
+    {"m_tile": 3, "n_outer": 1, "prefetch": 256},
+    {"m_tile": 3, "n_outer": 0, "prefetch": -1},
+    {"m_tile": 1, "block_m": 4, "n_outer": 1, "prefetch": -1},
+    {"m_tile": 99, "grid_n": 2, "n_outer": 1},
+    {"m_tile": 2, "grid_n": 3, "block_m": 2},
+    {"m_tile": 2, "grid_m": 3, "n_outer": 1},
+    {"m_tile": 2, "grid_m": 2, "grid_n": 2, "block_k": 7},
+    {"m_tile": 0, "block_k": 1, "n_outer": 1},
+    {},
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("target", NATIVE)
+def test_every_schedule_gives_the_product(
+    target: str, schedule: dict[str, int], threads: int
+) -> None:
+    for kind in (LINEAR, SILU):
+        tile = micro_kernels(kind, TARGETS[target])[0]
+        name = f"gemm_{kind}_f32_{tile.rows}x{tile.panels}"
+        problem = Problem(11, 16 * 7 + 3, 20, "f32", kind, bias=True, residual=kind == LINEAR)
+        problem.check(target, name, threads, **schedule)
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_tile_rows_or_threads(target: str, dtype: str) -> None:
+    whole = Problem(23, 16 * 9 + 5, 301, dtype, bias=True, residual=True)
+    names = [
+        f"gemm_linear_{dtype}_{t.rows}x{t.panels}" for t in micro_kernels(LINEAR, TARGETS[target])
+    ]
+    reference = whole.run(target, names[0], m_tile=2, n_outer=1)
+    for name, threads in itertools.product(names, (1, 3)):
+        got = whole.run(target, name, threads, m_tile=14, grid_n=threads, n_outer=threads == 1)
+        assert (got.view(np.uint32) == reference.view(np.uint32)).all()
+
+
+def test_panels_may_lie_further_apart_than_k() -> None:
+    """A K-view of a packed weight: the first 8 of 20 values of each row."""
+    problem = Problem(3, 40, 20, "f32")
+    target = NATIVE[0]
+    name = gemm_requests(("f32",), TARGETS[target])[0].name
+    packed, c = problem.packed(), np.empty((3, 40), np.float32)
+    values = [3, 40, 8, problem.a.ctypes.data, 23, packed.ctypes.data, 320, 0, 0, 0]
+    values += [c.ctypes.data, 40]
+    slots = (abi.Slot * len(values))(*(abi.Slot(i=v) for v in values))
+    row = (ctypes.c_int64 * 8)(*make_schedule(m_tile=4, n_outer=1))
+    library(target)[1][f"dt_entry_{name}"](slots, row, ctypes.c_int64(0), ctypes.c_int64(1))
+    wanted = problem.a[:, :8].astype(np.float64) @ problem.weights[0][:, :8].T
+    np.testing.assert_allclose(c, wanted, atol=1e-5)

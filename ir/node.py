@@ -20,8 +20,8 @@ class Node:
 
     def children(self) -> Iterator[Node]:
         """Yield direct child nodes in field order."""
-        for f in fields(self):
-            yield from _nodes_in(getattr(self, f.name))
+        for name in _field_names(type(self)):
+            yield from _nodes_in(getattr(self, name))
 
     def walk(self) -> Iterator[Node]:
         """Yield this node and all below it, parents first."""
@@ -35,12 +35,24 @@ class Node:
         In a tuple field, `change` may return a tuple to splice several nodes or none.
         """
         updates: dict[str, Any] = {}
-        for f in fields(self):
-            old = getattr(self, f.name)
+        for name in _field_names(type(self)):
+            old = getattr(self, name)
             new = _map_value(old, change)
             if new is not old:
-                updates[f.name] = new
+                updates[name] = new
         return replace(self, **updates) if updates else self
+
+
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    """Return the fields that may hold nodes; looked up once per class, as walks are many."""
+    names = _FIELD_NAMES.get(kind)
+    if names is None:
+        names = tuple(f.name for f in fields(kind) if f.name != "span")
+        _FIELD_NAMES[kind] = names
+    return names
+
+
+_FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
 def _nodes_in(value: object) -> Iterator[Node]:

@@ -1,48 +1,82 @@
-"""Drop assignments to variables that nothing reads, as unrolled tiles and unused arguments leave them."""
+"""Drop assignments without effect, as unrolled tiles and unused arguments leave them.
+
+Goes in: a bound body without tiles; comes out: the body without variables that nothing reads,
+without values that are overwritten before they are read, and without empty loops and branches.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
-from dovetail.ir.high.nodes import Assign, For, If, Local, Stmt
-from dovetail.ir.high.scopes import Body, all_statements, child_bodies, defined_name, read_names
+from dovetail.ir.high.nodes import Assign, For, If, Local, Stmt, While
+from dovetail.ir.high.scopes import Body, child_bodies, defined_name, read_names
 
 
 def drop_dead(body: Body) -> Body:
-    """Return `body` without variables and loops that have no effect; expressions are pure."""
+    """Return `body` without statements that change nothing; all expressions are pure."""
+    body, _ = _drop_overwritten(body)
     while True:
-        live = _live_names(body)
+        live: set[str] = set()
+        _add_live(body, live)
         smaller = _sweep(body, live)
         if smaller == body:
             return body
         body = smaller
 
 
-def _live_names(body: Body) -> set[str]:
-    live: Counter[str] = Counter()
-    for stmt in all_statements(body):
-        reads = read_names(stmt)
-        name = defined_name(stmt)
-        live.update(reads - {name} if name and isinstance(stmt, Assign) else reads)
-    return set(live)
+def _add_live(body: Body, live: set[str]) -> None:
+    for stmt in body:
+        name = defined_name(stmt) if isinstance(stmt, Assign) else None
+        live |= read_names(stmt) - {name}
+        for child in child_bodies(stmt):
+            _add_live(child, live)
 
 
 def _sweep(body: Body, live: set[str]) -> Body:
-    out: list[Stmt] = []
-    for stmt in body:
+    kept = (_shrink(stmt, live) for stmt in body)
+    return tuple(stmt for stmt in kept if stmt is not None)
+
+
+def _shrink(stmt: Stmt, live: set[str]) -> Stmt | None:
+    """Return what is left of `stmt`, None if nothing is."""
+    if isinstance(stmt, Assign | Local):
         name = defined_name(stmt)
-        if name is not None and name not in live and isinstance(stmt, Assign | Local):
-            continue
-        if isinstance(stmt, If):
-            stmt = replace(stmt, then=_sweep(stmt.then, live), other=_sweep(stmt.other, live))
-            if not stmt.then and not stmt.other:
-                continue
-        elif isinstance(stmt, For):
-            stmt = replace(stmt, body=_sweep(stmt.body, live))
-            if not stmt.body:
-                continue
-        elif child_bodies(stmt):
-            stmt = replace(stmt, body=_sweep(stmt.body, live))  # type: ignore[call-arg]
-        out.append(stmt)
-    return tuple(out)
+        return stmt if name is None or name in live else None
+    if isinstance(stmt, If):
+        then, other = _sweep(stmt.then, live), _sweep(stmt.other, live)
+        return replace(stmt, then=then, other=other) if then or other else None
+    if isinstance(stmt, For):
+        body = _sweep(stmt.body, live)
+        return replace(stmt, body=body) if body else None
+    return replace(stmt, body=_sweep(stmt.body, live)) if isinstance(stmt, While) else stmt
+
+
+def _drop_overwritten(body: Body) -> tuple[Body, set[str]]:
+    """Drop values that the same block replaces unread; also return all names in `body`."""
+    out: list[Stmt | None] = []
+    pending: dict[str, int] = {}
+    seen: set[str] = set()
+    for stmt in body:
+        new, inside = _inside(stmt)
+        used = read_names(stmt) | inside
+        for read in used & pending.keys():
+            del pending[read]
+        name = defined_name(stmt)
+        if isinstance(stmt, Assign) and stmt.op == "=" and name is not None:
+            if name in pending:
+                out[pending[name]] = None
+            pending[name] = len(out)
+        seen |= used | ({name} if name else set())
+        out.append(new)
+    return tuple(stmt for stmt in out if stmt is not None), seen
+
+
+def _inside(stmt: Stmt) -> tuple[Stmt, set[str]]:
+    """Return `stmt` with its bodies cleaned, and the names they mention."""
+    if isinstance(stmt, If):
+        (then, a), (other, b) = _drop_overwritten(stmt.then), _drop_overwritten(stmt.other)
+        return replace(stmt, then=then, other=other), a | b
+    if isinstance(stmt, For | While):
+        body, names = _drop_overwritten(stmt.body)
+        return replace(stmt, body=body), names
+    return stmt, set()

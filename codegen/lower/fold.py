@@ -1,7 +1,7 @@
-"""Constant folding: an expression and the compile-time values of its names in, the simplest equal one out.
+"""Constant folding: an expression and values of its names in, the simplest equal one out.
 
-Integers follow C (`//` and `%` truncate); floating values fold in double precision. An environment maps
-names to what stands for them: a literal, a `Text`, or another name.
+Integers follow C (`//` and `%` truncate); floating values fold in double precision. An environment
+maps names to what stands for them: a literal, a `Text`, or another name.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _identity(op: str, left: Expr, right: Expr) -> Expr | None:
 
 
 def _merge_offsets(op: str, left: Expr, amount: int) -> Expr | None:
-    """Return `x + (c + amount)` for `(x + c) + amount`; a negative sum is written as a difference."""
+    """Return `x + (c + amount)` for `(x + c) + amount`, a negative sum as a difference."""
     total = amount if op == "+" else -amount
     rest, found = left, False
     if isinstance(left, Binary) and left.op in ("+", "-") and isinstance(left.right, Int):

@@ -1,7 +1,7 @@
 """Expand calls of @inline functions: a kernel that calls them in, one body without such calls out.
 
-Locals of an expanded body get fresh names. Compile-time, tile, pointer and vector arguments that are
-plain names stand in for their parameters; others are computed once into a typed local.
+Locals of an expanded body get fresh names. Compile-time, tile, pointer and vector arguments that
+are plain names stand in for their parameters; others are computed once into a typed local.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Expander:
         return None
 
     def bind(self, function: Function, call: Call) -> tuple[dict[str, Expr], list[Stmt]]:
-        """Return what parameters and locals are called in this expansion, and copies of arguments."""
+        """Return what parameters and locals are called here, and the copies of arguments."""
         inner = defined_names(function.body)
         pairs = list(zip(function.params, call.args, strict=True))
         locals_ = sorted(inner - {param.name for param in function.params})

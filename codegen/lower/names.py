@@ -1,4 +1,4 @@
-"""Fresh names: one allocator per lowered kernel keeps inlined, unrolled and made-up variables apart."""
+"""Fresh names: one allocator per lowered kernel keeps inlined and unrolled variables apart."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 C_WORDS = frozenset(
     """
-    auto break case char const continue default do double else enum extern float for goto if inline int
-    long register restrict return short signed sizeof static struct switch typedef union unsigned void
-    volatile while asm typeof main NULL INFINITY NAN
-    expf exp logf log sqrtf sqrt cosf cos sinf sin tanhf tanh floorf floor fabsf fabs
-    y0 y1 yn j0 j1 jn gamma signgam index time
+    auto break case char const continue default do double else enum extern float for goto if
+    inline int long register restrict return short signed sizeof static struct switch typedef
+    union unsigned void volatile while asm typeof main NULL INFINITY NAN expf exp logf log sqrtf
+    sqrt cosf cos sinf sin tanhf tanh floorf floor fabsf fabs y0 y1 yn j0 j1 jn gamma signgam
+    index time
     """.split()
 )
 """Names that generated C variables never carry: keywords and what the headers in use declare."""

@@ -28,8 +28,8 @@ def lower(
 ) -> low.Unit:
     """Return `kernel` bound and lowered for `target` as the C function `name`, after its helpers.
 
-    Tunables missing in `binding` take their defaults. ScheduleError: unknown kernel or tunable, a value
-    outside its choices, or a binding under which bounds, tile indices or types make no sense.
+    Tunables missing in `binding` take their defaults. ScheduleError: unknown kernel or tunable, a
+    value outside its choices, or a binding under which bounds, tile indices or types make no sense.
     """
     function = find_kernel(unit, kernel)
     values = bind_tunables(function, binding, target)

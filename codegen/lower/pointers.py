@@ -10,7 +10,7 @@ STORES = ("vstore", "vstore_i32", "store")
 
 
 def written_pointers(body: Body) -> set[str]:
-    """Return the variables through which, or through a pointer made from which, memory is written."""
+    """Return the variables through which, or through pointers made from them, memory is written."""
     sources: dict[str, set[str]] = {}
     written: set[str] = set()
     for stmt in all_statements(body):

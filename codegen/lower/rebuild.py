@@ -1,4 +1,4 @@
-"""Rebuild statements with names replaced and expressions folded: what every lowering step shares."""
+"""Rebuild statements with names replaced and expressions folded, for every lowering step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def new_name(name: str, env: Env) -> str:
 
 
 def rebuild(stmt: Stmt, env: Env, inner: Callable[[Body], Body]) -> Stmt:
-    """Return `stmt` with its own expressions folded under `env`; `inner` rebuilds the bodies inside it."""
+    """Return `stmt` with its expressions folded under `env`; `inner` rebuilds bodies inside it."""
     handler = _REBUILD.get(type(stmt))
     return handler(stmt, env, inner) if handler else stmt
 

@@ -1,4 +1,4 @@
-"""Select instructions for statements: a flat, bound high-IR body in, the low-IR function of a target out."""
+"""Select instructions for statements: a flat, bound high-IR body in, a low-IR function out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from dovetail.codegen.lower.select_expr import ExprSelector, fit
 from dovetail.ir import expr as ex
 from dovetail.ir.expr import ArrayType, Expr, Int, Name, NamedType
 from dovetail.ir.high import nodes as high
-from dovetail.ir.high.ops import STORAGE
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.rules import is_pointer, settled
 from dovetail.ir.high.scopes import Body, all_statements, defined_name, defined_names, find_homes
@@ -84,7 +83,7 @@ class _Selector:
         return set(inner)
 
     def first_type(self, stmt: high.Stmt, name: str) -> str:
-        """Return the type of `name` at its first assignment in `stmt`, learning others on the way."""
+        """Return the type that `name` gets first in `stmt`, learning others on the way."""
         for inner in all_statements((stmt,)):
             if isinstance(inner, high.For):
                 self.exprs.types.setdefault(inner.var, "i64")
@@ -193,7 +192,7 @@ def _advance(var: Name, step: Expr) -> Expr:
 
 
 def _steady(stop: Expr, assigned: set[str]) -> bool:
-    """Tell whether a loop's bound stays what it was: no loads, calls or names assigned in the body."""
+    """Tell whether a loop's bound stays: no loads, calls or names assigned in the body."""
     nodes = list(stop.walk())
     if any(isinstance(node, ex.Index | ex.Call) for node in nodes):
         return False

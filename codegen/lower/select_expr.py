@@ -72,16 +72,16 @@ class ExprSelector:
 
     # ---- nodes ----
 
-    def name(self, expr: Name) -> Typed:
+    def _name(self, expr: Name) -> Typed:
         if expr.id == "null":
             return Int(value=0), "null"
         return Name(id=expr.id), self.types[expr.id]
 
-    def unary(self, expr: Unary) -> Typed:
+    def _unary(self, expr: Unary) -> Typed:
         operand, type_ = self.expr(expr.operand)
         return Unary(op=expr.op, operand=operand), unary_type(expr.op, type_)
 
-    def binary(self, expr: ex.Binary) -> Typed:
+    def _binary(self, expr: ex.Binary) -> Typed:
         left, left_type = self.expr(expr.left)
         self.guarded += expr.op in ("&&", "||")
         right, right_type = self.expr(expr.right)
@@ -90,7 +90,7 @@ class ExprSelector:
         left, right = _alike(left, left_type, right, right_type)
         return ex.Binary(op=C_OPS.get(expr.op, expr.op), left=left, right=right), type_
 
-    def ternary(self, expr: ex.Ternary) -> Typed:
+    def _ternary(self, expr: ex.Ternary) -> Typed:
         cond, cond_type = self.expr(expr.cond)
         self.guarded += 1
         then, then_type = self.expr(expr.then)
@@ -100,12 +100,12 @@ class ExprSelector:
         then, other = fit(then, then_type, type_), fit(other, other_type, type_)
         return ex.Ternary(cond=cond, then=then, other=other), type_
 
-    def index(self, expr: ex.Index) -> Typed:
+    def _index(self, expr: ex.Index) -> Typed:
         base, base_type = self.expr(expr.base)
         at, at_type = self.expr(expr.indices[0])
         return ex.Index(base=base, indices=(at,)), index_type(base_type, at_type)
 
-    def cast(self, expr: ex.Cast) -> Typed:
+    def _cast(self, expr: ex.Cast) -> Typed:
         operand, _ = self.expr(expr.operand)
         type_ = print_high(expr.type)
         roots = {node.id for node in expr.operand.walk() if isinstance(node, Name)}
@@ -114,7 +114,7 @@ class ExprSelector:
 
     # ---- builtins ----
 
-    def call(self, expr: ex.Call) -> Typed:
+    def _call(self, expr: ex.Call) -> Typed:
         op = OPS.get(expr.name)
         if op is None:
             raise ScheduleError(f"`{expr.name}` is neither a builtin nor an @inline function")
@@ -128,13 +128,13 @@ class ExprSelector:
             for (arg, type_), kind in zip(made, kinds, strict=False)
         )
         if op.name in ("load", "store"):
-            return self.memory(op, expr, args, element(types[0])), result
+            return self._memory(op, expr, args, element(types[0])), result
         if not op.name.startswith("v") and op.name != "prefetch":
-            return self.scalar(op, args, settled(result)), result
-        return self.instance(self.template(op, args, types), args, expr), result
+            return self._scalar(op, args, settled(result)), result
+        return self._instance(self._template(op, args, types), args, expr), result
 
-    def template(self, op: Op, args: tuple[Expr, ...], types: list[str]) -> Template:
-        """Return the target's operation: the one for the element type, partial if lanes are counted."""
+    def _template(self, op: Op, args: tuple[Expr, ...], types: list[str]) -> Template:
+        """Return the target's operation for the element type, partial if lanes are counted."""
         partial = bool(op.family) and len(args) == len(op.params)
         if partial and args[-1] == Int(value=self.target.lanes):
             partial = False
@@ -143,22 +143,22 @@ class ExprSelector:
             return find_template(self.target, f"{op.family}{suffix}.{element(types[0])}")
         return find_template(self.target, op.name + suffix)
 
-    def instance(self, template: Template, args: tuple[Expr, ...], expr: ex.Call) -> Expr:
+    def _instance(self, template: Template, args: tuple[Expr, ...], expr: ex.Call) -> Expr:
         """Fill a template; an argument it uses twice is computed once, before the statement."""
         kept = list(args)
         for i, uses in enumerate(template.uses):
             if uses > 1 and not self.guarded and not isinstance(args[i], Name | Int | Float):
-                kept[i] = self.once(args[i], expr.args[i])
+                kept[i] = self._once(args[i], expr.args[i])
         return template.fill(tuple(kept))
 
-    def once(self, made: Expr, was: Expr) -> Name:
+    def _once(self, made: Expr, was: Expr) -> Name:
         """Keep `made` in a constant declared before the statement."""
         type_ = settled(self.expr(was)[1])
         name = self.names.fresh("t")
         self.before.append(low.Declare(type=self.c_type(type_, const=True), name=name, init=made))
         return Name(id=name)
 
-    def memory(self, op: Op, expr: ex.Call, args: tuple[Expr, ...], elem: str) -> Expr:
+    def _memory(self, op: Op, expr: ex.Call, args: tuple[Expr, ...], elem: str) -> Expr:
         """Scalar `load` and `store`: plain elements by index, storage types through the target."""
         if elem in STORAGE:
             return find_template(self.target, f"{op.name}.{elem}").fill(args)
@@ -168,8 +168,8 @@ class ExprSelector:
             place = ex.Index(base=at.left, indices=(at.right,))
         return place if op.name == "load" else low.Assign(op="=", target=place, value=args[1])
 
-    def scalar(self, op: Op, args: tuple[Expr, ...], type_: str) -> Expr:
-        """Scalar math: the C library's function of the type, `dt_*` helpers for min, max and abs."""
+    def _scalar(self, op: Op, args: tuple[Expr, ...], type_: str) -> Expr:
+        """Scalar math: the C library's function, or a `dt_*` helper for min, max and abs."""
         if op.name == "abs" and not is_int(type_):
             return ex.Call(name=MATH[type_].format("fabs"), args=args)
         if op.name in ("min", "max", "abs"):
@@ -238,11 +238,11 @@ _SELECT: dict[type[Expr], Callable[[ExprSelector, Any], Typed]] = {
     Int: _int,
     Float: _float,
     Text: _text,
-    Name: ExprSelector.name,
-    Unary: ExprSelector.unary,
-    ex.Binary: ExprSelector.binary,
-    ex.Ternary: ExprSelector.ternary,
-    ex.Index: ExprSelector.index,
-    ex.Cast: ExprSelector.cast,
-    ex.Call: ExprSelector.call,
+    Name: ExprSelector._name,
+    Unary: ExprSelector._unary,
+    ex.Binary: ExprSelector._binary,
+    ex.Ternary: ExprSelector._ternary,
+    ex.Index: ExprSelector._index,
+    ex.Cast: ExprSelector._cast,
+    ex.Call: ExprSelector._call,
 }

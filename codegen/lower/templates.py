@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache
 
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.expr import Expr, Name
+from dovetail.ir.expr import Binary, Expr, Index, Int, Name
+from dovetail.ir.low import nodes as low
 from dovetail.ir.low.parse import parse_low_expr
 from dovetail.ir.node import Node
 
@@ -34,7 +35,18 @@ class Template:
 
         result = visit(self.expr)
         assert isinstance(result, Expr)
-        return result
+        return _plain_index(result)
+
+
+def _plain_index(expr: Expr) -> Expr:
+    """Write `(p + i)[0]`, as tables of scalar targets make it, as `p[i]`."""
+    if isinstance(expr, low.Assign):
+        return replace(expr, target=_plain_index(expr.target))
+    if isinstance(expr, Index) and expr.indices == (Int(value=0),):
+        base = expr.base
+        if isinstance(base, Binary) and base.op == "+":
+            return Index(base=base.left, indices=(base.right,))
+    return expr
 
 
 def find_template(target: Target, key: str) -> Template:
@@ -45,7 +57,7 @@ def find_template(target: Target, key: str) -> Template:
     return _parse(text)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse(text: str) -> Template:
     places = [int(number) for number in PLACEHOLDER.findall(text)]
     expr = parse_low_expr(PLACEHOLDER.sub(rf"{PREFIX}\1", text))

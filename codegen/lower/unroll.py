@@ -1,7 +1,7 @@
-"""Partial evaluation: `unroll` loops repeated, compile-time variables and `if`s resolved, sizes settled.
+"""Partial evaluation: `unroll` loops repeated, compile-time variables and `if`s resolved.
 
-A body and the values of its tunables in; out a body whose tile indices and shapes are literals. Each
-copy of an unrolled body gets variables of its own.
+A body and the values of its tunables in; out a body whose tile indices and shapes are literals.
+Each copy of an unrolled body gets variables of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dovetail.codegen.lower.fold import combine, fold, is_literal
 from dovetail.codegen.lower.names import Names
 from dovetail.codegen.lower.rebuild import rebuild
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.expr import Expr, Int, Name
+from dovetail.ir.expr import Expr, Float, Int, Name, NamedType
 from dovetail.ir.high.nodes import Assign, For, If, Local, Regs, Stmt
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.scopes import (
@@ -26,6 +26,7 @@ from dovetail.ir.high.scopes import (
     find_homes,
 )
 
+F32 = NamedType(name="f32")
 MAX_STEPS = 4096
 """Most copies one `unroll` may make; more is a mistake in a bound."""
 
@@ -87,6 +88,8 @@ class _Unroller:
         name, value = stmt.target.id, fold(stmt.value, self.env)
         if stmt.op != "=":
             value = combine(stmt.op[:-1], self.env[name], value)
+        if stmt.type == F32 and isinstance(value, Int):
+            value = Float(value=float(value.value))
         if not (is_literal(value) or value == Name(id="null")):
             raise ScheduleError(
                 f"line {stmt.span.line}: `{print_high(value)}` has no compile-time value"

@@ -1,22 +1,24 @@
 """Split `vrange` loops: a main loop over whole vectors, and a tail for the lanes that are left.
 
-In the tail every load and store without a count gets one, and `vtail(v, fill)` its count; in the main
-loop `vtail` is its vector. With one lane per vector there is no tail.
+In the tail every load and store without a count gets one, and `vtail(v, fill)` its count; in the
+main loop `vtail` is its vector. With one lane per vector there is no tail.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.codegen.lower.fold import combine
 from dovetail.codegen.lower.names import Names
 from dovetail.codegen.lower.rebuild import rebuild_body
+from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Binary, Call, Expr, Int, Name
 from dovetail.ir.high.nodes import Assign, For, If, Stmt
 from dovetail.ir.high.ops import OPS
-from dovetail.ir.high.scopes import Body, Homes, child_bodies, find_homes
-from dovetail.ir.node import Node
+from dovetail.ir.high.scopes import Body, Homes, all_statements, child_bodies, find_homes
+from dovetail.ir.rewrite import rewrite_node
 
 
 def split_vranges(body: Body, lanes: int, names: Names) -> Body:
@@ -49,6 +51,8 @@ class _Splitter:
         return new
 
     def split(self, loop: For) -> list[Stmt]:
+        if any(isinstance(s, For) and s.kind == "vrange" for s in all_statements(loop.body)):
+            raise ScheduleError(f"line {loop.span.line}: vrange loops cannot be nested")
         main = replace(loop, kind="range", step=Int(value=self.lanes), body=_whole(loop.body))
         if self.lanes == 1:
             return [main]
@@ -65,7 +69,7 @@ class _Splitter:
         return [*before, replace(main, start=start, stop=end), rest]
 
     def last_whole(self, start: Expr, stop: Expr) -> Expr:
-        """Return where the main loop ends; C's division gives no more than `start` if the range is empty."""
+        """Return where the main loop ends; with an empty range that is `start` or before."""
         lanes = Int(value=self.lanes)
         count = combine("*", combine("//", combine("-", stop, start), lanes), lanes)
         return combine("+", start, count)
@@ -107,12 +111,7 @@ def _partial(stmt: Stmt, count: Expr) -> Stmt:
     return _replace_calls(stmt, change)
 
 
-def _replace_calls(node: Any, change: Any) -> Any:
-    def visit(child: Node) -> Node:
-        new = child.map_children(visit)
-        if isinstance(new, Call):
-            result: Node = change(new)
-            return result
-        return new
-
-    return visit(node)
+def _replace_calls(stmt: Stmt, change: Callable[[Call], Expr]) -> Stmt:
+    rewritten = rewrite_node(stmt, [(Call, change)])
+    assert isinstance(rewritten, Stmt)
+    return rewritten

@@ -12,7 +12,7 @@ from dovetail.ir.node import Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text(Expr):
-    """`"bf16"`: a compile-time string, compared with a tunable (`W == "bf16"`) or given as a dtype."""
+    """`"bf16"`: a compile-time string, for comparing tunables (`W == "bf16"`) or as a dtype."""
 
     value: str
 
@@ -27,7 +27,7 @@ class Stmt(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign(Stmt):
-    """`target = value`, or `target: type = value` where `type` is set. `op` is `=`, `+=`, `-=`, `*=` ..."""
+    """`target = value`, or with `type`, `target: type = value`. `op` is `=`, `+=`, `*=` ..."""
 
     target: Name | Index
     value: Expr
@@ -37,7 +37,7 @@ class Assign(Stmt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regs(Stmt):
-    """`name = regs((a, b), f32)`: a tile of vector registers, zeroed; indexed only by compile-time values."""
+    """`name = regs((a, b), f32)`: a zeroed tile of vector registers, indexed at compile time."""
 
     name: str
     shape: tuple[Expr, ...]
@@ -46,7 +46,7 @@ class Regs(Stmt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local(Stmt):
-    """`name = local(size, f32)`: a 64-byte aligned scratch array on the stack, contents undefined."""
+    """`name = local(size, f32)`: a 64-byte aligned stack array, contents undefined."""
 
     name: str
     size: Expr
@@ -55,14 +55,14 @@ class Local(Stmt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExprStmt(Stmt):
-    """A call evaluated for its effect: `vstore(...)`, `prefetch(...)`, an inline function without result."""
+    """A call evaluated for its effect: `vstore(...)`, `prefetch(...)`, an inline function."""
 
     expr: Expr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class If(Stmt):
-    """`if cond: ... else: ...`; `elif` is an `If` in `other`. Resolved while lowering if `cond` is constant."""
+    """`if cond: ... else: ...`; `elif` is an `If` in `other`. A constant `cond` picks one."""
 
     cond: Expr
     then: tuple[Stmt, ...]
@@ -74,8 +74,8 @@ class For(Stmt):
     """`for var in KIND(start, stop, step)`.
 
     `range`: an ordinary loop. `unroll`: all bounds are compile-time, the body is repeated.
-    `vrange(start, stop)`: steps by VL; in the last, partial step `vload`/`vstore` touch only the lanes
-    left (loads give 0 in the others) and `vtail(v, fill)` replaces the lanes past the end.
+    `vrange(start, stop)`: steps by VL; in the last, partial step `vload`/`vstore` touch only the
+    lanes left (loads give 0 in the others) and `vtail(v, fill)` replaces the lanes past the end.
     """
 
     kind: str
@@ -116,7 +116,7 @@ class Continue(Stmt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Param(Node):
-    """A function parameter: `name: type`. Special types: `sched`, `thread` (i64), `const`, `dtype`, `tile`."""
+    """A parameter: `name: type`. Special: `sched`, `thread` (i64), `const`, `dtype`, `tile`."""
 
     name: str
     type: Type
@@ -124,7 +124,7 @@ class Param(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tunable(Node):
-    """`NAME: param = choice(...)`: a compile-time value bound while lowering. Dtype names are strings."""
+    """`NAME: param = choice(...)`: a value bound while lowering. Dtypes are strings."""
 
     name: str
     choices: tuple[int | str, ...]
@@ -146,7 +146,7 @@ class Function(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit(Node):
-    """A module: functions in order, `import` names of other kernel modules, and notes left by `lift`."""
+    """A module: functions in order, names of imported modules, and notes left by `lift`."""
 
     functions: tuple[Function, ...]
     imports: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""The one table of builtins: name, argument kinds and result kind. The verifier and lowering read it.
+"""The one table of builtins: name, argument kinds and result kind.
 
-Kinds: `f32`, `i32`, `vec[f32]`, `vec[i32]` as written; `int` any integer; `const` a compile-time integer;
-`number` any scalar and `real` any floating scalar, all such arguments alike; `ptr.any` a pointer,
-`ptr.real` to f32, bf16 or f16, `ptr.i32` to i32. Results: a type, `same` as the number or real
-arguments, `elem` of the pointer as a scalar, or `void`.
+Kinds: `f32`, `i32`, `vec[f32]`, `vec[i32]` as written; `int` any integer; `const` a compile-time
+integer; `number` any scalar and `real` any floating scalar, all such arguments alike; `ptr.any` a
+pointer, `ptr.real` to f32, bf16 or f16, `ptr.i32` to i32. Results: a type, `same` as the number or
+real arguments, `elem` of the pointer as a scalar, or `void`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A builtin. `optional` trailing parameters may be left out; `family` is its name in target tables."""
+    """A builtin. `optional` trailing parameters may be left out."""
 
     name: str
     params: tuple[str, ...]
@@ -79,7 +79,7 @@ FOLDABLE = frozenset(("min", "max", "abs", "exp", "log", "sqrt", "cos", "sin", "
 INTS = ("u16", "i32", "u32", "i64")
 REALS = ("f32", "f64")
 STORAGE = ("bf16", "f16")
-"""Types that exist in memory only: `load`, `store`, `vload` and `vstore` convert from and to f32."""
+"""Types that exist in memory only: loads and stores convert from and to f32."""
 SCALARS = (*INTS, *REALS)
 VECTORS = (F, I)
 ELEMENTS = (*SCALARS, *STORAGE)

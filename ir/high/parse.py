@@ -1,6 +1,7 @@
-"""Parse high-IR text (`*.dk`): Python's own parser gives the tree and true positions, this module the IR.
+"""Parse high-IR text (`*.dk`): Python's own parser gives true positions, this module the IR.
 
-`parse_high(Source) -> Unit`. Everything outside the language is reported at once, with spans and hints.
+`parse_high(Source) -> Unit`. Everything outside the language is reported at once, with spans and
+hints.
 """
 
 from __future__ import annotations
@@ -182,7 +183,8 @@ class _ModuleParser:
         for keyword in (k for k in call.keywords if k.arg != "default"):
             self.report.fault("high-bad-choice", "the only keyword is `default`", keyword)
         if not choices:
-            self.report.fault("high-bad-choice", f"`{node.target.id}` has no choices", call)
+            if not call.args:
+                self.report.fault("high-bad-choice", f"`{node.target.id}` has no choices", call)
             return []
         default = given[0] if given else choices[0]
         return [Tunable(name=node.target.id, choices=tuple(choices), default=default, span=span)]

@@ -97,7 +97,7 @@ class Reporter:
 
 
 class ExprParser:
-    """Turns `ast` expressions into IR expressions; `reporter` receives what is outside the language."""
+    """Turns `ast` expressions into IR ones; `reporter` receives what is outside the language."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
@@ -213,6 +213,7 @@ class ExprParser:
                 "regs and local stand alone on the right of an assignment; loops name range, "
                 "unroll or vrange",
             )
+            return Int(value=0, span=span)
         return Call(name=name, args=tuple(self.expr(arg) for arg in node.args), span=span)
 
     def _index(self, node: ast.Subscript, span: Span) -> Expr:

@@ -1,6 +1,7 @@
 """Print high-IR trees as kernel text: `print_high(node) -> str`.
 
-`parse_high` of a printed unit gives an equal tree; a single statement, function or expression prints too.
+`parse_high` of a printed unit gives an equal tree; a single statement, function or expression
+prints too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Typing rules of the high IR: operand types in, result type out, or a `TypeFault`.
 
-Types are their text (`f32`, `vec[f32]`, `ptr[bf16]`), and besides: `int` and `float` for literals and
-compile-time values, which take the type they meet; `bool`; `text` for compile-time strings; `null`;
-`void`; `tile[f32]`; `?` after a fault already reported, which fits everywhere.
-A pointer to a dtype parameter (`ptr[W]`) fits pointers to every real element.
+Types are their text (`f32`, `vec[f32]`, `ptr[bf16]`), and besides: `int` and `float` for literals
+and compile-time values, which take the type they meet; `bool`; `text` for compile-time strings;
+`null`; `void`; `tile[f32]`; `?` after a fault already reported, which fits everywhere. A pointer to
+a dtype parameter (`ptr[W]`) fits pointers to every real element.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def settled(type_: str) -> str:
 
 
 def value_of(elem: str) -> str:
-    """Return the scalar type in which an element is worked with: f32 for storage and dtype parameters."""
+    """Return the scalar type an element is worked with in: f32 for storage types."""
     return elem if elem in ELEMENTS and elem not in STORAGE else "f32"
 
 
@@ -204,14 +204,15 @@ def call_type(op: Op, args: Sequence[str]) -> str:
     if not op.least <= len(args) <= len(op.params):
         wanted = str(op.least) if not op.optional else f"{op.least} or {len(op.params)}"
         raise TypeFault("high-arity", f"`{op.name}` takes {wanted} arguments, not {len(args)}")
-    same = _common([a for a, p in zip(args, op.params) if p in ("number", "real")], op)
-    for position, (arg, param) in enumerate(zip(args, op.params), 1):
+    same = _common(
+        [a for a, p in zip(args, op.params, strict=False) if p in ("number", "real")], op
+    )
+    for position, (arg, param) in enumerate(zip(args, op.params, strict=False), 1):
         wanted = value_of(element(args[0])) if param == "elem" and is_pointer(args[0]) else param
         if arg != UNKNOWN and not _fits(wanted, arg):
-            raise TypeFault(
-                "high-type-mismatch",
-                f"argument {position} of `{op.name}` must be {_WORDS.get(wanted, wanted)}, not {arg}",
-            )
+            what = _WORDS.get(wanted, wanted)
+            message = f"argument {position} of `{op.name}` must be {what}, not {arg}"
+            raise TypeFault("high-type-mismatch", message)
     if op.result == "elem":
         return value_of(element(args[0])) if is_pointer(args[0]) else UNKNOWN
     return same if op.result == "same" else op.result

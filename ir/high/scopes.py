@@ -1,8 +1,8 @@
 """Where the variables of a function body live, and which of them are compile-time values.
 
-Variables have function scope in the text. `find_homes` gives each the innermost block that can hold its
-declaration; `find_constants` the names that a sequential walk over `unroll` loops and constant `if`s
-can replace by values.
+Variables have function scope in the text. `find_homes` gives each the innermost block that can hold
+its declaration; `find_constants` the names that a sequential walk over `unroll` loops and constant
+`if`s can replace by values.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _add_names(node: Node, names: set[str]) -> None:
 
 @dataclass(slots=True)
 class _Block:
-    """What one block says about names: used by its own statements, used below, read before assigned."""
+    """A block's names: used by its own statements, used below, read before assigned."""
 
     direct: set[str] = field(default_factory=set)
     children: list[tuple[Body, _Block]] = field(default_factory=list)
@@ -156,9 +156,10 @@ def is_constant(expr: Expr, constants: Iterable[str]) -> bool:
 
 
 def find_constants(body: Body, known: Iterable[str]) -> set[str]:
-    """Return `known` and every variable whose assignments all are compile-time, in straight-line code.
+    """Return `known` and the variables that are compile-time wherever they are assigned.
 
-    Straight-line means: from the variable's home only `unroll` loops and `if`s on constants lie around.
+    Straight-line means: from the variable's home only `unroll` loops and `if`s on constants lie
+    around.
     """
     homes = find_homes(body)
     loops = {stmt.var for stmt in all_statements(body) if isinstance(stmt, For)}
@@ -196,7 +197,7 @@ def _runs_straight(stmt: Stmt, constants: set[str]) -> bool:
 
 
 def loop_constants(stmt: Stmt, constants: set[str]) -> set[str]:
-    """Return the compile-time names inside `stmt`: an `unroll` variable is one, other loop variables not."""
+    """Return the compile-time names inside `stmt`: of loop variables only those of `unroll`."""
     if not isinstance(stmt, For):
         return constants
     return constants | {stmt.var} if stmt.kind == "unroll" else constants - {stmt.var}

@@ -4,7 +4,7 @@ import ctypes
 import platform
 import subprocess
 import tempfile
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +23,7 @@ HEAD = """#include <stddef.h>
 static inline float dt_f32_of_bits(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 static inline uint32_t dt_bits_of_f32(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 """
-NATIVE = [
-    t.name for t in TARGETS.values() if runs_on(t, platform.machine(), host_features())
-]
+NATIVE = [t.name for t in TARGETS.values() if runs_on(t, platform.machine(), host_features())]
 """Targets that this machine runs, best first."""
 
 
@@ -38,7 +36,7 @@ def low_text(text, kernel, target, **binding):
     return printed
 
 
-@lru_cache(maxsize=None)
+@cache
 def build(c_text, target):
     chosen = TARGETS[target]
     includes = "".join(f"#include <{h}>\n" for h in chosen.headers)

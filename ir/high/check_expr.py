@@ -1,0 +1,247 @@
+"""Check high-IR expressions: names, types, tiles and what must be known at compile time.
+
+An expression in, its type as text out; faults go to a `Faults` and the type becomes `?`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.ir.diagnostics import Diagnostic, Source, Span
+from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Ternary, Unary
+from dovetail.ir.high.nodes import Function, Text
+from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, SCALARS, STORAGE, VECTORS
+from dovetail.ir.high.print import print_high
+from dovetail.ir.high.rules import (
+    UNKNOWN,
+    TypeFault,
+    assignable,
+    binary_type,
+    call_type,
+    element,
+    index_type,
+    is_int,
+    is_pointer,
+    ternary_type,
+    unary_type,
+)
+from dovetail.ir.high.scopes import is_constant
+
+
+@dataclass(slots=True)
+class Faults:
+    """Diagnostics of one source, each said once."""
+
+    source: Source
+    found: dict[tuple[str, str, Span], Diagnostic] = field(default_factory=dict)
+
+    def add(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
+        """Record one fault."""
+        made = Diagnostic(code, message, span, self.source, hint)
+        self.found.setdefault((code, message, span), made)
+
+
+@dataclass(slots=True)
+class Scope:
+    """What is known at a point of a function. `ranks`: indices of tiles, None for parameters."""
+
+    types: dict[str, str]
+    constants: set[str]
+    assigned: set[str]
+    ranks: dict[str, int | None] = field(default_factory=dict)
+    in_vrange: bool = False
+
+
+@dataclass(slots=True)
+class ExprChecker:
+    """`functions` are the @inline functions in sight; `result_of` gives their result types."""
+
+    faults: Faults
+    functions: Mapping[str, Function]
+    result_of: Callable[[str], str]
+    loops_by_vector: Callable[[str], bool]
+    scope: Scope
+
+    def value(self, expr: Expr) -> str:
+        """Return the type of `expr`, which must have a value to store or compute with."""
+        type_ = self.type_of(expr)
+        if type_ == "void":
+            self.fault("high-no-value", "this call has no value", expr)
+            return UNKNOWN
+        if type_.startswith("tile["):
+            hint = "index it with compile-time values: tile[i, j]"
+            self.fault("high-tile-use", "a register tile has no value as a whole", expr, hint)
+            return UNKNOWN
+        return type_
+
+    def wanted(self, expr: Expr, type_: str, what: str) -> None:
+        """Check that `expr` may be stored where a `type_` is wanted."""
+        found = self.value(expr)
+        if not assignable(type_, found):
+            hint = f"convert it with cast({type_}, ...)" if type_ in SCALARS else None
+            message = f"{what} must be {type_}, not {found}"
+            self.fault("high-type-mismatch", message, expr, hint)
+
+    def integer(self, expr: Expr, what: str) -> None:
+        """Check that `expr` is an integer."""
+        type_ = self.value(expr)
+        if type_ != UNKNOWN and not is_int(type_):
+            self.fault("high-type-mismatch", f"{what} must be an integer, not {type_}", expr)
+
+    def constant(self, expr: Expr, what: str) -> None:
+        """Check that `expr` is an integer known at compile time."""
+        self.integer(expr, what)
+        self.known(expr, what)
+
+    def known(self, expr: Expr, what: str) -> None:
+        """Check that `expr` is known at compile time."""
+        if not is_constant(expr, self.scope.constants):
+            hint = "compile-time: literals, tunables, VL, const parameters, unroll variables"
+            message = f"{what} must be known at compile time"
+            self.fault("high-not-constant", message, expr, hint)
+
+    def fault(self, code: str, message: str, at: Expr, hint: str | None = None) -> None:
+        """Record a fault at an expression."""
+        self.faults.add(code, message, at.span, hint)
+
+    def type_of(self, expr: Expr) -> str:
+        """Return the type of `expr`; `void` and tiles included."""
+        try:
+            return _TYPE_OF[type(expr)](self, expr)
+        except TypeFault as fault:
+            self.fault(fault.code, fault.message, expr, fault.hint)
+            return UNKNOWN
+
+    # ---- nodes ----
+
+    def _name(self, expr: Name) -> str:
+        if expr.id in CONSTANTS:
+            return CONSTANTS[expr.id]
+        if expr.id in self.scope.types:
+            if expr.id not in self.scope.assigned:
+                self.fault(
+                    "high-maybe-unassigned",
+                    f"`{expr.id}` may have no value here",
+                    expr,
+                    "assign it on every way that leads here, for example before the loop",
+                )
+            return self.scope.types[expr.id]
+        if expr.id in ELEMENTS:
+            return "text"
+        near = difflib.get_close_matches(expr.id, [*self.scope.types, *CONSTANTS], 1)
+        hint = f"did you mean `{near[0]}`?" if near else None
+        self.fault("high-unknown-name", f"`{expr.id}` is not known here", expr, hint)
+        return UNKNOWN
+
+    def _unary(self, expr: Unary) -> str:
+        return unary_type(expr.op, self.value(expr.operand))
+
+    def _binary(self, expr: Binary) -> str:
+        return binary_type(expr.op, self.value(expr.left), self.value(expr.right))
+
+    def _ternary(self, expr: Ternary) -> str:
+        return ternary_type(self.value(expr.cond), self.value(expr.then), self.value(expr.other))
+
+    def _index(self, expr: Index) -> str:
+        base = self.type_of(expr.base)
+        if base.startswith("tile["):
+            return self._tile_cell(expr, element(base))
+        types = [self.value(item) for item in expr.indices]
+        if len(expr.indices) != 1 and base != UNKNOWN:
+            self.fault("high-tile-rank", f"`{print_high(expr.base)}` takes one index", expr)
+            return UNKNOWN
+        return index_type(base, types[0])
+
+    def _tile_cell(self, expr: Index, elem: str) -> str:
+        for item in expr.indices:
+            self.constant(item, "the index of a register tile")
+        rank = self.scope.ranks.get(expr.base.id) if isinstance(expr.base, Name) else None
+        if rank is not None and rank != len(expr.indices):
+            message = f"this tile has {rank} dimensions, not {len(expr.indices)}"
+            self.fault("high-tile-rank", message, expr)
+        return f"vec[{elem}]"
+
+    def _cast(self, expr: Cast) -> str:
+        target, source = print_high(expr.type), self.value(expr.operand)
+        self.check_type(target, expr.type.span, (*SCALARS,))
+        numbers = target in SCALARS and source in (*SCALARS, "int", "float", "bool")
+        pointers = is_pointer(target) and is_pointer(source)
+        if not (numbers or pointers or source == UNKNOWN):
+            raise TypeFault("high-type-mismatch", f"{source} cannot become {target}")
+        return target
+
+    def check_type(self, type_: str, span: Span, allowed: tuple[str, ...]) -> None:
+        """Check that a written type exists and may stand here; pointers always may."""
+        elem = element(type_) if is_pointer(type_) else type_
+        if is_pointer(type_):
+            if elem in ELEMENTS or self.scope.types.get(elem) == "text":
+                return
+        elif type_ in allowed:
+            return
+        if not is_pointer(type_) and type_ in STORAGE:
+            hint = "they exist in memory only; compute in f32"
+            self.faults.add("high-storage-access", f"no value has type {type_}", span, hint)
+            return
+        hint = f"known: {', '.join((*SCALARS, *VECTORS))}, ptr[T]"
+        self.faults.add("high-unknown-type", f"`{elem}` is no type that can stand here", span, hint)
+
+    # ---- calls ----
+
+    def _call(self, expr: Call) -> str:
+        if expr.name in self.functions:
+            return self._inline_call(expr, self.functions[expr.name])
+        op = OPS.get(expr.name)
+        if op is None:
+            near = difflib.get_close_matches(expr.name, [*OPS, *self.functions], 1)
+            hint = f"did you mean `{near[0]}`?" if near else "import the module that defines it"
+            self.fault("high-unknown-function", f"there is no function `{expr.name}`", expr, hint)
+            return UNKNOWN
+        if expr.name == "vtail" and not self.scope.in_vrange:
+            hint = "without a vrange all lanes are used"
+            self.fault("high-vtail-outside", "vtail stands only inside a vrange loop", expr, hint)
+        types = [self.value(arg) for arg in expr.args]
+        for arg, kind in zip(expr.args, op.params, strict=False):
+            if kind == "const":
+                self.known(arg, f"the argument of `{op.name}`")
+        return call_type(op, types)
+
+    def _inline_call(self, expr: Call, function: Function) -> str:
+        if len(expr.args) != len(function.params):
+            message = f"`{expr.name}` takes {len(function.params)} arguments, not {len(expr.args)}"
+            self.fault("high-arity", message, expr)
+        if self.scope.in_vrange and self.loops_by_vector(expr.name):
+            message = f"`{expr.name}` has a vrange loop and cannot be called inside one"
+            self.fault("high-nested-vrange", message, expr)
+        for param, arg in zip(function.params, expr.args, strict=False):
+            self._argument(param.name, print_high(param.type), arg)
+        return self.result_of(expr.name)
+
+    def _argument(self, name: str, type_: str, arg: Expr) -> None:
+        what = f"argument `{name}`"
+        if type_ == "const":
+            self.constant(arg, what)
+        elif type_ == "dtype":
+            if self.value(arg) not in ("text", UNKNOWN):
+                self.fault("high-type-mismatch", f"{what} must be a dtype", arg, "such as bf16")
+        elif type_ == "tile":
+            if not self.type_of(arg).startswith("tile["):
+                self.fault("high-tile-use", f"{what} must be a register tile", arg)
+        else:
+            self.wanted(arg, type_, what)
+
+
+_TYPE_OF: dict[type[Expr], Callable[[ExprChecker, Any], str]] = {
+    Int: lambda checker, expr: "int",
+    Float: lambda checker, expr: "float",
+    Text: lambda checker, expr: "text",
+    Name: ExprChecker._name,
+    Unary: ExprChecker._unary,
+    Binary: ExprChecker._binary,
+    Ternary: ExprChecker._ternary,
+    Index: ExprChecker._index,
+    Cast: ExprChecker._cast,
+    Call: ExprChecker._call,
+}

@@ -1,0 +1,297 @@
+"""Verify high-IR modules: names, types, tunables, calls, control flow; all faults at once.
+
+`verify_high(unit, source)` checks one module; `load_modules(source, resolver)` parses and verifies
+a module and all it imports, and merges their functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dovetail.ir.diagnostics import Diagnostic, Source, Span
+from dovetail.ir.errors import SyntaxDiagnostic
+from dovetail.ir.expr import Call, Name
+from dovetail.ir.high.check_body import BodyChecker
+from dovetail.ir.high.check_expr import ExprChecker, Faults, Scope
+from dovetail.ir.high.nodes import For, Function, Param, Return, Tunable, Unit
+from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, SCALARS, VECTORS
+from dovetail.ir.high.parse import parse_high
+from dovetail.ir.high.print import print_high
+from dovetail.ir.high.scopes import all_statements, defined_names, find_constants
+from dovetail.ir.schedule import SCHEDULE_VALUES
+
+THREAD_VALUES = ("tid", "nth")
+SPECIAL: dict[str, dict[str, tuple[str, ...]]] = {
+    "kernel": {"sched": SCHEDULE_VALUES, "thread": THREAD_VALUES},
+    "inline": {"const": (), "dtype": (), "tile": ()},
+}
+"""Special parameter types of each kind of function, and the names they may have (none = any)."""
+VALUE_TYPES = {
+    "sched": "i64",
+    "thread": "i64",
+    "const": "int",
+    "dtype": "text",
+    "tile": "tile[f32]",
+}
+COMPILE_TIME = ("const", "dtype")
+
+Resolver = Callable[[str], Source]
+"""Gives the source of a module by name; KeyError if there is none."""
+
+
+def verify_high(unit: Unit, source: Source, *, imported: Sequence[Function] = ()) -> None:
+    """Check `unit`; `imported` are functions of other modules it may call.
+
+    Raises SyntaxDiagnostic with every fault found, in text order.
+    """
+    checker = _UnitChecker(unit, Faults(source), imported)
+    checker.check()
+    found = sorted(checker.faults.found.values(), key=lambda d: (d.span.line, d.span.column))
+    if found:
+        raise SyntaxDiagnostic(found)
+
+
+def load_modules(source: Source, resolver: Resolver) -> Unit:
+    """Return the module in `source` with the functions of all modules it imports, all verified.
+
+    Imported kernels are left out. Raises SyntaxDiagnostic, also for imports that are unknown or
+    circular.
+    """
+    return _load(source, resolver, ())
+
+
+def _load(source: Source, resolver: Resolver, active: tuple[str, ...]) -> Unit:
+    unit = parse_high(source)
+    functions: dict[str, Function] = {}
+    for name in unit.imports:
+        other = _load(_resolve(name, source, resolver, active), resolver, (*active, name))
+        functions |= {f.name: f for f in other.functions if f.kind == "inline"}
+    imported = tuple(functions.values())
+    verify_high(unit, source, imported=imported)
+    return replace(unit, functions=(*imported, *unit.functions))
+
+
+def _resolve(name: str, source: Source, resolver: Resolver, active: tuple[str, ...]) -> Source:
+    try:
+        if name not in active:
+            return resolver(name)
+        message = f"`{name}` imports itself: {' -> '.join((*active, name))}"
+    except KeyError:
+        message = f"there is no kernel module `{name}`"
+    span = _import_span(name, source)
+    raise SyntaxDiagnostic([Diagnostic("high-unknown-import", message, span, source)])
+
+
+def _import_span(name: str, source: Source) -> Span:
+    for number, line in enumerate(source.text.splitlines(), 1):
+        found = re.match(rf"import\b.*\b({name})\b", line)
+        if found:
+            return Span(number, found.start(1) + 1, number, found.end(1) + 1)
+    return Span(1, 1, 1, 2)
+
+
+def called(function: Function) -> set[str]:
+    """Return the names of all functions and builtins that `function` calls."""
+    return {node.name for stmt in function.body for node in stmt.walk() if isinstance(node, Call)}
+
+
+@dataclass(slots=True)
+class _UnitChecker:
+    unit: Unit
+    faults: Faults
+    imported: Sequence[Function]
+    inlines: dict[str, Function] = field(init=False)
+    results: dict[str, str] = field(default_factory=dict)
+    active: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        functions = (*self.imported, *self.unit.functions)
+        self.inlines = {f.name: f for f in functions if f.kind == "inline"}
+
+    def check(self) -> None:
+        self.check_names()
+        self.check_recursion()
+        for function in self.unit.functions:
+            self.check_function(function, self.faults)
+        for function in self.unit.functions:
+            if function.kind == "kernel":
+                self.check_borrowed(function)
+
+    # ---- the module ----
+
+    def check_names(self) -> None:
+        seen = {function.name for function in self.imported}
+        for function in self.unit.functions:
+            if function.name in seen:
+                message = f"there are two functions `{function.name}`"
+                self.faults.add("high-duplicate", message, function.span, "rename one")
+            if function.name in OPS or function.name == "cast":
+                message = f"`{function.name}` is a builtin"
+                self.faults.add("high-duplicate", message, function.span, "rename the function")
+            seen.add(function.name)
+
+    def check_recursion(self) -> None:
+        for function in self.unit.functions:
+            if function.name in self.reachable(function):
+                message = f"`{function.name}` calls itself, directly or through others"
+                self.faults.add("high-recursion", message, function.span, "write a loop")
+
+    def reachable(self, function: Function) -> set[str]:
+        """Return the @inline functions that `function` calls, directly or not."""
+        found: set[str] = set()
+        waiting = called(function) & self.inlines.keys()
+        while waiting:
+            name = waiting.pop()
+            found.add(name)
+            waiting |= (called(self.inlines[name]) & self.inlines.keys()) - found
+        return found
+
+    def loops_by_vector(self, name: str) -> bool:
+        """Tell whether calling `name` runs a vrange loop."""
+        functions = [self.inlines[n] for n in (name, *self.reachable(self.inlines[name]))]
+        loops = (s for f in functions for s in all_statements(f.body) if isinstance(s, For))
+        return any(loop.kind == "vrange" for loop in loops)
+
+    def tunables(self) -> dict[str, Tunable]:
+        """Return the tunables of all kernels: @inline functions see those of their caller."""
+        return {t.name: t for f in self.unit.functions for t in f.tunables}
+
+    def check_borrowed(self, kernel: Function) -> None:
+        """Check that a kernel has every tunable that the functions it calls use."""
+        own = {t.name for t in kernel.tunables}
+        shared = self.tunables().keys() - own
+        for name in sorted(self.reachable(kernel)):
+            function = self.inlines[name]
+            used = _names_used(function) - {p.name for p in function.params}
+            for missing in sorted(used & shared - _assigned_names(function)):
+                message = f"`{kernel.name}` calls `{name}`, which uses the tunable `{missing}`"
+                hint = f"declare `{missing}` in `{kernel.name}`, or pass it as a parameter"
+                self.faults.add("high-missing-tunable", message, kernel.span, hint)
+
+    # ---- one function ----
+
+    def result_of(self, name: str) -> str:
+        """Return the result type of an @inline function, `void` if it has none."""
+        function = self.inlines[name]
+        if function.returns is not None:
+            return print_high(function.returns)
+        if name in self.active:
+            return "?"
+        if name not in self.results:
+            self.results[name] = self.check_function(function, Faults(self.faults.source))
+        return self.results[name]
+
+    def check_function(self, function: Function, faults: Faults) -> str:
+        """Check one function and return the type of its result."""
+        self.active.append(function.name)
+        self.check_head(function, faults)
+        checker = self.body_checker(function, faults)
+        checker.body(function.body)
+        self.active.pop()
+        last = function.body[-1] if function.body else None
+        if function.returns and function.kind == "inline" and not isinstance(last, Return):
+            message = (
+                f"`{function.name}` promises {print_high(function.returns)} but returns nothing"
+            )
+            faults.add("high-missing-return", message, function.span, "end it with `return ...`")
+        self.check_parameter_types(function, checker)
+        return checker.returned
+
+    def body_checker(self, function: Function, faults: Faults) -> BodyChecker:
+        tunables = function.tunables if function.kind == "kernel" else self.tunables().values()
+        types = {t.name: "text" if isinstance(t.default, str) else "int" for t in tunables}
+        fixed = {name: "a tunable" for name in types} | {n: "a constant" for n in CONSTANTS}
+        known = {*types, *CONSTANTS}
+        for param in function.params:
+            written = print_high(param.type)
+            types[param.name] = VALUE_TYPES.get(written, written)
+            fixed.pop(param.name, None)
+            known.discard(param.name)
+            if written in (*COMPILE_TIME, "tile"):
+                fixed[param.name] = f"a {written} parameter"
+            if written in COMPILE_TIME:
+                known.add(param.name)
+        if function.kind == "inline":  # a local may have the name of some kernel's tunable
+            own = _assigned_names(function)
+            fixed = {n: what for n, what in fixed.items() if n not in own or what != "a tunable"}
+            known -= {n for n in own if n not in fixed}
+            types = {n: t for n, t in types.items() if n not in own or n in _params(function)}
+        constants = find_constants(function.body, known)
+        scope = Scope(dict(types), constants, set(types))
+        exprs = ExprChecker(faults, self.inlines, self.result_of, self.loops_by_vector, scope)
+        return BodyChecker(function, exprs, fixed)
+
+    def check_head(self, function: Function, faults: Faults) -> None:
+        _check_unique([*function.params, *function.tunables], faults)
+        for param in function.params:
+            _check_special(function, param, faults)
+        if function.tunables and function.kind == "inline":
+            hint = "take it as a `const` or `dtype` parameter"
+            span = function.tunables[0].span
+            faults.add("high-tunable", "only kernels have tunables", span, hint)
+        for tunable in function.tunables:
+            _check_tunable(tunable, faults)
+        if function.kind == "kernel" and function.returns is not None:
+            hint = "store results through pointers"
+            span = function.returns.span
+            faults.add("high-kernel-return", "a kernel returns no value", span, hint)
+
+    def check_parameter_types(self, function: Function, checker: BodyChecker) -> None:
+        special = SPECIAL[function.kind]
+        values = SCALARS if function.kind == "kernel" else (*SCALARS, *VECTORS)
+        for param in function.params:
+            written = print_high(param.type)
+            if written not in (*special, *VALUE_TYPES):
+                checker.exprs.check_type(written, param.type.span, values)
+        if function.returns is not None and function.kind == "inline":
+            returns = print_high(function.returns)
+            checker.exprs.check_type(returns, function.returns.span, (*SCALARS, *VECTORS))
+
+
+def _params(function: Function) -> set[str]:
+    return {param.name for param in function.params}
+
+
+def _assigned_names(function: Function) -> set[str]:
+    return defined_names(function.body)
+
+
+def _names_used(function: Function) -> set[str]:
+    return {node.id for stmt in function.body for node in stmt.walk() if isinstance(node, Name)}
+
+
+def _check_unique(items: Iterable[Param | Tunable], faults: Faults) -> None:
+    seen: set[str] = set()
+    for item in items:
+        if item.name in seen:
+            faults.add("high-duplicate", f"`{item.name}` is declared twice", item.span)
+        if item.name in CONSTANTS or item.name in ELEMENTS:
+            faults.add("high-duplicate", f"`{item.name}` is a word of the language", item.span)
+        seen.add(item.name)
+
+
+def _check_special(function: Function, param: Param, faults: Faults) -> None:
+    written = print_high(param.type)
+    allowed = SPECIAL[function.kind]
+    if written in VALUE_TYPES and written not in allowed:
+        other = "kernels" if written in SPECIAL["kernel"] else "@inline functions"
+        message = f"only {other} have `{written}` parameters"
+        faults.add("high-special-parameter", message, param.span)
+    names = allowed.get(written)
+    if names and param.name not in names:
+        message = f"`{param.name}` is no {written} value"
+        hint = f"known: {', '.join(names)}"
+        faults.add("high-special-parameter", message, param.span, hint)
+
+
+def _check_tunable(tunable: Tunable, faults: Faults) -> None:
+    if len({type(choice) for choice in tunable.choices}) > 1:
+        message = f"the choices of `{tunable.name}` mix numbers and names"
+        faults.add("high-tunable", message, tunable.span)
+    if len(set(tunable.choices)) != len(tunable.choices):
+        faults.add("high-tunable", f"`{tunable.name}` has a choice twice", tunable.span)
+    if tunable.default not in tunable.choices:
+        message = f"the default {tunable.default!r} of `{tunable.name}` is none of its choices"
+        faults.add("high-tunable-default", message, tunable.span)

@@ -154,7 +154,8 @@ class Engine:
 
     def _sample(self, shape: StepShape) -> None:
         args = self.buffers.sample_args(shape, draw_uniform)
-        self.device.run(Segment(self.sampler.tape, self.sampler.plan, args))
+        plan = _first_threads(self.sampler.plan, len(shape.outputs))
+        self.device.run(Segment(self.sampler.tape, plan, args))
         now = self.device.now()
         ids = self.buffers.arrays["out_ids"][: len(shape.outputs)].tolist()
         logprobs = self.buffers.arrays["out_logprobs"][: len(shape.outputs)].tolist()
@@ -186,6 +187,11 @@ def _shrink(plan: PhasePlan, threads: int | None, hardware: HardwareSpec) -> Pha
     if fitted.threads < wanted:
         log.warning("%d threads wanted, this process may use %d CPUs", wanted, fitted.threads)
     return fitted
+
+
+def _first_threads(plan: PhasePlan, most: int) -> PhasePlan:
+    """Return `plan` with no more than `most` threads; rows are sampled by one thread each."""
+    return PhasePlan(threads=min(plan.threads, most), cpus=plan.cpus[:most])
 
 
 def _tape(part: ModelPart, name: str) -> Tape:

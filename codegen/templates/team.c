@@ -39,6 +39,7 @@ typedef struct dt_worker {
   dt_gate gate;
   dt_team *team;
   int64_t tid;
+  int32_t cpu; /* where it is pinned, -1 = nowhere */
   pthread_t thread;
 } dt_worker;
 
@@ -145,6 +146,13 @@ static int dt_pin(pthread_t thread, int32_t cpu) {
   return pthread_setaffinity_np(thread, sizeof set, &set) ? -1 : 0;
 }
 
+/* Phases change many times a second, mostly between the same CPUs: those cost no system call. */
+static int dt_pin_worker(dt_worker *worker, int32_t cpu) {
+  if (cpu < 0 || cpu == worker->cpu) return 0;
+  worker->cpu = cpu;
+  return dt_pin(worker->thread, cpu);
+}
+
 /* With more threads than CPUs a spinning thread only delays the one it waits for. */
 static int64_t dt_useful_spin(int64_t active, int64_t spin) {
   cpu_set_t set;
@@ -160,7 +168,7 @@ int dt_team_set_active(dt_team *team, int64_t active, const int32_t *cpus) {
   team->caller_cpu = cpus ? cpus[0] : -1;
   team->spin = dt_useful_spin(active, team->spin_asked);
   if (getpid() == team->owner) {
-    for (int64_t i = 1; cpus && i < active; i++) status |= dt_pin(team->workers[i].thread, cpus[i]);
+    for (int64_t i = 1; cpus && i < active; i++) status |= dt_pin_worker(&team->workers[i], cpus[i]);
   }
   atomic_store(&team->busy, 0);
   return status;
@@ -198,6 +206,7 @@ static int64_t dt_start_workers(dt_team *team) {
     dt_worker *worker = &team->workers[made];
     worker->team = team;
     worker->tid = made;
+    worker->cpu = -1;
     if (pthread_create(&worker->thread, &attributes, dt_work, worker)) break;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);

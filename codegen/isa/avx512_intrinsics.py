@@ -173,8 +173,8 @@ INTRINSICS = table(
             m.round_mode,
             immediates=ROUNDINGS,
         ),
-        intrinsic("_cvtu32_mask16", "unsigned int -> __mmask16", lambda x: U16(int(x) & 0xFFFF)),
-        intrinsic("_cvtmask16_u32", "__mmask16 -> unsigned int", np.uint32),
-        intrinsic("_cvtu32_mask8", "unsigned int -> __mmask8", lambda x: np.uint8(int(x) & 0xFF)),
+        intrinsic("_cvtu32_mask16", "unsigned -> __mmask16", lambda x: U16(int(x) & 0xFFFF)),
+        intrinsic("_cvtmask16_u32", "__mmask16 -> unsigned", np.uint32),
+        intrinsic("_cvtu32_mask8", "unsigned -> __mmask8", lambda x: np.uint8(int(x) & 0xFF)),
     ]
 )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.ir.low.types import SCALARS, VECTORS, Scalar
+
 
 @dataclass(frozen=True, slots=True)
 class VectorType:
@@ -19,68 +21,21 @@ class VectorType:
     lanes: int
 
 
+def _dtype(type_: Scalar) -> str:
+    kind = "float" if type_.floating else "int" if type_.signed else "uint"
+    return f"{kind}{8 * type_.size}"
+
+
+SCALAR_TYPES: dict[str, str] = {s.name: _dtype(s) for s in SCALARS.values() if s.size <= 8}
+"""C scalar types (LP64) and their numpy dtypes; a bfloat16 has none and counts as its 16 bits."""
+
 VECTOR_TYPES: dict[str, VectorType] = {
-    "__m64": VectorType("int32", 2),
-    "__m128": VectorType("float32", 4),
-    "__m256": VectorType("float32", 8),
-    "__m512": VectorType("float32", 16),
-    "__m128i": VectorType("int32", 4),
-    "__m256i": VectorType("int32", 8),
-    "__m512i": VectorType("int32", 16),
-    "__m128d": VectorType("float64", 2),
-    "__m256d": VectorType("float64", 4),
-    "__m512d": VectorType("float64", 8),
-    **{
-        f"{kind}{bits}x{total // bits}_t": VectorType(f"{dtype}{bits}", total // bits)
-        for total in (64, 128)
-        for kind, dtype, widths in (
-            ("float", "float", (16, 32, 64)),
-            ("int", "int", (8, 16, 32, 64)),
-            ("uint", "uint", (8, 16, 32, 64)),
-        )
-        for bits in widths
-    },
+    v.name: VectorType(SCALAR_TYPES[lane], v.size // SCALARS[lane].size)
+    for v in VECTORS.values()
+    for lane in (v.lane or "int32_t",)
+    if lane in SCALAR_TYPES
 }
 """Every vector type of the low IR. Integer vectors of x86 count as int32 lanes."""
-
-SCALAR_TYPES: dict[str, str] = {
-    "char": "int8",
-    "signed char": "int8",
-    "unsigned char": "uint8",
-    "short": "int16",
-    "unsigned short": "uint16",
-    "int": "int32",
-    "unsigned": "uint32",
-    "unsigned int": "uint32",
-    "long": "int64",
-    "unsigned long": "uint64",
-    "long long": "int64",
-    "unsigned long long": "uint64",
-    "int8_t": "int8",
-    "uint8_t": "uint8",
-    "int16_t": "int16",
-    "uint16_t": "uint16",
-    "int32_t": "int32",
-    "uint32_t": "uint32",
-    "int64_t": "int64",
-    "uint64_t": "uint64",
-    "size_t": "uint64",
-    "ssize_t": "int64",
-    "ptrdiff_t": "int64",
-    "intptr_t": "int64",
-    "uintptr_t": "uint64",
-    "bool": "uint8",
-    "_Bool": "uint8",
-    "__mmask8": "uint8",
-    "__mmask16": "uint16",
-    "__mmask32": "uint32",
-    "float16_t": "float16",
-    "__fp16": "float16",
-    "float": "float32",
-    "float32_t": "float32",
-    "double": "float64",
-}
-"""C scalar types (LP64) and their numpy dtypes."""
 
 Meaning = Callable[..., Any]
 

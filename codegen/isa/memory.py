@@ -5,7 +5,7 @@ In: numpy arrays or sizes. Out: `Pointer` values that fault outside their buffer
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,14 @@ class MemoryFault(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """A named buffer of bytes; `bytes` is a writable uint8 view of whatever backs it."""
+    """A named buffer of bytes; `bytes` is a writable uint8 view of whatever backs it.
+
+    Addresses have no bytes here: those stored in the buffer are kept beside it, by offset.
+    """
 
     name: str
     bytes: npt.NDArray[np.uint8]
+    addresses: dict[int, Pointer] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, array: Array) -> Memory:
@@ -42,7 +46,7 @@ class Pointer:
 
     def advance(self, count: int) -> Pointer:
         """Return the pointer `count` bytes further; going outside faults only on access."""
-        return replace(self, offset=self.offset + count)
+        return Pointer(self.memory, self.offset + count)
 
     def view(self, dtype: npt.DTypeLike, count: int) -> Array:
         """Return `count` elements here as a writable view; MemoryFault outside the buffer."""
@@ -63,6 +67,18 @@ class Pointer:
     def store(self, values: Array) -> None:
         """Write all elements of `values`."""
         self.view(values.dtype, values.size)[:] = values
+
+    def load_pointer(self) -> Pointer:
+        """Return the address stored here; MemoryFault if there is none."""
+        if self.memory is None or self.offset not in self.memory.addresses:
+            raise MemoryFault("no address was stored where one is loaded")
+        return self.memory.addresses[self.offset]
+
+    def store_pointer(self, value: Pointer) -> None:
+        """Store an address, 8 bytes long."""
+        self.view(np.uint8, 8)
+        assert self.memory is not None
+        self.memory.addresses[self.offset] = value
 
     def load_lanes(self, dtype: npt.DTypeLike, mask: Array) -> Array:
         """Return `mask.size` elements, 0 where the mask is false; only true lanes are touched."""

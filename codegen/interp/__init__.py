@@ -1,0 +1,1 @@
+"""The low-IR interpreter: functions become Python closures over numpy values, then run."""

@@ -178,8 +178,8 @@ HALVES = np.unique(
         [np.arange(0, 0x10000, 251), [0, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00, 0x8000, 0xFC00]]
     )
 ).astype(np.uint16)
-SPECIAL = """0 -0 1 -1.5 65504 65519.99 65520 1e9 -1e9 inf -inf nan 1e-8 1e-40 3.3895314e38 3.4e38 6.1e-5
-    6.104e-5 0x1p-25 0x1p-24 0x1.8p-24 0x1.4p-23 0x1.004p0 0x1.00cp0 0x1.01p0 0x1.03p0"""
+SPECIAL = """0 -0 1 -1.5 65504 65519.99 65520 1e9 -1e9 inf -inf nan 1e-8 1e-40 3.3895314e38 3.4e38
+    6.1e-5 6.104e-5 0x1p-25 0x1p-24 0x1.8p-24 0x1.4p-23 0x1.004p0 0x1.00cp0 0x1.01p0 0x1.03p0"""
 VALUES = np.array(
     [float.fromhex(v) if "0x" in v else float(v) for v in SPECIAL.split()], np.float32
 )

@@ -67,7 +67,7 @@ def describe_report(report: CompileReport) -> str:
     """Return the lines a person reads after a compile."""
     rows = ", ".join(f"{count} {source}" for source, count in report.rows.items())
     lines = [
-        f"{report.path}: {report.family}, {show_bytes(report.parameters_bytes)} of "
+        f"{report.path}: {report.family}, {show_bytes(report.weight_bytes)} of "
         f"{report.weight_dtype} weights, {report.kv_dtype} KV, context {report.max_context}",
         f"{report.kernels} kernels for {', '.join(report.targets)}; {report.threads} threads; "
         f"schedule rows: {rows}",

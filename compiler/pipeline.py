@@ -1,0 +1,389 @@
+"""The whole compile on one page: a model, a machine and a workload to an artifact directory.
+
+Each step is one function of another module; this one names them, hands their results on and
+writes the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from dovetail.codegen.catalog import model_kernels
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.targets import TARGETS, get_target, runs_on
+from dovetail.compiler.check_tape import verify_tape
+from dovetail.compiler.checkpoint import open_checkpoint
+from dovetail.compiler.config import parse_json_object, read_bounded
+from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
+from dovetail.compiler.payload import Payload, make_payload
+from dovetail.compiler.schedules import default_tables, gemm_kernels
+from dovetail.compiler.search import TrialRecord, encode_records, search_tables
+from dovetail.compiler.service import plan_service
+from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
+from dovetail.compiler.weights import pack_weights
+from dovetail.compiler.workload import WorkloadSpec, read_workload
+from dovetail.compiler.writer import ArtifactWriter, write_artifact
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
+from dovetail.ir.schedule import ScheduleFile, ScheduleTable
+from dovetail.ir.tape import Tape
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+
+MODEL_NAME = "llm"
+EFFORTS = ("none", "fast")
+MAX_STEP_TOKENS = 512
+MAX_STEP_SEQUENCES = 64
+TOKENIZER = "tokenizer.json"
+COPIED_FILES = {
+    TOKENIZER: 64 << 20,
+    "tokenizer_config.json": 4 << 20,
+    "chat_template.jinja": 1 << 20,
+}
+"""Files copied beside model.json where the model has them, and the bytes they may have."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with (step, done, total); the steps' names are those of `STEPS`, in that order."""
+STEPS = ("read", "kernels", "schedules", "weights", "write")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest:
+    """What to compile. `hardware` is `auto` or a HardwareSpec file, `workload` a trace.
+
+    targets: names of `dovetail.codegen.targets`, best for the machine by default. effort: `none`
+    (schedules by rules) or `fast` (and a search of `search_seconds` on this machine). threads:
+    of both phases.
+    """
+
+    model: str | Path
+    output: str | Path
+    hardware: str | Path = "auto"
+    workload: str | Path | None = None
+    targets: tuple[str, ...] = ()
+    effort: str = "fast"
+    search_seconds: float = 20.0
+    threads: int | None = None
+    max_context: int | None = None
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    max_step_tokens: int = MAX_STEP_TOKENS
+    max_step_sequences: int = MAX_STEP_SEQUENCES
+    cache: Path | None = None
+
+
+class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compile did: `seconds` by step, `rows` of the schedules by where they come from."""
+
+    path: str
+    family: str
+    weight_bytes: int
+    weight_dtype: str
+    kv_dtype: str
+    max_context: int
+    targets: tuple[str, ...]
+    kernels: int
+    threads: int
+    workload: str
+    effort: str
+    rows: dict[str, int]
+    trials: int
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+
+    def __fspath__(self) -> str:
+        """Return the artifact's path, so that `dovetail.load(report)` opens it."""
+        return self.path
+
+
+def compile_model(
+    model: str | Path, *, output: str | Path, progress: Progress | None = None, **options: object
+) -> CompileReport:
+    """Compile `model` into the artifact `output`; `options` are the fields of CompileRequest."""
+    unknown = options.keys() - CompileRequest.__slots__
+    if unknown:
+        raise SpecError(f"compile has no option {', '.join(sorted(unknown))}")
+    request = CompileRequest(model=model, output=output, **options)  # type: ignore[arg-type]
+    return compile_artifact(request, progress=progress)
+
+
+def compile_artifact(request: CompileRequest, *, progress: Progress | None = None) -> CompileReport:
+    """Compile and write an artifact; it is there whole or not at all.
+
+    Raises SpecError for bad input, ToolchainError without a C compiler, ArtifactError when it
+    cannot be written or was interrupted.
+    """
+    try:
+        return _compile(request, _Steps(progress))
+    except KeyboardInterrupt:
+        raise ArtifactError(f"interrupted; nothing was written to {request.output}") from None
+
+
+def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
+    with steps.run("read"):
+        inputs = _read_inputs(request)
+    with write_artifact(request.output) as artifact:
+        with steps.run("kernels"):
+            libraries = _build_libraries(inputs, steps)
+        with steps.run("schedules"):
+            schedules, records = _make_schedules(inputs, libraries, steps)
+        with steps.run("weights"):
+            weights, chunks = _pack(inputs, artifact, steps)
+        with steps.run("write"):
+            tapes = _build_tapes(inputs, weights, schedules)
+            _write_model(artifact, inputs, weights, tapes)
+            _write_libraries(artifact, libraries)
+            artifact.write_json("hardware.json", inputs.hardware)
+            artifact.write_json("plans/service.json", inputs.plan)
+            artifact.write_json(f"models/{MODEL_NAME}/schedules.json", schedules)
+            artifact.write_json(f"models/{MODEL_NAME}/weights/chunks.json", chunks)
+            artifact.write_bytes("tuning.jsonl", encode_records(records))
+            _commit(artifact, inputs, chunks)
+    rows = Counter(row.source for table in schedules.tables for row in table.rows)
+    return CompileReport(
+        path=str(request.output),
+        family=inputs.spec.family,
+        weight_bytes=chunks.total_bytes,
+        weight_dtype=inputs.spec.weight_dtype,
+        kv_dtype=inputs.spec.kv_dtype,
+        max_context=inputs.spec.max_context,
+        targets=tuple(libraries),
+        kernels=sum(len(library.index.kernels) for library in libraries.values()),
+        threads=inputs.plan.decode.threads,
+        workload=inputs.workload.source,
+        effort=request.effort,
+        rows=dict(sorted(rows.items())),
+        trials=len(records),
+        seconds=steps.seconds,
+        notes=_notes(inputs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Everything that was read, checked and chosen before the work begins."""
+
+    request: CompileRequest
+    directory: Path
+    spec: ModelSpec
+    hardware: HardwareSpec
+    workload: WorkloadSpec
+    targets: tuple[Target, ...]
+    plan: ServicePlan
+    payload: Payload
+
+
+def _read_inputs(request: CompileRequest) -> _Inputs:
+    _check_request(request)
+    spec = read_model_spec(
+        request.model,
+        max_context=request.max_context,
+        kv_dtype=request.kv_dtype,
+        weight_dtype=request.weight_dtype,
+    )
+    hardware = read_hardware(request.hardware)
+    workload = read_workload(request.workload)
+    return _Inputs(
+        request=request,
+        directory=Path(request.model),
+        spec=spec,
+        hardware=hardware,
+        workload=workload,
+        targets=choose_targets(request.targets, hardware),
+        plan=plan_service(hardware, request.threads),
+        payload=make_payload(spec, workload, request.max_step_tokens, request.max_step_sequences),
+    )
+
+
+# ---- choosing ----
+
+
+def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Target, ...]:
+    """Return the targets to build: those named, else the best one that the machine runs."""
+    if names:
+        return tuple(get_target(name) for name in dict.fromkeys(names))
+    features = frozenset(hardware.isa_flags)
+    return (next(t for t in TARGETS.values() if runs_on(t, hardware.arch, features)),)
+
+
+def _check_request(request: CompileRequest) -> None:
+    if request.effort not in EFFORTS:
+        raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
+    if not 1 <= request.max_step_sequences <= request.max_step_tokens <= 1 << 16:
+        raise SpecError(
+            f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
+            "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
+        )
+
+
+def _measurable(target: Target, request: CompileRequest) -> bool:
+    """Tell whether schedules of a target can be timed: only on the machine they are planned for."""
+    here = read_hardware("auto")
+    runs = runs_on(target, here.arch, frozenset(here.isa_flags))
+    return request.effort != "none" and request.hardware == "auto" and runs
+
+
+# ---- the steps ----
+
+
+def _build_libraries(inputs: _Inputs, steps: _Steps) -> dict[str, BuiltLibrary]:
+    libraries = {}
+    for number, target in enumerate(inputs.targets):
+        kernels = (*model_kernels(inputs.spec, target), *gemm_kernels(inputs.spec, target))
+        wanted = LibrarySpec(target=target, kernels=kernels)
+        libraries[target.name] = build_library(wanted, inputs.request.cache)
+        steps.advance(number + 1, len(inputs.targets))
+    return libraries
+
+
+def _make_schedules(
+    inputs: _Inputs, libraries: dict[str, BuiltLibrary], steps: _Steps
+) -> tuple[ScheduleFile, list[TrialRecord]]:
+    request, payload = inputs.request, inputs.payload
+    tables: list[ScheduleTable] = []
+    records: list[TrialRecord] = []
+    for target in inputs.targets:
+        if not _measurable(target, request):
+            tables += default_tables(inputs.spec, target, inputs.plan, inputs.hardware).tables
+            continue
+        library = libraries[target.name]
+        found, trials = search_tables(
+            inputs.spec,
+            (library.path, library.index),
+            inputs.plan,
+            inputs.hardware,
+            target=target,
+            effort=request.effort,
+            budget_seconds=request.search_seconds,
+            max_tokens=max(payload.step_sizes),
+            max_sequences=max(payload.head_sizes),
+            progress=lambda done, total, _op: steps.advance(done, total),
+        )
+        tables += found.tables
+        records += trials
+    return ScheduleFile(tables=tuple(tables)), records
+
+
+def _pack(
+    inputs: _Inputs, artifact: ArtifactWriter, steps: _Steps
+) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
+    name = f"models/{MODEL_NAME}/weights/weights.bin"
+    checkpoint = open_checkpoint(inputs.directory)
+    packed = pack_weights(inputs.spec, checkpoint, artifact.weights_path(name), steps.advance)
+    artifact.add_weights(name)
+    return packed
+
+
+def _build_tapes(
+    inputs: _Inputs, weights: tuple[WeightEntry, ...], schedules: ScheduleFile
+) -> tuple[Tape, ...]:
+    tokens, sequences = inputs.request.max_step_tokens, inputs.request.max_step_sequences
+    tapes = (
+        build_forward_tape(inputs.spec, weights, tokens, sequences),
+        build_sample_tape(inputs.spec, sequences),
+    )
+    for tape in tapes:
+        for target in inputs.targets:
+            of_target = [table for table in schedules.tables if table.target == target.name]
+            verify_tape(tape, weights, of_target)
+    return tapes
+
+
+# ---- writing ----
+
+
+def _write_model(
+    artifact: ArtifactWriter,
+    inputs: _Inputs,
+    weights: tuple[WeightEntry, ...],
+    tapes: tuple[Tape, ...],
+) -> None:
+    folder = f"models/{MODEL_NAME}"
+    for name, limit in COPIED_FILES.items():
+        if (source := inputs.directory / name).is_file():
+            data = read_bounded(source, limit)
+            if name.endswith(".json"):
+                parse_json_object(data, str(source))
+            artifact.write_bytes(f"{folder}/{name}", data)
+    model = ModelFile(
+        name=MODEL_NAME,
+        spec=inputs.spec,
+        weights=weights,
+        max_step_tokens=inputs.request.max_step_tokens,
+        max_step_sequences=inputs.request.max_step_sequences,
+        tokenizer=TOKENIZER if f"{folder}/{TOKENIZER}" in artifact.files else None,
+        generation=read_generation_defaults(inputs.directory),
+    )
+    artifact.write_json(f"{folder}/model.json", model)
+    for tape in tapes:
+        artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)
+
+
+def _write_libraries(artifact: ArtifactWriter, libraries: dict[str, BuiltLibrary]) -> None:
+    for target, library in libraries.items():
+        folder, index = f"kernels/{target}", library.index
+        artifact.write_bytes(f"{folder}/{index.library}", library.path.read_bytes())
+        artifact.write_bytes(f"{folder}/{index.source}", library.source.encode())
+        artifact.write_json(f"{folder}/index.json", index)
+
+
+def _commit(artifact: ArtifactWriter, inputs: _Inputs, chunks: WeightChunks) -> None:
+    content = msgspec.json.encode(inputs.spec) + msgspec.json.encode(chunks)
+    artifact.commit(
+        producer=f"dovetail {_version()}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        model_fingerprint=hashlib.sha256(content).hexdigest(),
+        workload_fingerprint=inputs.workload.fingerprint,
+        targets=tuple(target.name for target in inputs.targets),
+        models=(MODEL_NAME,),
+        effort=inputs.request.effort,
+    )
+
+
+def _notes(inputs: _Inputs) -> tuple[str, ...]:
+    if (inputs.directory / TOKENIZER).is_file():
+        return ()
+    return (f"{inputs.directory} has no {TOKENIZER}: prompts must be token ids",)
+
+
+def _version() -> str:
+    try:
+        return version("dovetail")
+    except PackageNotFoundError:
+        return "from source"
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Times the steps and passes their progress on."""
+
+    progress: Progress | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    current: str = ""
+
+    @contextmanager
+    def run(self, name: str) -> Iterator[None]:
+        """Run one step of STEPS."""
+        assert name == STEPS[len(self.seconds)], name
+        self.current = name
+        self.advance(0, 1)
+        start = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - start
+        self.advance(1, 1)
+
+    def advance(self, done: int, total: int) -> None:
+        """Report progress inside the current step."""
+        if self.progress:
+            self.progress(self.current, done, total)

@@ -1,0 +1,232 @@
+"""The whole compile: what an artifact holds, and that nothing is left where it fails."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import msgspec
+import pytest
+
+from dovetail.compiler.pipeline import STEPS, CompileRequest, compile_artifact, compile_model
+from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
+from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
+from dovetail.ir.model import ModelFile
+from dovetail.ir.schedule import ScheduleFile
+from dovetail.ir.tape import Tape
+from dovetail.runtime.artifact import open_artifact
+from dovetail.topology.hardware import read_hardware
+from tests.models import save_model
+
+TOKENIZER = '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = save_model(tmp_path_factory.mktemp("pipeline") / "model", "llama", attention_bias=True)
+    (path / "tokenizer.json").write_text(TOKENIZER)
+    (path / "tokenizer_config.json").write_text("{}")
+    (path / "chat_template.jinja").write_text("{{ messages }}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def artifact(model, tmp_path_factory):
+    """A compiled artifact, its report, and the progress that was reported."""
+    path = tmp_path_factory.mktemp("artifact") / "app.dove"
+    seen = []
+    report = compile_model(
+        model, output=path, effort="none", progress=lambda *event: seen.append(event)
+    )
+    return path, report, seen
+
+
+def read(path, kind):
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+def test_the_runtime_opens_it(artifact):
+    path, report, _ = artifact
+    opened = open_artifact(report, read_hardware(), check_weights=True)
+    assert opened.manifest.targets == report.targets
+    part = opened.models["llm"]
+    assert part.tapes.keys() == {"forward", "sample"}
+    assert part.tokenizer == path / "models/llm/tokenizer.json"
+
+
+def test_what_it_holds(artifact):
+    path, report, _ = artifact
+    manifest = read(path / "manifest.json", Manifest)
+    found = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()}
+    assert manifest.files.keys() == found - {"manifest.json"}
+    (target,) = manifest.targets
+    index = read(path / f"kernels/{target}/index.json", KernelIndex)
+    assert {f"kernels/{target}/{index.library}", f"kernels/{target}/{index.source}"} <= found
+    model = read(path / "models/llm/model.json", ModelFile)
+    assert (model.name, model.tokenizer) == ("llm", "tokenizer.json")
+    assert (path / "models/llm/chat_template.jinja").read_text() == "{{ messages }}"
+    assert model.generation["eos_token_id"] == 2
+    plan = read(path / "plans/service.json", ServicePlan)
+    assert plan.decode.threads == len(plan.decode.cpus) == report.threads
+    assert report.weight_bytes == manifest.files["models/llm/weights/weights.bin"].bytes
+    assert report.notes == ()
+
+
+def test_every_entry_finds_a_kernel_with_its_slots(artifact):
+    path, _, _ = artifact
+    (target,) = read(path / "manifest.json", Manifest).targets
+    index = read(path / f"kernels/{target}/index.json", KernelIndex)
+    kernels = {kernel.name: kernel for kernel in index.kernels}
+    tables = {t.op: t for t in read(path / "models/llm/schedules.json", ScheduleFile).tables}
+    for name in ("forward", "sample"):
+        for entry in read(path / f"models/llm/tapes/{name}.json", Tape).entries:
+            for row in tables[entry.op].rows:
+                params = [p for p in kernels[row.kernel].params if p.kind == "slot"]
+                assert len(params) == len(entry.slots), (entry.op, row.kernel)
+
+
+def test_progress_names_every_step_in_order(artifact):
+    _, report, seen = artifact
+    assert list(dict.fromkeys(step for step, _, _ in seen)) == list(STEPS)
+    assert report.seconds.keys() == set(STEPS)
+    assert all(0 <= done <= total for _, done, total in seen)
+
+
+def test_compiling_again_replaces_and_agrees(artifact, model, tmp_path):
+    path, _, _ = artifact
+    again = tmp_path / "again.dove"
+    for _ in range(2):
+        compile_artifact(CompileRequest(model=model, output=again, effort="none"))
+    first, second = (read(p / "manifest.json", Manifest) for p in (path, again))
+    differing = {name for name in first.files if first.files[name] != second.files.get(name)}
+    assert differing <= {"hardware.json"}  # a virtual machine's memory may change meanwhile
+    assert first.files.keys() == second.files.keys()
+    assert first.model_fingerprint == second.model_fingerprint
+    assert [p.name for p in tmp_path.iterdir()] == ["again.dove"]
+
+
+def test_several_targets_side_by_side(model, tmp_path):
+    report = compile_model(
+        model,
+        output=tmp_path / "a.dove",
+        effort="none",
+        targets=("generic", "x86-64-avx2"),
+        threads=1,
+    )
+    assert report.targets == ("generic", "x86-64-avx2")
+    assert {p.name for p in (tmp_path / "a.dove/kernels").iterdir()} == set(report.targets)
+    tables = read(tmp_path / "a.dove/models/llm/schedules.json", ScheduleFile).tables
+    assert {t.target for t in tables} == set(report.targets)
+    assert {t.threads for t in tables} == {1}
+
+
+def test_a_short_search_leaves_its_records(model, tmp_path):
+    report = compile_model(model, output=tmp_path / "a.dove", search_seconds=2.0)
+    lines = (tmp_path / "a.dove/tuning.jsonl").read_text().splitlines()
+    assert report.trials == len(lines) > 0
+    assert all("status" in json.loads(line) for line in lines)
+    assert report.rows["measured"] > 0
+
+
+def test_a_model_without_tokenizer_is_noted(tmp_path):
+    path = save_model(tmp_path / "m", "qwen3")
+    report = compile_model(path, output=tmp_path / "a.dove", effort="none")
+    assert "token ids" in report.notes[0]
+    assert read(tmp_path / "a.dove/models/llm/model.json", ModelFile).tokenizer is None
+
+
+BAD_OPTIONS = [
+    ({"effort": "heroic"}, "effort"),
+    ({"targets": ("z80",)}, "z80"),
+    ({"threads": 0}, "threads"),
+    ({"threads": 100_000}, "threads"),
+    ({"max_step_tokens": 0}, "step"),
+    ({"max_step_sequences": 1000}, "step"),
+    ({"max_context": 10**9}, "context"),
+    ({"weight_dtype": "int4"}, "int4"),
+    ({"kv_dtype": "f64"}, "f64"),
+    ({"hardware": "/nowhere.json"}, "nowhere"),
+    ({"workload": "/nowhere.csv"}, "nowhere"),
+    ({"model": "/nowhere"}, "nowhere"),
+    ({"speed": "high"}, "no option speed"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
+def test_bad_options(options, message, model, tmp_path):
+    options = {"model": model, "effort": "none", **options}
+    with pytest.raises(SpecError, match=message):
+        compile_model(output=tmp_path / "a.dove", **options)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_bad_tokenizer(model, tmp_path):
+    bad = tmp_path / "model"
+    bad.mkdir()
+    for file in model.iterdir():
+        (bad / file.name).hardlink_to(file)
+    (bad / "tokenizer.json").unlink()
+    (bad / "tokenizer.json").write_text("{")
+    with pytest.raises(SpecError, match=r"tokenizer\.json is not valid JSON"):
+        compile_model(bad, output=tmp_path / "a.dove", effort="none")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_no_compiler(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CC", "/nowhere/cc")
+    with pytest.raises(ToolchainError, match="nowhere"):
+        compile_model(model, output=tmp_path / "a.dove", effort="none", cache=tmp_path / "cache")
+    assert not (tmp_path / "a.dove").exists()
+
+
+def test_truncated_weights_leave_nothing(model, tmp_path):
+    bad = tmp_path / "model"
+    bad.mkdir()
+    (bad / "config.json").hardlink_to(model / "config.json")
+    whole = (model / "model.safetensors").read_bytes()
+    (bad / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SpecError, match=r"model\.safetensors is truncated"):
+        compile_model(bad, output=tmp_path / "a.dove", effort="none")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_full_disk(model, tmp_path):
+    command = ["mount", "-t", "tmpfs", "-o", "size=200k", "none", tmp_path]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        with pytest.raises(ArtifactError, match=os.strerror(errno.ENOSPC)):
+            compile_model(model, output=tmp_path / "a.dove", effort="none")
+        assert not [*tmp_path.iterdir()]
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+INTERRUPTED = """
+    import sys
+    from dovetail.compiler.pipeline import compile_model
+
+    def stop_here(step, done, total):
+        if step == sys.argv[3]:
+            print("here", flush=True)
+            sys.stdin.read()  # the parent interrupts us now
+
+    compile_model(sys.argv[1], output=sys.argv[2], effort="none", progress=stop_here)
+"""
+
+
+@pytest.mark.parametrize("step", ["kernels", "weights", "write"])
+def test_interrupted(step, model, tmp_path):
+    script = textwrap.dedent(INTERRUPTED)
+    command = [sys.executable, "-P", "-c", script, str(model), str(tmp_path / "a.dove"), step]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "here\n"
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate()
+    assert "ArtifactError: interrupted; nothing was written to" in errors
+    assert not [*tmp_path.iterdir()]

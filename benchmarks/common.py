@@ -163,10 +163,11 @@ class Report:
         }
         path.write_bytes(msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
 
-    def print(self) -> None:
-        """Print the rows as a table and the summary below."""
+    def print(self, columns: Sequence[str] = ()) -> None:
+        """Print the rows as a table, all columns or those named, and the summary below."""
         console = Console(highlight=False)
-        console.print(rows_table(self.benchmark, self.rows))
+        shown = [{c: row.get(c, "") for c in columns} if columns else row for row in self.rows]
+        console.print(rows_table(self.benchmark, shown))
         for name, value in self.summary.items():
             console.print(f"{name:32} {_show(value)}")
 

@@ -1,6 +1,7 @@
-"""What this machine reads at most, measured now: the line that stands beside a decode figure.
+"""What this machine does at most, measured now: the lines that stand beside kernel figures.
 
-In: a number of threads. Out: bytes per second of streaming reads that miss every cache.
+In: a number of threads. Out: bytes per second of streaming reads that miss every cache, and
+floating-point operations per second of fused multiply-adds in registers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -23,6 +25,8 @@ from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 LEAST_BYTES = 256 << 20
 PASSES = 8
+FMA_CHAINS, FMA_REPEATS = 12, 1_000_000
+"""Chains per repeat in roofline.dk, and repeats of one pass (milliseconds)."""
 
 
 def measure_read_bandwidth(threads: int, passes: int = PASSES) -> float:
@@ -33,28 +37,60 @@ def measure_read_bandwidth(threads: int, passes: int = PASSES) -> float:
         ToolchainError: there is no C compiler.
     """
     hardware = read_hardware()
-    data = _data(_stream_bytes(hardware))
-    function = _read_stream()
-    barrier = threading.Barrier(threads)
+    data, read_stream = _data(_stream_bytes(hardware)), _library().read_stream
     sums = np.zeros(16 * threads, np.float32)
 
-    def read(thread: int, pu: int) -> list[tuple[float, float]]:
+    def read(thread: int) -> None:
+        read_stream(
+            ctypes.c_int64(data.size),
+            ctypes.c_void_p(data.ctypes.data),
+            ctypes.c_void_p(sums.ctypes.data),
+            ctypes.c_int64(thread),
+            ctypes.c_int64(threads),
+        )
+
+    return float(data.nbytes / min(_wall_seconds(hardware, threads, passes, read)))
+
+
+def measure_fma_rate(threads: int, passes: int = PASSES) -> float:
+    """Return FLOP per second of `threads` pinned threads, the best of `passes`; raises as above."""
+    peak_fma = _library().peak_fma
+    sums = np.zeros(16 * threads, np.float32)
+
+    def multiply(thread: int) -> None:
+        peak_fma(
+            ctypes.c_int64(FMA_REPEATS),
+            ctypes.c_void_p(sums.ctypes.data),
+            ctypes.c_int64(thread),
+            ctypes.c_int64(threads),
+        )
+
+    seconds = min(_wall_seconds(read_hardware(), threads, passes, multiply))
+    return 2 * FMA_CHAINS * host_target().lanes * FMA_REPEATS * threads / seconds
+
+
+def _wall_seconds(
+    hardware: HardwareSpec, threads: int, passes: int, work: Callable[[int], None]
+) -> list[float]:
+    """Run `work(thread)` on pinned threads, all starting together; return each pass's duration."""
+    barrier = threading.Barrier(threads)
+
+    def run(thread: int, pu: int) -> list[tuple[float, float]]:
         os.sched_setaffinity(0, {pu})  # of this thread only; it ends with the pool
         spans = []
         for _ in range(passes):
             barrier.wait()
             start = time.perf_counter()
-            function(data.size, data.ctypes.data, sums.ctypes.data, thread, threads)
+            work(thread)
             spans.append((start, time.perf_counter()))
         return spans
 
     with ThreadPoolExecutor(threads) as pool:
-        found = list(pool.map(read, range(threads), choose_pus(hardware, threads)))
-    seconds = (
+        found = list(pool.map(run, range(threads), choose_pus(hardware, threads)))
+    return [
         max(end for _, end in one) - min(start for start, _ in one)
         for one in zip(*found, strict=True)
-    )
-    return float(data.nbytes / min(seconds))
+    ]
 
 
 def _stream_bytes(hardware: HardwareSpec) -> int:
@@ -68,11 +104,7 @@ def _data(size: int) -> npt.NDArray[np.float32]:
 
 
 @lru_cache(maxsize=1)
-def _read_stream() -> ctypes._NamedFuncPointer:
-    request = KernelRequest("roofline", "read_stream", {}, "read_stream")
-    spec = LibrarySpec(host_target(), (request,), name="roofline", team=False, tvm_ffi=False)
-    function = ctypes.CDLL(str(build_library(spec).path)).read_stream
-    integer, pointer = ctypes.c_int64, ctypes.c_void_p
-    function.argtypes = (integer, pointer, pointer, integer, integer)
-    function.restype = None
-    return function
+def _library() -> ctypes.CDLL:
+    requests = tuple(KernelRequest("roofline", k, {}, k) for k in ("read_stream", "peak_fma"))
+    spec = LibrarySpec(host_target(), requests, name="roofline", team=False, tvm_ffi=False)
+    return ctypes.CDLL(str(build_library(spec).path))

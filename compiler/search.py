@@ -42,8 +42,9 @@ POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BULK = 128
 """From this M on only the winners so far are tried again: every run is long, winners are few."""
 ROUNDS, BULK_ROUNDS = 7, 3
-CANDIDATE_GAIN = 0.02
-"""A challenger must beat the default schedule by this share: less is noise."""
+CANDIDATE_GAIN = 0.03
+"""A challenger must beat the default schedule by this share, twice: less is noise."""
+CONFIRM_ROUNDS = 9
 CACHE_FACTOR = 4
 """Weights cycle through this many times the last-level cache."""
 MIN_POOL_BYTES = 64 << 20
@@ -108,12 +109,15 @@ def reused(candidates: Sequence[Candidate], ranked: Sequence[Candidate]) -> tupl
 
 
 def ranking(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Return the correct ones, best first; the first given (the default) keeps its lead on ties."""
+    """Return the correct ones, best first by lower quartile: other processes disturb it least.
+
+    The first one given, the default, keeps its place unless beaten by CANDIDATE_GAIN.
+    """
     fine = [m for m in measurements if m.status == OK]
     default = measurements[0].candidate if measurements else None
 
     def cost(found: Measurement) -> float:
-        return found.seconds * (1 - CANDIDATE_GAIN if found.candidate == default else 1)
+        return found.low * (1 - CANDIDATE_GAIN if found.candidate == default else 1)
 
     return tuple(sorted(fine, key=cost))
 
@@ -179,14 +183,26 @@ def search_op(
         if m >= BULK and best:
             candidates = reused(candidates, best)
         case = _case(op, m, phase)
-        rounds = BULK_ROUNDS if m >= BULK else ROUNDS
-        found = setting.meter.measure(case, candidates, rounds=rounds, seconds=share)
-        records += [_record(setting, case, measurement) for measurement in found]
-        ranked = ranking(found)
+        found, confirmed = _contest(setting.meter, case, candidates, share)
+        records += [_record(setting, case, measurement) for measurement in (*found, *confirmed)]
+        best = tuple(measurement.candidate for measurement in ranking(found))
+        ranked = ranking(confirmed or found)
         if ranked:
             winners[m] = ranked[0]
-            best = tuple(measurement.candidate for measurement in ranked)
     return winners, records
+
+
+def _contest(
+    meter: Meter, case: GemmCase, candidates: Sequence[Candidate], seconds: float
+) -> tuple[tuple[Measurement, ...], tuple[Measurement, ...]]:
+    """Time all candidates, then a challenger that came out first once more against the default."""
+    rounds = BULK_ROUNDS if case.m >= BULK else ROUNDS
+    found = meter.measure(case, candidates, rounds=rounds, seconds=seconds)
+    ranked = ranking(found)
+    if case.m >= BULK or not ranked or ranked[0].candidate == candidates[0]:
+        return found, ()
+    pair = (candidates[0], ranked[0].candidate)
+    return found, meter.measure(case, pair, rounds=CONFIRM_ROUNDS, seconds=seconds)
 
 
 def _case(op: GemmOp, m: int, phase: PhasePlan) -> GemmCase:

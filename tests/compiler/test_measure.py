@@ -1,0 +1,98 @@
+"""The measuring child: right kernels are timed; wrong, crashing, hanging ones are recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dovetail.codegen.catalog import KernelRequest
+from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.targets import host_target
+from dovetail.compiler.measure import Candidate, GemmCase, Meter, summarize
+from dovetail.compiler.schedules import gemm_requests, make_schedule
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.errors import ToolchainError
+from dovetail.ir.high.parse import parse_high
+
+HEAD = (
+    "M: i64, N: i64, K: i64, A: ptr[f32], lda: i64, B: ptr[f32], panel_stride: i64, "
+    "bias: ptr[f32], R: ptr[f32], ldr: i64, C: ptr[f32], ldc: i64, tid: thread, nth: thread"
+)
+FAULTY = f"""
+@kernel
+def wrong({HEAD}):
+    for i in range(M * ldc):
+        C[i] = 1.0
+
+@kernel
+def lazy({HEAD}):
+    C[0] = 0.0
+
+@kernel
+def crash({HEAD}):
+    R[tid] = 1.0
+
+@kernel
+def hang({HEAD}):
+    while M > 0:
+        C[0] = C[0] + 1.0
+"""
+SCHEDULE = make_schedule(m_tile=2, n_outer=1)
+CASE = GemmCase(kind="linear", n=40, k=30, m=5, dtype="f32", threads=2)
+
+
+@pytest.fixture(scope="module")
+def built() -> BuiltLibrary:
+    faulty = [
+        KernelRequest("faulty", name, {}, name) for name in ("wrong", "lazy", "crash", "hang")
+    ]
+    target = host_target()
+    spec = LibrarySpec(
+        target=target,
+        kernels=(*gemm_requests(("f32", "bf16"), target), *faulty),
+        tvm_ffi=False,
+        modules={"faulty": parse_high(Source("faulty.dk", FAULTY))},
+    )
+    return build_library(spec)
+
+
+def candidates(built: BuiltLibrary, kind: str, dtype: str) -> tuple[Candidate, ...]:
+    prefix = f"gemm_{kind}_{dtype}"
+    return tuple(
+        Candidate(k.name, SCHEDULE) for k in built.index.kernels if k.name.startswith(prefix)
+    )
+
+
+@pytest.mark.parametrize("kind", ["linear", "silu"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_all_gemm_kernels_are_right(built, kind, dtype):
+    case = msgspec.structs.replace(CASE, kind=kind, dtype=dtype)
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        found = meter.measure(case, candidates(built, kind, dtype), rounds=3, seconds=5)
+    assert {m.status for m in found} == {"ok"}
+    assert all(m.runs == 3 and 0 < m.low <= m.seconds <= m.high for m in found)
+
+
+def test_bad_candidates_are_told_apart_and_the_others_still_timed(built):
+    good = candidates(built, "linear", "f32")[:2]
+    bad = tuple(Candidate(name, SCHEDULE) for name in ("wrong", "lazy", "crash", "hang"))
+    with Meter(built.path, built.index, pool_bytes=1 << 20, timeout=3) as meter:
+        found = meter.measure(CASE, (good[0], *bad, good[1]), rounds=3, seconds=5)
+    assert [m.status for m in found] == ["ok", "wrong", "wrong", "crash", "timeout", "ok"]
+    assert [m.candidate for m in found] == [good[0], *bad, good[1]]
+    assert all((m.seconds > 0) == (m.status == "ok") for m in found)
+
+
+def test_a_library_that_cannot_be_loaded_is_an_error(built, capfd):
+    with Meter(Path("/nowhere/kernels.so"), built.index, pool_bytes=1 << 20) as meter:
+        with pytest.raises(ToolchainError, match="did not start"):
+            meter.measure(CASE, candidates(built, "linear", "f32"), rounds=1, seconds=1)
+    assert "cannot be loaded" in capfd.readouterr().err
+
+
+def test_summaries_are_medians_with_quartiles():
+    found = summarize(Candidate("k", ()), [5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (found.seconds, found.low, found.high, found.runs) == (3.0, 2.0, 4.0, 5)
+    assert summarize(Candidate("k", ()), [2.0]).low == 2.0

@@ -1,0 +1,131 @@
+"""Default schedules: total cover, tiles that fit the registers, a table for every operator."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.codegen.targets import TARGETS
+from dovetail.compiler.schedules import (
+    LINEAR,
+    MICRO_KERNELS,
+    SILU,
+    GemmOp,
+    MicroKernel,
+    default_gemm_rows,
+    default_tables,
+    gemm_kernels,
+    gemm_ops,
+    make_schedule,
+    merge_rows,
+    micro_kernels,
+    thread_grid,
+)
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.errors import ScheduleError
+from dovetail.ir.model import ModelSpec, RopeSpec
+from dovetail.ir.schedule import SCHEDULE_VALUES, Row
+from dovetail.ir.tape import FORWARD_ARGS
+from dovetail.topology.hardware import read_hardware
+
+SPEC = ModelSpec(
+    family="llama",
+    vocab_size=1000,
+    hidden_size=192,
+    intermediate_size=500,
+    n_layers=2,
+    n_heads=6,
+    n_kv_heads=2,
+    head_dim=32,
+    max_position=256,
+    max_context=256,
+    norm_eps=1e-5,
+    rope=RopeSpec(rotary_dim=32),
+    weight_dtype="bf16",
+    checkpoint_dtype="bf16",
+)
+
+
+def plan(prefill: int, decode: int) -> ServicePlan:
+    return ServicePlan(
+        prefill=PhasePlan(threads=prefill, cpus=()), decode=PhasePlan(threads=decode, cpus=())
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", [LINEAR, SILU])
+def test_micro_kernels_fit_the_register_file(target, kind):
+    for tile in micro_kernels(kind, target):
+        assert target.lanes == 1 or tile.registers(target.lanes) <= target.registers
+        assert kind == LINEAR or tile.panels % 2 == 0
+
+
+def test_a_tile_that_would_spill_is_refused(monkeypatch):
+    monkeypatch.setitem(MICRO_KERNELS, (LINEAR, "avx2"), (MicroKernel(8, 1),))
+    with pytest.raises(ScheduleError, match="registers"):
+        micro_kernels(LINEAR, TARGETS["x86-64-avx2"])
+
+
+@given(
+    n=st.integers(1, 5000),
+    k=st.integers(1, 5000),
+    threads=st.integers(1, 64),
+    kind=st.sampled_from([LINEAR, SILU]),
+    target=st.sampled_from(sorted(TARGETS)),
+    l3=st.sampled_from([0, 1 << 20, 1 << 25]),
+)
+def test_rows_cover_every_m_and_fit_the_threads(n, k, threads, kind, target, l3):
+    op = GemmOp("x", kind, n, k, "f32")
+    rows = default_gemm_rows(op, TARGETS[target], threads, l3)
+    bounds = [row.m_lo for row in rows]
+    assert bounds[0] == 1 and bounds == sorted(set(bounds))
+    for row in rows:
+        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+        assert values["grid_m"] * values["grid_n"] <= threads
+        assert values["m_tile"] >= 1 and values["grid_k"] == 1
+
+
+def test_rows_are_shared_out_only_where_panels_run_out():
+    wide, narrow = GemmOp("x", LINEAR, 4096, 64, "f32"), GemmOp("x", LINEAR, 32, 64, "f32")
+    assert thread_grid(wide, 100, 8) == (1, 8)
+    assert thread_grid(narrow, 100, 8) == (4, 2)
+    assert thread_grid(narrow, 1, 8) == (1, 2)
+
+
+def test_merging_keeps_the_first_of_equal_rows():
+    rows = [
+        Row(m_lo=m, kernel=k, schedule=()) for m, k in ((1, "a"), (5, "a"), (9, "b"), (12, "a"))
+    ]
+    assert [(r.m_lo, r.kernel) for r in merge_rows(rows)] == [(1, "a"), (9, "b"), (12, "a")]
+
+
+def test_unknown_schedule_values_are_refused():
+    with pytest.raises(ScheduleError, match="m_tiles"):
+        make_schedule(m_tiles=4)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_every_operator_has_one_table_per_phase(target):
+    tables = default_tables(SPEC, target, plan(4, 2), read_hardware()).tables
+    keys = [(t.op, t.phase, t.threads) for t in tables]
+    assert len(set(keys)) == len(keys)
+    ops = {"embed", "rmsnorm", "qkv", "rope_store", "prefill_attention", "decode_attention", "o"}
+    ops |= {"gate_up", "down", "gather_rows", "head", "sample"}
+    for phase, threads in (("prefill", 4), ("decode", 2)):
+        assert {t.op for t in tables if (t.phase, t.threads) == (phase, threads)} == ops
+    assert "kv_splits" in FORWARD_ARGS  # why decode attention has a second phase
+    merge = [t.rows[0].reduce_kernel for t in tables if t.op == "decode_attention"]
+    assert merge == ["decode_attention_merge_f32"] * 2
+
+
+def test_equal_phases_share_tables():
+    tables = default_tables(SPEC, TARGETS["generic"], plan(3, 3), read_hardware()).tables
+    assert {(t.phase, t.threads) for t in tables} == {("any", 3)}
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_rows_name_kernels_that_are_built(target):
+    built = {request.name for request in gemm_kernels(SPEC, target)}
+    for op in gemm_ops(SPEC):
+        assert {row.kernel for row in default_gemm_rows(op, target, 2, 1 << 20)} <= built

@@ -1,0 +1,204 @@
+"""Greedy tokens equal transformers' on random small models of every family (design §11, rule 2).
+
+A step whose two best float64 logits lie closer than 1e-4 of max|logit| ends the comparison of its
+sequence; such steps are counted and must be rare.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dovetail.codegen.targets import TARGETS
+from dovetail.compiler.pipeline import compile_model
+from dovetail.runtime.app import App, load
+from dovetail.runtime.isa import supports
+from dovetail.runtime.request import SamplingParams
+from dovetail.topology.hardware import read_hardware
+from tests.models import make_model
+
+ANSWER = 64
+TIE = 1e-4
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 127, 128, 129, 200, 255, 256, 257, 300)
+LLAMA3 = {
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+}
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
+
+
+def shape(
+    heads: int, kv: int, head_dim: int, hidden: int, inner: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": head_dim,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+TIED = {"tie_word_embeddings": True}
+BIASED = {"attention_bias": True, "mlp_bias": True}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-mha-odd": ("llama", shape(3, 3, 64, 192, 200, 101)),
+    "llama-gqa2-tied": ("llama", shape(6, 3, 64, 132, 333, 250, **TIED)),
+    "llama-gqa4-80": ("llama", shape(12, 3, 80, 168, 256, 99)),
+    "llama-gqa8-128": ("llama", shape(8, 1, 128, 96, 171, 130)),
+    "llama-biases": ("llama", shape(5, 5, 80, 150, 250, 97, **BIASED)),
+    "llama-llama3-rope": ("llama", shape(4, 2, 64, 160, 300, 113, **LLAMA3)),
+    "llama-linear-rope": ("llama", shape(7, 7, 64, 112, 224, 1001, **LINEAR)),
+    "llama-biases-tied": ("llama", shape(8, 2, 64, 80, 100, 63, **BIASED, **TIED)),
+    "mistral-window": ("mistral", shape(4, 4, 64, 128, 192, 103, sliding_window=48)),
+    "mistral-short-window": ("mistral", shape(6, 3, 80, 120, 199, 151, sliding_window=7)),
+    "mistral-gqa4": ("mistral", shape(8, 2, 128, 96, 150, 211, sliding_window=16)),
+    "mistral-no-window": ("mistral", shape(8, 1, 64, 128, 100, 122, sliding_window=None)),
+    "qwen2-mha": ("qwen2", shape(3, 3, 64, 192, 256, 100)),
+    "qwen2-gqa2-tied": ("qwen2", shape(2, 1, 128, 256, 301, 181, **TIED)),
+    "qwen2-gqa8": ("qwen2", shape(8, 1, 80, 640, 222, 95)),
+    "qwen2-gqa4": ("qwen2", shape(4, 1, 64, 256, 177, 333)),
+    "qwen3-mha": ("qwen3", shape(5, 5, 64, 100, 160, 107)),
+    "qwen3-gqa2-tied": ("qwen3", shape(6, 3, 128, 144, 280, 129, **TIED)),
+    "qwen3-gqa4-80": ("qwen3", shape(4, 1, 80, 136, 190, 149)),
+    "qwen3-gqa8": ("qwen3", shape(8, 1, 64, 96, 210, 1000, attention_bias=True)),
+}
+EVERY_DAY = (
+    "llama-gqa4-80",
+    "llama-biases-tied",
+    "mistral-short-window",
+    "qwen2-gqa2-tied",
+    "qwen3-gqa8",
+)
+
+
+def compiled(model: Any, folder: Path, **options: Any) -> App:
+    model.save_pretrained(folder / "model")
+    report = compile_model(
+        folder / "model", output=folder / "app.dove", effort="none", max_step_tokens=192, **options
+    )
+    return load(report.path)
+
+
+def reference_logits(model: Any, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return the float64 logits after each token."""
+    import torch
+
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor([list(tokens)])).logits[0].double())
+
+
+def load_exact(folder: Path) -> Any:
+    """Return the saved model in float64; casting the model itself would round its rope tables."""
+    import torch
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+def count_agreement(
+    exact: Any, single: Any, prompt: list[int], answer: Sequence[int]
+) -> tuple[int, int]:
+    """Compare step by step with float64 and float32; return (steps compared, near ties)."""
+    tokens = [*prompt, *answer][:-1]
+    wide, narrow = (reference_logits(m, tokens)[len(prompt) - 1 :] for m in (exact, single))
+    for step, (row, token) in enumerate(zip(wide, answer, strict=True)):
+        second, best = np.partition(row, -2)[-2:]
+        if best - second < TIE * np.abs(row).max():
+            return step + 1, 1
+        assert token == int(row.argmax()), f"step {step} after a prompt of {len(prompt)} tokens"
+        assert token == int(narrow[step].argmax()), f"float32 reference, step {step}"
+    return len(answer), 0
+
+
+def check_config(name: str, folder: Path) -> tuple[int, int]:
+    """Generate with batch 7 and batch 1; return (steps compared, near ties)."""
+    family, overrides = CONFIGS[name]
+    seed = 100 + list(CONFIGS).index(name)
+    single = make_model(family, seed=seed, **overrides)
+    exact = make_model(family, seed=seed, **overrides).double()
+    rng = random.Random(seed)
+    lengths = [1, 300, *rng.sample(LENGTHS[1:-1], 5)]
+    prompts = [[rng.randrange(overrides["vocab_size"]) for _ in range(n)] for n in lengths]
+    alone = rng.randrange(len(prompts))
+    options = {"max_tokens": ANSWER, "ignore_eos": True}
+    with compiled(single, folder) as app:
+        answers = [done.token_ids for done in app.generate(prompts, **options)]
+        answers.append(app.generate(prompts[alone], **options)[0].token_ids)
+    assert all(len(answer) == ANSWER for answer in answers)
+    counts = [
+        count_agreement(exact, single, prompt, answer)
+        for prompt, answer in zip([*prompts, prompts[alone]], answers, strict=True)
+    ]
+    return sum(steps for steps, _ in counts), sum(ties for _, ties in counts)
+
+
+@pytest.mark.parametrize("name", EVERY_DAY)
+def test_greedy_tokens(name: str, tmp_path: Path) -> None:
+    _, ties = check_config(name, tmp_path)
+    assert ties <= 2  # the sequence generated twice counts twice
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_greedy_tokens_of_all_configurations(tmp_path: Path) -> None:
+    counts = [check_config(name, tmp_path / name) for name in CONFIGS]
+    steps, ties = (sum(column) for column in zip(*counts, strict=True))
+    assert ties < steps / 1000, f"{ties} near ties in {steps} steps"
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "kv_dtype", "bound"),
+    [
+        ("llama", "bfloat16", "f32", 2e-2),
+        ("qwen2", "bfloat16", "bf16", 2e-2),
+        ("qwen3", "bfloat16", "f16", 2e-2),
+        ("mistral", "float16", "f32", 1e-5),
+        ("llama", "float32", "f32", 1e-5),
+    ],
+)
+def test_logits(family: str, dtype: str, kv_dtype: str, bound: float, tmp_path: Path) -> None:
+    overrides = shape(6, 3, 64, 132, 250, 250, num_hidden_layers=3)
+    model = make_model(family, seed=7, dtype=dtype, **overrides)
+    rng = random.Random(7)
+    prompts = [[rng.randrange(250) for _ in range(n)] for n in (1, 16, 37, 130)]
+    with compiled(model, tmp_path, kv_dtype=kv_dtype) as app:
+        exact = load_exact(tmp_path / "model")
+        for prompt in prompts:
+            params = SamplingParams(max_tokens=3, ignore_eos=True)
+            (request,) = app.engine.submit(prompt, params)
+            while app.engine.scheduler.busy:  # one prefill, then decodes
+                app.engine.step()
+                wanted = reference_logits(exact, request.tokens[:-1])[-1]
+                got = app.engine.buffers.logits(0)
+                assert np.abs(got - wanted).max() <= bound * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_every_target_that_runs_here(target: str, tmp_path: Path) -> None:
+    if not supports(target, read_hardware()):
+        pytest.skip(f"this CPU does not run {target}")
+    family, overrides = "qwen3", shape(6, 3, 80, 132, 150, 203)
+    model = make_model(family, seed=3, **overrides)
+    prompts = [[5, 9, 200], [7] * 33, list(range(100))]
+    with compiled(model, tmp_path, targets=(target,)) as app:
+        assert app.artifact.target == target
+        for prompt, done in zip(prompts, app.generate(prompts, max_tokens=24), strict=True):
+            steps, ties = count_agreement(
+                load_exact(tmp_path / "model"), model, prompt, done.token_ids
+            )
+            assert steps == len(done.token_ids) and ties == 0

@@ -1,24 +1,31 @@
-"""GEMM kernels against float64 at every tile edge, compiled on each native target."""
+"""GEMM kernels against float64 at every tile edge: compiled, and interpreted for all targets."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
 import pytest
 
+from dovetail.codegen.catalog import load_kernel_module
+from dovetail.codegen.interpret import interpret
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.compiler.schedules import LINEAR, SILU, gemm_requests, make_schedule, micro_kernels
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
+from dovetail.ir.low.nodes import Unit
+from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.runtime import abi
 
 NATIVE = [n for n, t in TARGETS.items() if runs_on(t, platform.machine(), host_features())]
 DTYPES = ("f32", "bf16")
+Call = Callable[[list[int | np.ndarray | None], int], None]
 GUARD = np.float32(1e30)
 """Fills C around the result, to see stores that go astray."""
 
@@ -30,10 +37,10 @@ def library(target: str) -> tuple[BuiltLibrary, ctypes.CDLL]:
     return built, ctypes.CDLL(str(built.path))
 
 
-def kernel_names(kind: str) -> list[tuple[str, str]]:
+def kernel_names(kind: str, targets: list[str] = NATIVE) -> list[tuple[str, str]]:
     return [
         (target, request.name)
-        for target in NATIVE
+        for target in targets
         for request in gemm_requests(DTYPES, TARGETS[target])
         if request.kernel == f"gemm_{kind}"
     ]
@@ -96,32 +103,68 @@ class Problem:
         return out, 1e-6 * (self.k**0.5 + 4) * (1 + sizes[0]) * (1 + np.abs(up) + sizes[1])
 
     def run(self, target: str, name: str, threads: int = 1, **schedule: int) -> np.ndarray:
-        """Call the kernel; returns C, after checking that nothing around it was written."""
-        packed, ldc = self.packed(), self.n + 5
+        """Call the compiled kernel on all threads' shares and return C."""
+        entry = library(target)[1][f"dt_entry_{name}"]
+
+        def call(values: list[int | np.ndarray | None], tid: int) -> None:
+            slots = (abi.Slot * len(values))(*(slot(v) for v in values))
+            row = (ctypes.c_int64 * 8)(*make_schedule(**schedule))
+            entry(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
+
+        return self.guarded(call, threads)
+
+    def interpret(self, target: str, name: str, threads: int = 1, **schedule: int) -> np.ndarray:
+        """Interpret the text lowered for the target, on all threads' shares, and return C."""
+        program, params = lowered(target, name)
+        row = dict(zip(SCHEDULE_VALUES, make_schedule(**schedule), strict=True))
+
+        def call(values: list[int | np.ndarray | None], tid: int) -> None:
+            given = {**row, "tid": tid, "nth": threads}
+            interpret(program, name, [*values, *(given[p] for p in params)], TARGETS[target])
+
+        return self.guarded(call, threads)
+
+    def guarded(self, call: Call, threads: int) -> np.ndarray:
+        """Return C, after checking that nothing around it was written."""
+        ldc = self.n + 5
         c = np.full((self.m + 1, ldc), GUARD)
-        r = self.r
+        r: np.ndarray | None = self.r if self.residual else None
         if self.in_place:
             c[: self.m, : self.n] = self.r[:, : self.n]
             r = c
         bias = np.ascontiguousarray(self.biases.reshape(len(self.weights), -1, 16).swapaxes(0, 1))
-        address = bias.ctypes.data if self.bias else 0
-        values = [self.m, self.n, self.k, self.a.ctypes.data, self.a.shape[1]]
-        values += [packed.ctypes.data, self.k * 16, address]
-        if self.kind == LINEAR:
-            values += [r.ctypes.data if self.residual else 0, ldc]
-        values += [c.ctypes.data, ldc]
-        slots = (abi.Slot * len(values))(*(abi.Slot(i=v) for v in values))
-        row = (ctypes.c_int64 * 8)(*make_schedule(**schedule))
-        entry = library(target)[1][f"dt_entry_{name}"]
+        values = [self.m, self.n, self.k, self.a, self.a.shape[1], self.packed(), self.k * 16]
+        values += [bias if self.bias else None]
+        values += [r, ldc] if self.kind == LINEAR else []
         for tid in reversed(range(threads)):
-            entry(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
+            call([*values, c, ldc], tid)
         assert (c[self.m] == GUARD).all() and (c[:, self.n :] == GUARD).all()
         return c[: self.m, : self.n]
 
-    def check(self, target: str, name: str, threads: int = 1, **schedule: int) -> None:
+    def assert_right(self, got: np.ndarray) -> None:
         wanted, bound = self.wanted()
-        error = np.abs(self.run(target, name, threads, **schedule) - wanted)
-        assert (error <= bound).all(), (self, threads, schedule, (error / bound).max())
+        error = np.abs(got - wanted)
+        assert (error <= bound).all(), (self, (error / bound).max())
+
+    def check(self, target: str, name: str, threads: int = 1, **schedule: int) -> None:
+        self.assert_right(self.run(target, name, threads, **schedule))
+
+
+def slot(value: int | np.ndarray | None) -> abi.Slot:
+    if isinstance(value, np.ndarray):
+        return abi.Slot(p=value.ctypes.data)
+    return abi.Slot(p=None) if value is None else abi.Slot(i=value)
+
+
+@cache
+def lowered(target: str, name: str) -> tuple[Unit, tuple[str, ...]]:
+    """The kernel's low IR, and its schedule and thread parameters."""
+    requests = gemm_requests(DTYPES, TARGETS[target])
+    request = next(r for r in requests if r.name == name)
+    module = load_kernel_module(request.module)
+    params = module.function(request.kernel).params
+    special = tuple(p.name for p in params if getattr(p.type, "name", "") in ("sched", "thread"))
+    return lower(module, request.kernel, request.binding, TARGETS[target], name=name), special
 
 
 def tile_of(name: str) -> tuple[int, int]:
@@ -138,7 +181,7 @@ def sizes(name: str) -> list[tuple[int, int, int]]:
     return [*heights, *widths, *((2 * rows, 16 * panels, k) for k in (1, 2, 33, 64))]
 
 
-@pytest.mark.parametrize(("target", "name"), kernel_names(LINEAR), ids="-".join)
+@pytest.mark.parametrize(("target", "name"), kernel_names(LINEAR), ids=str)
 def test_linear_at_tile_edges(target: str, name: str) -> None:
     rows, _ = tile_of(name)
     dtype = name.split("_")[2]
@@ -148,7 +191,7 @@ def test_linear_at_tile_edges(target: str, name: str) -> None:
         problem.check(target, name, m_tile=rows, n_outer=1)
 
 
-@pytest.mark.parametrize(("target", "name"), kernel_names(SILU), ids="-".join)
+@pytest.mark.parametrize(("target", "name"), kernel_names(SILU), ids=str)
 def test_silu_at_tile_edges(target: str, name: str) -> None:
     rows, _ = tile_of(name)
     dtype = name.split("_")[2]
@@ -208,3 +251,18 @@ def test_panels_may_lie_further_apart_than_k() -> None:
     library(target)[1][f"dt_entry_{name}"](slots, row, ctypes.c_int64(0), ctypes.c_int64(1))
     wanted = problem.a[:, :8].astype(np.float64) @ problem.weights[0][:, :8].T
     np.testing.assert_allclose(c, wanted, atol=1e-5)
+
+
+EVERYWHERE = [*kernel_names(LINEAR, list(TARGETS)), *kernel_names(SILU, list(TARGETS))]
+
+
+@pytest.mark.parametrize(("target", "name"), EVERYWHERE, ids=str)
+def test_lowered_text_is_right_on_every_target(target: str, name: str) -> None:
+    rows, panels = tile_of(name)
+    kind, dtype = name.split("_")[1:3]
+    for m, n, k, threads in ((rows, 16 * panels, 3, 1), (rows + 1, 16 * panels + 17, 1, 2)):
+        problem = Problem(m, n, k, dtype, kind, bias=k == 1, residual=k == 1, in_place=k == 1)
+        got = problem.interpret(
+            target, name, threads, m_tile=rows, n_outer=1, grid_n=threads, prefetch=64
+        )
+        problem.assert_right(got)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.codegen.isa.target import Target
@@ -34,9 +34,8 @@ def select(function: high.Function, target: Target, names: Names, name: str) -> 
     types = {p.name: param_type(p) for p in function.params}
     written = written_pointers(function.body)
     exprs = ExprSelector(target, names, types, written)
-    counts = Counter(defined_name(stmt) for stmt in all_statements(function.body))
     homes = find_homes(function.body)
-    selector = _Selector(exprs, homes.by_body, counts, set(types))
+    selector = _Selector(exprs, homes.by_body, set(types))
     params = tuple(
         low.Param(type=exprs.c_type(types[p.name], written=p.name in written), name=p.name)
         for p in function.params
@@ -49,13 +48,16 @@ def select(function: high.Function, target: Target, names: Names, name: str) -> 
 class _Selector:
     exprs: ExprSelector
     homes: dict[int, set[str]]
-    counts: Counter[str | None]
     declared: set[str]
+    once: set[str] = field(default_factory=set)  # assigned only where they are declared
 
     def body(self, body: Body) -> tuple[low.Stmt, ...]:
         here = self.homes.get(id(body), set()) - self.declared
         out: list[low.Stmt] = []
         waiting = set(here)
+        if here:
+            counts = Counter(defined_name(stmt) for stmt in all_statements(body))
+            self.once = (self.once - here) | {name for name in here if counts[name] == 1}
         for stmt in body:
             waiting -= self.declare_ahead(stmt, waiting, out)
             made = self.statement(stmt, waiting)
@@ -134,7 +136,7 @@ class _Selector:
         made, value_type = self.exprs.expr(stmt.value)
         type_ = print_high(stmt.type) if stmt.type else settled(value_type)
         self.exprs.types[name] = type_
-        c_type = self.variable_type(name, type_, const=self.counts[name] == 1)
+        c_type = self.variable_type(name, type_, const=name in self.once)
         return low.Declare(type=c_type, name=name, init=fit(made, value_type, type_))
 
     def local(self, stmt: high.Local) -> low.Stmt:

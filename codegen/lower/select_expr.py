@@ -75,6 +75,8 @@ class ExprSelector:
     def _name(self, expr: Name) -> Typed:
         if expr.id == "null":
             return Int(value=0), "null"
+        if expr.id not in self.types:
+            raise ScheduleError(f"`{expr.id}` is not known, or has no value under this binding")
         return Name(id=expr.id), self.types[expr.id]
 
     def _unary(self, expr: Unary) -> Typed:

@@ -61,9 +61,10 @@ class _Unroller:
             return self.branch(stmt)
         new = rebuild(stmt, self.env, self.body)
         if isinstance(new, Regs):
-            new = replace(new, shape=tuple(Int(value=self.integer(item)) for item in new.shape))
+            sizes = [self.integer(item, stmt) for item in new.shape]
+            new = replace(new, shape=tuple(Int(value=size) for size in sizes))
         if isinstance(new, Local):
-            new = replace(new, size=Int(value=self.integer(new.size)))
+            new = replace(new, size=Int(value=self.integer(new.size, stmt)))
         return (new,)
 
     def loop(self, stmt: For) -> Body:
@@ -97,8 +98,8 @@ class _Unroller:
         self.env[name] = value
 
     def unroll(self, stmt: For) -> Body:
-        bounds = (self.integer(fold(item, self.env)) for item in (stmt.start, stmt.stop, stmt.step))
-        start, stop, step = bounds
+        bounds = (fold(item, self.env) for item in (stmt.start, stmt.stop, stmt.step))
+        start, stop, step = (self.integer(bound, stmt) for bound in bounds)
         if step == 0 or len(range(start, stop, step)) > MAX_STEPS:
             raise ScheduleError(
                 f"line {stmt.span.line}: unroll({start}, {stop}, {step}) makes too many copies"
@@ -123,11 +124,11 @@ class _Unroller:
                 found = found.union(*(self.spliced(child) for child in child_bodies(stmt)))
         return found
 
-    def integer(self, expr: Expr) -> int:
+    def integer(self, expr: Expr, stmt: Stmt) -> int:
         if isinstance(expr, Int):
             return expr.value
         raise ScheduleError(
-            f"line {expr.span.line}: `{print_high(expr)}` must be a compile-time integer"
+            f"line {stmt.span.line}: `{print_high(expr)}` must be a compile-time integer"
         )
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+import shutil
 import subprocess
 import tempfile
 from functools import cache
@@ -13,6 +14,7 @@ from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.parse import parse_high
+from dovetail.ir.low.nodes import Unit
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
 
@@ -37,21 +39,28 @@ def low_text(text, kernel, target, **binding):
 
 
 @cache
-def build(c_text, target):
+def library(text, target, binding):
+    """One shared library of all kernels in `text`, bound alike; the compiler is called once."""
     chosen = TARGETS[target]
+    unit = parse_high(Source("test.dk", text))
+    kernels = [f.name for f in unit.functions if f.kind == "kernel"]
+    lowered = [lower(unit, name, dict(binding), chosen, name=name) for name in kernels]
+    items = list({item.name: item for unit in lowered for item in unit.items}.values())
     includes = "".join(f"#include <{h}>\n" for h in chosen.headers)
-    folder = Path(tempfile.mkdtemp())
-    (folder / "k.c").write_text(includes + HEAD + c_text)
-    command = ["gcc", *chosen.cflags, "-Werror", "-Wno-parentheses", "-shared"]
-    command += [str(folder / "k.c"), "-o", str(folder / "k.so"), "-lm"]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(folder / "k.so"))
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-test-"))
+    (folder / "k.c").write_text(includes + HEAD + print_low(Unit(items=tuple(items))))
+    flags = [flag.replace("-O3", "-O1") for flag in chosen.cflags]
+    command = ["gcc", *flags, "-Werror", "-Wno-parentheses", "-shared", "k.c", "-o", "k.so", "-lm"]
+    subprocess.run(command, check=True, cwd=folder)
+    loaded = ctypes.CDLL(str(folder / "k.so"))
+    shutil.rmtree(folder)
+    return loaded
 
 
 def run(text, kernel, target, *args, **binding):
     """Call `kernel` with arrays (by address), ints (i64) and floats (f32)."""
-    library = build(low_text(text, kernel, target, **binding), target)
-    getattr(library, kernel)(*(_argument(a) for a in args))
+    loaded = library(text, target, tuple(sorted(binding.items())))
+    getattr(loaded, kernel)(*(_argument(a) for a in args))
 
 
 def _argument(value):

@@ -150,6 +150,16 @@ def _vector_pair(lanes: int) -> Iterator[Intrinsic]:
     yield intrinsic(f"{prefix}_packus_epi32", f"{vec}, {vec} -> {vec}", _pack_unsigned)
 
 
+def _sse_compares() -> Iterator[Intrinsic]:
+    """Yield SSE's comparisons, one name for each predicate."""
+    for name, mode in (("eq", 0), ("lt", 1), ("le", 2), ("neq", 4), ("ge", 13), ("gt", 14)):
+        yield intrinsic(
+            f"_mm_cmp{name}_ps",
+            "__m128, __m128 -> __m128",
+            lambda a, b, mode=mode: m.lane_mask(m.compare_mode(a, b, mode), F32),
+        )
+
+
 def _lane_zero() -> Iterator[Intrinsic]:
     """Yield the `_ss` instructions and single-lane moves."""
     two = "__m128, __m128 -> __m128"
@@ -164,6 +174,7 @@ def _lane_zero() -> Iterator[Intrinsic]:
         yield intrinsic(f"_mm_{name}_ss", two, _low_lane(op))
     yield intrinsic("_mm_sqrt_ss", "__m128 -> __m128", _low_lane(np.sqrt))
     yield intrinsic("_mm_fmadd_ss", "__m128, __m128, __m128 -> __m128", _low_lane(m.fma))
+    yield intrinsic("_mm_undefined_ps", "-> __m128", lambda: np.zeros(4, F32))
     yield intrinsic("_mm_set_ss", "float -> __m128", _first_lane_f32)
     yield intrinsic(
         "_mm_load_ss", "const float* -> __m128", lambda p: _first_lane_f32(p.load(F32, 1)[0])
@@ -278,6 +289,7 @@ INTRINSICS = {
             *(row for lanes in (4, 8) for row in integer_rows(lanes)),
             *(row for lanes in (4, 8) for row in widening_rows(lanes)),
             *(row for lanes in (4, 8) for row in _vector_pair(lanes)),
+            *_sse_compares(),
             *_lane_zero(),
             *_halves(),
             intrinsic(

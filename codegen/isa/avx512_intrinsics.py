@@ -56,6 +56,7 @@ def _masked_arithmetic() -> Iterator[Intrinsic]:
         ("add", np.add),
         ("sub", np.subtract),
         ("mul", np.multiply),
+        ("div", np.divide),
         ("max", m.max_second),
         ("min", m.min_second),
     ):
@@ -85,12 +86,14 @@ def _masked_arithmetic() -> Iterator[Intrinsic]:
             f"__mmask16, {vec}, {vec} -> {vec}",
             lambda k, a, b: np.where(m.bits_of(k, 16), b, a),
         )
-    yield intrinsic(
-        "_mm512_cmp_ps_mask",
-        "__m512, __m512, imm -> __mmask16",
-        lambda a, b, mode: U16(m.mask_of(m.compare_mode(a, b, mode))),
-        immediates=range(32),
-    )
+    for bits, mask in ((128, "__mmask8"), (256, "__mmask8"), (512, "__mmask16")):
+        prefix = "_mm" if bits == 128 else f"_mm{bits}"
+        yield intrinsic(
+            f"{prefix}_cmp_ps_mask",
+            f"__m{bits}, __m{bits}, imm -> {mask}",
+            lambda a, b, mode: m.mask_of(m.compare_mode(a, b, mode)),
+            immediates=range(32),
+        )
     yield intrinsic(
         "_mm512_cmpgt_epi32_mask",
         "__m512i, __m512i -> __mmask16",

@@ -148,6 +148,13 @@ def _float_rows(bits: int) -> Iterator[Intrinsic]:
                 lambda a, b, v, lane, base=base: base(a, b, v[lane]),
                 immediates=range(VECTOR_TYPES[source].lanes),
             )
+    for name, join in (("mla", np.add), ("mls", np.subtract)):
+        yield i(
+            f"v{name}{q}_lane_f32",
+            f"{vec}, {vec}, float32x2_t, imm -> {vec}",
+            lambda a, b, v, lane, join=join: join(a, b * v[lane]),
+            immediates=(0, 1),
+        )
     yield i(
         f"vmul{q}_lane_f32",
         f"{vec}, float32x2_t, imm -> {vec}",
@@ -232,6 +239,7 @@ def _integer_rows(kind: str, bits: int) -> Iterator[Intrinsic]:
         ("and", np.bitwise_and),
         ("orr", np.bitwise_or),
         ("eor", np.bitwise_xor),
+        ("bic", lambda a, b: a & ~b),
     ):
         yield i(f"v{name}{q}_{kind}", two, op)
     shifted = f"{vec}, imm -> {vec}"

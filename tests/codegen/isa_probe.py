@@ -30,8 +30,8 @@ EDGES = np.array(
     np.float32,
 )
 UNDEFINED_FROM = {"_mm256_castps128_ps256": 4, "_mm256_castsi128_si256": 4}
-UNDEFINED_FROM |= {"_mm512_castps256_ps512": 8, "_mm512_castps128_ps512": 4}
-"""Casts to wider registers leave the lanes from here on undefined."""
+UNDEFINED_FROM |= {"_mm_undefined_ps": 0, "_mm512_castps256_ps512": 8, "_mm512_castps128_ps512": 4}
+"""Lanes from here on are undefined, as after a cast to a wider register."""
 
 
 @dataclass(frozen=True)

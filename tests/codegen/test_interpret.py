@@ -257,3 +257,78 @@ def test_lowered_kernels_run_at_tile_edges_without_touching_more(name, dtype):
         np.testing.assert_array_equal(out, store(x * y))
         want = [(x * y).sum(), (x * y).max(initial=-np.inf), (x * y).min(initial=np.inf)]
         np.testing.assert_array_equal(sums, np.float32(want))
+
+
+HAND_WRITTEN = """
+#include <immintrin.h>
+union limits { struct { float min[8]; float max[8]; int32_t mask_table[14]; } avx; };
+
+void gemm_2x8(size_t mr, size_t nc, size_t kc, const float* restrict a, size_t a_stride,
+    const float* restrict w, float* restrict c, size_t cm_stride, size_t cn_stride,
+    const union limits params[restrict 1])
+{
+  assert(mr <= 2);
+  const float* a0 = a;
+  float* c0 = c;
+  const float* a1 = (const float*) ((uintptr_t) a0 + a_stride);
+  float* c1 = (float*) ((uintptr_t) c0 + cm_stride);
+  if (mr != 2) {
+    a1 = a0;
+    c1 = c0;
+  }
+  do {
+    __m256 vacc0 = _mm256_load_ps(w);
+    __m256 vacc1 = vacc0;
+    w += 8;
+    size_t k = kc;
+    do {
+      const __m256 vb = _mm256_load_ps(w);
+      w += 8;
+      vacc0 = _mm256_fmadd_ps(_mm256_broadcast_ss(a0), vb, vacc0);
+      a0 += 1;
+      vacc1 = _mm256_fmadd_ps(_mm256_broadcast_ss(a1), vb, vacc1);
+      a1 += 1;
+      k -= sizeof(float);
+    } while (k != 0);
+    const __m256 vmin = _mm256_load_ps(params->avx.min);
+    const __m256 vmax = _mm256_load_ps(params->avx.max);
+    vacc0 = _mm256_min_ps(_mm256_max_ps(vacc0, vmin), vmax);
+    vacc1 = _mm256_min_ps(_mm256_max_ps(vacc1, vmin), vmax);
+    if (nc >= 8) {
+      _mm256_storeu_ps(c1, vacc1);
+      c1 = (float*) ((uintptr_t) c1 + cn_stride);
+      _mm256_storeu_ps(c0, vacc0);
+      c0 = (float*) ((uintptr_t) c0 + cn_stride);
+      a1 = (const float*) ((uintptr_t) a1 - kc);
+      a0 = (const float*) ((uintptr_t) a0 - kc);
+      nc -= 8;
+    } else {
+      const __m256i vmask = _mm256_loadu_si256(
+          (const __m256i*) ((uintptr_t) &params->avx.mask_table[7] - nc * sizeof(float)));
+      _mm256_maskstore_ps(c1, vmask, vacc1);
+      _mm256_maskstore_ps(c0, vmask, vacc0);
+      nc = 0;
+    }
+  } while (nc != 0);
+}
+"""
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 17])
+def test_hand_written_kernel_in_the_style_of_third_parties(m, n):
+    """Addresses as integers, a union of parameters, a mask table, `do` loops, dropped asserts."""
+    rng = np.random.default_rng(n)
+    k, blocks = 5, -(-n // 8)
+    a = rng.standard_normal((m, k)).astype(np.float32)
+    b = np.zeros((k + 1, blocks * 8), np.float32)  # row 0 is the bias
+    b[:, :n] = rng.standard_normal((k + 1, n))
+    packed = np.ascontiguousarray(b.reshape(k + 1, blocks, 8).transpose(1, 0, 2))
+    params = np.zeros(30, np.float32)
+    params[:8], params[8:16] = -1, 1
+    params[16:].view(np.int32)[:7] = -1
+    c = np.full((m, n), 9, np.float32)
+    arguments = (m, n, 4 * k, a, 4 * k, packed, c, 4 * n, 32, params)
+    interpret(low(HAND_WRITTEN), "gemm_2x8", arguments, TARGETS["x86-64-avx2"])
+    want = np.clip(a.astype(np.float64) @ b[1:, :n] + b[0, :n], -1, 1)
+    np.testing.assert_allclose(c, want, rtol=1e-5, atol=1e-6)

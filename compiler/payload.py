@@ -1,44 +1,40 @@
 """The payload of a compile: every GEMM a model runs and how often each M occurs.
 
-In: ModelSpec and WorkloadSpec. Out: what the schedules are made and searched for.
+In: ModelSpec and WorkloadSpec. Out: what schedules are searched for and gains are weighed by.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail.compiler.schedules import GemmOp, gemm_ops
 from dovetail.compiler.workload import WorkloadSpec
 from dovetail.ir.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class GemmShape:
-    """One matrix product C[M, N] = A[M, K] B^T. `family` is the kernel family that computes it.
+class GemmUse:
+    """One matrix product of a step, its epilogue, and how often it runs.
 
-    `calls`: times it runs in one step. `bias` and `residual` tell the epilogue.
+    calls: times in one step. sizes: M -> share of the steps; the shares sum to 1.
     """
 
-    op: str
-    family: str
-    n: int
-    k: int
-    dtype: str
+    gemm: GemmOp
     calls: int
-    bias: bool = False
-    residual: bool = False
+    bias: bool
+    residual: bool
+    sizes: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """All shapes, with the share of steps at each M; `head` has its own: rows of logits."""
+    """All matrix products of a model under a workload."""
 
-    gemms: tuple[GemmShape, ...]
-    step_sizes: dict[int, float]
-    head_sizes: dict[int, float]
+    uses: tuple[GemmUse, ...]
 
-    def sizes(self, gemm: GemmShape) -> dict[int, float]:
-        """Return M -> weight for a shape; weights sum to 1."""
-        return self.head_sizes if gemm.op == "head" else self.step_sizes
+    def largest(self, op: str) -> int:
+        """Return the largest M at which `op` runs."""
+        return max(max(use.sizes) for use in self.uses if use.gemm.op == op)
 
 
 def make_payload(
@@ -46,27 +42,27 @@ def make_payload(
 ) -> Payload:
     """Return the payload of one model under one workload."""
     steps = workload.step_sizes(max_step_tokens)
+    rows = _head_sizes(steps, min(workload.concurrency, max_step_sequences))
+    biases = {"qkv": spec.attention_bias, "o": spec.output_bias}
+    biases |= dict.fromkeys(("gate_up", "down"), spec.mlp_bias)
+    return Payload(
+        tuple(
+            GemmUse(
+                gemm=gemm,
+                calls=1 if gemm.op == "head" else spec.n_layers,
+                bias=biases.get(gemm.op, False),
+                residual=gemm.op in ("o", "down"),
+                sizes=rows if gemm.op == "head" else steps,
+            )
+            for gemm in gemm_ops(spec)
+        )
+    )
+
+
+def _head_sizes(steps: dict[int, float], sequences: int) -> dict[int, float]:
+    """Return M of the head: a row per sequence in a decode step, one after a prefill chunk."""
     rows: dict[int, float] = {}
     for size, share in steps.items():
-        # a prefill chunk wants one row of logits, a decode step one per sequence
-        out = size if size <= min(workload.concurrency, max_step_sequences) else 1
+        out = size if size <= sequences else 1
         rows[out] = rows.get(out, 0.0) + share
-    return Payload(_gemms(spec), steps, dict(sorted(rows.items())))
-
-
-def _gemms(spec: ModelSpec) -> tuple[GemmShape, ...]:
-    hidden, inner, layers, dtype = (
-        spec.hidden_size,
-        spec.intermediate_size,
-        spec.n_layers,
-        spec.weight_dtype,
-    )
-    heads = spec.n_heads * spec.head_dim
-    linear, silu = "gemm_linear", "gemm_silu"
-    return (
-        GemmShape("qkv", linear, spec.qkv_size, hidden, dtype, layers, bias=spec.attention_bias),
-        GemmShape("o", linear, hidden, heads, dtype, layers, bias=spec.output_bias, residual=True),
-        GemmShape("gate_up", silu, inner, hidden, dtype, layers, bias=spec.mlp_bias),
-        GemmShape("down", linear, hidden, inner, dtype, layers, bias=spec.mlp_bias, residual=True),
-        GemmShape("head", linear, spec.vocab_size, hidden, dtype, 1),
-    )
+    return dict(sorted(rows.items()))

@@ -25,6 +25,7 @@ from dovetail.codegen.targets import TARGETS, get_target, runs_on
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import parse_json_object, read_bounded
+from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.payload import Payload, make_payload
 from dovetail.compiler.schedules import default_tables, gemm_kernels
@@ -99,6 +100,7 @@ class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
     effort: str
     rows: dict[str, int]
     trials: int
+    gain: Gain | None
     seconds: dict[str, float]
     notes: tuple[str, ...]
 
@@ -165,6 +167,7 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
         effort=request.effort,
         rows=dict(sorted(rows.items())),
         trials=len(records),
+        gain=measure_gain(inputs.payload, schedules.tables, records),
         seconds=steps.seconds,
         notes=_notes(inputs),
     )
@@ -266,8 +269,8 @@ def _make_schedules(
             target=target,
             effort=request.effort,
             budget_seconds=request.search_seconds,
-            max_tokens=max(payload.step_sizes),
-            max_sequences=max(payload.head_sizes),
+            max_tokens=payload.largest("qkv"),
+            max_sequences=payload.largest("head"),
             progress=lambda done, total, _op: steps.advance(done, total),
         )
         tables += found.tables

@@ -129,6 +129,8 @@ def test_a_short_search_leaves_its_records(model, tmp_path):
     assert report.trials == len(lines) > 0
     assert all("status" in json.loads(line) for line in lines)
     assert report.rows["measured"] > 0
+    assert report.gain.low <= report.gain.ratio <= report.gain.high
+    assert 0 < report.gain.points <= report.gain.of_points
 
 
 def test_a_model_without_tokenizer_is_noted(tmp_path):

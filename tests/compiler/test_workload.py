@@ -83,11 +83,12 @@ def test_payload_has_every_gemm_of_the_tape():
     payload = make_payload(spec, DEFAULT_WORKLOAD, 64, 8)
     entries = [entry for entry in make_tape(spec).entries if len(entry.slots) > 9]
     counted = {
-        (g.op, g.n, g.k): sum(e.op == g.op for e in entries) for g in payload.gemms
-    }  # fmt: skip
-    assert counted == {(g.op, g.n, g.k): g.calls for g in payload.gemms}
-    assert [g.op for g in payload.gemms if g.bias] == ["qkv"]
-    head = next(g for g in payload.gemms if g.op == "head")
-    assert sum(payload.sizes(head).values()) == pytest.approx(1)
-    assert max(payload.sizes(head)) <= 8
-    assert max(payload.sizes(payload.gemms[0])) == 64
+        (use.gemm.op, use.gemm.n, use.gemm.k): sum(e.op == use.gemm.op for e in entries)
+        for use in payload.uses
+    }
+    assert counted == {(u.gemm.op, u.gemm.n, u.gemm.k): u.calls for u in payload.uses}
+    assert [use.gemm.op for use in payload.uses if use.bias] == ["qkv"]
+    assert [use.gemm.op for use in payload.uses if use.residual] == ["o", "down"]
+    assert all(sum(use.sizes.values()) == pytest.approx(1) for use in payload.uses)
+    assert payload.largest("head") <= 8
+    assert payload.largest("qkv") == 64

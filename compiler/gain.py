@@ -1,0 +1,83 @@
+"""What measuring gained over the default schedules, weighed by the workload, with its noise.
+
+In: a Payload, the schedules that were chosen and the trials behind them. Out: a Gain, or None where
+nothing was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from dovetail.compiler.payload import GemmUse, Payload
+from dovetail.compiler.search import TrialRecord
+from dovetail.ir.schedule import Row, ScheduleTable
+
+
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """Matrix-product time of the default schedules / time of the chosen ones, over the workload.
+
+    low, high: the same from the unfavourable and the favourable quartiles: a gain whose band
+    holds 1 is noise. points: (product, M) pairs that were measured, of all in the payload.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    points: int
+    of_points: int
+
+
+def measure_gain(
+    payload: Payload, tables: Iterable[ScheduleTable], records: Sequence[TrialRecord]
+) -> Gain | None:
+    """Compare default and chosen schedules at every M that both were timed at."""
+    measured = {record.target for record in records}
+    by_op = {table.op: table for table in tables if table.target in measured}
+    pairs = []
+    for use in payload.uses:
+        for m, share in use.sizes.items():
+            table = by_op.get(use.gemm.op)
+            found = _timed_pair(use, m, table, records) if table else None
+            if found:
+                pairs.append((use.calls * share, *found))
+    if not pairs:
+        return None
+    return Gain(
+        ratio=_total(pairs, 1, "seconds") / _total(pairs, 2, "seconds"),
+        low=_total(pairs, 1, "low") / _total(pairs, 2, "high"),
+        high=_total(pairs, 1, "high") / _total(pairs, 2, "low"),
+        points=len(pairs),
+        of_points=sum(len(use.sizes) for use in payload.uses),
+    )
+
+
+def _timed_pair(
+    use: GemmUse, m: int, table: ScheduleTable, records: Sequence[TrialRecord]
+) -> tuple[TrialRecord, TrialRecord] | None:
+    """Return the trials of the default and of the chosen schedule; the latest of each counts."""
+    gemm = use.gemm
+    shape = (gemm.kind, gemm.n, gemm.k, m, gemm.dtype, table.threads, table.target)
+    trials = [
+        r
+        for r in records
+        if (r.kind, r.n, r.k, r.m, r.dtype, r.threads, r.target) == shape and r.status == "ok"
+    ]
+    if not trials:
+        return None
+    latest = {(r.kernel, r.schedule): r for r in trials}
+    row = row_at(table, m)
+    default = latest[trials[0].kernel, trials[0].schedule]  # the search tries the default first
+    chosen = latest.get((row.kernel, row.schedule))
+    return (default, chosen) if chosen else None
+
+
+def row_at(table: ScheduleTable, m: int) -> Row:
+    """Return the row of a table that serves M = m."""
+    return [row for row in table.rows if row.m_lo <= m][-1]
+
+
+def _total(pairs: Sequence[tuple[float, TrialRecord, TrialRecord]], side: int, key: str) -> float:
+    total: float = sum(pair[0] * getattr(pair[side], key) for pair in pairs)
+    return total

@@ -67,7 +67,7 @@ OPS = {
     "vreduce_min": "({0})",
     "vselect_gt": "({0}) > ({1}) ? ({2}) : ({3})",
     "vtail": "({2}) > 0 ? ({0}) : ({1})",
-    "vcvt_i32": "(int32_t)rintf({0})",
+    "vcvt_i32": "dt_vcvt_i32({0})",
     "vcvt_f32": "(float)({0})",
     "vadd_i32": "(int32_t)((uint32_t)({0}) + (uint32_t)({1}))",
     "vsub_i32": "(int32_t)((uint32_t)({0}) - (uint32_t)({1}))",

@@ -1,0 +1,153 @@
+"""Call kernels from tests: natively through their tape entries, or interpreted on any target.
+
+A `Runner` is called as `run(name, *slots, nth=1)`: arrays pass their address, None a null pointer,
+and the threads' shares run one after the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dovetail.codegen.catalog import (
+    DTYPE_PARAMETER,
+    KERNELS,
+    KernelRequest,
+    kernel_request,
+    load_kernel_module,
+    resolve_imports,
+)
+from dovetail.codegen.interpret import interpret
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.lower import lower
+from dovetail.codegen.targets import TARGETS, host_features, runs_on
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.high.nodes import Unit
+from dovetail.ir.high.parse import parse_high
+
+PROBES = """
+import math_f32
+
+
+@kernel
+def vexp_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+    for c in vrange(0, n):
+        vstore(out + c, vexp(vload(x + c)))
+
+
+@kernel
+def vexp2_neg_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+    for c in vrange(0, n):
+        vstore(out + c, vexp2_neg(vload(x + c)))
+
+
+@kernel
+def vsigmoid_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+    for c in vrange(0, n):
+        vstore(out + c, vsigmoid(vload(x + c)))
+
+
+@kernel
+def vsilu_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+    for c in vrange(0, n):
+        vstore(out + c, vsilu(vload(x + c)))
+"""
+"""Kernels that show the @inline functions of math_f32 one by one."""
+DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16")}
+NATIVE = [n for n, t in TARGETS.items() if runs_on(t, platform.machine(), host_features())]
+
+
+class Slot(ctypes.Union):
+    """dt_slot of abi.h."""
+
+    _fields_ = (("p", ctypes.c_void_p), ("i", ctypes.c_int64), ("f", ctypes.c_double))
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Kernels of one target. `lanes` is its VL."""
+
+    name: str
+    lanes: int
+    call: Callable[..., None]
+
+    def __call__(self, kernel: str, *slots: Any, nth: int = 1) -> None:
+        """Run every thread's share of the kernel called `kernel`."""
+        for tid in range(nth):
+            self.call(kernel, slots, tid, nth)
+
+
+def edges(*sizes: int) -> list[int]:
+    """Return 1 and n-1, n, n+1 of every size, those above zero, sorted."""
+    return sorted({1, *(n + d for n in sizes for d in (-1, 0, 1) if n + d > 0)})
+
+
+def requests(target: Target) -> tuple[KernelRequest, ...]:
+    """Return every catalogued kernel in every dtype, and the probes."""
+    catalogued = tuple(
+        kernel_request(family, target, dtype)
+        for family in KERNELS
+        for dtype in DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,))
+    )
+    probes = [f.name for f in probe_unit().functions if f.kind == "kernel"]
+    return (*catalogued, *(KernelRequest("probes", name, {}, name) for name in probes))
+
+
+@cache
+def probe_unit() -> Unit:
+    """Return the parsed PROBES with what they import."""
+    return resolve_imports(parse_high(Source("probes", PROBES)))
+
+
+@cache
+def native_runner(name: str) -> Runner:
+    """Return the runner of a library compiled for the target `name`, built once."""
+    target = TARGETS[name]
+    spec = LibrarySpec(target=target, kernels=requests(target), modules={"probes": probe_unit()})
+    built = build_library(spec)
+    library = ctypes.CDLL(str(built.path))
+
+    def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
+        entry = library[f"dt_entry_{kernel}"]
+        entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        entry.restype = None
+        packed = (Slot * len(slots))(*(pack(slot) for slot in slots))
+        schedule = (ctypes.c_int64 * 8)()
+        entry(ctypes.addressof(packed), ctypes.addressof(schedule), tid, nth)
+
+    return Runner(name, target.lanes, call)
+
+
+def pack(value: Any) -> Slot:
+    """Return one operand as a slot."""
+    if value is None:
+        return Slot(p=None)
+    if isinstance(value, np.ndarray):
+        assert value.flags.c_contiguous
+        return Slot(p=value.ctypes.data)
+    return Slot(f=value) if isinstance(value, float | np.floating) else Slot(i=int(value))
+
+
+@cache
+def interpreted_runner(name: str) -> Runner:
+    """Return the runner that interprets the text lowered for the target `name`."""
+    target = TARGETS[name]
+    by_name = {request.name: request for request in requests(target)}
+
+    @cache
+    def lowered(kernel: str) -> Any:
+        request = by_name[kernel]
+        unit = probe_unit() if request.module == "probes" else load_kernel_module(request.module)
+        return lower(unit, request.kernel, request.binding, target, name=kernel)
+
+    def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
+        interpret(lowered(kernel), kernel, [*slots, tid, nth], target)
+
+    return Runner(name, target.lanes, call)

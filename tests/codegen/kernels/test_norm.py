@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.codegen.kernels.harness import Runner, edges
+from tests.codegen.kernels.reference import rmsnorm
+
+
+def check(run: Runner, t: int, h: int, nth: int) -> None:
+    rng = np.random.default_rng(h * 100 + t)
+    x = rng.standard_normal((t, h + 5)).astype(np.float32)
+    w = rng.standard_normal(h).astype(np.float32)
+    out = np.full((t, h + 3), 7, np.float32)
+    run("rmsnorm", t, h, x, h + 5, w, 1e-5, out, h + 3, nth=nth)
+    np.testing.assert_allclose(out[:, :h], rmsnorm(x[:, :h], w, 1e-5), rtol=3e-6, atol=1e-6)
+    assert (out[:, h:] == 7).all()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_rows_are_normed_whatever_the_thread_count(native: Runner, nth: int) -> None:
+    for t in (1, 2, 4, 7):
+        for h in (16, 100, 768):
+            check(native, t, h, nth)
+
+
+def test_every_column_edge(any_runner: Runner) -> None:
+    for h in edges(any_runner.lanes, 4 * any_runner.lanes):
+        check(any_runner, 2, h, 3)
+
+
+def test_a_zero_row_stays_zero(native: Runner) -> None:
+    out = np.ones((1, 32), np.float32)
+    run_args = (1, 32, np.zeros((1, 32), np.float32), 32, np.ones(32, np.float32), 1e-6)
+    native("rmsnorm", *run_args, out, 32)
+    assert (out == 0).all()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.codegen.kernels.harness import Runner
+from tests.codegen.kernels.reference import rmsnorm, rotate, stored, widened
+
+TOLERANCE = {"f32": 3e-6, "f16": 2e-3, "bf16": 1e-2}
+
+
+def check(run: Runner, kv: str, norm: bool, heads: tuple[int, int], hd: int, rot: int, nth: int):
+    n_q, n_kv = heads
+    rng = np.random.default_rng(hd + rot + n_q)
+    t, columns = 3, (n_q + 2 * n_kv) * hd
+    qkv = rng.standard_normal((t, columns + 16)).astype(np.float32)
+    angles = rng.uniform(0, 6, (40, rot // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    weights = rng.standard_normal((2, hd)).astype(np.float32)
+    positions = np.array([0, 39, 17], np.int32)
+    slots = np.array([16 * 2 + 15, 16 * 0 + 0, 16 * 1 + 7], np.int64)
+    pools = [stored(np.full((3, n_kv, 16, hd), 7), kv) for _ in range(2)]
+    given = qkv.copy()
+    norms = tuple(weights) if norm else (None, None)
+    args = (t, qkv, columns + 16, n_q, n_kv, hd, rot, positions, cos, sin, *norms, 1e-6)
+    run(f"rope_store_{kv}", *args, slots, *pools, nth=nth)
+
+    x = given[:, :columns].reshape(t, n_q + 2 * n_kv, hd)
+    q, k, v = x[:, :n_q], x[:, n_q : n_q + n_kv], x[:, n_q + n_kv :]
+    if norm:
+        q, k = rmsnorm(q, weights[0], 1e-6), rmsnorm(k, weights[1], 1e-6)
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    want_q, want_k = rotate(q, c, s), rotate(k, c, s)
+    np.testing.assert_allclose(qkv[:, : n_q * hd].reshape(q.shape), want_q, rtol=1e-5, atol=5e-6)
+    np.testing.assert_array_equal(qkv[:, columns:], given[:, columns:])
+    for pool, want in zip(pools, (want_k, v), strict=True):
+        got = widened(pool, kv)
+        for i, slot in enumerate(slots):
+            at = got[slot // 16, :, slot % 16]
+            np.testing.assert_allclose(at, want[i], rtol=TOLERANCE[kv], atol=TOLERANCE[kv])
+        untouched = np.ones(got.shape, bool)
+        untouched[slots // 16, :, slots % 16] = False
+        assert (got[untouched] == 7).all()
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_heads_are_rotated_and_stored(native: Runner, kv: str, norm: bool) -> None:
+    for nth in (1, 2, 3):
+        for hd in (16, 64, 80, 128):
+            check(native, kv, norm, (5, 1), hd, hd, nth)
+
+
+def test_partial_rotation_leaves_the_rest(any_runner: Runner) -> None:
+    for rot in (2, 14, 32, 34):
+        check(any_runner, "f32", True, (2, 1), 48, rot, 2)
+
+
+@pytest.mark.parametrize("kv", ["bf16", "f16"])
+def test_narrow_pools_in_every_target(interpreted: Runner, kv: str) -> None:
+    check(interpreted, kv, False, (1, 1), 16, 16, 1)

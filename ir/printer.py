@@ -54,6 +54,7 @@ class Spelling:
     words: Mapping[str, str] = field(default_factory=dict)  # operators that are words
     not_level: float = PREFIX
     chains_comparisons: bool = False  # `a < b < c` means something else there: parenthesise
+    unclear: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # what compilers warn of
 
 
 class ExprPrinter:
@@ -119,9 +120,15 @@ def _binary(printer: ExprPrinter, expr: Expr) -> Rendered:
     level = style.precedence[expr.op]
     tighter = level + 0.01
     no_chain = style.chains_comparisons and expr.op in COMPARISONS
-    left = printer.text(expr.left, tighter if no_chain else level)
-    right = printer.text(expr.right, tighter)
+    left = printer.text(expr.left, _least(style, expr, expr.left, tighter if no_chain else level))
+    right = printer.text(expr.right, _least(style, expr, expr.right, tighter))
     return f"{left} {style.words.get(expr.op, expr.op)} {right}", level
+
+
+def _least(style: Spelling, parent: Binary, child: Expr, level: float) -> float:
+    """Return the level below which `child` is parenthesised: all of it where readers may err."""
+    unclear = style.unclear.get(parent.op, ())
+    return PREFIX if isinstance(child, Binary) and child.op in unclear else level
 
 
 def _ternary(printer: ExprPrinter, expr: Expr) -> Rendered:
@@ -191,6 +198,9 @@ def c_float(expr: Float) -> str:
     return f"{expr.value!r}f"
 
 
+_BITS = ("&", "^", "|")
+_SUMS = ("+", "-")
+
 C_SPELLING = Spelling(
     precedence=PRECEDENCE,
     type_text=lambda type_, printer: declare(type_, "", printer),
@@ -199,6 +209,14 @@ C_SPELLING = Spelling(
     ternary=lambda cond, then, other: f"{cond} ? {then} : {other}",
     cast=lambda type_, operand: (f"({type_}){operand}", CAST),
     cast_operand=CAST,
+    unclear={
+        "||": ("&&",),
+        "<<": _SUMS,
+        ">>": _SUMS,
+        **dict.fromkeys(_BITS, (*_BITS, *_SUMS, *COMPARISONS)),
+        **dict.fromkeys(COMPARISONS, _BITS),
+        **dict.fromkeys(_SUMS, ("<<", ">>")),
+    },
 )
 
 # ---- the high IR's Python ----

@@ -44,7 +44,7 @@ def choose(cond: Expr, then: Expr, other: Expr) -> Ternary:
         (binary("*", binary("+", a, b), c), "(a + b) * c", "(a + b) * c"),
         (binary("-", a, binary("-", b, c)), "a - (b - c)", "a - (b - c)"),
         (binary("-", binary("-", a, b), c), "a - b - c", "a - b - c"),
-        (binary("&", a, binary("==", b, c)), "a & b == c", "a & (b == c)"),
+        (binary("&", a, binary("==", b, c)), "a & (b == c)", "a & (b == c)"),
         (binary("==", binary("&", a, b), c), "(a & b) == c", "a & b == c"),
         (binary("<", binary("<", a, b), c), "a < b < c", "(a < b) < c"),
         (Unary(op="!", operand=binary("==", a, b)), "!(a == b)", "not a == b"),

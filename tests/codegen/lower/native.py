@@ -50,7 +50,7 @@ def library(text, target, binding):
     folder = Path(tempfile.mkdtemp(prefix="dovetail-test-"))
     (folder / "k.c").write_text(includes + HEAD + print_low(Unit(items=tuple(items))))
     flags = [flag.replace("-O3", "-O1") for flag in chosen.cflags]
-    command = ["gcc", *flags, "-Werror", "-Wno-parentheses", "-shared", "k.c", "-o", "k.so", "-lm"]
+    command = ["gcc", *flags, "-Werror", "-shared", "k.c", "-o", "k.so", "-lm"]
     subprocess.run(command, check=True, cwd=folder)
     loaded = ctypes.CDLL(str(folder / "k.so"))
     shutil.rmtree(folder)

@@ -1,1 +1,5 @@
-"""Low IR to high IR."""
+"""Lift: hand-written C kernels (low IR) to the ISA-neutral high IR."""
+
+from dovetail.codegen.lift.lift import lift
+
+__all__ = ["lift"]

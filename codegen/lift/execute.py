@@ -1,0 +1,274 @@
+"""Runs straight-line low IR on symbolic vectors and concrete counters.
+
+In: statements and an environment. Out: the changed environment and the stores made. Conditions
+must be concrete; whatever cannot be followed raises Unliftable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, Intrinsic
+from dovetail.codegen.isa.memory import Memory, Pointer
+from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, apply, as_lane
+from dovetail.codegen.lift.types import Unliftable
+from dovetail.ir.expr import (
+    ArrayType,
+    Binary,
+    Call,
+    Cast,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Name,
+    NamedType,
+    PointerType,
+    Type,
+    Unary,
+)
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.types import INTEGER_OPERATORS, constant, scalar
+
+SCALAR_CALLS = {"sqrtf": "vsqrt", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin", "expf": "vexp"}
+FLOAT_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
+
+
+@dataclass(slots=True)
+class Executor:
+    """`outer` gives float scalars from outside, as lanes; `types` the C types of variables."""
+
+    intrinsics: Mapping[str, Intrinsic]
+    env: dict[str, Any]
+    types: dict[str, Type]
+    outer: Callable[[Expr], Lane]
+
+    def run(self, body: Sequence[low.Stmt]) -> None:
+        """Execute statements in order."""
+        for stmt in body:
+            self.statement(stmt)
+
+    def statement(self, stmt: low.Stmt) -> None:
+        """Execute one statement."""
+        if isinstance(stmt, low.Declare):
+            self.declare(stmt)
+        elif isinstance(stmt, low.ExprStmt):
+            self.expr(stmt.expr)
+        elif isinstance(stmt, low.Block):
+            self.run(stmt.body)
+        elif isinstance(stmt, low.If):
+            chosen = stmt.then if self.integer(stmt.cond) else stmt.other
+            self.run(chosen.body if chosen else ())
+        elif not isinstance(stmt, low.Pragma):
+            raise Unliftable(f"it holds a {type(stmt).__name__.lower()} statement")
+
+    def declare(self, stmt: low.Declare) -> None:
+        """Execute a declaration."""
+        self.types[stmt.name] = stmt.type
+        if isinstance(stmt.type, ArrayType):
+            self.env[stmt.name] = table(stmt)
+        elif stmt.init is not None:
+            self.env[stmt.name] = self.converted(self.expr(stmt.init), stmt.type)
+
+    def converted(self, value: Any, type_: Type) -> Any:
+        """Return a value as C stores it in a variable of this type."""
+        found = scalar(type_)
+        if found is None:
+            return value
+        if found.floating:
+            return as_lane(value) if found.name == "float" else _refuse("a double")
+        if not isinstance(value, int | np.integer):
+            raise Unliftable("a counter is not known")
+        return int(value) & ((1 << 8 * found.size) - 1) if not found.signed else int(value)
+
+    def integer(self, expr: Expr) -> int:
+        """Return the value of an integer expression that must be known."""
+        value = self.expr(expr)
+        if not isinstance(value, int | np.integer):
+            raise Unliftable("a condition is not known")
+        return int(value)
+
+    def expr(self, expr: Expr) -> Any:
+        """Return the value of an expression."""
+        rule = _RULES.get(type(expr))
+        if rule is None:
+            raise Unliftable(f"it holds a {type(expr).__name__.lower()} expression")
+        return rule(self, expr)
+
+    def step_size(self, pointer: Expr) -> int:
+        """Return the bytes that one step of a pointer expression covers."""
+        type_ = self.pointer_type(pointer)
+        of = type_.of if isinstance(type_, PointerType | ArrayType) else None
+        found = scalar(of) if of is not None else None
+        if found is None:
+            raise Unliftable("a pointer to vectors is stepped")
+        return found.size
+
+    def pointer_type(self, expr: Expr) -> Type | None:
+        """Return the C type of a pointer expression, None where it is not plain."""
+        if isinstance(expr, Name):
+            return self.types.get(expr.id)
+        if isinstance(expr, Cast):
+            return expr.type
+        if isinstance(expr, Binary):
+            return self.pointer_type(expr.left) or self.pointer_type(expr.right)
+        if isinstance(expr, Unary) and expr.op == "&" and isinstance(expr.operand, Index):
+            return self.pointer_type(expr.operand.base)
+        return None
+
+
+def _refuse(what: str) -> Any:
+    raise Unliftable(f"it holds {what}")
+
+
+def table(stmt: low.Declare) -> Pointer:
+    """Return a pointer to the bytes of a constant table, or to undefined local memory."""
+    assert isinstance(stmt.type, ArrayType)
+    of = stmt.type.of
+    if not isinstance(stmt.init, low.InitList) or not isinstance(of, NamedType):
+        raise Unliftable(f"the array `{stmt.name}` is no table")
+    values = [constant(item, {}) for item in stmt.init.items]
+    if None in values or of.name not in SCALAR_TYPES:
+        raise Unliftable(f"the table `{stmt.name}` is not constant")
+    size = constant(stmt.type.size, {}) if stmt.type.size else len(values)
+    filled = np.zeros(size or 0, SCALAR_TYPES[of.name])
+    filled[: len(values)] = values
+    return Pointer(Memory.of(stmt.name, filled))
+
+
+# ---- expressions ----
+
+
+def _is_pointer(value: Any) -> bool:
+    return isinstance(value, Pointer | SymbolicPointer)
+
+
+def _name(self: Executor, expr: Name) -> Any:
+    if expr.id in self.env:
+        return self.env[expr.id]
+    return self.outer(expr)
+
+
+def _binary(self: Executor, expr: Binary) -> Any:
+    left, right = self.expr(expr.left), self.expr(expr.right)
+    if _is_pointer(left) or _is_pointer(right):
+        return _step_pointer(self, expr, left, right)
+    if isinstance(left, int | np.integer) and isinstance(right, int | np.integer):
+        if expr.op in "/%" and right == 0:
+            raise Unliftable("a division by zero")
+        return INTEGER_OPERATORS[expr.op](int(left), int(right))
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray) or expr.op not in FLOAT_OPS:
+        raise Unliftable(f"`{expr.op}` on vectors or unknown numbers")
+    return Lane(FLOAT_OPS[expr.op], (as_lane(left), as_lane(right)))
+
+
+def _step_pointer(self: Executor, expr: Binary, left: Any, right: Any) -> Any:
+    pointer, count, source = left, right, expr.left
+    if not _is_pointer(left):
+        pointer, count, source = right, left, expr.right
+    if not isinstance(count, int | np.integer) or expr.op not in "+-":
+        raise Unliftable("a pointer is stepped by an unknown amount")
+    in_bytes = isinstance(source, Cast) and isinstance(source.type, NamedType)
+    size = 1 if in_bytes else self.step_size(source)
+    return pointer.advance(int(count) * size if expr.op == "+" else -int(count) * size)
+
+
+def _unary(self: Executor, expr: Unary) -> Any:
+    if expr.op == "*":
+        return _at(self.expr(expr.operand))
+    if expr.op == "&":
+        inner = expr.operand
+        if not isinstance(inner, Index):
+            raise Unliftable("it takes an address")
+        return self.expr(Binary(op="+", left=inner.base, right=inner.indices[0]))
+    value = self.expr(expr.operand)
+    if isinstance(value, int | np.integer):
+        number = int(value)
+        return {"-": -number, "+": number, "~": ~number, "!": int(not number)}[expr.op]
+    if isinstance(value, Lane) and expr.op == "-":
+        return Lane("vneg", (value,))
+    raise Unliftable(f"`{expr.op}` on this")
+
+
+def _at(pointer: Any) -> Any:
+    if not isinstance(pointer, SymbolicPointer):
+        raise Unliftable("it reads a table")
+    return pointer.load(np.float32, 1)[0]
+
+
+def _index(self: Executor, expr: Index) -> Any:
+    return _at(self.expr(Binary(op="+", left=expr.base, right=expr.indices[0])))
+
+
+def _cast(self: Executor, expr: Cast) -> Any:
+    value = self.expr(expr.operand)
+    if _is_pointer(value) or isinstance(expr.type, PointerType):
+        return value
+    return self.converted(value, expr.type)
+
+
+def _call(self: Executor, expr: Call) -> Any:
+    args = [self.expr(a) for a in expr.args]
+    if expr.name in SCALAR_CALLS:
+        return Lane(SCALAR_CALLS[expr.name], tuple(map(as_lane, args)))
+    row = self.intrinsics.get(expr.name)
+    if row is None:
+        raise Unliftable(f"`{expr.name}` is no known intrinsic")
+    return apply(row, args)
+
+
+def _assign(self: Executor, expr: low.Assign) -> Any:
+    value: Any
+    if expr.op == "=":
+        value = self.expr(expr.value)
+    else:
+        value = self.expr(Binary(op=expr.op[:-1], left=expr.target, right=expr.value))
+    target = expr.target
+    if isinstance(target, Name):
+        if target.id not in self.types:
+            raise Unliftable(f"it assigns `{target.id}`")
+        self.env[target.id] = self.converted(value, self.types[target.id])
+        return self.env[target.id]
+    place = (
+        self.expr(Binary(op="+", left=target.base, right=target.indices[0]))
+        if isinstance(target, Index)
+        else self.expr(target.operand)
+        if isinstance(target, Unary) and target.op == "*"
+        else None
+    )
+    if not isinstance(place, SymbolicPointer):
+        raise Unliftable("it assigns to this")
+    place.traffic.stores[place.array, place.offset] = as_lane(value)
+    return value
+
+
+def _step(self: Executor, expr: low.Step) -> Any:
+    old = self.expr(expr.target)
+    new = _assign(self, low.Assign(op=f"{expr.op[0]}=", target=expr.target, value=Int(value=1)))
+    return new if expr.prefix else old
+
+
+def _sizeof(self: Executor, expr: low.SizeOf) -> Any:
+    value = constant(expr, {})
+    return value if value is not None else _refuse("sizeof")
+
+
+_RULES: dict[type[Expr], Callable[[Executor, Any], Any]] = {
+    Int: lambda self, expr: expr.value,
+    Float: lambda self, expr: as_lane(expr.value),
+    Name: _name,
+    Binary: _binary,
+    Unary: _unary,
+    Index: _index,
+    Cast: _cast,
+    Call: _call,
+    low.Member: lambda self, expr: self.outer(expr),
+    low.Assign: _assign,
+    low.Step: _step,
+    low.SizeOf: _sizeof,
+    low.Comma: lambda self, expr: [self.expr(item) for item in expr.items][-1],
+}

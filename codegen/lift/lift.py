@@ -1,0 +1,187 @@
+"""One function of a low-IR unit to a high-IR module, on one page.
+
+Scalar loops are vectorised, vector loops of the instruction set are proved elementwise and made
+independent of its width; `Unit.notes` says what was assumed and what stayed as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail.codegen.isa.intrinsics import Intrinsic
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.lift.scalar import Scalars
+from dovetail.codegen.lift.statements import Statements
+from dovetail.codegen.lift.strips import Strips
+from dovetail.codegen.lift.types import Names, Unliftable, element_type, refuse, value_type
+from dovetail.codegen.targets import TARGETS
+from dovetail.ir.errors import SpecError
+from dovetail.ir.expr import ArrayType, Call, NamedType, PointerType, Type
+from dovetail.ir.high import nodes as high
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.preprocess import TUNE
+from dovetail.ir.low.types import constant, is_integer
+
+MATH_MODULE = "math_f32"
+MATH_FUNCTIONS = ("vexp", "vsigmoid", "vsilu")
+
+
+def lift(unit: low.Unit, function: str, target: Target | None = None) -> high.Unit:
+    """Return a module with the kernel `function` and the inline helpers it calls.
+
+    `target` names the instruction set of its intrinsics; None takes them from any. Parameters keep
+    their order; integers become i64 and a pointer to a struct of floats becomes ptr[f32].
+    Raises SpecError, with the reason, for C that has no high form.
+    """
+    functions = {f.name: f for f in unit.items if isinstance(f, low.Function)}
+    if function not in functions:
+        known = ", ".join(sorted(functions)) or "none"
+        raise SpecError(f"there is no function `{function}`; the text has: {known}")
+    lifter = _Lifter(unit, functions, _intrinsics(target))
+    helpers = tuple(lifter.inline(functions[name]) for name in lifter.called(functions[function]))
+    kernel = lifter.kernel(functions[function])
+    calls = {n.name for f in (*helpers, kernel) for n in f.walk() if isinstance(n, Call)}
+    imports = (MATH_MODULE,) if calls & set(MATH_FUNCTIONS) else ()
+    return high.Unit(functions=(*helpers, kernel), imports=imports, notes=tuple(lifter.notes))
+
+
+def _intrinsics(target: Target | None) -> Mapping[str, Intrinsic]:
+    chosen = [target] if target is not None else list(TARGETS.values())
+    return {name: row for t in reversed(chosen) for name, row in t.intrinsics.items()}
+
+
+@dataclass(slots=True)
+class _Lifter:
+    unit: low.Unit
+    functions: dict[str, low.Function]
+    intrinsics: Mapping[str, Intrinsic]
+    notes: list[str]
+    inlines: dict[str, tuple[tuple[str, ...], str]]
+
+    def __init__(
+        self,
+        unit: low.Unit,
+        functions: dict[str, low.Function],
+        intrinsics: Mapping[str, Intrinsic],
+    ) -> None:
+        self.unit, self.functions, self.intrinsics = unit, functions, intrinsics
+        self.notes, self.inlines = [], {}
+
+    def called(self, function: low.Function) -> list[str]:
+        """Return the helpers a function calls, each before its users; recursion is refused."""
+        order: list[str] = []
+
+        def visit(current: low.Function, path: tuple[str, ...]) -> None:
+            for node in current.walk():
+                if isinstance(node, Call) and node.name in self.functions:
+                    if node.name in path:
+                        raise refuse(f"the recursion of {node.name}")
+                    visit(self.functions[node.name], (*path, node.name))
+                    if node.name not in order:
+                        order.append(node.name)
+
+        visit(function, (function.name,))
+        return order
+
+    def inline(self, function: low.Function) -> high.Function:
+        """Return a helper as an @inline function."""
+        returns = function.returns
+        void = isinstance(returns, NamedType) and returns.name == "void"
+        result = None if void else value_type(returns)
+        made = self.translate(function, "inline", result)
+        params = tuple(value_type(p.type) for p in function.params)
+        self.inlines[function.name] = (params, result or "void")
+        return made
+
+    def kernel(self, function: low.Function) -> high.Function:
+        """Return the function as a @kernel."""
+        if function.returns != NamedType(name="void"):
+            raise refuse(f"{function.name} returns a value", "store it through a pointer")
+        return self.translate(function, "kernel", None)
+
+    def translate(self, function: low.Function, kind: str, result: str | None) -> high.Function:
+        tunables = self.tunables(function) if kind == "kernel" else ()
+        names = Names()
+        constants = self.constants()
+        scalars = Scalars(
+            names,
+            {s.name: s for s in self.unit.items if isinstance(s, low.StructDef)},
+            {t.name for t in tunables},
+            self.inlines,
+            constants,
+            notes=self.notes,
+        )
+        types: dict[str, Type] = {}
+        for node in function.walk():
+            if isinstance(node, low.Declare | low.Param):
+                types.setdefault(node.name, node.type)
+        strips = Strips(scalars, self.intrinsics, types)
+        params = tuple(self.param(p, scalars) for p in function.params)
+        statements = Statements(scalars, strips, function)
+        tuned = {t.name for t in tunables}
+        own = [
+            s for s in function.body.body if not (isinstance(s, low.Declare) and s.name in tuned)
+        ]
+        try:
+            body = statements.body(own)
+        except Unliftable as reason:
+            why = f" ({strips.reason})" if strips.reason else ""
+            raise refuse(f"{reason}{why}") from None
+        while kind == "kernel" and body and body[-1] == high.Return():
+            body = body[:-1]
+        returns = None if result is None else NamedType(name=result)
+        return high.Function(
+            kind=kind,
+            name=function.name,
+            params=params,
+            returns=returns,
+            tunables=tunables,
+            body=body,
+        )
+
+    def param(self, param: low.Param, scalars: Scalars) -> high.Param:
+        type_ = param.type
+        of = type_.of if isinstance(type_, PointerType | ArrayType) else None
+        if isinstance(of, NamedType) and of.name.startswith(("struct ", "union ")):
+            scalars.struct_params[param.name] = of.name
+        high_type = value_type(type_)
+        name = scalars.names.declare(param.name, high_type)
+        if high_type.startswith("ptr"):
+            assert of is not None
+            made: Type = PointerType(of=NamedType(name=element_type(of)))
+        else:
+            made = NamedType(name=high_type)
+        return high.Param(name=name, type=made)
+
+    def constants(self) -> dict[str, int]:
+        """Return the integer constants of the file."""
+        found: dict[str, int] = {}
+        for item in self.unit.items:
+            if isinstance(item, low.Declare) and is_integer(item.type) and item.init is not None:
+                value = constant(item.init, found)
+                if value is not None:
+                    found[item.name] = value
+        return found
+
+    def tunables(self, function: low.Function) -> tuple[high.Tunable, ...]:
+        """Return the parameters that `#pragma dovetail tune(NAME in a..b)` declares."""
+        values = self.constants()
+        for node in function.walk():
+            if isinstance(node, low.Declare) and node.init is not None:
+                value = constant(node.init, values)
+                if value is not None:
+                    values.setdefault(node.name, value)
+        found: dict[str, high.Tunable] = {}
+        for node in self.unit.walk():
+            tune = TUNE.fullmatch(node.text) if isinstance(node, low.Pragma) else None
+            if tune is None:
+                continue
+            name, first, last = tune[1], int(tune[2]), int(tune[3])
+            if name not in values:
+                raise refuse(f"tune names {name}, which is no constant")
+            if not first <= values[name] <= last:
+                raise refuse(f"{name} is {values[name]}, outside {first}..{last}")
+            choices = tuple(range(first, last + 1))
+            found[name] = high.Tunable(name=name, choices=choices, default=values[name])
+        return tuple(found.values())

@@ -1,0 +1,285 @@
+"""C statements to high-IR statements; loops are offered to the vectorisers before anything else.
+
+In: the body of a low function. Out: a high body, with notes on what stayed scalar and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.codegen.lift.loops import advance, counted
+from dovetail.codegen.lift.scalar import Scalars, common, convert
+from dovetail.codegen.lift.strips import Strips
+from dovetail.codegen.lift.types import Unliftable, element_type, refuse, value_type
+from dovetail.codegen.lift.vectorise import loop_name, vectorise
+from dovetail.ir.expr import ArrayType, Binary, Call, Cast, Expr, Index, Int, Name, NamedType, Unary
+from dovetail.ir.high import nodes as high
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.types import constant
+from dovetail.ir.rewrite import rewrite_node
+
+Body = tuple[high.Stmt, ...]
+
+
+@dataclass(slots=True)
+class Statements:
+    """Translates statement lists of one function."""
+
+    scalars: Scalars
+    strips: Strips
+    function: low.Function
+
+    def block(self, body: Sequence[low.Stmt]) -> Body:
+        """Translate the statements of a C block, in a scope of its own."""
+        self.scalars.names.scopes.append({})
+        out = self.body(body)
+        self.scalars.names.scopes.pop()
+        return out
+
+    def body(self, body: Sequence[low.Stmt]) -> Body:
+        """Translate statements in the scope at hand."""
+        out: list[high.Stmt] = []
+        i = 0
+        while i < len(body):
+            used, made = self.strips.match(body[i:], body[i + 1 :])
+            if used:
+                out += made
+                i += used
+                continue
+            out += self.statement(body[i])
+            i += 1
+        return tuple(out)
+
+    def statement(self, stmt: low.Stmt) -> Body:
+        """Translate one statement."""
+        return _STATEMENTS[type(stmt)](self, stmt)
+
+    def note(self, text: str) -> None:
+        """Record something the reader of the result should know, once."""
+        if text not in self.scalars.notes:
+            self.scalars.notes.append(text)
+
+    # ---- declarations and expressions ----
+
+    def declare(self, stmt: low.Declare) -> Body:
+        """Translate a declaration; vector constants are kept aside."""
+        if self.strips.define(stmt):
+            return ()
+        if isinstance(stmt.type, ArrayType):
+            return self.array(stmt)
+        type_ = value_type(stmt.type)
+        if type_ == "vec":
+            raise Unliftable(f"the vector `{stmt.name}` has no VL-symbolic form")
+        value = None if stmt.init is None else self.scalars.value(stmt.init, type_)
+        name = self.scalars.names.declare(stmt.name, type_)
+        if value is None:
+            return ()
+        kind = None if type_.startswith("ptr") else NamedType(name=type_)
+        return (high.Assign(target=Name(id=name), value=value, type=kind),)
+
+    def array(self, stmt: low.Declare) -> Body:
+        """Translate a local array."""
+        assert isinstance(stmt.type, ArrayType)
+        if stmt.init is not None or stmt.type.size is None:
+            raise refuse(f"the table `{stmt.name}`", "only masks in vector loops may use tables")
+        elem = element_type(stmt.type.of)
+        size = self.scalars.integer(stmt.type.size)
+        name = self.scalars.names.declare(stmt.name, f"ptr[{elem}]")
+        return (high.Local(name=name, size=size, elem=elem),)
+
+    def expression(self, stmt: low.ExprStmt) -> Body:
+        """Translate an expression statement."""
+        return self.effect(stmt.expr)
+
+    def effect(self, expr: Expr) -> Body:
+        """Translate an expression evaluated for what it does."""
+        if isinstance(expr, low.Comma):
+            return tuple(s for item in expr.items for s in self.effect(item))
+        if isinstance(expr, low.Step):
+            op = expr.op[0]
+            return self.effect(low.Assign(op=f"{op}=", target=expr.target, value=Int(value=1)))
+        if isinstance(expr, low.Assign):
+            return self.assign(expr)
+        if isinstance(expr, Cast):
+            return self.effect(expr.operand)
+        if isinstance(expr, Call) and expr.name in ("__builtin_prefetch", "_mm_prefetch"):
+            call = Call(name="prefetch", args=(self.scalars.pointer(expr.args[0]),))
+            return (high.ExprStmt(expr=call),)
+        if isinstance(expr, Call):
+            made, type_ = self.scalars.expr(expr)
+            return (high.ExprStmt(expr=made),) if type_ == "void" else ()
+        if isinstance(expr, Name | Int):
+            return ()
+        raise refuse("an expression whose value is not used")
+
+    def assign(self, expr: low.Assign) -> Body:
+        """Translate an assignment, with the `p++` inside it as statements."""
+        expr, before, after = split_steps(expr)
+        first = tuple(s for step in before for s in self.effect(step))
+        last = tuple(s for step in after for s in self.effect(step))
+        return (*first, self.plain_assign(expr), *last)
+
+    def plain_assign(self, expr: low.Assign) -> high.Stmt:
+        """Translate an assignment without side effects inside."""
+        target, type_ = self.scalars.expr(expr.target)
+        if not isinstance(target, Name | Index):
+            raise refuse("an assignment to this")
+        if expr.op == "=":
+            return high.Assign(target=target, value=self.scalars.value(expr.value, type_))
+        value, value_type_ = self.scalars.expr(expr.value)
+        joined = type_ if type_.startswith("ptr") else common(type_, value_type_)
+        if joined in (type_, "int") or (type_ == "i32" and joined == "i64"):
+            op = "//=" if expr.op == "/=" and type_ not in ("f32", "f64") else expr.op
+            fitted = value if joined in ("int", "i64") else _fit(value, value_type_, type_)
+            return high.Assign(target=target, value=fitted, op=op)
+        whole = Binary(op=expr.op[:-1], left=expr.target, right=expr.value)
+        return high.Assign(target=target, value=self.scalars.value(whole, type_))
+
+    # ---- control ----
+
+    def branch(self, stmt: low.If) -> Body:
+        """Translate `if`; one arm of a constant condition."""
+        known = constant(stmt.cond, {})
+        if known is not None:
+            chosen = stmt.then if known else stmt.other
+            return self.block(chosen.body) if chosen else ()
+        cond = self.scalars.expr(stmt.cond)[0]
+        then = self.block(stmt.then.body)
+        other = self.block(stmt.other.body) if stmt.other else ()
+        if not then and not other:
+            return ()
+        if not then:
+            return (high.If(cond=Unary(op="!", operand=cond), then=other),)
+        return (high.If(cond=cond, then=then, other=other),)
+
+    def loop(self, stmt: low.For) -> Body:
+        """Translate `for`: as vectors, as a counted loop, or as `while`."""
+        found = counted(stmt)
+        outside = self.read_outside(stmt)
+        if found is None or (not found.owned and found.var in outside):
+            return self.general_loop(stmt)
+        # C's scope of the loop variable is the loop; the high IR's is the function
+        self.scalars.names.scopes.append({})
+        try:
+            if found.step == Int(value=1) and not _has_loop(stmt.body):
+                try:
+                    return vectorise(found, self.scalars)
+                except Unliftable as reason:
+                    line = f" at line {stmt.span.line}" if stmt.span.line else ""
+                    self.note(f"the loop over `{found.var}`{line} stays scalar: {reason}")
+            start = self.scalars.integer(found.start)
+            stop, step = self.scalars.integer(found.stop), self.scalars.integer(found.step)
+            var = loop_name(found, self.scalars)
+            body = self.block(found.body.body)
+            return (high.For(kind="range", var=var, start=start, stop=stop, step=step, body=body),)
+        finally:
+            self.scalars.names.scopes.pop()
+
+    def read_outside(self, stmt: low.For) -> set[str]:
+        """Return names read in the function outside loops that set the same variable first."""
+        begun = _loop_variable(stmt)
+        outside: set[str] = set()
+        waiting: list[Any] = [self.function.body]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, low.For) and begun and _loop_variable(node) == begun:
+                continue
+            outside |= {node.id} if isinstance(node, Name) else set()
+            waiting += list(node.children())
+        return outside
+
+    def general_loop(self, stmt: low.For) -> Body:
+        """Translate a `for` whose count is not known on entry."""
+        self.scalars.names.scopes.append({})
+        init = tuple(s for part in stmt.init for s in self.statement(part))
+        cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else Int(value=1)
+        step = low.ExprStmt(expr=stmt.step) if stmt.step is not None else None
+        body = list(stmt.body.body)
+        if step is not None:
+            body = [_before_continue(s, step) for s in body] + [step]
+        made = high.While(cond=cond, body=self.block(body))
+        self.scalars.names.scopes.pop()
+        return (*init, made)
+
+    def while_loop(self, stmt: low.While) -> Body:
+        """Translate `while` and `do`."""
+        if not stmt.do:
+            cond = self.scalars.expr(stmt.cond)[0]
+            return (high.While(cond=cond, body=self.block(stmt.body.body)),)
+        if any(isinstance(n, low.Continue) for n in stmt.body.walk()):
+            raise refuse("continue inside do")
+        body = self.block(stmt.body.body)
+        leave = high.If(
+            cond=Unary(op="!", operand=self.scalars.expr(stmt.cond)[0]), then=(high.Break(),)
+        )
+        return (high.While(cond=Int(value=1), body=(*body, leave)),)
+
+    def give_back(self, stmt: low.Return) -> Body:
+        """Translate `return`."""
+        if stmt.value is None:
+            return (high.Return(),)
+        wanted = value_type(self.function.returns)
+        return (high.Return(value=self.scalars.value(stmt.value, wanted)),)
+
+
+def _fit(value: Expr, found: str, wanted: str) -> Expr:
+    return value if wanted.startswith("ptr") else convert(value, found, wanted)
+
+
+def _loop_variable(stmt: low.For) -> str | None:
+    moved = advance(stmt.step) if stmt.step is not None else None
+    begun = counted(stmt)
+    return begun.var if begun else (moved[0] if moved and stmt.init else None)
+
+
+def _has_loop(block: low.Block) -> bool:
+    return any(isinstance(n, low.For | low.While) for n in block.walk())
+
+
+def _before_continue(stmt: low.Stmt, step: low.Stmt) -> low.Stmt:
+    """Put the step of a `for` in front of each `continue` that belongs to it."""
+    if isinstance(stmt, low.For | low.While):
+        return stmt
+    if isinstance(stmt, low.Continue):
+        return low.Block(body=(step, stmt))
+    changed: low.Stmt = stmt.map_children(
+        lambda n: _before_continue(n, step) if isinstance(n, low.Stmt) else n
+    )
+    return changed
+
+
+def split_steps(expr: low.Assign) -> tuple[low.Assign, list[Expr], list[Expr]]:
+    """Take `p++` and `++p` out of an assignment: steps to do before it, and after it."""
+    before: list[Expr] = []
+    after: list[Expr] = []
+
+    def take(step: low.Step) -> Expr:
+        (before if step.prefix else after).append(step)
+        return step.target
+
+    names = [s.target for s in expr.walk() if isinstance(s, low.Step)]
+    if not names:
+        return expr, [], []
+    for target in names:
+        uses = sum(1 for n in expr.walk() if n == target)
+        if not isinstance(target, Name) or uses != 1:
+            raise refuse("a variable stepped and used in one expression", "use two lines")
+    changed = rewrite_node(expr, [(low.Step, take)])
+    assert isinstance(changed, low.Assign)
+    return changed, before, after
+
+
+_STATEMENTS: dict[type[low.Stmt], Callable[[Statements, Any], Body]] = {
+    low.Declare: Statements.declare,
+    low.ExprStmt: Statements.expression,
+    low.Block: lambda self, stmt: self.block(stmt.body),
+    low.If: Statements.branch,
+    low.For: Statements.loop,
+    low.While: Statements.while_loop,
+    low.Return: Statements.give_back,
+    low.Break: lambda self, stmt: (high.Break(),),
+    low.Continue: lambda self, stmt: (high.Continue(),),
+    low.Pragma: lambda self, stmt: (),
+}

@@ -1,0 +1,444 @@
+"""Vector loops to one `vrange`, by proof: every strip and the tail must compute the same function.
+
+A chain is what hand-written kernels look like: a main loop over many lanes, perhaps smaller ones,
+then code for what is left. Each loop body is run once on symbolic lanes, the tail once for every
+count that can be left. Where all elements are one function of their place, that is lifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.codegen.isa.intrinsics import Intrinsic
+from dovetail.codegen.lift.execute import Executor, table
+from dovetail.codegen.lift.loops import advance, assigned_names, read_names
+from dovetail.codegen.lift.scalar import Scalars, convert
+from dovetail.codegen.lift.symbolic import (
+    Lane,
+    SymbolicPointer,
+    Traffic,
+    as_lane,
+    loads_of,
+    shifted,
+    vector_of,
+)
+from dovetail.codegen.lift.types import Unliftable
+from dovetail.codegen.lift.vectorise import ALIAS_NOTE
+from dovetail.ir.errors import SpecError
+from dovetail.ir.expr import ArrayType, Binary, Call, Expr, Float, Index, Int, Name, Type
+from dovetail.ir.high import nodes as high
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.types import constant, is_integer, vector
+from dovetail.ir.node import Node
+
+FAR = 1 << 12
+"""An index far from 0, to see which addresses follow the counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """`while (left >= count) body`: one loop of a chain, in units of the counter."""
+
+    counter: str
+    limit: Expr | None  # index form: the counter runs up to this; None: it counts down to 0
+    count: int
+    body: tuple[low.Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """What a run of elements computes: for each array written, the lane of element 0."""
+
+    stores: tuple[tuple[str, Lane], ...]
+    elements: int
+    advanced: Mapping[str, int] = field(default_factory=dict)  # pointer -> bytes
+
+
+@dataclass(slots=True)
+class Strips:
+    """Finds chains in a statement list; knows the vector constants defined before them."""
+
+    scalars: Scalars
+    intrinsics: Mapping[str, Intrinsic]
+    types: dict[str, Type]
+    vectors: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    def define(self, stmt: low.Declare) -> bool:
+        """Take a vector constant or constant table; nothing of it appears in the high text."""
+        self.types[stmt.name] = stmt.type
+        if isinstance(stmt.type, ArrayType) and stmt.init is not None:
+            try:
+                self.vectors[stmt.name] = table(stmt)
+            except Unliftable:
+                return False
+            return True
+        if vector(stmt.type) is None or stmt.init is None:
+            return False
+        try:
+            env = {**self.vectors, **self.pointers(Traffic({}))}
+            value = [self.settled(v) for v in self.executor(env, frozenset()).expr(stmt.init)]
+        except (Unliftable, SpecError) as reason:
+            self.reason = str(reason)
+            return False
+        if any(lane != value[0] for lane in value):
+            return False
+        self.vectors[stmt.name] = vector_of(value)
+        return True
+
+    def settled(self, value: Any) -> Lane:
+        """Return a lane of a constant: what it loads is loaded once, before the loops."""
+        lane = as_lane(value)
+        if lane.op == "load":
+            array, offset = lane.args
+            base = Name(id=self.scalars.names.find(array) or array)
+            return Lane("scalar", (Index(base=base, indices=(Int(value=offset // 4),)),))
+        if lane.op in ("scalar", "const"):
+            return lane
+        raise Unliftable("a constant vector is computed")
+
+    def match(
+        self, body: Sequence[low.Stmt], rest: Sequence[low.Stmt]
+    ) -> tuple[int, tuple[high.Stmt, ...]]:
+        """Return how many statements a chain at the start of `body` takes, and what they become."""
+        strips: list[Strip] = []
+        while len(strips) < len(body):
+            strip = self.strip(body[len(strips)])
+            if strip is None or (strips and strip.counter != strips[0].counter):
+                break
+            strips.append(strip)
+        if not strips or not _vectors_inside(body[: len(strips)]):
+            return 0, ()
+        used = len(strips)
+        tail: low.If | None = None
+        after = body[used] if used < len(body) else None
+        if isinstance(after, low.If) and strips[0].counter in read_names([after.cond]):
+            tail, used = after, used + 1
+        try:
+            return used, self.chain(strips, tail, body[used:])
+        except Unliftable as reason:
+            self.reason = str(reason)
+            return 0, ()
+
+    # ---- shape of a loop ----
+
+    def strip(self, stmt: low.Stmt) -> Strip | None:
+        """Return the loop as a strip, None if it is none."""
+        if isinstance(stmt, low.For) and stmt.cond is not None and stmt.step is not None:
+            cond, body, step = stmt.cond, list(stmt.body.body), stmt.step
+            if not self.starts_plain(stmt.init):
+                return None
+        elif isinstance(stmt, low.While) and not stmt.do and stmt.body.body:
+            *body, last = stmt.body.body
+            if not isinstance(last, low.ExprStmt):
+                return None
+            cond, step = stmt.cond, last.expr
+        else:
+            return None
+        moved = advance(step)
+        if moved is None:
+            return None
+        counter, amount = moved[0], constant(moved[1], {})
+        if amount is None or not is_integer(self.types.get(counter)):
+            return None
+        limit = _limit(cond, counter, amount)
+        if limit is None or counter in assigned_names(body):
+            return None
+        return Strip(counter, limit[0], abs(amount), tuple(body))
+
+    def starts_plain(self, init: Sequence[low.Stmt]) -> bool:
+        """Whether a loop starts where the chain stands: at index 0, or anywhere."""
+        if not init:
+            return True
+        if len(init) != 1 or not isinstance(init[0], low.Declare | low.ExprStmt):
+            return False
+        first = init[0]
+        if isinstance(first, low.Declare):
+            if first.init is None or constant(first.init, {}) != 0:
+                return False
+            self.types.setdefault(first.name, first.type)
+            return True
+        made = first.expr
+        return isinstance(made, low.Assign) and made.op == "=" and constant(made.value, {}) == 0
+
+    # ---- the proof ----
+
+    def chain(
+        self, strips: list[Strip], tail: low.If | None, rest: Sequence[low.Stmt]
+    ) -> tuple[high.Stmt, ...]:
+        """Return the chain as one loop; Unliftable says what could not be shown."""
+        first = strips[0]
+        if any(s.limit != first.limit for s in strips):
+            raise Unliftable("the loops of a chain count differently")
+        changed = frozenset(assigned_names([*(n for s in strips for n in s.body), *_one(tail)]))
+        found = self.elements(first, changed)
+        unit = first.count // found.elements
+        if unit not in (1, 4) or unit * found.elements != first.count:
+            raise Unliftable("the counter steps by something else than elements")
+        least = first.count
+        for strip in strips[1:]:
+            self.same(found, self.elements(strip, changed), strip.count // unit)
+            least = min(least, strip.count)
+        least //= unit
+        if tail is not None:
+            for left in range(least):
+                self.tail(found, first, tail, left * unit, left, changed)
+            least = 1
+        self.dead(strips, tail, rest)
+        return self.build(found, first, unit, least)
+
+    def elements(self, strip: Strip, changed: frozenset[str]) -> Map:
+        """Run one iteration of a strip and return the function it maps over its elements."""
+        runs = [self.run(strip, changed, 0)]
+        if strip.limit is not None:
+            runs.append(self.run(strip, changed, FAR))
+        traffic, executor, pointers = runs[0]
+        moving = {p: executor.env[p].offset for p in pointers if executor.env[p].offset}
+        arrays = {array for array, _ in traffic.stores}
+        if strip.limit is not None:
+            if moving:
+                raise Unliftable("pointers and an index move together")
+            moving = self.followers(traffic, runs[1][0])
+        counts = {array: sum(1 for a, _ in traffic.stores if a == array) for array in arrays}
+        if len(set(counts.values())) != 1:
+            raise Unliftable("it stores nothing, or arrays of different lengths")
+        count = next(iter(counts.values()))
+        wrong = [p for p, step in moving.items() if step != 4 * count]
+        if wrong or not arrays <= set(moving):
+            raise Unliftable("pointers do not move by the elements stored")
+        return self.mapped(traffic, set(moving), range(count))
+
+    def followers(self, near: Traffic, far: Traffic) -> dict[str, int]:
+        """Return the arrays whose addresses follow the index, all by its full distance."""
+        moved = {array for array, _ in near.stores}
+        count = max((offset for _, offset in near.stores), default=0) // 4 + 1
+        for (array, offset), lane in near.stores.items():
+            other = far.stores.get((array, offset + 4 * FAR))
+            if other is None:
+                raise Unliftable("stores do not follow the index")
+            moved |= _moved_arrays(lane, other)
+        return dict.fromkeys(moved, 4 * count)
+
+    def run(
+        self, strip: Strip, changed: frozenset[str], at: int
+    ) -> tuple[Traffic, Executor, set[str]]:
+        """Run one iteration with the counter at `at`."""
+        traffic = Traffic({})
+        pointers = self.pointers(traffic)
+        env: dict[str, Any] = {**self.vectors, **pointers}
+        if strip.limit is not None:
+            env[strip.counter] = at
+        executor = self.executor(env, changed)
+        executor.run(strip.body)
+        return traffic, executor, set(pointers)
+
+    def pointers(self, traffic: Traffic) -> dict[str, Any]:
+        """Return symbolic arrays for all visible float pointers."""
+        found: dict[str, Any] = {}
+        for scope in self.scalars.names.scopes:
+            for name, made in scope.items():
+                if self.scalars.names.type_of(made) == "ptr[f32]":
+                    found[name] = SymbolicPointer(name, 0, traffic)
+        return found
+
+    def executor(self, env: dict[str, Any], changed: frozenset[str]) -> Executor:
+        """Return an executor that sees outer scalars, but not the names `changed`."""
+
+        def outer(expr: Expr) -> Lane:
+            names = read_names([expr])
+            if names & changed:
+                raise Unliftable(f"`{sorted(names & changed)[0]}` changes from step to step")
+            try:
+                made, type_ = self.scalars.expr(expr)
+            except SpecError as error:
+                raise Unliftable(str(error)) from None
+            if type_ not in ("f32", "int"):
+                raise Unliftable(f"a {type_} is computed with")
+            return Lane("scalar", (convert(made, type_, "f32"),))
+
+        return Executor(self.intrinsics, env, dict(self.types), outer)
+
+    def mapped(self, traffic: Traffic, moving: set[str], elements: range) -> Map:
+        """Check that each element is element 0 moved along, and return element 0."""
+        arrays = sorted({array for array, _ in traffic.stores})
+        stores: list[tuple[str, Lane]] = []
+        for array in arrays:
+            base = traffic.stores.get((array, 0))
+            if base is None:
+                raise Unliftable(f"`{array}` is not stored from its start")
+            if any(a in moving and offset != 0 for a, offset in loads_of(base)):
+                raise Unliftable("an element depends on its neighbours")
+            for i in elements:
+                made = traffic.stores.get((array, 4 * i))
+                if made != shifted(base, dict.fromkeys(moving, 4 * i)):
+                    raise Unliftable("the elements of a step are computed differently")
+            stores.append((array, base))
+        return Map(tuple(stores), len(elements), dict.fromkeys(moving, 4 * len(elements)))
+
+    def same(self, wanted: Map, found: Map, count: int) -> None:
+        """Check that another strip computes the same function."""
+        if found.stores != wanted.stores or found.elements != count:
+            raise Unliftable("the loops of a chain compute different things")
+        if set(found.advanced) != set(wanted.advanced):
+            raise Unliftable("the loops of a chain move different pointers")
+
+    def tail(
+        self,
+        wanted: Map,
+        strip: Strip,
+        tail: low.If,
+        left: int,
+        count: int,
+        changed: frozenset[str],
+    ) -> None:
+        """Run the tail with `left` of the counter left: it must do exactly `count` elements."""
+        traffic = Traffic({})
+        env: dict[str, Any] = {**self.vectors, **self.pointers(traffic)}
+        if strip.limit is None:
+            env[strip.counter] = left
+        else:
+            env[strip.counter] = 0
+            if not isinstance(strip.limit, Name):
+                raise Unliftable("the tail's count is no variable")
+            env[strip.limit.id] = left
+        self.executor(env, changed - {strip.counter}).run([tail])
+        arrays = {array for array, _ in wanted.stores}
+        expected = {(array, 4 * i) for array in arrays for i in range(count)}
+        if set(traffic.stores) != expected:
+            raise Unliftable(f"with {count} elements left, the tail stores others")
+        if count:
+            found = self.mapped(traffic, set(wanted.advanced), range(count))
+            if found.stores != wanted.stores:
+                raise Unliftable(f"with {count} elements left, the tail computes something else")
+
+    def dead(self, strips: list[Strip], tail: low.If | None, rest: Sequence[low.Stmt]) -> None:
+        """The counter and the pointers end elsewhere now: nothing may read them afterwards."""
+        moved = assigned_names([*(n for s in strips for n in s.body), *_one(tail)])
+        moved.add(strips[0].counter)
+        again = moved & read_names(rest)
+        if again:
+            raise Unliftable(f"`{sorted(again)[0]}` is used after the loops")
+
+    # ---- the result ----
+
+    def build(self, found: Map, strip: Strip, unit: int, least: int) -> tuple[high.Stmt, ...]:
+        """Return the `vrange`; without a tail, elements that fill no step stay untouched."""
+        names = self.scalars.names
+        total = self.scalars.integer(strip.limit or Name(id=strip.counter))
+        if unit != 1:
+            total = Binary(op="//", left=total, right=Int(value=unit))
+        before: list[high.Stmt] = []
+        if least != 1:
+            size = Int(value=least)
+            total = Binary(op="*", left=Binary(op="//", left=total, right=size), right=size)
+        count = Name(id=names.fresh("count", "i64"))
+        before.append(high.Assign(target=count, value=total))
+        var = names.fresh("i", "i64")
+        text = _Writer(self.scalars, var, set(found.advanced), before)
+        body = [
+            high.ExprStmt(expr=Call(name="vstore", args=(text.address(array), text.vector(lane))))
+            for array, lane in found.stores
+        ]
+        arrays = sorted({a for a, _ in found.stores} | set(found.advanced))
+        if len(arrays) > 1:
+            note = ALIAS_NOTE.format(", ".join(arrays))
+            if note not in self.scalars.notes:
+                self.scalars.notes.append(note)
+        loop = high.For(
+            kind="vrange",
+            var=var,
+            start=Int(value=0),
+            stop=count,
+            step=Int(value=1),
+            body=tuple(body),
+        )
+        return (*before, loop)
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes lanes as vector expressions."""
+
+    scalars: Scalars
+    var: str
+    moving: set[str]
+    before: list[high.Stmt]
+    spread: dict[Expr, Name] = field(default_factory=dict)
+
+    def address(self, array: str) -> Expr:
+        base = Name(id=self.scalars.names.find(array) or array)
+        return Binary(op="+", left=base, right=Name(id=self.var))
+
+    def vector(self, lane: Lane) -> Expr:
+        if lane.op == "load":
+            array, offset = lane.args
+            if array in self.moving:
+                return Call(name="vload", args=(self.address(array),))
+            made = Binary(op="+", left=Name(id=array), right=Int(value=offset // 4))
+            return self.broadcast(Call(name="load", args=(made,)))
+        if lane.op == "const":
+            return self.broadcast(Float(value=lane.args[0]))
+        if lane.op == "scalar":
+            return self.broadcast(lane.args[0])
+        return Call(name=lane.op, args=tuple(self.vector(a) for a in lane.args))
+
+    def broadcast(self, value: Expr) -> Expr:
+        if value not in self.spread:
+            base = f"{value.id}_v" if isinstance(value, Name) else "all"
+            name = Name(id=self.scalars.names.fresh(base, "vec"))
+            self.spread[value] = name
+            call = Call(name="vbroadcast", args=(value,))
+            self.before.append(high.Assign(target=name, value=call))
+        return self.spread[value]
+
+
+def _limit(cond: Expr, counter: str, amount: int) -> tuple[Expr | None] | None:
+    """Return the limit of a strip's condition: `(None,)` counts down, `(n,)` up to n."""
+    if not isinstance(cond, Binary):
+        return None
+    left, right = cond.left, cond.right
+    if amount < 0:
+        least = constant(right, {})
+        at_least = {">=": least, ">": None if least is None else least + 1}.get(cond.op)
+        if cond.op == "!=" and least == 0:
+            at_least = 1
+        fits = left == Name(id=counter) and at_least == -amount
+        return (None,) if fits else None
+    extra = 0
+    if isinstance(left, Binary) and left.op == "+" and left.left == Name(id=counter):
+        known = constant(left.right, {})
+        if known is None:
+            return None
+        extra, left = known, left.left
+    if isinstance(right, Binary) and right.op == "-" and not extra:
+        known = constant(right.right, {})
+        if known is not None:
+            extra, right = known, right.left
+    wanted = {"<=": amount, "<": amount - 1}.get(cond.op)
+    return (right,) if left == Name(id=counter) and extra == wanted else None
+
+
+def _vectors_inside(body: Sequence[Node]) -> bool:
+    return any(
+        isinstance(n, low.Declare) and vector(n.type) is not None for s in body for n in s.walk()
+    ) or any(
+        isinstance(n, Call) and n.name.startswith(("_mm", "vst1")) for s in body for n in s.walk()
+    )
+
+
+def _moved_arrays(near: Lane, far: Lane) -> set[str]:
+    """Return the arrays read further away in `far`; everything else must be the same."""
+    if near == far:
+        return set()
+    if near.op == far.op == "load" and near.args[0] == far.args[0]:
+        if far.args[1] - near.args[1] == 4 * FAR:
+            return {near.args[0]}
+    if near.op != far.op or near.op in ("load", "scalar", "const"):
+        raise Unliftable("an address does not follow the index by one element")
+    return set().union(*(_moved_arrays(a, b) for a, b in zip(near.args, far.args, strict=True)))
+
+
+def _one(stmt: low.Stmt | None) -> tuple[low.Stmt, ...]:
+    return () if stmt is None else (stmt,)

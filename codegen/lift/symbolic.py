@@ -1,0 +1,209 @@
+"""Lane-wise symbolic values: what a vector register holds, written as expressions over memory.
+
+Vectors are numpy object arrays of `Lane`s, so that the numpy meanings of shuffles, casts, masked
+loads and stores in the ISA tables move them like numbers; arithmetic comes from the op column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.codegen.isa.intrinsics import Intrinsic
+from dovetail.codegen.lift.types import Unliftable
+from dovetail.ir.expr import Call, Expr, Index, Int, Name
+from dovetail.ir.low.parse import parse_low_expr
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One float: an operation; `load` (array, byte offset), `scalar` (expression) or `const`."""
+
+    op: str
+    args: tuple[Any, ...]
+
+    def __add__(self, other: Any) -> Lane:
+        return Lane("vadd", (self, as_lane(other)))
+
+    def __sub__(self, other: Any) -> Lane:
+        return Lane("vsub", (self, as_lane(other)))
+
+    def __mul__(self, other: Any) -> Lane:
+        return Lane("vmul", (self, as_lane(other)))
+
+    def __truediv__(self, other: Any) -> Lane:
+        return Lane("vdiv", (self, as_lane(other)))
+
+    def __bool__(self) -> bool:
+        raise Unliftable("lanes are compared")
+
+    def _compared(self, other: Any) -> bool:
+        raise Unliftable("lanes are compared")
+
+    __lt__ = __gt__ = __le__ = __ge__ = _compared
+
+
+def as_lane(value: Any) -> Lane:
+    """Return a number as a constant lane."""
+    return value if isinstance(value, Lane) else Lane("const", (float(value),))
+
+
+class Lanes(np.ndarray[Any, Any]):
+    """A vector of `Lane`s; reading its bits as another type is not followed."""
+
+    def view(self, *types: Any) -> Any:  # type: ignore[override]
+        """Return the vector itself where floats are read as floats."""
+        if all(np.dtype(t) == np.float32 for t in types):
+            return self
+        raise Unliftable("float bits are read as integers")
+
+
+def vector_of(lanes: list[Any]) -> Array:
+    """Return a vector of these lanes."""
+    out = np.ndarray.view(np.empty(len(lanes), object), Lanes)
+    for i, lane in enumerate(lanes):
+        out[i] = lane
+    return out
+
+
+@dataclass(slots=True, eq=False)
+class Traffic:
+    """What one run reads and writes: (array, byte offset) to the lane stored there."""
+
+    stores: dict[tuple[str, int], Lane]
+
+    def read(self, array: str, offset: int) -> Lane:
+        """Return the lane at an address: what was stored, else what the memory held."""
+        return self.stores.get((array, offset)) or Lane("load", (array, offset))
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicPointer:
+    """An address in an array nothing is known of; the interface of `isa.memory.Pointer`."""
+
+    array: str
+    offset: int
+    traffic: Traffic
+
+    def advance(self, count: int) -> SymbolicPointer:
+        """Return the pointer `count` bytes further."""
+        return replace(self, offset=self.offset + count)
+
+    def load(self, dtype: Any, count: int) -> Array:
+        """Return `count` floats."""
+        _floats(dtype)
+        return vector_of([self._lane(i) for i in range(count)])
+
+    def load_lanes(self, dtype: Any, mask: Array) -> Array:
+        """Return floats, 0 where the mask is false."""
+        _floats(dtype)
+        zero = as_lane(0.0)
+        return vector_of([self._lane(i) if on else zero for i, on in enumerate(mask)])
+
+    def store(self, values: Array) -> None:
+        """Write all lanes."""
+        self.store_lanes(values, np.ones(len(values), bool))
+
+    def store_lanes(self, values: Array, mask: Array) -> None:
+        """Write the lanes whose mask is true."""
+        for i, (value, on) in enumerate(zip(values, mask, strict=True)):
+            if on:
+                self.traffic.stores[self.array, self.offset + 4 * i] = as_lane(value)
+
+    def _lane(self, i: int) -> Lane:
+        return self.traffic.read(self.array, self.offset + 4 * i)
+
+
+def _floats(dtype: Any) -> None:
+    if np.dtype(dtype) != np.float32:
+        raise Unliftable(f"it loads {np.dtype(dtype)} from an array of floats")
+
+
+# ---- intrinsics ----
+
+POINTWISE = frozenset("vadd vsub vmul vdiv vmin vmax vfma vfnma vabs vneg vsqrt vround".split())
+
+
+@cache
+def op_tree(op: str) -> Expr:
+    """Return the op column of an intrinsic as an expression over `_0`, `_1` ..."""
+    count = op.count("{")
+    return parse_low_expr(op.format(*(f"_{i}" for i in range(count + 4))))
+
+
+def apply(row: Intrinsic, args: list[Any]) -> Any:
+    """Return what an intrinsic gives on symbolic or concrete operands; Unliftable if unknown."""
+    args = [np.ndarray.view(a, Lanes) if _is_vector(a) else a for a in args]
+    if row.op and any(_symbolic(a) for a in args):
+        return _Apply(args, row.lanes).value(op_tree(row.op))
+    if row.op.startswith(("vbroadcast(", "vzero(")):
+        return _Apply(args, row.lanes).value(op_tree(row.op))
+    try:
+        return row.meaning(*args)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise Unliftable(f"{row.name} has no symbolic meaning") from error
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == object
+
+
+def _symbolic(value: Any) -> bool:
+    return isinstance(value, SymbolicPointer | Lane) or _is_vector(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Apply:
+    args: list[Any]
+    lanes: int
+
+    def value(self, expr: Expr) -> Any:
+        if isinstance(expr, Name):
+            return self.args[int(expr.id[1:])]
+        if isinstance(expr, Int):
+            return expr.value
+        if isinstance(expr, Index):
+            return self.value(expr.base).load(np.float32, 1)[0]
+        assert isinstance(expr, Call)
+        args = [self.value(a) for a in expr.args]
+        if expr.name in POINTWISE:
+            columns = zip(*args, strict=True)
+            return vector_of([Lane(expr.name, tuple(map(as_lane, c))) for c in columns])
+        if expr.name in _MOVES:
+            return _MOVES[expr.name](self, args)
+        raise Unliftable(f"{expr.name} mixes lanes")
+
+
+_MOVES: Mapping[str, Callable[[_Apply, list[Any]], Any]] = {
+    "vload": lambda self, args: args[0].load(np.float32, self.lanes),
+    "vstore": lambda self, args: args[0].store(args[1]),
+    "vbroadcast": lambda self, args: vector_of([as_lane(args[0])] * self.lanes),
+    "vzero": lambda self, args: vector_of([as_lane(0.0)] * self.lanes),
+    "prefetch": lambda self, args: None,
+}
+
+
+def shifted(lane: Lane, moving: Mapping[str, int]) -> Lane:
+    """Return the lane with loads of the arrays in `moving` that many bytes further."""
+    if lane.op == "load":
+        array, offset = lane.args
+        return Lane("load", (array, offset + moving.get(array, 0)))
+    if lane.op in ("scalar", "const"):
+        return lane
+    return Lane(lane.op, tuple(shifted(a, moving) for a in lane.args))
+
+
+def loads_of(lane: Lane) -> set[tuple[str, int]]:
+    """Return the (array, byte offset) pairs that a lane reads."""
+    if lane.op == "load":
+        return {(lane.args[0], lane.args[1])}
+    if lane.op in ("scalar", "const"):
+        return set()
+    return set().union(*(loads_of(a) for a in lane.args))

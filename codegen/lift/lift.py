@@ -6,6 +6,7 @@ independent of its width; `Unit.notes` says what was assumed and what stayed as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,14 +15,26 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.statements import Statements
 from dovetail.codegen.lift.strips import Strips
-from dovetail.codegen.lift.types import Names, Unliftable, element_type, refuse, value_type
+from dovetail.codegen.lift.types import REFUSED, Names, Unliftable, element_type, refuse, value_type
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.errors import SpecError
-from dovetail.ir.expr import ArrayType, Call, NamedType, PointerType, Type
+from dovetail.ir.expr import (
+    ArrayType,
+    Call,
+    Expr,
+    Float,
+    Int,
+    Name,
+    NamedType,
+    PointerType,
+    Type,
+    Unary,
+)
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.preprocess import TUNE
 from dovetail.ir.low.types import constant, is_integer
+from dovetail.ir.rewrite import rewrite_node
 
 MATH_MODULE = "math_f32"
 MATH_FUNCTIONS = ("vexp", "vsigmoid", "vsilu")
@@ -49,6 +62,16 @@ def lift(unit: low.Unit, function: str, target: Target | None = None) -> high.Un
 def _intrinsics(target: Target | None) -> Mapping[str, Intrinsic]:
     chosen = [target] if target is not None else list(TARGETS.values())
     return {name: row for t in reversed(chosen) for name, row in t.intrinsics.items()}
+
+
+def spell_number(node: Int | Float) -> Expr | None:
+    """Return a number as the parser reads it: the sign apart, infinity by name."""
+    if not node.value < 0 and node.value != math.inf:
+        return None
+    size = abs(node.value)
+    plain: Expr = Int(value=int(size)) if isinstance(node, Int) else Float(value=size)
+    plain = Name(id="inf") if size == math.inf else plain
+    return Unary(op="-", operand=plain) if node.value < 0 else plain
 
 
 @dataclass(slots=True)
@@ -125,13 +148,13 @@ class _Lifter:
         ]
         try:
             body = statements.body(own)
-        except Unliftable as reason:
+        except (Unliftable, SpecError) as reason:
             why = f" ({strips.reason})" if strips.reason else ""
-            raise refuse(f"{reason}{why}") from None
+            raise refuse(f"{str(reason).removeprefix(REFUSED)}{why}") from None
         while kind == "kernel" and body and body[-1] == high.Return():
             body = body[:-1]
         returns = None if result is None else NamedType(name=result)
-        return high.Function(
+        made = high.Function(
             kind=kind,
             name=function.name,
             params=params,
@@ -139,6 +162,9 @@ class _Lifter:
             tunables=tunables,
             body=body,
         )
+        signed = rewrite_node(made, [(Int, spell_number), (Float, spell_number)])
+        assert isinstance(signed, high.Function)
+        return signed
 
     def param(self, param: low.Param, scalars: Scalars) -> high.Param:
         type_ = param.type

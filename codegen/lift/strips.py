@@ -20,6 +20,7 @@ from dovetail.codegen.lift.symbolic import (
     SymbolicPointer,
     Traffic,
     as_lane,
+    canonical,
     loads_of,
     shifted,
     vector_of,
@@ -33,6 +34,7 @@ from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant, is_integer, vector
 from dovetail.ir.node import Node
 
+FUSED_NOTE = "the loops of a chain round their multiply-adds differently; the first one counts"
 FAR = 1 << 12
 """An index far from 0, to see which addresses follow the counter."""
 
@@ -70,6 +72,8 @@ class Strips:
         """Take a vector constant or constant table; nothing of it appears in the high text."""
         self.types[stmt.name] = stmt.type
         if isinstance(stmt.type, ArrayType) and stmt.init is not None:
+            if not getattr(stmt.type.of, "const", False):
+                return False
             try:
                 self.vectors[stmt.name] = table(stmt)
             except Unliftable:
@@ -81,7 +85,7 @@ class Strips:
             env = {**self.vectors, **self.pointers(Traffic({}))}
             value = [self.settled(v) for v in self.executor(env, frozenset()).expr(stmt.init)]
         except (Unliftable, SpecError) as reason:
-            self.reason = str(reason)
+            self.reason = self.reason or str(reason)
             return False
         if any(lane != value[0] for lane in value):
             return False
@@ -119,7 +123,7 @@ class Strips:
         try:
             return used, self.chain(strips, tail, body[used:])
         except Unliftable as reason:
-            self.reason = str(reason)
+            self.reason = self.reason or str(reason)
             return 0, ()
 
     # ---- shape of a loop ----
@@ -279,10 +283,23 @@ class Strips:
 
     def same(self, wanted: Map, found: Map, count: int) -> None:
         """Check that another strip computes the same function."""
-        if found.stores != wanted.stores or found.elements != count:
+        if found.elements != count or not self.equal(found, wanted):
             raise Unliftable("the loops of a chain compute different things")
         if set(found.advanced) != set(wanted.advanced):
             raise Unliftable("the loops of a chain move different pointers")
+
+    def equal(self, found: Map, wanted: Map) -> bool:
+        """Whether two maps compute the same, fused multiply-adds and separate ones taken alike."""
+        if found.stores == wanted.stores:
+            return True
+        pairs = zip(found.stores, wanted.stores, strict=True)
+        if len(found.stores) != len(wanted.stores) or any(
+            a != b or canonical(x) != canonical(y) for (a, x), (b, y) in pairs
+        ):
+            return False
+        if FUSED_NOTE not in self.scalars.notes:
+            self.scalars.notes.append(FUSED_NOTE)
+        return True
 
     def tail(
         self,
@@ -310,7 +327,7 @@ class Strips:
             raise Unliftable(f"with {count} elements left, the tail stores others")
         if count:
             found = self.mapped(traffic, set(wanted.advanced), range(count))
-            if found.stores != wanted.stores:
+            if not self.equal(found, wanted):
                 raise Unliftable(f"with {count} elements left, the tail computes something else")
 
     def dead(self, strips: list[Strip], tail: low.If | None, rest: Sequence[low.Stmt]) -> None:

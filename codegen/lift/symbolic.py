@@ -200,6 +200,19 @@ def shifted(lane: Lane, moving: Mapping[str, int]) -> Lane:
     return Lane(lane.op, tuple(shifted(a, moving) for a in lane.args))
 
 
+def canonical(lane: Lane) -> Lane:
+    """Return a form that is equal for sums and products in any order, fused or not."""
+    if lane.op in ("load", "scalar", "const"):
+        return lane
+    args = [canonical(a) for a in lane.args]
+    if lane.op in ("vmul", "vadd"):
+        args.sort(key=repr)
+    if lane.op == "vfma":
+        product = Lane("vmul", tuple(sorted(args[:2], key=repr)))
+        return Lane("vadd", tuple(sorted((product, args[2]), key=repr)))
+    return Lane(lane.op, tuple(args))
+
+
 def loads_of(lane: Lane) -> set[tuple[str, int]]:
     """Return the (array, byte offset) pairs that a lane reads."""
     if lane.op == "load":

@@ -46,13 +46,16 @@ NAMES = {"NULL": "null", "INFINITY": "inf", "HUGE_VALF": "inf"}
 RESERVED = {*keyword.kwlist, *OPS, *CONSTANTS, *ELEMENTS, "cast", "regs", "local", "param"}
 
 
+REFUSED = "this cannot be lifted: "
+
+
 class Unliftable(Exception):
     """A pattern does not apply; the reason says why. Never leaves this package."""
 
 
 def refuse(what: str, hint: str = "") -> SpecError:
     """Return the error for C that has no high form at all."""
-    return SpecError(f"this cannot be lifted: {what}" + (f"; {hint}" if hint else ""))
+    return SpecError(f"{REFUSED}{what}" + (f"; {hint}" if hint else ""))
 
 
 def value_type(type_: Type) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dovetail.codegen.lift.loops import Counted, assigned_names, steady
 from dovetail.codegen.lift.scalar import Scalars, convert
-from dovetail.codegen.lift.types import Unliftable, value_type
+from dovetail.codegen.lift.types import REFUSED, Unliftable, value_type
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import (
     Binary,
@@ -63,7 +63,7 @@ def vectorise(loop: Counted, scalars: Scalars) -> tuple[high.Stmt, ...]:
     try:
         return _Vectoriser(loop, scalars).run()
     except SpecError as error:
-        raise Unliftable(str(error).removeprefix("this cannot be lifted: ")) from None
+        raise Unliftable(str(error).removeprefix(REFUSED)) from None
 
 
 @dataclass(slots=True)

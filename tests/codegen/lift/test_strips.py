@@ -1,0 +1,71 @@
+"""Vector loops of one instruction set come out for all: proved elementwise, or left alone."""
+
+import numpy as np
+import pytest
+
+from dovetail.codegen.lift import lift
+from dovetail.codegen.targets import TARGETS
+from dovetail.ir.errors import SpecError
+from dovetail.ir.high.print import print_high
+from tests.codegen.lift.native import NATIVE, WHERE, both, lifted, parsed
+from tests.codegen.lift.test_scalar import SIZES, draw, loops
+
+AVX2, AVX512, NEON = "x86-64-avx2", "x86-64-avx512", "aarch64-neon"
+CASES = {
+    "kn_add_avx_u16": ("add_avx.c", AVX2),
+    "kn_clamp_avx512f_u32": ("clamp_avx512.c", AVX512),
+    "kn_mulc_neon_u8": ("mul_neon.c", NEON),
+    "axpy": ("axpy_index.c", AVX2),
+    "whole_vectors": ("axpy_index.c", AVX2),
+}
+
+
+def arguments(function, n):
+    x, y, out = draw(n + 8), draw(n + 8, seed=1), np.zeros(n + 8, np.float32)
+    if function == "axpy":
+        return [n, 0.75, x, y]
+    if function == "whole_vectors":
+        return [n, x, y]
+    params = np.array([-0.5, 0.5], np.float32)
+    return [4 * n, x, y, out, params]
+
+
+@pytest.mark.parametrize("function", CASES)
+def test_a_chain_becomes_one_loop_of_any_width(function):
+    file, _ = CASES[function]
+    module = lifted(file, function)
+    assert loops(module.function(function)) == ["vrange"]
+
+
+@pytest.mark.parametrize("target", WHERE)
+@pytest.mark.parametrize("function", CASES)
+def test_lifted_chains_give_the_numbers_of_the_original(function, target):
+    file, original = CASES[function]
+    if original not in NATIVE and original != NEON:
+        pytest.skip(f"this CPU does not run {original}")
+    for n in SIZES:
+        for want, got in both(file, function, original, target, arguments(function, n)):
+            assert np.all(np.abs(got - want) <= 1e-6 * np.maximum(np.abs(want), 1)), n
+
+
+def test_the_function_is_what_the_lanes_compute():
+    text = print_high(lift(parsed("clamp_avx512.c"), "kn_clamp_avx512f_u32", TARGETS[AVX512]))
+    store = next(line.strip() for line in text.splitlines() if "vstore" in line)
+    assert (
+        store == "vstore(out + i, vmin(all, vmax(all_2, vfma(vload(a + i), all_3, vload(b + i)))))"
+    )
+    assert "_mm512" not in text and "params[1]" in text
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("neighbours", "neighbours"),
+        ("reversed", "depends on its neighbours|computed differently"),
+        ("different_tail", "compute different things"),
+        ("long_tail", "stores others"),
+    ],
+)
+def test_what_is_not_elementwise_is_not_taken_for_it(function, reason):
+    with pytest.raises(SpecError, match=reason):
+        lift(parsed("refused.c"), function)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -47,19 +47,28 @@ for _name, _verb in KERNEL_VERBS.items():
 app.add_typer(kernels, name="kernel")
 
 
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"dovetail {__version__}")
         raise typer.Exit
 
 
-def main() -> None:
-    """Run the command line; the exit code says what happened (see HELP)."""
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Options before the verb."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line on `arguments` (default: the process's); ends in SystemExit."""
     try:
-        app(prog_name="dovetail")
+        app(args=arguments, prog_name="dovetail")
     except KeyboardInterrupt:
         print("dovetail: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

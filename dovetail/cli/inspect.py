@@ -6,7 +6,6 @@ In: an artifact directory, of any machine. Out: tables, or one JSON object with 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -207,30 +206,25 @@ def _weights_table(file: ModelFile) -> Table:
 
 def _schedule_table(model: ModelInspection) -> Table:
     table = Table(title="schedules", title_justify="left")
-    for column in ("operator", "N x K", "phase", "threads", "from M", "kernel", "schedule"):
+    for column in ("operator / from M", "kernel", "schedule", "source"):
         table.add_column(column, overflow="fold")
-    for column in ("source", "time", "GFLOP/s", "loss"):
+    for column in ("time", "GFLOP/s", "loss"):
         table.add_column(column, justify="right")
     for schedule in model.schedules:
-        for row in _schedule_rows(schedule):
-            table.add_row(*row)
+        shape = f" {schedule.n} x {schedule.k}" if schedule.k else ""
+        head = f"{schedule.op}{shape} {schedule.dtype}"
+        where = f"{schedule.phase} phase, {schedule.threads} threads"
+        table.add_row(head, schedule.target, where, style="bold")
+        for row in schedule.rows:
+            table.add_row(*_schedule_row(schedule, row))
+        table.add_section()
     return table
 
 
-def _schedule_rows(table: ScheduleTable) -> Iterator[tuple[str, ...]]:
-    shape = f"{table.n} x {table.k} {table.dtype}" if table.k else ""
-    head = (f"{table.op} ({table.target})", shape, table.phase, str(table.threads))
-    for index, row in enumerate(table.rows):
-        start = head if index == 0 else ("",) * len(head)
-        kernel = f"{row.kernel} + {row.reduce_kernel}" if row.reduce_kernel else row.kernel
-        yield (
-            *start,
-            str(row.m_lo),
-            kernel,
-            _show_schedule(row),
-            row.source,
-            *_show_figures(table, row),
-        )
+def _schedule_row(table: ScheduleTable, row: Row) -> tuple[str, ...]:
+    kernel = f"{row.kernel} + {row.reduce_kernel}" if row.reduce_kernel else row.kernel
+    figures = _show_figures(table, row)
+    return (f"{row.m_lo:>6}", kernel, _show_schedule(row), row.source, *figures)
 
 
 def _show_schedule(row: Row) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dovetail.codegen.isa.target import Target
     from dovetail.codegen.library import BuiltLibrary
     from dovetail.ir.high import nodes as high
+    from dovetail.ir.low import nodes as low
 
 MAX_TEXT_BYTES = 8 << 20
 HIGH_SUFFIX = ".dk"
@@ -61,14 +63,13 @@ def check_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Parse and verify a kernel; with --target also lower it. Exit code 1 where it has faults."""
-    language = "high IR" if file.suffix == HIGH_SUFFIX else "low IR"
-    source = read_source(file)
-    text = read_source(prelude).text if prelude else ""
+    source, macros = read_source(file), read_source(prelude) if prelude else None
+    language = "high IR" if is_high(source) else "low IR"
     kernels: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     shown = ""
     try:
-        kernels = check_kernels(source, text, target)
+        kernels = check_kernels(source, macros, target)
     except SyntaxDiagnostic as error:
         shown, faults = str(error), tuple(_fault(d) for d in error.diagnostics)
     except ScheduleError as error:
@@ -89,12 +90,16 @@ def check_command(
 def lift_command(
     file: FileArgument,
     prelude: PreludeOption = None,
+    function: Annotated[
+        list[str] | None, typer.Option(help="Only these; repeatable. Default: all not called.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A .dk file.")] = None,
 ) -> None:
     """Lift C with the intrinsics of one instruction set to high IR, for every target."""
     from dovetail.ir.high.print import print_high
 
-    text = print_high(lift_source(read_source(file), read_source(prelude) if prelude else None))
+    source, macros = read_source(file), read_source(prelude) if prelude else None
+    text = print_high(lift_source(source, macros, tuple(function or ())))
     if output is None:
         print(text, end="")
     else:
@@ -136,48 +141,66 @@ def read_source(path: Path) -> Source:
         raise SpecError(f"{path} is not UTF-8 text (byte {error.start})") from None
 
 
-def check_kernels(source: Source, prelude: str, target: str | None) -> tuple[str, ...]:
+def check_kernels(source: Source, prelude: Source | None, target: str | None) -> tuple[str, ...]:
     """Parse, verify and (given a target) lower; return the names of the functions.
 
     Raises:
         SyntaxDiagnostic: the text is wrong.
         ScheduleError: it cannot be lowered with its default parameters.
+        SpecError: a target is given, and the text is C that has no high form.
     """
-    if source.name.endswith(HIGH_SUFFIX):
-        unit = read_high(source)
+    from dovetail.codegen.lower import lower
+
+    names = () if is_high(source) else check_low(source, prelude)
+    if target is not None or is_high(source):
+        unit = read_unit(source, prelude)
+        names = names or kernel_names(unit)
         if target is not None:
             for name in kernel_names(unit):
-                _lower(unit, name, choose_target(target))
-        return kernel_names(unit)
+                lower(unit, name, {}, choose_target(target), name=name)
+    return names
+
+
+def check_low(source: Source, prelude: Source | None) -> tuple[str, ...]:
+    """Parse and verify C text; return the names of its functions."""
     from dovetail.ir.low.nodes import Function
+
+    unit = read_low(source, prelude)
+    return tuple(item.name for item in unit.items if isinstance(item, Function))
+
+
+def read_low(source: Source, prelude: Source | None) -> low.Unit:
+    """Return the verified unit of C text."""
     from dovetail.ir.low.parse import parse_low
     from dovetail.ir.low.verify import verify_low
 
-    low_unit = parse_low(source, defines=prelude)
-    verify_low(low_unit, source)
-    if target is not None:
-        lifted = lift_source(source, Source("prelude", prelude))
-        for name in kernel_names(lifted):
-            _lower(lifted, name, choose_target(target))
-    return tuple(item.name for item in low_unit.items if isinstance(item, Function))
+    unit = parse_low(source, defines=prelude.text if prelude else "")
+    verify_low(unit, source)
+    return unit
 
 
 def read_unit(source: Source, prelude: Source | None) -> high.Unit:
-    """Return a file's kernels as high IR: parsed, or lifted from C."""
-    if source.name.endswith(HIGH_SUFFIX):
-        return read_high(source)
-    return lift_source(source, prelude)
+    """Return a file's kernels as verified high IR with what they import; C text is lifted."""
+    from dovetail.ir.high.print import print_high
+    from dovetail.ir.high.verify import load_modules
+
+    if not is_high(source):
+        lifted = lift_source(source, prelude)
+        source = Source(f"{source.name} (lifted)", print_high(lifted))
+    return load_modules(source, bundled_module)
 
 
-def read_high(source: Source) -> high.Unit:
-    """Return the verified unit of a `.dk` text, with what it imports."""
-    from dovetail.codegen.catalog import resolve_imports
-    from dovetail.ir.high.parse import parse_high
-    from dovetail.ir.high.verify import verify_high
+def bundled_module(name: str) -> Source:
+    """Return the text of a kernel module that comes with Dovetail; KeyError if there is none."""
+    path = files("dovetail.codegen") / "kernels" / f"{name}{HIGH_SUFFIX}"
+    if not path.is_file():
+        raise KeyError(name)
+    return Source(f"{name}{HIGH_SUFFIX}", path.read_text(encoding="utf-8"))
 
-    unit = resolve_imports(parse_high(source))
-    verify_high(unit, source)
-    return unit
+
+def is_high(source: Source) -> bool:
+    """Return whether a source is high IR, by its name."""
+    return source.name.endswith(HIGH_SUFFIX)
 
 
 def kernel_names(unit: high.Unit) -> tuple[str, ...]:
@@ -211,17 +234,23 @@ def build_kernels(
     library: str,
 ) -> BuiltLibrary:
     """Build `names` of `unit`; each takes the tunables of `binding` that it has."""
-    from dovetail.codegen.library import KernelRequest, LibrarySpec, build_library, find_kernel
+    from dovetail.codegen.catalog import KernelRequest
+    from dovetail.codegen.library import LibrarySpec, build_library
+    from dovetail.codegen.lower import find_kernel
 
     tunables = {name: {t.name for t in find_kernel(unit, name).tunables} for name in names}
     unknown = set(binding) - set().union(*tunables.values())
     if unknown:
         raise SpecError(f"no kernel of the file has a tunable {', '.join(sorted(unknown))}")
     requests = tuple(
-        KernelRequest(unit, name, {k: v for k, v in binding.items() if k in tunables[name]}, name)
+        KernelRequest(
+            library, name, {k: v for k, v in binding.items() if k in tunables[name]}, name
+        )
         for name in names
     )
-    return build_library(LibrarySpec(target, requests, name=library, team=False))
+    return build_library(
+        LibrarySpec(target, requests, name=library, modules={library: unit}, team=False)
+    )
 
 
 def write_library(built: BuiltLibrary, output: Path) -> None:
@@ -262,23 +291,39 @@ def write_text(path: Path, text: str) -> None:
             raise
 
 
-def lift_source(source: Source, prelude: Source | None) -> high.Unit:
-    """Return the high IR of C text; SyntaxDiagnostic where it is wrong or cannot be lifted."""
-    from dovetail.codegen.lift import lift
-    from dovetail.ir.low.parse import parse_low
-    from dovetail.ir.low.verify import verify_low
+def lift_source(
+    source: Source, prelude: Source | None, functions: tuple[str, ...] = ()
+) -> high.Unit:
+    """Return the high IR of C functions, by default of those that no other of the text calls.
 
-    unit = parse_low(source, defines=prelude.text if prelude else "")
-    verify_low(unit, source)
-    return lift(unit, source)
+    Raises:
+        SyntaxDiagnostic: the text is wrong.
+        SpecError: a function is not there or has no high form.
+    """
+    if is_high(source):
+        raise SpecError(f"{source.name} is high IR already; only C text can be lifted")
+    from dovetail.codegen.lift.lift import lift
+    from dovetail.ir.high.nodes import Unit
+
+    unit = read_low(source, prelude)
+    lifted = [lift(unit, name) for name in functions or uncalled_functions(unit)]
+    if not lifted:
+        raise SpecError(f"{source.name} has no function to lift")
+    return Unit(
+        functions=tuple({f.name: f for one in lifted for f in one.functions}.values()),
+        imports=tuple(dict.fromkeys(name for one in lifted for name in one.imports)),
+        notes=tuple(dict.fromkeys(note for one in lifted for note in one.notes)),
+    )
 
 
-def _lower(unit: high.Unit, name: str, target: Target) -> None:
-    from dovetail.codegen.library import complete_binding, find_kernel
-    from dovetail.codegen.lower import lower
+def uncalled_functions(unit: low.Unit) -> tuple[str, ...]:
+    """Return the functions of a C text that no other function of it calls, in order."""
+    from dovetail.ir.expr import Call
+    from dovetail.ir.low.nodes import Function
 
-    binding = complete_binding(find_kernel(unit, name), {})
-    lower(unit, name, binding, target, name=name)
+    functions = [item for item in unit.items if isinstance(item, Function)]
+    called = {n.name for f in functions for n in f.walk() if isinstance(n, Call)}
+    return tuple(f.name for f in functions if f.name not in called)
 
 
 def _fault(found: Diagnostic) -> Fault:

@@ -86,7 +86,7 @@ def show_bytes(count: int) -> str:
 
 def stdout_console() -> Console:
     """Return the console reports go to; wide enough for tables where it is no terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
 @contextmanager

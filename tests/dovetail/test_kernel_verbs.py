@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.dovetail.commands import assert_one_sentence, dovetail
+
+SAXPY = '''
+"""A scaled sum."""
+
+
+@kernel
+def saxpy(N: i64, a: f32, x: ptr[f32], y: ptr[f32]):
+    """Store a x + y in y, in vectors of U registers."""
+    U: param = choice(1, 2, default=1)
+    for i in vrange(N):
+        vstore(y + i, vfma(vbroadcast(a), vload(x + i), vload(y + i)))
+'''
+SUM_C = """
+#include <stdint.h>
+void add(int64_t n, const FLOAT *a, const FLOAT *b, FLOAT *c) {
+  for (int64_t i = 0; i < n; i++) {
+    c[i] = a[i] + b[i];
+  }
+}
+"""
+
+
+@pytest.fixture
+def saxpy(tmp_path: Path) -> Path:
+    path = tmp_path / "saxpy.dk"
+    path.write_text(SAXPY)
+    return path
+
+
+@pytest.fixture
+def add_c(tmp_path: Path) -> Path:
+    path = tmp_path / "add.c"
+    path.write_text(SUM_C)
+    (tmp_path / "prelude.h").write_text("#define FLOAT float\n")
+    return path
+
+
+def test_check_passes(saxpy: Path) -> None:
+    result = dovetail("kernel", "check", saxpy)
+    assert (result.code, result.err) == (0, "")
+    assert "saxpy" in result.out
+
+
+@pytest.mark.parametrize("target", ["x86-64-avx2", "x86-64-avx512", "aarch64-neon", "generic"])
+def test_check_lowers_to_any_target(saxpy: Path, target: str) -> None:
+    report = json.loads(dovetail("kernel", "check", saxpy, "--target", target, "--json").out)
+    assert (report["ok"], report["kernels"], report["faults"]) == (True, ["saxpy"], [])
+
+
+def test_check_shows_the_place_and_exits_1(saxpy: Path) -> None:
+    saxpy.write_text(SAXPY.replace("vload(x + i)", "vlaod(x + i)"))
+    result = dovetail("kernel", "check", saxpy)
+    assert result.code == 1
+    assert "saxpy.dk:10:" in result.out and "^" in result.out and "vlaod" in result.out
+    report = json.loads(dovetail("kernel", "check", saxpy, "--json").out)
+    assert [(f["line"], report["ok"]) for f in report["faults"]] == [(10, False)]
+
+
+def test_check_of_c_with_a_prelude(add_c: Path) -> None:
+    prelude = add_c.with_name("prelude.h")
+    result = dovetail("kernel", "check", add_c, "--prelude", prelude)
+    assert (result.code, result.err) == (0, "")
+    assert dovetail("kernel", "check", add_c).code == 1  # FLOAT is unknown without it
+
+
+def test_build_gives_a_library_that_computes(saxpy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lib"
+    result = dovetail("kernel", "build", saxpy, "--target", "generic", "-o", out, "--set", "U=2")
+    assert result.code == 0, result.err
+    index = json.loads((out / "index.json").read_text())
+    assert index["kernels"][0]["binding"] == {"U": 2}
+    assert "saxpy" in (out / index["source"]).read_text()
+    function = ctypes.CDLL(str(out / index["library"])).saxpy
+    function.argtypes = (ctypes.c_int64, ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p)
+    x, y = np.arange(37, dtype=np.float32), np.ones(37, np.float32)
+    function(37, 2.0, x.ctypes.data, y.ctypes.data)
+    assert np.array_equal(y, 2 * np.arange(37, dtype=np.float32) + 1)
+    again = dovetail("kernel", "build", saxpy, "--target", "generic", "-o", out)
+    assert again.code == 0  # a library is replaced, nothing else is
+    assert json.loads((out / "index.json").read_text())["kernels"][0]["binding"] == {"U": 1}
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_lift_makes_text_that_checks(add_c: Path, tmp_path: Path) -> None:
+    lifted = tmp_path / "add.dk"
+    prelude = add_c.with_name("prelude.h")
+    result = dovetail("kernel", "lift", add_c, "--prelude", prelude, "-o", lifted)
+    assert result.code == 0, result.err
+    assert dovetail("kernel", "lift", add_c, "--prelude", prelude).out == lifted.read_text()
+    assert dovetail("kernel", "check", lifted, "--target", "aarch64-neon").code == 0
+
+
+def test_bad_input_is_one_sentence_and_exit_2(saxpy: Path, tmp_path: Path) -> None:
+    binary = tmp_path / "binary.c"
+    binary.write_bytes(b"\xff\xfe\x00")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    cases: list[tuple[object, ...]] = [
+        ("check", tmp_path / "missing.dk"),
+        ("check", tmp_path),
+        ("check", binary),
+        ("check", saxpy, "--target", "z80"),
+        ("check", saxpy, "--prelude", tmp_path / "missing.h"),
+        ("build", saxpy, "-o", taken),
+        ("build", saxpy, "-o", tmp_path / "o", "--kernel", "other"),
+        ("build", saxpy, "-o", tmp_path / "o", "--set", "U"),
+        ("build", saxpy, "-o", tmp_path / "o", "--set", "U=3"),
+        ("build", saxpy, "-o", tmp_path / "o", "--set", "V=1"),
+        ("build", saxpy, "-o", "/proc/nowhere/o"),
+        ("lift", saxpy),
+    ]
+    for case in cases:
+        assert_one_sentence(dovetail("kernel", *case))
+    assert not (tmp_path / "o").exists()
+
+
+def test_no_compiler_is_one_sentence(
+    saxpy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_CC", "/nonexistent/cc")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    result = dovetail("kernel", "build", saxpy, "-o", tmp_path / "o")
+    assert result.code == 2 and "/nonexistent/cc" in result.err
+    assert not (tmp_path / "o").exists()

@@ -1,0 +1,188 @@
+"""compile, inspect, verify and run, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dovetail as face
+from dovetail.topology.hardware import dump_hardware, read_hardware
+from tests.dovetail.commands import Result, assert_one_sentence, dovetail
+
+
+def test_help_of_every_verb() -> None:
+    for verb in ("compile", "run", "inspect", "verify", "quickstart", "kernel"):
+        result = dovetail(verb, "--help")
+        assert (result.code, result.err) == (0, "")
+    assert dovetail("--version").out == f"dovetail {face.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [("bake",), ("compile",), ("run", "--prompt"), ("kernel",)])
+def test_wrong_usage_exits_2(arguments: tuple[str, ...]) -> None:
+    assert dovetail(*arguments).code == 2
+
+
+def test_compile_reports(compiled: tuple[Path, Result]) -> None:
+    output, result = compiled
+    report = json.loads(result.out)
+    assert (report["path"], report["family"]) == (str(output), "llama")
+    assert set(report["seconds"]) == {"read", "kernels", "schedules", "weights", "write"}
+    assert "kernels" in result.err  # the bars
+
+
+def test_compile_for_a_described_machine(model: Path, tmp_path: Path) -> None:
+    machine = tmp_path / "machine.json"
+    machine.write_bytes(dump_hardware(read_hardware()))
+    output = tmp_path / "app.dove"
+    options = ("--hardware", machine, "--target", "generic", "--threads", "1")
+    assert dovetail("compile", model, "-o", output, *options).code == 0
+    found = json.loads(dovetail("inspect", output, "--json").out)
+    assert found["manifest"]["targets"] == ["generic"]
+    assert found["plan"]["decode"]["threads"] == 1
+    assert found["hardware"]["source"] == "sysfs"
+
+
+def test_inspect_shows_every_decision(artifact: Path) -> None:
+    text = dovetail("inspect", artifact).out
+    found = json.loads(dovetail("inspect", artifact, "--json").out)
+    (model,) = found["models"]
+    for table in model["schedules"]:
+        assert table["op"] in text
+        for row in table["rows"]:
+            assert row["source"] in ("default", "measured", "reused") and row["source"] in text
+    assert {t["name"] for t in model["tapes"]} == {"forward", "sample"}
+    assert found["kernels"][0]["target"] in text
+    assert f"{found['plan']['decode']['threads']} threads" in text
+    assert sum(w["bytes"] for w in model["file"]["weights"]) > 0
+
+
+def test_verify(artifact: Path, tmp_path: Path) -> None:
+    result = dovetail("verify", artifact)
+    assert (result.code, result.err) == (0, "")
+    report = json.loads(dovetail("verify", artifact, "--json").out)
+    assert (report["ok"], report["faults"]) == (True, [])
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "service.json", "model.json", "kernels.c"])
+def test_verify_finds_damage_in_any_file(artifact: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "app.dove"
+    shutil.copytree(artifact, copy)
+    (damaged,) = copy.rglob(name)
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    result = dovetail("verify", copy)
+    assert result.code == 1 and name in result.out
+    if name != "weights.bin":  # whose hashes are checked on request
+        assert_one_sentence(dovetail("run", copy, "--prompt-ids", "1,2"))
+    else:
+        assert_one_sentence(dovetail("run", copy, "--prompt-ids", "1,2", "--check-weights"))
+
+
+def test_verify_of_nothing_is_bad_input(tmp_path: Path) -> None:
+    assert_one_sentence(dovetail("verify", tmp_path / "none.dove"))
+
+
+def test_run_streams_what_the_api_generates(artifact: Path) -> None:
+    with face.load(artifact) as app:
+        (expected,) = app.generate("Dove", max_tokens=12)
+    streamed = dovetail("run", artifact, "--prompt", "Dove", "--max-tokens", 12)
+    assert (streamed.code, streamed.out) == (0, f"{expected.text}\n")
+    arguments = ("--max-tokens", 12, "--json")
+    (result,) = json.loads(dovetail("run", artifact, "--prompt", "Dove", *arguments).out)
+    assert tuple(result["token_ids"]) == expected.token_ids
+    assert result["first_token_seconds"] > 0
+
+
+def test_run_of_several_prompts(artifact: Path) -> None:
+    prompts = ("--prompt", "One", "--prompt-ids", "65,66,67", "--n", 2, "--temperature", 1)
+    results = json.loads(dovetail("run", artifact, *prompts, "--seed", 3, "--json").out)
+    assert [r["prompt"] for r in results] == ["One", "One", [65, 66, 67], [65, 66, 67]]
+    assert results[0]["token_ids"] != results[1]["token_ids"]
+    again = json.loads(dovetail("run", artifact, *prompts, "--seed", 3, "--json").out)
+    assert [r["token_ids"] for r in again] == [r["token_ids"] for r in results]
+    assert "--- One" in dovetail("run", artifact, *prompts).out
+
+
+def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_path: Path) -> None:
+    out = tmp_path / "app.dove"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    trace = tmp_path / "trace.csv"
+    trace.write_text("a,b\n1,2\n")
+    cases: list[tuple[object, ...]] = [
+        ("compile", tmp_path / "missing", "-o", out),
+        ("compile", empty, "-o", out),
+        ("compile", model, "-o", out, "--effort", "heroic"),
+        ("compile", model, "-o", out, "--target", "z80"),
+        ("compile", model, "-o", out, "--hardware", tmp_path / "missing.json"),
+        ("compile", model, "-o", out, "--workload", trace),
+        ("compile", model, "-o", out, "--kv-dtype", "f64"),
+        ("compile", model, "-o", out, "--threads", 4096),
+        ("compile", model, "-o", "/proc/nowhere/app.dove"),
+        ("compile", model, "-o", empty),
+        ("inspect", tmp_path / "missing"),
+        ("inspect", empty),
+        ("run", empty, "--prompt", "x"),
+        ("run", artifact),
+        ("run", artifact, "--prompt-ids", "1,x"),
+        ("run", artifact, "--prompt-ids", "1,999999"),
+        ("run", artifact, "--prompt", "x" * 600),
+        ("run", artifact, "--prompt", "x", "--temperature", "-1"),
+        ("run", artifact, "--prompt", "x", "--top-p", "0"),
+        ("run", artifact, "--prompt", "x", "--max-tokens", "0"),
+        ("run", artifact, "--prompt", "x", "--threads", "0"),
+    ]
+    for case in cases:
+        result = dovetail(*case)
+        sentence = [line for line in result.err.splitlines() if line.startswith("dovetail: ")]
+        assert (result.code, len(sentence)) == (2, 1), (case, result)
+    assert not out.exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "trace.csv"]
+    assert list(empty.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_compile_leaves_nothing(
+    model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    script = "from dovetail.cli import main; main()"
+    environment = {**os.environ, "DOVETAIL_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", script, "compile", model, "-o", tmp_path / "out" / "app.dove"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    (tmp_path / "out").mkdir()
+    wait_until_written(tmp_path / "cache", process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert "Traceback" not in err and "dovetail: " in err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def wait_until_written(path: Path, process: subprocess.Popen[str]) -> None:
+    """Return once `path` exists: the kernels are being built into that cache."""
+    while not path.exists() and process.poll() is None:
+        os.sched_yield()
+
+
+def test_a_closed_pipe_is_no_error(artifact: Path) -> None:
+    script = "from dovetail.cli import main; main()"
+    command = [sys.executable, "-P", "-c", script, "inspect", str(artifact), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dovetail.codegen.isa.target import Target, called_names
 from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.expr import Binary, Name
-from dovetail.ir.low.nodes import Function, Unit
+from dovetail.ir.low.nodes import Declare, Function, Unit
 from dovetail.ir.low.print import print_low
 from dovetail.ir.schedule import SCHEDULE_VALUES
 
@@ -142,7 +142,7 @@ def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
     own = [i for i in kernel.unit.items if not (isinstance(i, Function) and i.static)]
     params = entry.params
     positions = slot_positions(params)
-    nullable = compared_names(kernel.unit.function(entry.name))
+    nullable = nullable_names(kernel.unit.function(entry.name))
     return KernelText(
         name=entry.name,
         family=entry.family,
@@ -159,10 +159,21 @@ def slot_positions(params: Sequence[KernelParam]) -> dict[str, int]:
     return {p.name: i for i, p in enumerate(q for q in params if q.kind == "slot")}
 
 
-def compared_names(function: Function) -> set[str]:
-    """Return the names a function compares for equality: a pointer among them may be null."""
+def nullable_names(function: Function) -> set[str]:
+    """Return the names compared for equality, and what variables so compared start out as.
+
+    A pointer parameter among them may be null: the kernel asks.
+    """
     compares = [n for n in function.walk() if isinstance(n, Binary) and n.op in ("==", "!=")]
-    return {side.id for n in compares for side in (n.left, n.right) if isinstance(side, Name)}
+    found = {side.id for n in compares for side in (n.left, n.right) if isinstance(side, Name)}
+    copies = {
+        (node.name, node.init.id)
+        for node in function.walk()
+        if isinstance(node, Declare) and isinstance(node.init, Name)
+    }
+    while more := {source for name, source in copies if name in found} - found:
+        found |= more
+    return found
 
 
 def _entry_argument(param: KernelParam, positions: dict[str, int], target: Target) -> str:

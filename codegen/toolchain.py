@@ -31,11 +31,15 @@ ADVICE = "install gcc or clang, set DOVETAIL_CC to a C compiler, or run: pip ins
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler: the command it starts with, its kind (gcc, clang, zig) and version line."""
+    """A C compiler: the command it starts with, its kind (gcc, clang, zig) and version line.
+
+    `machine` is what it builds for, as `uname -m` spells it; empty for zig, which builds for all.
+    """
 
     command: tuple[str, ...]
     kind: str
     version: str
+    machine: str = ""
 
     def flags_for(self, target: Target, static: bool = False) -> tuple[str, ...]:
         """Return the flags that select the target.
@@ -77,11 +81,13 @@ class BuildSpec:
 def find_compiler(target: Target) -> Compiler:
     """Return the compiler for `target`: $DOVETAIL_CC, gcc or clang on PATH, the zig wheel.
 
-    For another machine than this one only zig serves, unless $DOVETAIL_CC names a cross compiler.
+    One that builds for another machine than the target's is passed over; zig builds for all.
     """
     chosen = os.environ.get("DOVETAIL_CC", "").strip()
     if chosen:
-        return _identify(tuple(shlex.split(chosen)))
+        compiler = _identify(tuple(shlex.split(chosen)))
+        if compiler.machine in ("", target.machine or platform.machine()):
+            return compiler
     if target.machine in ("", platform.machine()):
         for name in ("gcc", "clang"):
             path = shutil.which(name)
@@ -105,8 +111,11 @@ def _identified(command: tuple[str, ...], _modified: int) -> Compiler:
     ask = (*command[:-1], "version") if zig else (*command, "--version")
     text = _run(ask, None, "the C compiler does not tell its version").strip()
     version = text.splitlines()[0] if text else "unknown"
-    kind = "zig" if zig else "clang" if "clang" in text else "gcc"
-    return Compiler(command, kind, f"zig {version}" if zig else version)
+    if zig:
+        return Compiler(command, "zig", f"zig {version}")
+    triple = _run((*command, "-dumpmachine"), None, "the C compiler does not tell its target")
+    machine = triple.strip().partition("-")[0]
+    return Compiler(command, "clang" if "clang" in text else "gcc", version, machine)
 
 
 def cache_directory() -> Path:

@@ -24,8 +24,10 @@ void scale(int64_t n, const float* x, const float* bias, float factor, float* ou
   int64_t i;
   for (i = tid; i < n; i += nth) {
     out[i] = x[i] * factor + (float)block_k;
-    if (bias != 0) {
-      out[i] += bias[i];
+    const float* addend = bias;
+    const float* term = addend;
+    if (term != 0) {
+      out[i] += term[i];
     }
   }
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import KernelRequest
-from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.library import ABI, LibrarySpec, build_library
 from dovetail.codegen.targets import TARGETS, host_features, host_target, runs_on
 from dovetail.ir.artifact import KernelParam
 from dovetail.ir.diagnostics import Source
@@ -79,6 +79,7 @@ def test_index_describes_the_kernels(tmp_path):
 def test_team_is_part_of_the_library_unless_left_out(tmp_path):
     with_team = ctypes.CDLL(str(build_library(spec_of("axpy_f32"), tmp_path).path))
     assert with_team.dt_team_create
+    assert with_team.dt_abi() == ABI
     without = ctypes.CDLL(str(build_library(spec_of("axpy_f32", team=False), tmp_path).path))
     assert not hasattr(without, "dt_team_create")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def fake_compiler(directory: Path, body: str) -> Path:
     """Write a shell script that stands for a compiler: answers --version, else runs `body`."""
     path = directory / "fakecc"
     path.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "fakecc 1.0"; exit 0; }}\n{body}\n'
+        f'#!/bin/sh\n[ "$1" = --version ] && {{ echo "fakecc 1.0"; exit 0; }}\n'
+        f'for last; do :; done\n[ "$last" = -dumpmachine ] && {{ uname -m; exit 0; }}\n{body}\n'
     )
     path.chmod(0o755)
     return path
@@ -119,6 +121,14 @@ def test_environment_chooses_the_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CC", "/nowhere/cc")
     with pytest.raises(ToolchainError, match="does not exist"):
         find_compiler(TARGET)
+
+
+def test_compiler_of_another_machine_is_passed_over(tmp_path, monkeypatch):
+    pytest.importorskip("ziglang")
+    monkeypatch.setenv("DOVETAIL_CC", str(fake_compiler(tmp_path, "exit 0")))
+    foreign = next(t for t in TARGETS.values() if t.machine not in ("", platform.machine()))
+    assert find_compiler(TARGET).machine == platform.machine()
+    assert find_compiler(foreign).kind == "zig"
 
 
 def test_zig_serves_without_a_compiler_on_path_and_for_other_machines(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Lift C text, lower it again for any target, and run both on the same arguments."""
 
 import ctypes
+import shutil
 import subprocess
 import tempfile
 from functools import cache
@@ -20,7 +21,7 @@ from dovetail.ir.high.verify import verify_high
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
 from dovetail.ir.low.verify import verify_low
-from tests.codegen.lower.native import NATIVE, _argument, build
+from tests.codegen.lower.native import HEAD, NATIVE, _argument
 
 KERNELS = Path(__file__).parent / "kernels"
 PRELUDE = (KERNELS / "prelude.h").read_text()
@@ -64,20 +65,35 @@ def run_original(file, function, target, args):
 @cache
 def compiled(file, target):
     """The C text itself, compiled by gcc with the prelude in front."""
-    library = Path(tempfile.mkdtemp()) / "original.so"
-    command = ["gcc", *TARGETS[target].cflags, "-w", "-shared"]
-    command += ["-include", "math.h", "-include", str(KERNELS / "prelude.h"), str(KERNELS / file)]
-    subprocess.run([*command, "-o", str(library), "-lm"], check=True)
-    return ctypes.CDLL(str(library))
+    return compile_c(PRELUDE + (KERNELS / file).read_text(), TARGETS[target], ("-w",))
 
 
 def run_lifted(file, function, target, args, **binding):
     lowered = lower(lifted(file, function), function, binding, TARGETS[target], name=function)
+    assert parse_low(Source("lowered", print_low(lowered))) == lowered
     if target not in NATIVE:
         interpret(lowered, function, list(args), TARGETS[target])
         return
-    library = build(print_low(lowered), target)
-    getattr(library, function)(*map(_argument, args))
+    loaded = build(print_low(lowered), target)
+    getattr(loaded, function)(*map(_argument, args))
+
+
+@cache
+def build(text, target):
+    chosen = TARGETS[target]
+    includes = "".join(f"#include <{h}>\n" for h in chosen.headers)
+    return compile_c(includes + HEAD + text, chosen, ("-Werror",))
+
+
+def compile_c(text, target, flags):
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-test-"))
+    (folder / "k.c").write_text(text)
+    fast = [flag.replace("-O3", "-O1") for flag in target.cflags]
+    command = ["gcc", *fast, *flags, "-shared", "k.c", "-o", "k.so", "-lm"]
+    subprocess.run(command, check=True, cwd=folder)
+    loaded = ctypes.CDLL(str(folder / "k.so"))
+    shutil.rmtree(folder)
+    return loaded
 
 
 def both(file, function, original, target, args, **binding):

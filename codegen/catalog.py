@@ -54,8 +54,8 @@ DTYPE_PARAMETER: dict[str, str] = {
 """The tunable of a family that names its dtype; its value ends the kernel's name."""
 
 TILES: dict[tuple[str, str], dict[str, int]] = {
-    ("prefill_attention", "avx512"): {"KT": 8, "RV": 2, "STRIPS": 4, "RT": 8, "DV": 2},
-    ("prefill_attention", "avx2"): {"KT": 4, "RV": 3, "STRIPS": 4, "RT": 6, "DV": 2},
+    ("prefill_attention", "avx512"): {"KT": 8, "RV": 1, "STRIPS": 6, "RT": 8, "DV": 2},
+    ("prefill_attention", "avx2"): {"KT": 4, "RV": 2, "STRIPS": 6, "RT": 4, "DV": 2},
     ("prefill_attention", "neon"): {"KT": 4, "RV": 4, "STRIPS": 4, "RT": 4, "DV": 4},
     ("prefill_attention", "generic"): {"KT": 2, "RV": 4, "STRIPS": 8, "RT": 2, "DV": 4},
     ("decode_attention", "avx512"): {"HT": 4, "KT": 4, "DV": 4},

@@ -14,9 +14,11 @@ from dovetail.codegen.catalog import KernelRequest, load_kernel_module
 from dovetail.codegen.emit import KernelSpec, UnitSpec, emit_unit, read_template
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import find_kernel, lower
+from dovetail.codegen.text_cache import UnitText, remember_text
 from dovetail.codegen.toolchain import (
     BuildSpec,
     TranslationUnit,
+    cache_directory,
     compile_shared,
     find_compiler,
 )
@@ -64,11 +66,9 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     outside a tunable's choices, ToolchainError when the compiler fails.
     """
     check_names(spec)
-    kernels = tuple(lower_request(r, spec.target, spec.modules.get(r.module)) for r in spec.kernels)
-    parts = min(os.cpu_count() or 1, max(1, len(kernels) // KERNELS_PER_PART))
-    unit = UnitSpec(spec.name, spec.target, kernels, parts, spec.tvm_ffi)
-    source = emit_unit(unit)
-    path = compile_shared(_build_spec(spec, source, parts), cache)
+    parts = min(os.cpu_count() or 1, max(1, len(spec.kernels) // KERNELS_PER_PART))
+    text = _library_text(spec, parts, cache_directory() if cache is None else cache)
+    path = compile_shared(_build_spec(spec, text.source, parts), cache)
     compiler = find_compiler(spec.target)
     index = KernelIndex(
         target=spec.target.name,
@@ -77,9 +77,26 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
         source=SOURCE_NAME,
         compiler=compiler.version,
         flags=compiler.flags_for(spec.target),
-        kernels=tuple(kernel.entry for kernel in kernels),
+        kernels=text.kernels,
     )
-    return BuiltLibrary(path, source, index)
+    return BuiltLibrary(path, text.source, index)
+
+
+def _library_text(spec: LibrarySpec, parts: int, cache: Path) -> UnitText:
+    """Return the C text of a library; remembered unless it has kernel files of the user."""
+
+    def generate() -> UnitText:
+        kernels = tuple(
+            lower_request(r, spec.target, spec.modules.get(r.module)) for r in spec.kernels
+        )
+        source = emit_unit(UnitSpec(spec.name, spec.target, kernels, parts, spec.tvm_ffi))
+        return UnitText(source=source, kernels=tuple(kernel.entry for kernel in kernels))
+
+    if spec.modules:
+        return generate()
+    requests = [(r.module, r.kernel, sorted(r.binding.items()), r.name) for r in spec.kernels]
+    request = (spec.name, spec.target.name, parts, spec.tvm_ffi, requests)
+    return remember_text(request, cache, generate)
 
 
 def _build_spec(spec: LibrarySpec, source: str, parts: int) -> BuildSpec:

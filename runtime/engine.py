@@ -16,7 +16,7 @@ from dovetail.ir.errors import ArtifactError, CapacityError
 from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS, ModelSpec
 from dovetail.ir.tape import Tape
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.device import CpuDevice, Segment
+from dovetail.runtime.device import CpuDevice, Device, Segment
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary, fit_plan
 from dovetail.runtime.memory import available_memory
@@ -84,7 +84,7 @@ class Engine:
         )
         library = KernelLibrary(artifact.library, artifact.kernels)
         most = max(prefill.threads, decode.threads)
-        self.device = CpuDevice(library, most, service.spin_iterations)
+        self.device: Device = CpuDevice(library, most, service.spin_iterations)
         self.weights = Weights(part)
         self.pool = KvPool(kv_blocks or service.kv_blocks or _fitting_blocks(part, hardware))
         forward, sample = _tape(part, "forward"), _tape(part, "sample")
@@ -182,10 +182,13 @@ class Engine:
 
 
 def _shrink(plan: PhasePlan, threads: int | None, hardware: HardwareSpec) -> PhasePlan:
-    fitted = fit_plan(plan, threads, hardware.allowed_pus)
+    """Return `plan` as this machine can run it: its CPUs and, unless asked otherwise, its quota."""
     wanted = threads or plan.threads
+    quota = hardware.cpu_quota
+    cut = min(wanted, max(1, int(quota))) if quota is not None and threads is None else wanted
+    fitted = fit_plan(plan, cut, hardware.allowed_pus)
     if fitted.threads < wanted:
-        log.warning("%d threads wanted, this process may use %d CPUs", wanted, fitted.threads)
+        log.warning("%d threads wanted, this process gets %d CPUs", wanted, fitted.threads)
     return fitted
 
 

@@ -79,6 +79,7 @@ class Team:
         self._c, self.handle, self.threads = library, handle, threads
         self._active: tuple[int, tuple[int, ...]] = (threads, ())
         self._end = weakref.finalize(self, library.dt_team_destroy, handle)
+        self._end.atexit = False  # another thread may be in a run while the process ends
 
     def set_active(self, plan: PhasePlan) -> None:
         """Use the first `plan.threads` threads from now on, pinned to `plan.cpus`."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.ir.errors import ArtifactError
+from dovetail.ir.errors import ArtifactError, RequestError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -42,7 +42,16 @@ class Tokenizer:
         return self._loaded
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, with the special tokens the model's template adds."""
+        """Return the ids of `text`, with the special tokens the model's template adds.
+
+        Raises RequestError for text that has no UTF-8 form.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt is not valid Unicode: half a surrogate pair at {error.start}"
+            ) from None
         return list(self._tokenizer.encode(text).ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -157,6 +157,7 @@ def make_artifact(tmp_path: Path, toy_library: Path) -> Callable[..., Path]:
         max_sequences: int = 8,
         kv_blocks: int = 64,
         tokenizer: Path | None = None,
+        threads: tuple[int, int] = (2, 2),
     ) -> Path:
         path = tmp_path / name
         forward, sample = forward_tape(max_tokens, max_sequences), sample_tape(max_sequences)
@@ -183,7 +184,10 @@ def make_artifact(tmp_path: Path, toy_library: Path) -> Callable[..., Path]:
             tokenizer="tokenizer.json" if tokenizer else None,
         )
         hashes = tuple(hashlib.sha256(chunk).hexdigest() for chunk in chunks)
-        plan = PhasePlan(threads=2, cpus=())
+        prefill, decode = (PhasePlan(threads=count, cpus=()) for count in threads)
+        service = ServicePlan(
+            prefill=prefill, decode=decode, kv_blocks=kv_blocks, prefill_token_threshold=8
+        )
         values: Sequence[tuple[str, object]] = (
             (f"{MODEL}/model.json", model),
             (f"{MODEL}/tapes/forward.json", forward),
@@ -194,7 +198,7 @@ def make_artifact(tmp_path: Path, toy_library: Path) -> Callable[..., Path]:
                 WeightChunks(chunk_bytes=4096, total_bytes=len(weights), sha256=hashes),
             ),
             ("kernels/generic/index.json", index),
-            ("plans/service.json", ServicePlan(prefill=plan, decode=plan, kv_blocks=kv_blocks)),
+            ("plans/service.json", service),
         )
         for file, value in values:
             write_json(path / file, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -46,6 +47,18 @@ def test_batches_join_leave_and_are_preempted(
         assert app.engine.pool.free_blocks == kv_blocks
         preempted = sum(d.metrics.preemptions for d in done)
         assert (preempted > 0) == (kv_blocks < 64)
+
+
+@pytest.mark.parametrize("threads", [(1, 2), (2, 1)])
+def test_phases_switch_thread_counts(
+    make_artifact: MakeArtifact, answer: Answer, threads: tuple[int, int]
+) -> None:
+    prompts = random_prompts(6, 8, 40)
+    with load(make_artifact(threads=threads)) as app:
+        plans = (app.engine.prefill.plan.threads, app.engine.decode.plan.threads)
+        assert plans == tuple(min(count, len(os.sched_getaffinity(0))) for count in threads)
+        done = app.generate(prompts, max_tokens=20)
+        assert [list(d.token_ids) for d in done] == [answer(p, 20) for p in prompts]
 
 
 def test_finish_reasons(make_artifact: MakeArtifact, answer: Answer) -> None:

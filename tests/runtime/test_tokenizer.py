@@ -141,6 +141,11 @@ def test_special_tokens_are_added_and_not_shown(tmp_path: Path) -> None:
     assert len(ids) == 2 and tokenizer.decode(ids) == "hello"
 
 
+def test_text_without_utf8_form_is_a_request_error() -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        SHARED.encode("ok \ud800")
+
+
 def test_a_broken_tokenizer_is_an_artifact_error(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")

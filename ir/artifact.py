@@ -8,7 +8,7 @@ FORMAT_MAJOR, FORMAT_MINOR = 1, 0
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Size in bytes and sha256 of one file; the hash is None for weights, whose chunks carry their own."""
+    """Size in bytes and sha256 of one file; None for weights, whose chunks carry hashes."""
 
     bytes: int
     sha256: str | None
@@ -30,7 +30,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelParam(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter of an exported kernel. `kind`: slot (taken from the slots in order), sched or thread."""
+    """A parameter of an exported kernel. `kind`: slot (taken in order), sched or thread."""
 
     name: str
     type: str

@@ -47,7 +47,7 @@ class Diagnostic:
     hint: str | None = None
 
     def render(self) -> str:
-        """Return `file:line:column: error[code]: message`, the source line, a caret line and the hint."""
+        """Return `file:line:column: error[code]: message`, the source line, a caret, the hint."""
         head = f"{self.source.name}:{self.span}: error[{self.code}]: {self.message}"
         line = self.source.line(self.span.line)
         shown = [head]

@@ -1,4 +1,4 @@
-"""The one error tree. Everything a user can cause ends in one of these; `assert` is for our own bugs.
+"""The one error tree. All a user can cause ends in one of these; `assert` is for our own bugs.
 
 Lives in the lowest layer so that every folder can raise it; `dovetail.errors` is the public name.
 """
@@ -15,7 +15,7 @@ class DovetailError(Exception):
 
 
 class SpecError(DovetailError):
-    """An input (model directory, hardware file, workload, option) is missing, malformed or unsupported."""
+    """An input (model, hardware file, workload, option) is missing, malformed or unsupported."""
 
 
 class SyntaxDiagnostic(DovetailError):
@@ -45,7 +45,7 @@ class ToolchainError(DovetailError):
 
 
 class ArtifactError(DovetailError):
-    """An artifact is damaged, too new, or does not fit this machine; names the file and the mending command."""
+    """An artifact is damaged, too new or unfit for this machine; names the file and the remedy."""
 
 
 class CapacityError(DovetailError):

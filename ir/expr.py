@@ -1,4 +1,4 @@
-"""Types and expressions shared by the low and the high IR, and the one operator-precedence table."""
+"""Types and expressions shared by low and high IR, and the one operator-precedence table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dovetail.ir.node import Node
 
-# ---- types: names are spelled as in the text (`float`, `__m256`, `int64_t`; `f32`, `vec[f32]`) ----
+# ---- types: names spelled as in the text (`float`, `__m256`, `int64_t`; `f32`, `vec[f32]`) ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Type(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedType(Type):
-    """`float`, `__m256`, `size_t`, `f32`, `vec[f32]`, `sched`, `thread`, or `struct NAME` / `union NAME`."""
+    """`float`, `__m256`, `size_t`, `f32`, `vec[f32]`, `sched`, `thread`, `struct NAME`, `union NAME`."""
 
     name: str
     const: bool = False
@@ -49,7 +49,7 @@ class Expr(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int(Expr):
-    """An integer literal. `text` keeps the spelling (`0xff`, `4u`) where it matters, else is empty."""
+    """An integer literal. `text` keeps the spelling (`0xff`, `4u`) where it matters."""
 
     value: int
     text: str = ""
@@ -80,7 +80,7 @@ class Unary(Expr):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary(Expr):
-    """Infix operator in C spelling (`&&`, `||`, `==`, `<<` ...); high IR's `//` is `/` on integers."""
+    """Infix operator in C spelling (`&&`, `==`, `<<` ...); high IR's `//` is `/` on integers."""
 
     op: str
     left: Expr
@@ -132,5 +132,5 @@ PRECEDENCE: dict[str, int] = {
     "&&": 3,
     "||": 2,
 }
-"""C's binary operators, tighter = larger; all associate to the left. Postfix 14, prefix and cast 13."""
+"""C's binary operators, tighter = larger, all left-associative. Postfix 14, prefix, cast 13."""
 PREFIX, POSTFIX, TERNARY, ASSIGN = 13, 14, 1, 0

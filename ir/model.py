@@ -12,11 +12,11 @@ KV_BLOCK = 16
 PANEL = 16
 """Columns in one panel of a packed weight; every target's micro-kernels read whole panels."""
 MAX_KV_SPLITS = 16
-"""Largest `kv_splits` of a forward tape: its partial-attention buffer is planned for so many parts."""
+"""Largest `kv_splits` of a forward tape: its partial-attention buffer holds so many parts."""
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding. `kind` is `default`, `linear`, `dynamic`, `llama3` or `yarn`; factors as in config.json."""
+    """Rotary embedding. `kind`: default, linear, dynamic, llama3 or yarn; factors as in config.json."""
 
     kind: str = "default"
     theta: float = 10000.0
@@ -75,7 +75,7 @@ class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor in `weights/weights.bin`. Offsets in bytes, multiples of 4096.
 
     layout `packed`: [ceil(N/16)][K][16], columns past N are zero (design §13);
-    layout `packed_pair`: gate and up, panels interleaved: panel 2j gate, 2j+1 up (n = 2 x intermediate);
+    layout `packed_pair`: panels of gate and up in turn: 2j gate, 2j+1 up (n = 2 x intermediate);
     layout `rows`: row-major [n][k]; layout `vector`: [n] (k = 1).
     """
 

@@ -15,7 +15,7 @@ Rule: TypeAlias = Callable[[Any], Replacement]
 
 
 def rewrite(root: Node, rules: Sequence[tuple[type[Node], Rule]]) -> Node | tuple[Node, ...]:
-    """Apply `rules` bottom-up, once per node; the first rule whose type matches and that changes wins."""
+    """Apply `rules` bottom-up, once per node; the first rule of its type that changes it wins."""
     rebuilt = root.map_children(lambda child: rewrite(child, rules))
     for kind, rule in rules:
         if isinstance(rebuilt, kind):

@@ -1,10 +1,19 @@
-"""Schedule tables: for each operator, sorted breakpoints in M, each with a kernel and its schedule (design §13)."""
+"""Schedule tables: per operator, sorted breakpoints in M, each with a kernel and its schedule."""
 
 from __future__ import annotations
 
 import msgspec
 
-SCHEDULE_VALUES = ("m_tile", "block_m", "block_k", "grid_m", "grid_n", "grid_k", "n_outer", "prefetch")
+SCHEDULE_VALUES = (
+    "m_tile",
+    "block_m",
+    "block_k",
+    "grid_m",
+    "grid_n",
+    "grid_k",
+    "n_outer",
+    "prefetch",
+)
 """Names of the eight i64 values a kernel's `sched` parameters may read, in order of `Row.schedule`.
 
 m_tile: rows per micro-kernel call; block_m, block_k: the computation slice (0 = whole);
@@ -14,7 +23,7 @@ prefetch: bytes ahead in the weight stream, 0 = none.
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """From `m_lo` tokens on: call `kernel` (a name in kernels/<target>/index.json) with `schedule`."""
+    """From `m_lo` tokens on: call `kernel` (a name in the kernel index) with `schedule`."""
 
     m_lo: int
     kernel: str
@@ -26,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleTable(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows of one (target, op, N, K, dtype, phase, threads). `rows[0].m_lo` is 1: the cover is total."""
+    """All rows of one (target, op, N, K, dtype, phase, threads). `rows[0].m_lo` is 1: total cover."""
 
     target: str
     op: str

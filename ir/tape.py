@@ -1,6 +1,7 @@
 """Tapes: one model step as a flat array of kernel calls over planned buffers (design §3, §13).
 
-A tape is data. The compiler writes it as JSON, the runtime binds it to addresses and runs it with one native call.
+A tape is data. The compiler writes it as JSON; the runtime binds it to addresses and runs it with
+one native call.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class FloatConst(msgspec.Struct, frozen=True, kw_only=True, tag="float"):
 
 
 class KvRef(msgspec.Struct, frozen=True, kw_only=True, tag="kv"):
-    """Start of one layer in the K or V pool: pool address + layer x layer bytes of the pool bound at run time."""
+    """Start of one layer in the K or V pool, by the pool bound at run time."""
 
     pool: str  # "k" or "v"
     layer: int
@@ -69,7 +70,7 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel call.
 
-    `op` names a schedule table of the model; its row for M picks the kernel and its schedule values.
+    `op` names a schedule table of the model; its row for M picks kernel and schedule values.
     `m` names the integer argument that is M. `skip_if_zero` names an integer argument.
     `barrier`: wait until all earlier entries are done before this one starts.
     """
@@ -104,7 +105,7 @@ FORWARD_ARGS: tuple[str, ...] = (
     "positions",  # i32 [T]
     "kv_slots",  # i64 [T]: block * 16 + offset where the token's K and V go
     "seq_starts",  # i32 [n_prefill + 1]: first token row of each prefill sequence
-    "seq_lengths",  # i32 [n_prefill + n_decode]: keys visible to the sequence's last token (its context length)
+    "seq_lengths",  # i32 [n_prefill + n_decode]: keys its last token sees
     "block_tables",  # i32 [n_prefill + n_decode][table_stride]
     "table_stride",  # blocks per row of block_tables
     "out_rows",  # i32 [n_out]: token rows whose logits are wanted
@@ -112,7 +113,7 @@ FORWARD_ARGS: tuple[str, ...] = (
     "logits_stride",
     "kv_splits",  # parts each decode sequence's keys are split into, >= 1
 )
-"""Arguments of every `forward` tape. Token rows are ordered prefill sequences first, then one row per decode."""
+"""Arguments of every `forward` tape. Token rows: prefill sequences first, then decodes."""
 
 SAMPLE_ARGS: tuple[str, ...] = (
     "n_rows",

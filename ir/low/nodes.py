@@ -101,7 +101,7 @@ class If(Stmt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class For(Stmt):
-    """`for (init; cond; step) body`; `for (int i = 0, j = 1; ...)` has two declarations in `init`."""
+    """`for (init; cond; step) body`; `for (int i = 0, j = 1; ...)` has two items in `init`."""
 
     init: tuple[Stmt, ...]
     cond: Expr | None
@@ -176,7 +176,7 @@ class StructDef(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit(Node):
-    """A translation unit: structs, static const tables (`Declare`), pragmas, functions, in order."""
+    """A translation unit: structs, const tables (`Declare`), pragmas, functions, in order."""
 
     items: tuple[Node, ...]
 

@@ -60,9 +60,9 @@ SHOWN = (
     "ratio",
     "roofline_fraction",
     "noisy",
-    "kernel",
 )
 """Columns of the printed table; the JSON file has more."""
+PROGRESS = tuple(column for column in SHOWN if column != "roofline_fraction")
 
 Batch = Callable[[], None]
 
@@ -191,9 +191,9 @@ def check(operands: Operands, ours: OurGemm, peer: TorchGemm, m: int) -> None:
 
 
 def measure_cell(
-    setting: Setting, operands: Operands, team: Team, row: Row, m: int, roofline: Roofline
+    setting: Setting, operands: Operands, team: Team, row: Row, m: int
 ) -> dict[str, Any]:
-    """Return one row of the report."""
+    """Return one row of the report, all but the roofline."""
     ours, peer = OurGemm(setting, team, row, operands, m), TorchGemm(operands, m)
     check(operands, ours, peer, m)
     copies = len(operands.plain)
@@ -214,15 +214,31 @@ def measure_cell(
         "ours_gflops": 2e-9 * n * k * m / ours_seconds,
         "torch_gflops": 2e-9 * n * k * m / torch_seconds,
         "ratio": torch_seconds / ours_seconds,
-        "roofline_fraction": roofline.seconds(n, k, m) / ours_seconds,
+        "ours_seconds": ours_seconds,
         "ours_spread": samples["ours"].spread,
         "torch_spread": samples["torch"].spread,
         "noisy": samples["ours"].noisy + samples["torch"].noisy,
         "kernel": row.kernel,
         "schedule": list(row.schedule),
-        "peak_gflops": roofline.flops * 1e-9,
-        "read_gbs": roofline.bandwidth * 1e-9,
     }
+
+
+def measure_roofline(threads: int, before: Roofline | None = None) -> Roofline:
+    """Measure this machine's roofline now; keep the better figures of `before`."""
+    now = Roofline(measure_fma_rate(threads), measure_read_bandwidth(threads))
+    if before is None:
+        return now
+    return Roofline(max(now.flops, before.flops), max(now.bandwidth, before.bandwidth))
+
+
+def add_roofline(rows: Sequence[dict[str, Any]], rooflines: dict[int, Roofline]) -> None:
+    """Set each row's share of the best roofline that its thread count showed during the run."""
+    for row in rows:
+        roofline = rooflines[row["threads"]]
+        least = roofline.seconds(row["n"], row["k"], row["m"])
+        row["roofline_fraction"] = least / row["ours_seconds"]
+        row["peak_gflops"] = roofline.flops * 1e-9
+        row["read_gbs"] = roofline.bandwidth * 1e-9
 
 
 def measure_shape(
@@ -233,12 +249,11 @@ def measure_shape(
     phase = PhasePlan(threads=threads, cpus=choose_pus(setting.hardware, threads))
     rows = pick_rows(setting, GemmOp("linear", LINEAR, n, k, "f32"), phase, points)
     operands = Operands(n, k, max(points), setting.hardware.cache_bytes(3))
-    roofline = Roofline(measure_fma_rate(threads), measure_read_bandwidth(threads))
     team = setting.library.make_team(threads, SPIN)
     team.set_active(phase)
     torch.set_num_threads(threads)
     for m in points:
-        yield measure_cell(setting, operands, team, row_for(rows, m), m, roofline)
+        yield measure_cell(setting, operands, team, row_for(rows, m), m)
     team.close()
 
 
@@ -250,6 +265,10 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "roofline_geomean": geometric_mean(row["roofline_fraction"] for row in rows),
         "noisy_batches": sum(row["noisy"] for row in rows),
     }
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def parse_options() -> argparse.Namespace:
@@ -307,11 +326,14 @@ def main() -> None:
     setting = Setting(hardware, built, library, meter, options.search_seconds, rounds)
     report = Report("kernels", describe(options, setting))
     points = options.m or (QUICK_ROWS if options.quick else ROWS)
+    rooflines: dict[int, Roofline] = {}
     for threads in options.threads:
         for shape in QUICK_SHAPES if options.quick else SHAPES:
+            rooflines[threads] = measure_roofline(threads, rooflines.get(threads))
             for row in measure_shape(setting, shape, threads, points):
                 report.rows.append(row)
-                print(" ".join(f"{row[c]:.4g}" for c in SHOWN[:-1]), row["kernel"], flush=True)
+                print(*(_short(row[column]) for column in PROGRESS), flush=True)
+    add_roofline(report.rows, rooflines)
     if meter is not None:
         meter.close()
     report.summary = summarize(report.rows)

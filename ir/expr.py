@@ -16,7 +16,7 @@ class Type(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedType(Type):
-    """`float`, `__m256`, `size_t`, `f32`, `vec[f32]`, `sched`, `thread`, `struct NAME`, `union NAME`."""
+    """`float`, `__m256`, `size_t`, `f32`, `vec[f32]`, `sched`, `struct NAME` ..."""
 
     name: str
     const: bool = False

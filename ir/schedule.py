@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleTable(msgspec.Struct, frozen=True, kw_only=True):
-    """All rows of one (target, op, N, K, dtype, phase, threads). `rows[0].m_lo` is 1: total cover."""
+    """All rows of one (target, op, N, K, dtype, phase, threads). `rows[0].m_lo` is 1."""
 
     target: str
     op: str

@@ -1,0 +1,67 @@
+"""What README.md shows works: its runnable blocks run in order, its links and targets exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli.quickstart import write_tokenizer
+from tests.models import save_model
+from tests.repository import ROOT
+
+README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(r"<!-- (runnable|file: (\S+)) -->\n```(\w+)\n(.*?)```", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the model the README speaks of, and `dovetail` in `bin`."""
+    work = tmp_path_factory.mktemp("readme")
+    save_model(work / "tiny-llama", "llama", vocab_size=258, bos_token_id=256, eos_token_id=257)
+    write_tokenizer(work / "tiny-llama/tokenizer.json")
+    script = work / "bin/dovetail"
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable} -P\nfrom dovetail.cli import main\nmain()\n")
+    script.chmod(0o755)
+    return work
+
+
+def test_blocks_run_as_they_stand(folder: Path) -> None:
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    ran = []
+    for _, file, language, text in BLOCK.findall(README):
+        if file:
+            (folder / file).write_text(text)
+            continue
+        command = ["sh", "-e"] if language == "sh" else [sys.executable, "-P", "-"]
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "PATH": path},
+            check=False,
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        ran.append(language)
+    assert ran == ["sh", "python", "sh"]
+
+
+def test_make_targets_and_links_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"`?make ([a-z-]+)", README))
+    assert {"quickstart", "test", "test-long"} <= named <= targets
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
+    for script in re.findall(r"benchmarks/\w+\.py", README):
+        assert (ROOT / script).is_file(), script
+
+
+def test_ci_runs_the_command_the_readme_names() -> None:
+    assert re.search(r"^make test$", (ROOT / ".ci/run").read_text(), re.MULTILINE)

@@ -21,13 +21,19 @@ class Node:
     def children(self) -> Iterator[Node]:
         """Yield direct child nodes in field order."""
         for name in _field_names(type(self)):
-            yield from _nodes_in(getattr(self, name))
+            value = getattr(self, name)
+            if isinstance(value, Node):
+                yield value
+            elif isinstance(value, tuple):
+                yield from _nodes_in(value)
 
     def walk(self) -> Iterator[Node]:
         """Yield this node and all below it, parents first."""
-        yield self
-        for child in self.children():
-            yield from child.walk()
+        waiting: list[Node] = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(reversed(list(node.children())))
 
     def map_children(self, change: Callable[[Node], Any]) -> Self:
         """Return the node with `change` applied to every child; the same object if nothing changed.
@@ -47,11 +53,13 @@ def _field_names(kind: type[Any]) -> tuple[str, ...]:
     """Return the fields that may hold nodes; looked up once per class, as walks are many."""
     names = _FIELD_NAMES.get(kind)
     if names is None:
-        names = tuple(f.name for f in fields(kind) if f.name != "span")
+        names = tuple(f.name for f in fields(kind) if f.type not in _PLAIN)
         _FIELD_NAMES[kind] = names
     return names
 
 
+_PLAIN = ("Span", "str", "int", "float", "bool")
+"""Annotations, as written, of fields that never hold nodes."""
 _FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 

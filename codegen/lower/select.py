@@ -35,7 +35,9 @@ def select(function: high.Function, target: Target, names: Names, name: str) -> 
     written = written_pointers(function.body)
     exprs = ExprSelector(target, names, types, written)
     homes = find_homes(function.body)
-    selector = _Selector(exprs, homes.by_body, set(types))
+    counts = Counter(defined_name(stmt) for stmt in all_statements(function.body))
+    shares = Counter(item for block in homes.by_body.values() for item in block)
+    selector = _Selector(exprs, homes.by_body, set(types), counts, shares)
     params = tuple(
         low.Param(type=exprs.c_type(types[p.name], written=p.name in written), name=p.name)
         for p in function.params
@@ -49,15 +51,15 @@ class _Selector:
     exprs: ExprSelector
     homes: dict[int, set[str]]
     declared: set[str]
+    counts: Counter[str | None]  # assignments of each variable in the function
+    shares: Counter[str]  # blocks that declare a variable of the name
     once: set[str] = field(default_factory=set)  # assigned only where they are declared
 
     def body(self, body: Body) -> tuple[low.Stmt, ...]:
         here = self.homes.get(id(body), set()) - self.declared
         out: list[low.Stmt] = []
         waiting = set(here)
-        if here:
-            counts = Counter(defined_name(stmt) for stmt in all_statements(body))
-            self.once = (self.once - here) | {name for name in here if counts[name] == 1}
+        self.once = (self.once - here) | self._assigned_once(body, here)
         for stmt in body:
             waiting -= self.declare_ahead(stmt, waiting, out)
             made = self.statement(stmt, waiting)
@@ -66,6 +68,15 @@ class _Selector:
             self.exprs.before.clear()
             out += made
         return tuple(out)
+
+    def _assigned_once(self, body: Body, here: set[str]) -> set[str]:
+        """Return the variables of this block that are assigned only where they are declared."""
+        once = {name for name in here if self.counts[name] == 1}
+        shared = {name for name in here - once if self.shares[name] > 1}  # one name, several homes
+        if shared:
+            counts = Counter(defined_name(stmt) for stmt in all_statements(body))
+            once |= {name for name in shared if counts[name] == 1}
+        return once
 
     def block(self, body: Body) -> low.Block:
         outer, self.exprs.before = self.exprs.before, []

@@ -28,12 +28,16 @@ def child_bodies(stmt: Stmt) -> tuple[Body, ...]:
     return ()
 
 
-def all_statements(body: Body) -> Iterator[Stmt]:
-    """Yield every statement of a body, outer ones first."""
-    for stmt in body:
-        yield stmt
-        for child in child_bodies(stmt):
-            yield from all_statements(child)
+def all_statements(body: Body) -> list[Stmt]:
+    """Return every statement of a body in text order, outer ones first."""
+    found: list[Stmt] = []
+    waiting = list(reversed(body))
+    while waiting:
+        stmt = waiting.pop()
+        found.append(stmt)
+        for child in reversed(child_bodies(stmt)):
+            waiting.extend(reversed(child))
+    return found
 
 
 def defined_name(stmt: Stmt) -> str | None:
@@ -67,12 +71,14 @@ def read_names(stmt: Stmt) -> set[str]:
     return names
 
 
-def _add_names(node: Node, names: set[str]) -> None:
-    if isinstance(node, Name):
-        names.add(node.id)
-        return
-    for child in node.children():
-        _add_names(child, names)
+def _add_names(expr: Node, names: set[str]) -> None:
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Name):
+            names.add(node.id)
+        elif not isinstance(node, Int):
+            waiting.extend(node.children())
 
 
 # ---- homes ----

@@ -18,6 +18,7 @@ from dovetail.ir.expr import (
     Call,
     Expr,
     Float,
+    Index,
     Int,
     Name,
     NamedType,
@@ -39,7 +40,7 @@ from dovetail.ir.high.nodes import (
     Unit,
     While,
 )
-from dovetail.ir.high.scopes import defined_names
+from dovetail.ir.high.scopes import all_statements, defined_names
 
 Body = tuple[Stmt, ...]
 BY_NAME = ("const", "dtype", "tile")
@@ -93,12 +94,32 @@ class _Expander:
             return self.short_circuit(expr, before)
         if isinstance(expr, Ternary):
             return self.ternary(expr, before)
-        new: Any = expr.map_children(
+        if isinstance(expr, Call):
+            args = self.in_order(expr.args, before)
+            new = replace(expr, args=args)
+            return self.call(new, before) if new.name in self.functions else new
+        if isinstance(expr, Binary):
+            left, right = self.in_order((expr.left, expr.right), before)
+            return replace(expr, left=left, right=right)
+        return expr.map_children(
             lambda child: self.expr(child, before) if isinstance(child, Expr) else child
         )
-        if isinstance(new, Call) and new.name in self.functions:
-            return self.call(new, before)
-        return new
+
+    def in_order(self, items: tuple[Expr, ...], before: list[Stmt]) -> tuple[Expr, ...]:
+        """Expand operands in order; one that reads memory is kept before a later one writes."""
+        done: list[Expr] = []
+        for item in items:
+            start = len(before)
+            new = self.expr(item, before)
+            if any(_writes(stmt) for stmt in before[start:]):
+                for i, earlier in enumerate(done):
+                    if _reads_memory(earlier):
+                        kept = Name(id=self.names.fresh("kept"))
+                        before.insert(start, Assign(target=kept, value=earlier))
+                        done[i] = kept
+                        start += 1
+            done.append(new)
+        return tuple(done)
 
     def short_circuit(self, expr: Binary, before: list[Stmt]) -> Expr:
         """What the right side computes first runs only where the left side lets it."""
@@ -176,6 +197,19 @@ class _Expander:
             "vec"
         )
         return passive or arg.id in ("null", "inf", "VL") or self.types.get(arg.id) == type_
+
+
+def _writes(stmt: Stmt) -> bool:
+    """Tell whether `stmt` changes memory or a register tile."""
+    return any(
+        isinstance(inner, ExprStmt)
+        or (isinstance(inner, Assign) and isinstance(inner.target, Index))
+        for inner in all_statements((stmt,))
+    )
+
+
+def _reads_memory(expr: Expr) -> bool:
+    return any(isinstance(node, Index | Call) for node in expr.walk())
 
 
 def _by_name(type_: Type) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dovetail.codegen.isa.target import Target
@@ -192,6 +192,9 @@ def fit(made: Expr, type_: str, wanted: str) -> Expr:
     """Return a value spelled for the type it meets: literals get that type's suffix."""
     if type_ not in ("int", "float") or is_pointer(wanted):
         return made
+    if isinstance(made, ex.Ternary):
+        then, other = fit(made.then, type_, wanted), fit(made.other, type_, wanted)
+        return replace(made, then=then, other=other)
     number = _literal_value(made)
     if number is None:
         return made

@@ -6,7 +6,7 @@ main loop `vtail` is its vector. With one lane per vector there is no tail.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,14 @@ from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Binary, Call, Expr, Int, Name
 from dovetail.ir.high.nodes import Assign, For, If, Stmt
 from dovetail.ir.high.ops import OPS
-from dovetail.ir.high.scopes import Body, Homes, all_statements, child_bodies, find_homes
+from dovetail.ir.high.scopes import (
+    Body,
+    Homes,
+    all_statements,
+    child_bodies,
+    defined_names,
+    find_homes,
+)
 from dovetail.ir.rewrite import rewrite_node
 
 
@@ -57,8 +64,9 @@ class _Splitter:
         if self.lanes == 1:
             return [main]
         before: list[Stmt] = []
-        start = self.once(loop.start, f"{loop.var}_start", before)
-        stop = self.once(loop.stop, f"{loop.var}_stop", before)
+        assigned = defined_names(loop.body)
+        start = self.once(loop.start, f"{loop.var}_start", before, assigned)
+        stop = self.once(loop.stop, f"{loop.var}_stop", before, assigned)
         end = self.last_whole(start, stop)
         if isinstance(end, Int) and isinstance(stop, Int):
             tail = [] if end.value >= stop.value else self.tail(loop, end, stop)
@@ -74,9 +82,11 @@ class _Splitter:
         count = combine("*", combine("//", combine("-", stop, start), lanes), lanes)
         return combine("+", start, count)
 
-    def once(self, expr: Expr, base: str, before: list[Stmt]) -> Expr:
-        """Return a name or literal for `expr`, computed in `before` if need be."""
-        if isinstance(expr, Int | Name):
+    def once(
+        self, expr: Expr, base: str, before: list[Stmt], assigned: Container[str] = ()
+    ) -> Expr:
+        """Return a literal or a name that keeps the value of `expr`, computed in `before`."""
+        if isinstance(expr, Int) or (isinstance(expr, Name) and expr.id not in assigned):
             return expr
         name = Name(id=self.names.fresh(base))
         before.append(Assign(target=name, value=expr))

@@ -185,6 +185,31 @@ def test_inlined_functions_keep_their_names_and_order_apart(target):
     assert out.tolist() == [18, 4, 1, 4, 1, 9, 1, 2, 3, 9]
 
 
+ORDER = """
+@inline
+def bump(p: ptr[f32]) -> f32:
+    p[0] = p[0] + 1.0
+    return p[0]
+
+@kernel
+def k(n: i64, p: ptr[f32], out: ptr[f32]):
+    out[0] = p[0] * 10.0 + bump(p)
+    out[1] = max(bump(p), bump(p))
+    for i in vrange(n):
+        n = n - 1
+        vstore(out + 2 + i, vbroadcast(2.0))
+    wide: f64 = 0.1 if n > 100 else 0.3
+    out[5] = cast(f32, wide - 0.3)
+"""
+
+
+@pytest.mark.parametrize("target", NATIVE)
+def test_operands_are_computed_left_to_right_and_bounds_once(target):
+    p, out = np.ones(1, np.float32), np.full(6, 7, np.float32)
+    run(ORDER, "k", target, 3, p, out)
+    assert out.tolist() == [12, 4, 2, 2, 2, 0]
+
+
 def test_loads_behind_a_condition_are_not_hoisted():
     """The right side of `and` reads past the end if it is computed first."""
     text = low_text(CONTROL, "k", "generic")

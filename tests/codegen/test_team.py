@@ -302,7 +302,7 @@ def test_a_forked_child_runs_alone_and_destroys(
     assert count.run(team) == 0 and seen[0] == 3
 
 
-SANITIZED_MAIN = r"""
+STRESS_MAIN = r"""
 #include "abi.h"
 #include <stdio.h>
 void write_cell(const dt_slot *, const int64_t *, int64_t, int64_t);
@@ -327,7 +327,7 @@ int main(void) {
 
 def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     main = tmp_path / "main.c"
-    main.write_text(SANITIZED_MAIN)
+    main.write_text(STRESS_MAIN)
     probe = subprocess.run(
         ["gcc", "-fsanitize=thread", "-xc", "-", "-o", str(tmp_path / "probe")],
         input=b"int main(void){return 0;}",
@@ -340,4 +340,15 @@ def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("the thread sanitizer cannot map its shadow memory on this kernel")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0", "")
+
+
+def test_the_team_runs_on_aarch64(tmp_path: Path) -> None:
+    emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if emulator is None:
+        pytest.skip("qemu-aarch64 is not installed")
+    main = tmp_path / "main.c"
+    main.write_text(STRESS_MAIN)
+    program = build("zig", tmp_path / "stress", "-target", "aarch64-linux-musl", str(main))
+    done = subprocess.run([emulator, program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0", "")

@@ -44,8 +44,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes a decode step reads: all weights, and K and V per visible token."""
+    """Bytes of weights.bin; bytes a decode step reads: of weights, and of KV per visible token."""
 
+    file: int
     total: int
     kv_per_token: int
 
@@ -157,7 +158,7 @@ def measure_model(
                 row = measure_cell(cell, options, ours, peer, weights)
                 row |= {
                     "load_s": loading["seconds"],
-                    "rss_vs_weights": ours.call("memory") / weights.total,
+                    "load_memory": loading["bytes"] / weights.file,
                     "peer": f"transformers {settings['transformers']}, torch {settings['torch']}, "
                     f"{settings['attention']}, {settings['dtype']}",
                 }
@@ -213,14 +214,15 @@ def make_prompt(cell: Cell, turn: int) -> list[int]:
 
 
 def read_weights(artifact: Path) -> Weights:
-    """Return the bytes one decode step of the artifact's model reads."""
+    """Return what one decode step of the artifact's model reads."""
     (file,) = artifact.glob("models/*/model.json")
     model = json.loads(file.read_text())
     spec = model["spec"]
     total = sum(w["bytes"] for w in model["weights"] if w["name"] not in ("embed", *ROPE_TABLES))
     size = {"f32": 4, "bf16": 2, "f16": 2}[spec["kv_dtype"]]
     kv = 2 * spec["n_layers"] * spec["n_kv_heads"] * spec["head_dim"] * size
-    return Weights(total, kv)
+    packed = (file.parent / "weights/weights.bin").stat().st_size
+    return Weights(packed, total, kv)
 
 
 ROPE_TABLES = ("rope_cos", "rope_sin")  # one row of each is read, like one row of the embedding
@@ -244,6 +246,9 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
             row[column] for row in rows if all(row[k] == v for k, v in wanted.items())
         )
 
+    def largest(column: str) -> float | None:
+        return max((row[column] for row in rows if row["model"] == "160m"), default=None)
+
     return {
         "decode_vs_transformers_f32": mean("decode_ratio", dtype="f32"),
         "decode_vs_transformers_f32_160m": mean("decode_ratio", dtype="f32", model="160m"),
@@ -251,9 +256,8 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "decode_vs_transformers_bf16": mean("decode_ratio", dtype="bf16"),
         "prefill_vs_transformers_f32": mean("prefill_ratio", dtype="f32"),
         "decode_bandwidth_fraction": mean("bandwidth_fraction"),
-        "load_seconds_160m_max": max(
-            (row["load_s"] for row in rows if row["model"] == "160m"), default=None
-        ),
+        "load_seconds_160m_max": largest("load_s"),
+        "load_memory_160m_max": largest("load_memory"),
     }
 
 

@@ -74,13 +74,14 @@ class Dovetail:
         self._threads = 0
 
     def load(self, threads: int) -> dict[str, float]:
-        """Load with `threads` threads; return seconds and resident bytes it added."""
+        """Load with `threads` threads; return seconds, and resident bytes added by some tokens."""
         if self._app is not None:
             self._app.close()
         before, start = resident_bytes(), time.perf_counter()
         self._app = self._load(self._artifact, threads=threads)
         seconds = time.perf_counter() - start
         self._threads = threads
+        self._app.generate([[1, 2, 3]], max_tokens=2, ignore_eos=True)
         return {"seconds": seconds, "bytes": resident_bytes() - before}
 
     def run(self, prompt: list[int], new_tokens: int, threads: int) -> dict[str, Any]:
@@ -97,10 +98,6 @@ class Dovetail:
             "ids": list(found.token_ids),
             "others": region.others,
         }
-
-    def memory(self) -> int:
-        """Return the resident bytes of this process."""
-        return resident_bytes()
 
     def bandwidth(self, threads: int) -> float:
         """Return the bytes per second that `threads` threads read here and now."""

@@ -16,7 +16,7 @@ MAX_KV_SPLITS = 16
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding. `kind`: default, linear, dynamic, llama3, yarn; factors as in config.json"""
+    """Rotary embedding as in config.json. `kind`: default, linear, dynamic, llama3 or yarn."""
 
     kind: str = "default"
     theta: float = 10000.0

@@ -18,7 +18,8 @@ SCHEDULE_VALUES = (
 
 m_tile: rows per micro-kernel call; block_m, block_k: the computation slice (0 = whole);
 grid_*: the thread grid (their product <= threads); n_outer: 1 = panels outside, rows inside;
-prefetch: bytes ahead in the weight stream, 0 = none.
+prefetch: bytes ahead in the weight stream, 0 = none, -1 = the next group of panels, each row tile
+fetching its share.
 """
 
 

@@ -16,6 +16,7 @@ from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import (
     Binary,
     Call,
+    Cast,
     Expr,
     Float,
     Index,
@@ -43,6 +44,7 @@ from dovetail.ir.high.nodes import (
 from dovetail.ir.high.scopes import all_statements, defined_names
 
 Body = tuple[Stmt, ...]
+I64 = NamedType(name="i64")
 BY_NAME = ("const", "dtype", "tile")
 """Parameter types whose argument replaces the parameter as it stands."""
 
@@ -51,7 +53,7 @@ BY_NAME = ("const", "dtype", "tile")
 class _Expander:
     functions: dict[str, Function]
     names: Names
-    types: dict[str, Type]  # declared types of the kernel's parameters and of typed copies
+    types: dict[str, Type]  # of parameters, typed copies and plain integers
     active: list[str]
 
     def body(self, body: Body) -> Body:
@@ -76,8 +78,32 @@ class _Expander:
             lambda child: self.expr(child, before) if isinstance(child, Expr) else child
         )
         if isinstance(new, For):
+            self.types[new.var] = I64
             new = replace(new, body=self.body(new.body))
+        if isinstance(new, Assign) and isinstance(new.target, Name):
+            self.learn(new.target.id, new)
         return [*before, new]
+
+    def learn(self, name: str, stmt: Assign) -> None:
+        """Note the type of a variable where it is plain: annotated, or an integer made of such."""
+        if stmt.type is not None:
+            self.types[name] = stmt.type
+        elif name not in self.types and self.is_i64(stmt.value):
+            self.types[name] = I64
+
+    def is_i64(self, expr: Expr) -> bool:
+        if isinstance(expr, Name):
+            return expr.id == "VL" or self.types.get(expr.id) == I64
+        if isinstance(expr, Int):
+            return True
+        if isinstance(expr, Binary):
+            arithmetic = expr.op in ("+", "-", "*", "//", "%")
+            return arithmetic and self.is_i64(expr.left) and self.is_i64(expr.right)
+        if isinstance(expr, Call):
+            return expr.name in ("min", "max") and all(self.is_i64(arg) for arg in expr.args)
+        if isinstance(expr, Ternary):
+            return self.is_i64(expr.then) and self.is_i64(expr.other)
+        return isinstance(expr, Cast) and expr.type == I64
 
     def loop(self, stmt: While) -> Stmt:
         """A condition that needs statements moves to the top of an endless loop's body."""
@@ -212,6 +238,10 @@ def _reads_memory(expr: Expr) -> bool:
     return any(isinstance(node, Index | Call) for node in expr.walk())
 
 
+def _value_type(type_: Type) -> Type:
+    return I64 if type_ in (NamedType(name="sched"), NamedType(name="thread")) else type_
+
+
 def _by_name(type_: Type) -> bool:
     return isinstance(type_, NamedType) and type_.name in BY_NAME
 
@@ -224,6 +254,6 @@ def _as_type(type_: Type, arg: Expr) -> Expr:
 def expand_calls(unit: Unit, kernel: Function, names: Names) -> Function:
     """Return `kernel` with every call of an @inline function of `unit` expanded in place."""
     functions = {f.name: f for f in unit.functions if f.kind == "inline"}
-    types = {p.name: p.type for p in kernel.params}
+    types = {p.name: _value_type(p.type) for p in kernel.params}
     expander = _Expander(functions, names, types, [])
     return replace(kernel, body=expander.body(kernel.body))

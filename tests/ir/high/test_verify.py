@@ -1,13 +1,17 @@
 """Verifying the high IR: what is accepted, and each kind of fault with its place."""
 
+from contextlib import suppress
 from importlib.resources import files
 
 import pytest
+from hypothesis import given, settings
 
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.high.parse import parse_high
+from dovetail.ir.high.print import print_high
 from dovetail.ir.high.verify import load_modules, verify_high
+from tests.ir.high.trees import UNITS
 
 KERNELS = files("dovetail.codegen") / "kernels"
 
@@ -269,3 +273,11 @@ def test_bad_imports_name_the_file(texts, source, column):
         modules(**texts)
     (found,) = caught.value.diagnostics
     assert (found.source.name, found.span.line, found.span.column) == (source, 1, column)
+
+
+@settings(max_examples=200, deadline=None)
+@given(UNITS)
+def test_no_text_ends_in_another_exception(unit):
+    source = Source("k.dk", print_high(unit))
+    with suppress(SyntaxDiagnostic):
+        verify_high(parse_high(source), source)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ToolchainError,
         WorkflowError,
     )
+    from dovetail.ffi import kernels
     from dovetail.runtime.app import load
 
 __version__ = "0.1.0"
@@ -37,11 +38,13 @@ __all__ = [
     "WorkflowError",
     "__version__",
     "compile",
+    "kernels",
     "load",
 ]
 
 _VERBS = {
     "compile": ("dovetail.compiler.pipeline", "compile_model"),
+    "kernels": ("dovetail.ffi", "kernels"),
     "load": ("dovetail.runtime.app", "load"),
 }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.codegen.isa.target import Target
+from dovetail.codegen.lift.pinned import Pinned
 from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.statements import Statements
 from dovetail.codegen.lift.strips import Strips
@@ -33,7 +34,7 @@ from dovetail.ir.expr import (
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.preprocess import TUNE
-from dovetail.ir.low.types import constant, is_integer
+from dovetail.ir.low.types import constant, is_integer, vector
 from dovetail.ir.rewrite import rewrite_node
 
 MATH_MODULE = "math_f32"
@@ -62,6 +63,10 @@ def lift(unit: low.Unit, function: str, target: Target | None = None) -> high.Un
 def _intrinsics(target: Target | None) -> Mapping[str, Intrinsic]:
     chosen = [target] if target is not None else list(TARGETS.values())
     return {name: row for t in reversed(chosen) for name, row in t.intrinsics.items()}
+
+
+def _holds_vectors(function: low.Function) -> bool:
+    return any(isinstance(n, low.Declare) and vector(n.type) for n in function.walk())
 
 
 def spell_number(node: Int | Float) -> Expr | None:
@@ -124,15 +129,46 @@ class _Lifter:
         return self.translate(function, "kernel", None)
 
     def translate(self, function: low.Function, kind: str, result: str | None) -> high.Function:
+        """Return the function in vectors of any width, or else in groups of its own width."""
         tunables = self.tunables(function) if kind == "kernel" else ()
-        names = Names()
-        constants = self.constants()
+        noted = list(self.notes)
+        try:
+            params, body = self.attempt(function, tunables, Statements)
+        except (Unliftable, SpecError) as reason:
+            if not _holds_vectors(function):
+                raise refuse(str(reason).removeprefix(REFUSED)) from None
+            self.notes[:] = noted
+            try:
+                params, body = self.attempt(function, tunables, Pinned)
+            except (Unliftable, SpecError) as second:
+                why = str(second).removeprefix(REFUSED)
+                first = str(reason).removeprefix(REFUSED)
+                raise refuse(f"{why} (and not with symbolic width: {first})") from None
+        while kind == "kernel" and body and body[-1] == high.Return():
+            body = body[:-1]
+        made = high.Function(
+            kind=kind,
+            name=function.name,
+            params=params,
+            returns=None if result is None else NamedType(name=result),
+            tunables=tunables,
+            body=body,
+        )
+        signed = rewrite_node(made, [(Int, spell_number), (Float, spell_number)])
+        assert isinstance(signed, high.Function)
+        return signed
+
+    def attempt(
+        self, function: low.Function, tunables: tuple[high.Tunable, ...], how: type[Statements]
+    ) -> tuple[tuple[high.Param, ...], tuple[high.Stmt, ...]]:
+        """Translate parameters and body one way; Unliftable or SpecError if it does not work."""
+        tuned = {t.name for t in tunables}
         scalars = Scalars(
-            names,
+            Names(),
             {s.name: s for s in self.unit.items if isinstance(s, low.StructDef)},
-            {t.name for t in tunables},
+            tuned,
             self.inlines,
-            constants,
+            self.constants(),
             notes=self.notes,
         )
         types: dict[str, Type] = {}
@@ -141,30 +177,14 @@ class _Lifter:
                 types.setdefault(node.name, node.type)
         strips = Strips(scalars, self.intrinsics, types)
         params = tuple(self.param(p, scalars) for p in function.params)
-        statements = Statements(scalars, strips, function)
-        tuned = {t.name for t in tunables}
         own = [
             s for s in function.body.body if not (isinstance(s, low.Declare) and s.name in tuned)
         ]
         try:
-            body = statements.body(own)
+            return params, how(scalars, strips, function).function_body(own)
         except (Unliftable, SpecError) as reason:
             why = f" ({strips.reason})" if strips.reason else ""
-            raise refuse(f"{str(reason).removeprefix(REFUSED)}{why}") from None
-        while kind == "kernel" and body and body[-1] == high.Return():
-            body = body[:-1]
-        returns = None if result is None else NamedType(name=result)
-        made = high.Function(
-            kind=kind,
-            name=function.name,
-            params=params,
-            returns=returns,
-            tunables=tunables,
-            body=body,
-        )
-        signed = rewrite_node(made, [(Int, spell_number), (Float, spell_number)])
-        assert isinstance(signed, high.Function)
-        return signed
+            raise Unliftable(f"{str(reason).removeprefix(REFUSED)}{why}") from None
 
     def param(self, param: low.Param, scalars: Scalars) -> high.Param:
         type_ = param.type

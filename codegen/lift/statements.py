@@ -31,6 +31,10 @@ class Statements:
     strips: Strips
     function: low.Function
 
+    def function_body(self, body: Sequence[low.Stmt]) -> Body:
+        """Translate a function body."""
+        return self.body(body)
+
     def block(self, body: Sequence[low.Stmt]) -> Body:
         """Translate the statements of a C block, in a scope of its own."""
         self.scalars.names.scopes.append({})
@@ -88,10 +92,6 @@ class Statements:
         size = self.scalars.integer(stmt.type.size)
         name = self.scalars.names.declare(stmt.name, f"ptr[{elem}]")
         return (high.Local(name=name, size=size, elem=elem),)
-
-    def expression(self, stmt: low.ExprStmt) -> Body:
-        """Translate an expression statement."""
-        return self.effect(stmt.expr)
 
     def effect(self, expr: Expr) -> Body:
         """Translate an expression evaluated for what it does."""
@@ -151,7 +151,7 @@ class Statements:
         if not then and not other:
             return ()
         if not then:
-            return (high.If(cond=Unary(op="!", operand=cond), then=other),)
+            return (high.If(cond=negated(cond), then=other),)
         return (high.If(cond=cond, then=then, other=other),)
 
     def loop(self, stmt: low.For) -> Body:
@@ -211,9 +211,8 @@ class Statements:
         if any(isinstance(n, low.Continue) for n in stmt.body.walk()):
             raise refuse("continue inside do")
         body = self.block(stmt.body.body)
-        leave = high.If(
-            cond=Unary(op="!", operand=self.scalars.expr(stmt.cond)[0]), then=(high.Break(),)
-        )
+        done = negated(self.scalars.expr(stmt.cond)[0])
+        leave = high.If(cond=done, then=(high.Break(),))
         return (high.While(cond=Int(value=1), body=(*body, leave)),)
 
     def give_back(self, stmt: low.Return) -> Body:
@@ -222,6 +221,14 @@ class Statements:
             return (high.Return(),)
         wanted = value_type(self.function.returns)
         return (high.Return(value=self.scalars.value(stmt.value, wanted)),)
+
+
+def negated(cond: Expr) -> Expr:
+    """Return the condition that holds where `cond` does not; `==` and `!=` are turned round."""
+    turned = {"==": "!=", "!=": "=="}
+    if isinstance(cond, Binary) and cond.op in turned:
+        return Binary(op=turned[cond.op], left=cond.left, right=cond.right)
+    return Unary(op="!", operand=cond)
 
 
 def _fit(value: Expr, found: str, wanted: str) -> Expr:
@@ -272,14 +279,15 @@ def split_steps(expr: low.Assign) -> tuple[low.Assign, list[Expr], list[Expr]]:
 
 
 _STATEMENTS: dict[type[low.Stmt], Callable[[Statements, Any], Body]] = {
-    low.Declare: Statements.declare,
-    low.ExprStmt: Statements.expression,
+    low.Declare: lambda self, stmt: self.declare(stmt),
+    low.ExprStmt: lambda self, stmt: self.effect(stmt.expr),
     low.Block: lambda self, stmt: self.block(stmt.body),
-    low.If: Statements.branch,
-    low.For: Statements.loop,
-    low.While: Statements.while_loop,
-    low.Return: Statements.give_back,
+    low.If: lambda self, stmt: self.branch(stmt),
+    low.For: lambda self, stmt: self.loop(stmt),
+    low.While: lambda self, stmt: self.while_loop(stmt),
+    low.Return: lambda self, stmt: self.give_back(stmt),
     low.Break: lambda self, stmt: (high.Break(),),
     low.Continue: lambda self, stmt: (high.Continue(),),
     low.Pragma: lambda self, stmt: (),
 }
+"""Statement to translation, by method so that `Pinned` may take its own."""

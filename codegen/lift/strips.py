@@ -67,6 +67,7 @@ class Strips:
     types: dict[str, Type]
     vectors: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    off: bool = False  # leave loops alone
 
     def define(self, stmt: low.Declare) -> bool:
         """Take a vector constant or constant table; nothing of it appears in the high text."""
@@ -108,6 +109,8 @@ class Strips:
     ) -> tuple[int, tuple[high.Stmt, ...]]:
         """Return how many statements a chain at the start of `body` takes, and what they become."""
         strips: list[Strip] = []
+        if self.off:
+            return 0, ()
         while len(strips) < len(body):
             strip = self.strip(body[len(strips)])
             if strip is None or (strips and strip.counter != strips[0].counter):

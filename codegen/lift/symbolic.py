@@ -6,6 +6,7 @@ loads and stores in the ISA tables move them like numbers; arithmetic comes from
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -131,6 +132,18 @@ def _floats(dtype: Any) -> None:
 POINTWISE = frozenset("vadd vsub vmul vdiv vmin vmax vfma vfnma vabs vneg vsqrt vround".split())
 
 
+_LANE = re.compile(r"q?_laneq?(?=_f32)")
+LANE_OPS = {
+    "vfma_f32": "vfma({1}, {2}, {0})",
+    "vfms_f32": "vfnma({1}, {2}, {0})",
+    "vmla_f32": "vadd({0}, vmul({1}, {2}))",
+    "vmls_f32": "vsub({0}, vmul({1}, {2}))",
+    "vmul_f32": "vmul({0}, {1})",
+    "vdup_f32": "{0}",
+}
+"""NEON operations with one lane of their last vector, once that lane is spread."""
+
+
 @cache
 def op_tree(op: str) -> Expr:
     """Return the op column of an intrinsic as an expression over `_0`, `_1` ..."""
@@ -143,6 +156,11 @@ def apply(row: Intrinsic, args: list[Any]) -> Any:
     args = [np.ndarray.view(a, Lanes) if _is_vector(a) else a for a in args]
     if row.op and any(_symbolic(a) for a in args):
         return _Apply(args, row.lanes).value(op_tree(row.op))
+    by_lane = LANE_OPS.get(_LANE.sub("", row.name)) if _LANE.search(row.name) else None
+    if by_lane is not None:
+        *vectors, source, lane = args
+        spread = vector_of([as_lane(source[lane])] * row.lanes)
+        return _Apply([*vectors, spread], row.lanes).value(op_tree(by_lane))
     if row.op.startswith(("vbroadcast(", "vzero(")):
         return _Apply(args, row.lanes).value(op_tree(row.op))
     try:

@@ -1,0 +1,382 @@
+"""Vector code whose width cannot be made symbolic: every C vector becomes a group of vectors.
+
+A register of L lanes turns into a tile of max(1, L // VL) vectors, of which min(VL, L) lanes are
+used, so the kernel still runs on every target. What a remainder block stores is found by running it
+for every count that can be left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dovetail.codegen.lift.execute import Executor
+from dovetail.codegen.lift.loops import assigned_names
+from dovetail.codegen.lift.statements import Body, Statements
+from dovetail.codegen.lift.symbolic import Lane, Traffic, as_lane, vector_of
+from dovetail.codegen.lift.types import Unliftable
+from dovetail.ir.errors import SpecError
+from dovetail.ir.expr import Binary, Call, Expr, Float, Index, Int, Name
+from dovetail.ir.high import nodes as high
+from dovetail.ir.low import nodes as low
+from dovetail.ir.low.types import constant, vector
+
+VL = Name(id="VL")
+LANES = re.compile(r"vget_(low|high)|_lane")
+MOST_LANES = 64
+"""The longest remainder that is run through, in elements."""
+
+
+def count_of(lanes: int) -> Expr:
+    """Return how many vectors hold `lanes` lanes."""
+    whole = Binary(op="//", left=Int(value=lanes), right=VL)
+    return Call(name="max", args=(Int(value=1), whole))
+
+
+def used_lanes(lanes: int) -> Expr:
+    """Return how many lanes of each vector of a group are used."""
+    return Call(name="min", args=(VL, Int(value=lanes)))
+
+
+@dataclass(slots=True)
+class Pinned(Statements):
+    """Translates statements like `Statements`, vector ones included."""
+
+    tiles: dict[str, tuple[str, int]] = field(default_factory=dict)  # C name -> tile, lanes
+    regs: list[high.Regs] = field(default_factory=list)
+    lanes: dict[str, int] = field(default_factory=dict)  # tile -> lanes of its C vector
+    unroll: str = ""
+
+    def function_body(self, body: Sequence[low.Stmt]) -> Body:
+        """Translate a function body; its tiles are declared at the top."""
+        self.unroll = self.scalars.names.fresh("u", "i64")
+        self.strips.off = True
+        made = merge_unrolls(self.body(body))
+        used = {n.id for stmt in made for n in stmt.walk() if isinstance(n, Name)}
+        widths = sorted({lanes for name, lanes in self.lanes.items() if name in used})
+        shown = " and ".join(map(str, widths))
+        self.note(f"pinned to vectors of {shown} lanes; other widths use groups or parts of them")
+        return (*(r for r in self.regs if r.name in used), *made)
+
+    def block(self, body: Sequence[low.Stmt]) -> Body:
+        """Translate a C block; vectors declared in it end with it."""
+        tiles, vectors = dict(self.tiles), dict(self.strips.vectors)
+        made = Statements.block(self, body)
+        self.tiles, self.strips.vectors = tiles, vectors
+        return made
+
+    def declare(self, stmt: low.Declare) -> Body:
+        """Translate a declaration; a vector becomes a tile."""
+        shape = vector(stmt.type)
+        if shape is None or shape.lane not in ("float", "float32_t"):
+            return Statements.declare(self, stmt)
+        self.strips.types[stmt.name] = stmt.type
+        if stmt.init is not None and self.by_lanes(stmt, shape.lanes):
+            return self.set_lanes(stmt.name, stmt.init)
+        self.strips.vectors.pop(stmt.name, None)
+        name = self.scalars.names.fresh(stmt.name, "tile")
+        self.tiles[stmt.name] = (name, shape.lanes)
+        self.lanes[name] = shape.lanes
+        self.regs.append(high.Regs(name=name, shape=(count_of(shape.lanes),), elem="f32"))
+        return self.set_tile(stmt.name, stmt.init) if stmt.init is not None else ()
+
+    def by_lanes(self, stmt: low.Declare, lanes: int) -> bool:
+        """Whether a vector is only a way to load scalars: its lanes are used one by one."""
+        if lanes == 2:
+            return True
+        if not isinstance(stmt.init, Call) or stmt.init.name != "vld1q_f32":
+            return False
+        whole = self.function.body
+        return stmt.name not in assigned_names(
+            n for n in whole.walk() if isinstance(n, low.Assign)
+        ) and any(
+            isinstance(n, Call) and LANES.search(n.name) and lane_source(n) == Name(id=stmt.name)
+            for n in whole.walk()
+        )
+
+    def set_lanes(self, target: str, value: Expr) -> Body:
+        """Return assignments of scalars for the lanes of a loaded vector."""
+        out: list[high.Stmt] = []
+        held: list[Any] = []
+        for i, lane in enumerate(self.evaluate(value, Traffic({}))):
+            if lane.op not in ("load", "scalar"):
+                raise Unliftable("lanes that are computed one by one")
+            name = Name(id=self.scalars.names.fresh(f"{target}_{i}", "f32"))
+            out.append(high.Assign(target=name, value=self.uniform(lane)))
+            held.append(Lane("scalar", (name,)))
+        self.tiles.pop(target, None)
+        self.strips.vectors[target] = vector_of(held)
+        return tuple(out)
+
+    def effect(self, expr: Expr) -> Body:
+        """Translate an expression statement; vector assignments and stores by their lanes."""
+        if isinstance(expr, low.Assign) and isinstance(expr.target, Name):
+            if expr.target.id in self.tiles:
+                if expr.op != "=":
+                    raise Unliftable("vectors joined by operators")
+                return self.set_tile(expr.target.id, expr.value)
+        if isinstance(expr, Call) and expr.name in self.strips.intrinsics:
+            return self.call(expr)
+        return Statements.effect(self, expr)
+
+    def set_tile(self, target: str, value: Expr) -> Body:
+        """Return the assignment of a vector expression to a tile."""
+        name, lanes = self.tiles[target]
+        found = list(self.evaluate(value, Traffic({})))
+        if len(found) != lanes:
+            raise Unliftable(f"`{target}` has {lanes} lanes, its value {len(found)}")
+        place = Index(base=Name(id=name), indices=(Name(id=self.unroll),))
+        return self.each(lanes, high.Assign(target=place, value=self.join(found)))
+
+    def call(self, expr: Call) -> Body:
+        """Return a store of a whole vector, or nothing for a prefetch."""
+        traffic = Traffic({})
+        self.evaluate(expr, traffic)
+        if not traffic.stores:
+            return Statements.effect(self, expr) if "prefetch" in expr.name else ()
+        arrays = {array for array, _ in traffic.stores}
+        offsets = sorted(offset for _, offset in traffic.stores)
+        first, lanes = offsets[0], len(offsets)
+        if len(arrays) != 1 or offsets != list(range(first, first + 4 * lanes, 4)):
+            raise Unliftable("a store that is not whole")
+        array = arrays.pop()
+        value = self.join([traffic.stores[array, offset] for offset in offsets])
+        args = (self.address(array, first // 4), value, used_lanes(lanes))
+        return self.each(lanes, high.ExprStmt(expr=Call(name="vstore", args=args)))
+
+    def each(self, lanes: int, stmt: high.Stmt) -> Body:
+        """Return `stmt` for every vector of a group."""
+        loop = high.For(
+            kind="unroll",
+            var=self.unroll,
+            start=Int(value=0),
+            stop=count_of(lanes),
+            step=Int(value=1),
+            body=(stmt,),
+        )
+        return (loop,)
+
+    # ---- lanes ----
+
+    def environment(self, traffic: Traffic) -> dict[str, Any]:
+        """Return what is known: pointers, and tiles as their own lanes."""
+        env: dict[str, Any] = {**self.strips.vectors, **self.strips.pointers(traffic)}
+        for name, (_, lanes) in self.tiles.items():
+            env[name] = vector_of([Lane("var", (name, i)) for i in range(lanes)])
+        return env
+
+    def executor(self, env: dict[str, Any]) -> Executor:
+        """Return an executor over `env`."""
+        made = self.strips.executor(env, frozenset())
+        made.types.update(self.strips.types)
+        return made
+
+    def evaluate(self, expr: Expr, traffic: Traffic) -> Any:
+        """Return the lanes of a vector expression."""
+        made = self.executor(self.environment(traffic)).expr(expr)
+        return [as_lane(v) for v in made] if isinstance(made, np.ndarray) else made
+
+    def join(self, lanes: Sequence[Lane]) -> Expr:
+        """Return lanes as the expression of the vector with index `u` in their group."""
+        first = lanes[0]
+        if all(lane == first for lane in lanes) and first.op in ("scalar", "const", "load"):
+            return Call(name="vbroadcast", args=(self.uniform(first),))
+        if any(lane.op != first.op for lane in lanes):
+            raise Unliftable("lanes are computed differently")
+        if first.op == "var":
+            name, width = self.tiles[first.args[0]]
+            wanted = [Lane("var", (first.args[0], i)) for i in range(width)]
+            if list(lanes) != wanted:
+                raise Unliftable("lanes change their places")
+            return Index(base=Name(id=name), indices=(Name(id=self.unroll),))
+        if first.op == "load":
+            array, offset = first.args
+            wanted = [Lane("load", (array, offset + 4 * i)) for i in range(len(lanes))]
+            if list(lanes) != wanted:
+                raise Unliftable("a load that is not whole")
+            args = (self.address(array, offset // 4), used_lanes(len(lanes)))
+            return Call(name="vload", args=args)
+        if first.op in ("scalar", "const"):
+            raise Unliftable("lanes of different scalars")
+        columns = zip(*(lane.args for lane in lanes), strict=True)
+        return Call(name=first.op, args=tuple(self.join(column) for column in columns))
+
+    def uniform(self, lane: Lane) -> Expr:
+        """Return the scalar that all lanes hold."""
+        if lane.op == "const":
+            return Float(value=lane.args[0])
+        if lane.op == "scalar":
+            made: Expr = lane.args[0]
+            return made
+        array, offset = lane.args
+        return Index(base=self.base(array), indices=(Int(value=offset // 4),))
+
+    def base(self, array: str) -> Expr:
+        """Return the high name of a C pointer."""
+        return Name(id=self.scalars.names.find(array) or array)
+
+    def address(self, array: str, offset: int) -> Expr:
+        """Return the address of vector `u` of a group that starts at `array + offset`."""
+        made = self.base(array)
+        if offset:
+            made = Binary(op="+", left=made, right=Int(value=offset))
+        step = Binary(op="*", left=Name(id=self.unroll), right=VL)
+        return Binary(op="+", left=made, right=step)
+
+    # ---- remainders ----
+
+    def branch(self, stmt: low.If) -> Body:
+        """Translate `if`; the arm for a remainder by what it stores for every count."""
+        try:
+            return Statements.branch(self, stmt)
+        except (Unliftable, SpecError) as reason:
+            found = remainder(stmt)
+            if found is None:
+                raise
+            self.check_last(stmt, found[0])
+            counter, lanes, block = found
+            if lanes > MOST_LANES:
+                raise Unliftable(f"a remainder of {lanes} elements: {reason}") from None
+            tail = self.tail(counter, lanes, block)
+            if stmt.other is None:
+                return tail
+            cond = self.scalars.expr(stmt.cond)[0]
+            return (high.If(cond=cond, then=self.block(stmt.then.body), other=tail),)
+
+    def check_last(self, stmt: low.If, counter: str) -> None:
+        """Check that nothing runs after a remainder block: what it leaves behind is not kept."""
+        last: Any = self.function.body.body[-1]
+        if isinstance(last, low.While) and last.do:
+            after = constant(last.cond, {counter: 0})
+            last = last.body.body[-1] if after == 0 else None
+        if last is not stmt:
+            raise Unliftable("a remainder in the middle of a kernel")
+
+    def tail(self, counter: str, lanes: int, block: low.Block) -> Body:
+        """Return the stores of a remainder block, and the counter as it ends: 0."""
+        runs = [self.leftover(counter, count, block) for count in range(lanes)]
+        longest = runs[-1]
+        arrays = list(dict.fromkeys(array for array, _ in longest))
+        for count, stores in enumerate(runs):
+            wanted = {(a, 4 * i): longest.get((a, 4 * i)) for a in arrays for i in range(count)}
+            if stores != wanted:
+                raise Unliftable(f"with {count} elements left, it stores something else")
+        left = self.scalars.names.find(counter) or counter
+        out: list[high.Stmt] = []
+        for array in arrays:
+            out += self.partial(array, [longest[array, 4 * i] for i in range(lanes - 1)], left)
+        out.append(high.Assign(target=Name(id=left), value=Int(value=0)))
+        return tuple(out)
+
+    def leftover(self, counter: str, count: int, block: low.Block) -> dict[tuple[str, int], Lane]:
+        """Return what a remainder block stores with `count` elements left."""
+        traffic = Traffic({})
+        env = {**self.environment(traffic), counter: count}
+        executor = self.executor(env)
+        executor.run([block])
+        if executor.env[counter] != 0:
+            raise Unliftable("a remainder that leaves its counter")
+        return traffic.stores
+
+    def partial(self, array: str, lanes: list[Lane], left: str) -> list[high.Stmt]:
+        """Return stores of the first `left` of `lanes`, which are those of whole tiles in a row."""
+        out: list[high.Stmt] = []
+        at = 0
+        while at < len(lanes):
+            if lanes[at].op != "var":
+                raise Unliftable("a remainder that computes")
+            name, width = self.tiles[lanes[at].args[0]]
+            row = [Lane("var", (lanes[at].args[0], i)) for i in range(width)]
+            if lanes[at : at + width] != row[: len(lanes) - at]:
+                raise Unliftable("a remainder whose lanes change their places")
+            place = Index(base=Name(id=name), indices=(Name(id=self.unroll),))
+            out += self.each(width, self.counted_store(array, at, place, width, left))
+            at += width
+        return out
+
+    def counted_store(
+        self, array: str, at: int, value: Expr, width: int, left: str
+    ) -> high.ExprStmt:
+        """Return the store of the lanes of one vector that are left, perhaps none."""
+        rest: Expr = Name(id=left)
+        if at:
+            rest = Binary(op="-", left=rest, right=Int(value=at))
+        step = Binary(op="*", left=Name(id=self.unroll), right=VL)
+        rest = Binary(op="-", left=rest, right=step)
+        some = Call(name="min", args=(rest, used_lanes(width)))
+        count = Call(name="max", args=(some, Int(value=0)))
+        args = (self.address(array, at), value, count)
+        return high.ExprStmt(expr=Call(name="vstore", args=args))
+
+
+def lane_source(call: Call) -> Expr:
+    """Return the vector of which `vget_low` or a `_lane` operation takes lanes."""
+    return call.args[-2] if "_lane" in call.name else call.args[0]
+
+
+def remainder(stmt: low.If) -> tuple[str, int, low.Block] | None:
+    """Return the counter, its first value too large and the block of `if (n >= 16) .. else ..`."""
+    cond = stmt.cond
+    if not isinstance(cond, Binary) or not isinstance(cond.left, Name):
+        return None
+    bound = constant(cond.right, {})
+    if bound is None or stmt.other is None:
+        return None
+    lanes = {">=": bound, ">": bound + 1}.get(cond.op)
+    return None if lanes is None else (cond.left.id, lanes, stmt.other)
+
+
+def merge_unrolls(body: Body) -> Body:
+    """Join neighbouring unrolled loops over one group; none that loads may follow a store."""
+    out: list[high.Stmt] = []
+    for stmt in map(_inside, body):
+        last = out[-1] if out else None
+        if (
+            isinstance(stmt, high.For)
+            and isinstance(last, high.For)
+            and stmt.kind == last.kind == "unroll"
+            and stmt.stop == last.stop
+            and not (_calls(last, "vstore") and _calls(stmt, "vload"))
+        ):
+            out[-1] = _joined(last, stmt)
+        else:
+            out.append(stmt)
+    return tuple(out)
+
+
+def _joined(first: high.For, second: high.For) -> high.For:
+    return high.For(
+        kind=first.kind,
+        var=first.var,
+        start=first.start,
+        stop=first.stop,
+        step=first.step,
+        body=(*first.body, *second.body),
+    )
+
+
+def _inside(stmt: high.Stmt) -> high.Stmt:
+    if isinstance(stmt, high.If):
+        then, other = merge_unrolls(stmt.then), merge_unrolls(stmt.other)
+        return high.If(cond=stmt.cond, then=then, other=other)
+    if isinstance(stmt, high.While):
+        return high.While(cond=stmt.cond, body=merge_unrolls(stmt.body))
+    if isinstance(stmt, high.For) and stmt.kind != "unroll":
+        made = merge_unrolls(stmt.body)
+        return high.For(
+            kind=stmt.kind,
+            var=stmt.var,
+            start=stmt.start,
+            stop=stmt.stop,
+            step=stmt.step,
+            body=made,
+        )
+    return stmt
+
+
+def _calls(stmt: high.Stmt, name: str) -> bool:
+    return any(isinstance(n, Call) and n.name == name for n in stmt.walk())

@@ -13,13 +13,13 @@ from dovetail.cli.compile import compile_command
 from dovetail.cli.inspect import inspect_command
 from dovetail.cli.kernel import build_command, check_command, lift_command
 from dovetail.cli.quickstart import quickstart_command
-from dovetail.cli.report import INTERRUPTED
+from dovetail.cli.report import NOT_DONE
 from dovetail.cli.run import run_command
 from dovetail.cli.verify import verify_command
 
 HELP = """Compile a model into one artifact of native kernels and plans, and run it.
 
-Exit codes: 0 done, 1 a check failed, 2 bad input or environment, 130 interrupted.
+Exit codes: 0 done, 1 a check failed, 2 bad input, bad environment or interrupted.
 """
 
 app = typer.Typer(
@@ -71,4 +71,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments, prog_name="dovetail")
     except KeyboardInterrupt:
         print("dovetail: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(NOT_DONE)

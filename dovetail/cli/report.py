@@ -1,6 +1,6 @@
 """What every verb shares: exit codes, one-sentence errors, JSON output and consoles.
 
-Exit codes: 0 done, 1 a check failed, 2 bad input or environment, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 a check failed, 2 bad input, bad environment or interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rich.progress import (
 
 from dovetail.errors import DovetailError
 
-CHECK_FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+CHECK_FAILED, NOT_DONE = 1, 2
 
 P = ParamSpec("P")
 
@@ -47,27 +47,26 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
             sys.stdout.flush()
         except DovetailError as error:
-            interrupted = isinstance(error.__context__, KeyboardInterrupt)
-            fail(str(error), INTERRUPTED if interrupted else BAD_INPUT)
+            fail(str(error))
         except Terminated:
-            fail("terminated; nothing half-made was left behind", TERMINATED)
+            fail("terminated; nothing half-made was left behind")
         except KeyboardInterrupt:
-            fail("interrupted; nothing half-made was left behind", INTERRUPTED)
+            fail("interrupted; nothing half-made was left behind")
         except BrokenPipeError:
             _drop_stdout()
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            fail(f"{where}{error.strerror or error}", BAD_INPUT)
+            fail(f"{where}{error.strerror or error}")
         except MemoryError:
-            fail("out of memory; free some, or take a smaller model or context", BAD_INPUT)
+            fail("out of memory; free some, or take a smaller model or context")
 
     return run
 
 
-def fail(message: str, code: int) -> NoReturn:
-    """Print `message` to stderr and leave with `code`."""
+def fail(message: str) -> NoReturn:
+    """Print `message` to stderr and leave with exit code 2."""
     print(f"dovetail: {message}", file=sys.stderr)
-    raise typer.Exit(code)
+    raise typer.Exit(NOT_DONE)
 
 
 def print_json(value: object) -> None:

@@ -4,9 +4,6 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# The CPU build of torch (the tests' and benchmarks' reference): from the configured index, else from torch's own.
-TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: quickstart test test-long lint format clean
 
@@ -34,6 +31,5 @@ clean:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dovetail needs Python 3.11 or newer; set PYTHON")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) torch==$(TORCH) || $(PIP) torch==$(TORCH)
 	$(PIP) -c constraints.txt -e '.[bench,dev]'
 	touch $@

@@ -120,3 +120,9 @@ def test_every_module_imports_from_the_installed_wheel(wheel: Path, tmp_path: Pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_set_up_takes_packages_from_the_configured_index_alone() -> None:
+    for name in ("Makefile", ".ci/run", "pyproject.toml", "constraints.txt"):
+        text = (ROOT / name).read_text()
+        assert "://" not in text and "index-url" not in text, name

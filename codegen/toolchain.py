@@ -26,6 +26,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.ir.errors import ToolchainError
 
 COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
+ZIG = "zig"
 ADVICE = "install gcc or clang, set DOVETAIL_CC to a C compiler, or run: pip install ziglang"
 
 
@@ -85,7 +86,7 @@ def find_compiler(target: Target) -> Compiler:
     """
     chosen = os.environ.get("DOVETAIL_CC", "").strip()
     if chosen:
-        compiler = _identify(tuple(shlex.split(chosen)))
+        compiler = _identify(_command(chosen))
         if compiler.machine in ("", target.machine or platform.machine()):
             return compiler
     if target.machine in ("", platform.machine()):
@@ -94,8 +95,17 @@ def find_compiler(target: Target) -> Compiler:
             if path is not None:
                 return _identify((path,))
     if find_spec("ziglang") is not None:
-        return _identify((sys.executable, "-m", "ziglang", "cc"))
+        return _identify(_command(ZIG))
     raise ToolchainError(f"no C compiler was found for target {target.name}; {ADVICE}")
+
+
+def _command(chosen: str) -> tuple[str, ...]:
+    """Return the command of $DOVETAIL_CC; plain `zig` is zig's C compiler, of PATH or the wheel."""
+    if chosen != ZIG:
+        return tuple(shlex.split(chosen))
+    if shutil.which(ZIG) is None and find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "cc")
+    return (ZIG, "cc")
 
 
 def _identify(command: tuple[str, ...]) -> Compiler:

@@ -123,6 +123,14 @@ def test_environment_chooses_the_compiler(tmp_path, monkeypatch):
         find_compiler(TARGET)
 
 
+def test_environment_chooses_zig_by_its_name(tmp_path, monkeypatch):
+    pytest.importorskip("ziglang")
+    monkeypatch.setenv("DOVETAIL_CC", "zig")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiler = find_compiler(TARGET)
+    assert (compiler.command, compiler.kind) == ((sys.executable, "-m", "ziglang", "cc"), "zig")
+
+
 def test_compiler_of_another_machine_is_passed_over(tmp_path, monkeypatch):
     pytest.importorskip("ziglang")
     monkeypatch.setenv("DOVETAIL_CC", str(fake_compiler(tmp_path, "exit 0")))

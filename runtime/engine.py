@@ -74,7 +74,7 @@ class Engine:
 
         Raises:
             ArtifactError: the artifact's parts do not fit each other.
-            CapacityError: not even one KV block fits into memory, or threads cannot be started.
+            CapacityError: the KV pool does not fit into memory, or threads cannot be started.
         """
         self.spec: ModelSpec = part.file.spec
         service = artifact.service
@@ -86,7 +86,7 @@ class Engine:
         most = max(prefill.threads, decode.threads)
         self.device: Device = CpuDevice(library, most, service.spin_iterations)
         self.weights = Weights(part)
-        self.pool = KvPool(kv_blocks or service.kv_blocks or _fitting_blocks(part, hardware))
+        self.pool = KvPool(_count_blocks(part, hardware, kv_blocks, service.kv_blocks))
         forward, sample = _tape(part, "forward"), _tape(part, "sample")
         arena = self.device.alloc(forward.arena_bytes)
         operands = Operands(self.weights, arena, self._alloc_kv())
@@ -210,12 +210,21 @@ def _layer_block_bytes(spec: ModelSpec) -> int:
     return KV_BLOCK * spec.n_kv_heads * spec.head_dim * DTYPES[spec.kv_dtype].size
 
 
-def _fitting_blocks(part: ModelPart, hardware: HardwareSpec) -> int:
-    """Return the blocks of a full step of full contexts, or as many as free memory allows."""
+def _count_blocks(part: ModelPart, hardware: HardwareSpec, asked: int | None, planned: int) -> int:
+    """Return the blocks asked for, else those of the plan or of a full step of full contexts.
+
+    Without `asked`, as many of these as free memory allows; CapacityError where that is not enough.
+    """
     spec = part.file.spec
-    wanted = part.file.max_step_sequences * blocks_for(spec.max_context)
     block = 2 * spec.n_layers * _layer_block_bytes(spec)
-    fitting = int(available_memory(hardware) * MEMORY_SHARE) // block
-    if fitting < 1:
+    free = available_memory(hardware)
+    if asked is not None and asked * block > free:
+        raise CapacityError(
+            f"{asked} KV blocks take {asked * block} bytes, but {free} bytes of memory are free; "
+            f"load with at most {free // block} kv_blocks"
+        )
+    fitting = int(free * MEMORY_SHARE) // block
+    if asked is None and fitting < 1:
         raise CapacityError(f"no memory for KV: one block of {KV_BLOCK} tokens takes {block} bytes")
-    return min(wanted, fitting)
+    wanted = planned or part.file.max_step_sequences * blocks_for(spec.max_context)
+    return asked or min(wanted, fitting)

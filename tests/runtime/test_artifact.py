@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.codegen.targets import TARGETS
-from dovetail.ir.errors import ArtifactError, RequestError
+from dovetail.ir.errors import ArtifactError, CapacityError, RequestError
 from dovetail.runtime.app import load
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.isa import REQUIREMENTS, choose_target, supports
@@ -231,3 +231,8 @@ def test_the_best_target_that_runs_is_taken() -> None:
 def test_load_options_are_checked(make_artifact: MakeArtifact, options: dict[str, int]) -> None:
     with pytest.raises(RequestError, match="at least 1"):
         load(make_artifact(), **options)  # type: ignore[arg-type]
+
+
+def test_a_pool_larger_than_memory_is_refused(make_artifact: MakeArtifact) -> None:
+    with pytest.raises(CapacityError, match=r"bytes of memory are free; load with at most \d+ kv"):
+        load(make_artifact(), kv_blocks=1 << 48)

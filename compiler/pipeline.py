@@ -40,6 +40,7 @@ from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
+from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 MODEL_NAME = "llm"
@@ -197,6 +198,7 @@ def _read_inputs(request: CompileRequest) -> _Inputs:
     )
     hardware = read_hardware(request.hardware)
     workload = read_workload(request.workload)
+    _check_tokenizer(Path(request.model) / TOKENIZER)
     return _Inputs(
         request=request,
         directory=Path(request.model),
@@ -228,6 +230,12 @@ def _check_request(request: CompileRequest) -> None:
             f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
             "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
         )
+
+
+def _check_tokenizer(path: Path) -> None:
+    if path.is_file():
+        parse_json_object(read_bounded(path, COPIED_FILES[TOKENIZER]), str(path))
+        Tokenizer(path).check()
 
 
 def _measurable(target: Target, request: CompileRequest) -> bool:

@@ -136,7 +136,7 @@ class Reader:
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise damaged(self.path, name, f"is not a valid {kind.__name__} ({error})") from None
+            raise damaged(self.path, name, f"cannot be decoded ({error})") from None
 
 
 def hash_file(path: Path) -> str:

@@ -41,6 +41,10 @@ class Tokenizer:
                 ) from None
         return self._loaded
 
+    def check(self) -> None:
+        """Read the file now; ArtifactError where it is no tokenizer."""
+        _ = self._tokenizer
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with the special tokens the model's template adds.
 

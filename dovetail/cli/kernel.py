@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,6 +122,8 @@ def build_command(
     source = read_source(file)
     unit = read_unit(source, read_source(prelude) if prelude else None)
     names = tuple(kernel or kernel_names(unit))
+    if not names:
+        raise SpecError(f"{file} has no @kernel function to build")
     built = build_kernels(unit, names, parse_binding(bind or []), choose_target(target), file.stem)
     write_library(built, output)
     print(f"{output}: {built.path.name} for {built.index.target}: {', '.join(names)}")
@@ -261,9 +264,11 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
     """
     if output.exists() and not (output / "index.json").is_file():
         raise SpecError(f"{output} exists and is no kernel library; name another directory")
-    output.absolute().parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{output.name}."
-    with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=prefix) as folder:
+    with writing(output), ExitStack() as stack:
+        output.absolute().parent.mkdir(parents=True, exist_ok=True)
+        folder = stack.enter_context(
+            tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=f".{output.name}.")
+        )
         work = Path(folder) / "library"
         work.mkdir()
         shutil.copy(built.path, work / built.index.library)
@@ -277,18 +282,25 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`; a failed write leaves the old file."""
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-    ) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(text)
-            file.flush()
-            temporary.chmod(0o644)
-            temporary.rename(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    prefix = f".{path.name}."
+    with (
+        writing(path),
+        tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=prefix) as folder,
+    ):
+        temporary = Path(folder) / path.name
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(path)
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Turn what keeps `output` from being written into one sentence that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise SpecError(
+            f"cannot write {output}: {error.strerror or error}; choose another output"
+        ) from error
 
 
 def lift_source(

@@ -69,7 +69,7 @@ def run_command(
         "ignore_eos": ignore_eos,
     }
     with load(artifact, threads=threads, check_weights=check_weights) as app:
-        if json or len(prompts) > 1 or n > 1:
+        if json or len(prompts) > 1 or n != 1:
             results = _generate(app, prompts, options | {"n": n})
             if json:
                 print_json(results)

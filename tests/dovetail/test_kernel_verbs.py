@@ -100,11 +100,13 @@ def test_lift_makes_text_that_checks(add_c: Path, tmp_path: Path) -> None:
     assert dovetail("kernel", "check", lifted, "--target", "aarch64-neon").code == 0
 
 
-def test_bad_input_is_one_sentence_and_exit_2(saxpy: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence_and_exit_2(saxpy: Path, add_c: Path, tmp_path: Path) -> None:
     binary = tmp_path / "binary.c"
     binary.write_bytes(b"\xff\xfe\x00")
     taken = tmp_path / "taken"
     taken.mkdir()
+    nothing = tmp_path / "nothing.dk"
+    nothing.write_text('"""No kernel."""\n')
     cases: list[tuple[object, ...]] = [
         ("check", tmp_path / "missing.dk"),
         ("check", tmp_path),
@@ -117,6 +119,8 @@ def test_bad_input_is_one_sentence_and_exit_2(saxpy: Path, tmp_path: Path) -> No
         ("build", saxpy, "-o", tmp_path / "o", "--set", "U=3"),
         ("build", saxpy, "-o", tmp_path / "o", "--set", "V=1"),
         ("build", saxpy, "-o", "/proc/nowhere/o"),
+        ("build", nothing, "-o", tmp_path / "o"),
+        ("lift", add_c, "--prelude", add_c.with_name("prelude.h"), "-o", "/proc/add.dk"),
         ("lift", saxpy),
     ]
     for case in cases:

@@ -1,7 +1,7 @@
 """What the benchmarks share: machine facts, quiet timing, medians with spread, tables and JSON.
 
 In: functions to time. Out: `Sample`s, and reports of the form
-`{"benchmark", "machine", "config", "rows", "summary"}` (design §12).
+`{"benchmark", "machine", "config", "rows", "summary"}`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The artifact's own files: manifest, kernel index, plans (design §9)."""
+"""The artifact's own files: manifest, kernel index, plans."""
 
 from __future__ import annotations
 

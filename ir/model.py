@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 KV_BLOCK = 16
-"""Tokens in one KV block, on every device (design §13)."""
+"""Tokens in one KV block, on every device."""
 PANEL = 16
 """Columns in one panel of a packed weight; every target's micro-kernels read whole panels."""
 MAX_KV_SPLITS = 16
@@ -74,7 +74,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor in `weights/weights.bin`. Offsets in bytes, multiples of 4096.
 
-    layout `packed`: [ceil(N/16)][K][16], columns past N are zero (design §13);
+    layout `packed`: [ceil(N/16)][K][16], columns past N are zero;
     layout `packed_pair`: panels of gate and up in turn: 2j gate, 2j+1 up (n = 2 x intermediate);
     layout `rows`: row-major [n][k]; layout `vector`: [n] (k = 1).
     """

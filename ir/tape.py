@@ -1,4 +1,4 @@
-"""Tapes: one model step as a flat array of kernel calls over planned buffers (design §3, §13).
+"""Tapes: one model step as a flat array of kernel calls over planned buffers.
 
 A tape is data. The compiler writes it as JSON; the runtime binds it to addresses and runs it with
 one native call.

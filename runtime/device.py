@@ -1,4 +1,4 @@
-"""Devices: where buffers live and tape segments run (design §7, §13). This is the CPU's.
+"""Devices: where buffers live and tape segments run. This is the CPU's.
 
 In: a kernel library and a plan of threads. Out: memory, runs in order, and a clock.
 """

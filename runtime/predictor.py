@@ -16,7 +16,7 @@ class Estimate:
 
 
 class Predictor(Protocol):
-    """Times of this machine for this model (design §13)."""
+    """Times of this machine for this model."""
 
     def linear(self, tokens: int) -> Estimate:
         """All projections of one layer over `tokens` rows."""

@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step (design §13): one or two batches, and requests whose KV first moves or goes."""
+    """One step: one or two batches, and requests whose KV first moves or goes."""
 
     batches: tuple[Batch, ...]
     swap_out: tuple[int, ...] = ()

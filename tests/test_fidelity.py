@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers' on random small models of every family (design §11, rule 2).
+"""Greedy tokens equal transformers' on random small models of every family.
 
 A step whose two best float64 logits lie closer than 1e-4 of max|logit| ends the comparison of its
 sequence; such steps are counted and must be rare.

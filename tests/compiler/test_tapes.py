@@ -1,4 +1,4 @@
-"""Tapes: the entries of the contract, their barriers, and buffers that never overlap while live."""
+"""Tapes: entries of a step, their barriers, and buffers that never overlap while live."""
 
 from itertools import pairwise
 
@@ -70,7 +70,7 @@ def test_any_model_gives_a_sound_tape(spec, tokens, sequences):
     assert msgspec.json.decode(msgspec.json.encode(tape), type=Tape) == tape
 
 
-def test_one_layer_is_the_contracts():
+def test_one_layer_in_order():
     tape = make_tape(make_spec(n_layers=1))
     shown = [(e.op, e.segment, e.m, e.barrier, e.skip_if_zero) for e in tape.entries]
     pre, attn, post = "pre_attn(0)", "attn(0)", "post_attn(0)"

@@ -34,7 +34,7 @@ from dovetail.ir.expr import (
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.preprocess import TUNE
-from dovetail.ir.low.types import constant, is_integer, vector
+from dovetail.ir.low.types import constant, is_integer
 from dovetail.ir.rewrite import rewrite_node
 
 MATH_MODULE = "math_f32"
@@ -65,8 +65,9 @@ def _intrinsics(target: Target | None) -> Mapping[str, Intrinsic]:
     return {name: row for t in reversed(chosen) for name, row in t.intrinsics.items()}
 
 
-def _holds_vectors(function: low.Function) -> bool:
-    return any(isinstance(n, low.Declare) and vector(n.type) for n in function.walk())
+def _holds_vectors(function: low.Function, intrinsics: Mapping[str, Intrinsic]) -> bool:
+    calls = {n.name for n in function.walk() if isinstance(n, Call)}
+    return any(intrinsics[name].lanes for name in calls if name in intrinsics)
 
 
 def spell_number(node: Int | Float) -> Expr | None:
@@ -135,7 +136,7 @@ class _Lifter:
         try:
             params, body = self.attempt(function, tunables, Statements)
         except (Unliftable, SpecError) as reason:
-            if not _holds_vectors(function):
+            if not _holds_vectors(function, self.intrinsics):
                 raise refuse(str(reason).removeprefix(REFUSED)) from None
             self.notes[:] = noted
             try:

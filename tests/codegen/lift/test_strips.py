@@ -57,15 +57,16 @@ def test_the_function_is_what_the_lanes_compute():
     assert "_mm512" not in text and "params[1]" in text
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("neighbours", "neighbours"),
-        ("reversed", "depends on its neighbours|computed differently"),
-        ("different_tail", "compute different things"),
-        ("long_tail", "stores others"),
-    ],
-)
-def test_what_is_not_elementwise_is_not_taken_for_it(function, reason):
-    with pytest.raises(SpecError, match=reason):
-        lift(parsed("refused.c"), function)
+@pytest.mark.parametrize("target", WHERE)
+@pytest.mark.parametrize("function", ["neighbours", "different_tail", "long_tail"])
+def test_what_is_not_elementwise_keeps_its_width_and_its_numbers(function, target):
+    assert any("pinned" in note for note in lifted("vectors.c", function).notes)
+    for n in SIZES:
+        args = [n, np.abs(draw(n + 16)), np.zeros(n + 16, np.float32)]
+        for want, got in both("vectors.c", function, AVX2, target, args):
+            assert np.all(np.abs(got - want) <= 1e-6 * np.maximum(np.abs(want), 1)), n
+
+
+def test_shuffled_lanes_are_refused():
+    with pytest.raises(SpecError, match="lanes change their places"):
+        lift(parsed("vectors.c"), "reversed")

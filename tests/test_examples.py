@@ -1,0 +1,53 @@
+"""Every script in examples/ runs as its docstring says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli.quickstart import write_tokenizer
+from tests.dovetail.commands import dovetail
+from tests.models import save_model
+from tests.repository import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run_example(name: str, *arguments: object) -> list[str]:
+    """Return the lines an example prints."""
+    command = [sys.executable, "-P", str(EXAMPLES / name), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_example_is_tested() -> None:
+    assert {p.name for p in EXAMPLES.iterdir() if p.is_file()} == {
+        "call_kernel.py",
+        "generate.py",
+        "saxpy.dk",
+    }
+
+
+def test_call_kernel(tmp_path: Path) -> None:
+    pytest.importorskip("tvm_ffi")
+    built = dovetail("kernel", "build", EXAMPLES / "saxpy.dk", "-o", tmp_path / "saxpy")
+    assert built.code == 0, built.err
+    assert run_example("call_kernel.py", tmp_path / "saxpy") == ["largest error: 0.0"]
+
+
+def test_generate_compiles_once(tmp_path: Path) -> None:
+    model, artifact = tmp_path / "tiny", tmp_path / "app.dove"
+    save_model(model, "llama", vocab_size=258, bos_token_id=256, eos_token_id=257)
+    write_tokenizer(model / "tokenizer.json")
+    first = run_example("generate.py", model, artifact, "Once", "The sea")
+    assert first[0].startswith("compiled ") and first[-1].startswith("'The sea': ")
+    second = run_example("generate.py", model, artifact, "Once", "The sea")
+    assert second == first[1:]

@@ -50,16 +50,17 @@ class Worker(AbstractContextManager["Worker"]):
 
 def _serve(pipe: Connection, make: Callable[..., Any], args: tuple[Any, ...]) -> None:
     side = None
-    while True:
-        try:
+    try:
+        while True:
             method, values = pipe.recv()
-        except EOFError:
-            return
-        try:
-            side = side or make(*args)
-            pipe.send((True, getattr(side, method)(*values)))
-        except Exception:
-            pipe.send((False, traceback.format_exc()))
+            try:
+                side = side or make(*args)
+                answer = (True, getattr(side, method)(*values))
+            except Exception:
+                answer = (False, traceback.format_exc())
+            pipe.send(answer)
+    except (EOFError, BrokenPipeError):
+        return  # the parent has gone
 
 
 class Dovetail:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Self, TypeAlias
 
@@ -142,7 +142,9 @@ class App:
                     f"{self.artifact.path} has no tokenizer, so prompts must be lists of token ids"
                 )
             return self.tokenizer.encode(prompt)
-        if any(isinstance(t, bool) or not hasattr(t, "__index__") for t in prompt):
+        if not _is_listed(prompt) or any(
+            isinstance(t, bool) or not hasattr(t, "__index__") for t in prompt
+        ):
             raise RequestError("a prompt must be a text or a list of token ids")
         return [int(t) for t in prompt]
 
@@ -193,9 +195,16 @@ class App:
                     self.engine.finish(job.request, "abort")
 
 
+def _is_listed(value: object) -> bool:
+    """Tell whether `value` is a list, tuple or array: ordered, and no text or bytes."""
+    return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping | Set)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if not _is_listed(prompts):
+        raise RequestError("prompts must be texts or lists of token ids")
     listed = list(prompts)
     if listed and all(hasattr(item, "__index__") for item in listed):
         return [listed]  # type: ignore[list-item]

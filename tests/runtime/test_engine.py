@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,3 +181,15 @@ def test_context_bounds_the_answer(make_artifact: MakeArtifact, answer: Answer) 
         (done,) = app.generate(prompt, max_tokens=1000, ignore_eos=True)
         assert list(done.token_ids) == answer(prompt, 6, eos=False)
         assert done.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, b"ab", {1: 2}, {1, 2}, [None], [1.5], [[1.5]], [b"a"]]
+)
+def test_what_is_no_prompt_is_refused(make_artifact: MakeArtifact, prompts: Any) -> None:
+    with load(make_artifact()) as app:
+        with pytest.raises(RequestError, match=r"lists? of token ids"):
+            app.generate(prompts)
+        with pytest.raises(RequestError, match="list of token ids"):
+            app.stream(prompts)
+        assert app.generate([]) == []

@@ -109,6 +109,11 @@ class Reader:
                 f"{self.path} is not an artifact directory; "
                 f"run `dovetail compile MODEL -o {self.path}` to make one"
             )
+        if not (self.path / "manifest.json").exists():
+            raise ArtifactError(
+                f"{self.path / 'manifest.json'} is missing, so {self.path} is no whole artifact; "
+                "give a directory that `dovetail compile` wrote"
+            )
         data = self._bytes("manifest.json", self.path / "manifest.json")
         major = self._decode("manifest.json", data, _Version).format_major
         if major != FORMAT_MAJOR:

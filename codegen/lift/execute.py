@@ -7,14 +7,14 @@ must be concrete; whatever cannot be followed raises Unliftable.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, Intrinsic
 from dovetail.codegen.isa.memory import Memory, Pointer
-from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, apply, as_lane
+from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, apply, as_lane
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.ir.expr import (
     ArrayType,
@@ -35,6 +35,7 @@ from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import INTEGER_OPERATORS, constant, scalar
 
 SCALAR_CALLS = {"sqrtf": "vsqrt", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin", "expf": "vexp"}
+MOST_TURNS = 64
 FLOAT_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
 
 
@@ -46,6 +47,18 @@ class Executor:
     env: dict[str, Any]
     types: dict[str, Type]
     outer: Callable[[Expr], Lane]
+    functions: Mapping[str, low.Function] = field(default_factory=dict)
+
+    def inline(self, function: low.Function, args: list[Any]) -> Any:
+        """Return what a helper of the text gives: straight-line code with one return at its end."""
+        *body, last = function.body.body
+        if not isinstance(last, low.Return) or last.value is None:
+            raise Unliftable(f"`{function.name}` does not end with its value")
+        env = {p.name: a for p, a in zip(function.params, args, strict=True)}
+        types = {p.name: p.type for p in function.params}
+        inner = Executor(self.intrinsics, env, types, self.outer, self.functions)
+        inner.run(body)
+        return inner.expr(last.value)
 
     def run(self, body: Sequence[low.Stmt]) -> None:
         """Execute statements in order."""
@@ -63,13 +76,28 @@ class Executor:
         elif isinstance(stmt, low.If):
             chosen = stmt.then if self.integer(stmt.cond) else stmt.other
             self.run(chosen.body if chosen else ())
+        elif isinstance(stmt, low.For):
+            self.loop(stmt)
         elif not isinstance(stmt, low.Pragma):
             raise Unliftable(f"it holds a {type(stmt).__name__.lower()} statement")
+
+    def loop(self, stmt: low.For) -> None:
+        """Execute a loop over a few known values."""
+        self.run(stmt.init)
+        for _ in range(MOST_TURNS):
+            if stmt.cond is None or not self.integer(stmt.cond):
+                return
+            self.run(stmt.body.body)
+            if stmt.step is not None:
+                self.expr(stmt.step)
+        raise Unliftable("a long loop")
 
     def declare(self, stmt: low.Declare) -> None:
         """Execute a declaration."""
         self.types[stmt.name] = stmt.type
-        if isinstance(stmt.type, ArrayType):
+        if isinstance(stmt.type, ArrayType) and stmt.init is None:
+            self.env[stmt.name] = SymbolicPointer(stmt.name, 0, Traffic({}))
+        elif isinstance(stmt.type, ArrayType):
             self.env[stmt.name] = table(stmt)
         elif stmt.init is not None:
             self.env[stmt.name] = self.converted(self.expr(stmt.init), stmt.type)
@@ -189,6 +217,8 @@ def _unary(self: Executor, expr: Unary) -> Any:
     if isinstance(value, int | np.integer):
         number = int(value)
         return {"-": -number, "+": number, "~": ~number, "!": int(not number)}[expr.op]
+    if isinstance(value, Lane) and value.op == "const" and expr.op == "-":
+        return Lane("const", (-value.args[0],))
     if isinstance(value, Lane) and expr.op == "-":
         return Lane("vneg", (value,))
     raise Unliftable(f"`{expr.op}` on this")
@@ -215,6 +245,8 @@ def _call(self: Executor, expr: Call) -> Any:
     args = [self.expr(a) for a in expr.args]
     if expr.name in SCALAR_CALLS:
         return Lane(SCALAR_CALLS[expr.name], tuple(map(as_lane, args)))
+    if expr.name in self.functions:
+        return self.inline(self.functions[expr.name], args)
     row = self.intrinsics.get(expr.name)
     if row is None:
         raise Unliftable(f"`{expr.name}` is no known intrinsic")

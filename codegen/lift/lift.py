@@ -34,7 +34,7 @@ from dovetail.ir.expr import (
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.preprocess import TUNE
-from dovetail.ir.low.types import constant, is_integer
+from dovetail.ir.low.types import constant, is_integer, vector
 from dovetail.ir.rewrite import rewrite_node
 
 MATH_MODULE = "math_f32"
@@ -53,7 +53,8 @@ def lift(unit: low.Unit, function: str, target: Target | None = None) -> high.Un
         known = ", ".join(sorted(functions)) or "none"
         raise SpecError(f"there is no function `{function}`; the text has: {known}")
     lifter = _Lifter(unit, functions, _intrinsics(target))
-    helpers = tuple(lifter.inline(functions[name]) for name in lifter.called(functions[function]))
+    called = [functions[name] for name in lifter.called(functions[function])]
+    helpers = tuple(lifter.inline(helper) for helper in called if not _takes_vectors(helper))
     kernel = lifter.kernel(functions[function])
     calls = {n.name for f in (*helpers, kernel) for n in f.walk() if isinstance(n, Call)}
     imports = (MATH_MODULE,) if calls & set(MATH_FUNCTIONS) else ()
@@ -63,6 +64,12 @@ def lift(unit: low.Unit, function: str, target: Target | None = None) -> high.Un
 def _intrinsics(target: Target | None) -> Mapping[str, Intrinsic]:
     chosen = [target] if target is not None else list(TARGETS.values())
     return {name: row for t in reversed(chosen) for name, row in t.intrinsics.items()}
+
+
+def _takes_vectors(function: low.Function) -> bool:
+    """Whether a helper works on vectors; such are followed where they are called."""
+    types = [function.returns, *(p.type for p in function.params)]
+    return any(vector(type_) is not None for type_ in types)
 
 
 def _holds_vectors(function: low.Function, intrinsics: Mapping[str, Intrinsic]) -> bool:
@@ -176,7 +183,7 @@ class _Lifter:
         for node in function.walk():
             if isinstance(node, low.Declare | low.Param):
                 types.setdefault(node.name, node.type)
-        strips = Strips(scalars, self.intrinsics, types)
+        strips = Strips(scalars, self.intrinsics, types, self.functions)
         params = tuple(self.param(p, scalars) for p in function.params)
         own = [
             s for s in function.body.body if not (isinstance(s, low.Declare) and s.name in tuned)

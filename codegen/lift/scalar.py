@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.codegen.lift.types import (
+    LIMITS,
     MATH,
     NAMES,
     Names,
@@ -140,6 +141,8 @@ def _float(self: Scalars, expr: Float) -> Typed:
 def _name(self: Scalars, expr: Name) -> Typed:
     if expr.id in NAMES:
         return Name(id=NAMES[expr.id]), "null" if expr.id == "NULL" else "f32"
+    if expr.id in LIMITS:
+        return Float(value=LIMITS[expr.id]), "f32"
     if expr.id in self.tunables:
         return Name(id=expr.id), "i64"
     found = self.names.find(expr.id)

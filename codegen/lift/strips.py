@@ -47,6 +47,15 @@ class Strip:
     limit: Expr | None  # index form: the counter runs up to this; None: it counts down to 0
     count: int
     body: tuple[low.Stmt, ...]
+    from_zero: bool  # index form: the loop itself starts the index at 0
+    beyond: bool  # runs while anything is left, so the last step may reach past the end
+    owned: bool  # the loop declares its counter
+
+    def leaves(self) -> set[str]:
+        """Return the variables that the loop leaves changed."""
+        inside = {n.name for s in self.body for n in s.walk() if isinstance(n, low.Declare)}
+        changed = assigned_names(self.body) - inside
+        return changed if self.owned else changed | {self.counter}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class Strips:
     scalars: Scalars
     intrinsics: Mapping[str, Intrinsic]
     types: dict[str, Type]
+    functions: Mapping[str, low.Function]
     vectors: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     off: bool = False  # leave loops alone
@@ -127,7 +137,20 @@ class Strips:
             return used, self.chain(strips, tail, body[used:])
         except Unliftable as reason:
             self.reason = self.reason or str(reason)
+        return self.reduction(strips, body)
+
+    def reduction(
+        self, strips: list[Strip], body: Sequence[low.Stmt]
+    ) -> tuple[int, tuple[high.Stmt, ...]]:
+        """Try a chain as a reduction."""
+        from dovetail.codegen.lift.reductions import reduce_chain  # noqa: PLC0415 - the two meet here
+
+        try:
+            used, made = reduce_chain(self, strips, body[len(strips) :])
+        except Unliftable as reason:
+            self.reason = f"{self.reason}, {reason}"
             return 0, ()
+        return len(strips) + used, made
 
     # ---- shape of a loop ----
 
@@ -153,7 +176,10 @@ class Strips:
         limit = _limit(cond, counter, amount)
         if limit is None or counter in assigned_names(body):
             return None
-        return Strip(counter, limit[0], abs(amount), tuple(body))
+        begun = stmt.init if isinstance(stmt, low.For) else ()
+        from_zero = bool(begun)
+        owned = from_zero and isinstance(begun[0], low.Declare)
+        return Strip(counter, limit[0], abs(amount), tuple(body), from_zero, limit[1], owned)
 
     def starts_plain(self, init: Sequence[low.Stmt]) -> bool:
         """Whether a loop starts where the chain stands: at index 0, or anywhere."""
@@ -177,8 +203,7 @@ class Strips:
     ) -> tuple[high.Stmt, ...]:
         """Return the chain as one loop; Unliftable says what could not be shown."""
         first = strips[0]
-        if any(s.limit != first.limit for s in strips):
-            raise Unliftable("the loops of a chain count differently")
+        check_limits(strips, tail)
         changed = frozenset(assigned_names([*(n for s in strips for n in s.body), *_one(tail)]))
         found = self.elements(first, changed)
         unit = first.count // found.elements
@@ -225,7 +250,7 @@ class Strips:
             other = far.stores.get((array, offset + 4 * FAR))
             if other is None:
                 raise Unliftable("stores do not follow the index")
-            moved |= _moved_arrays(lane, other)
+            moved |= moved_arrays(lane, other)
         return dict.fromkeys(moved, 4 * count)
 
     def run(
@@ -263,9 +288,10 @@ class Strips:
                 raise Unliftable(str(error)) from None
             if type_ not in ("f32", "int"):
                 raise Unliftable(f"a {type_} is computed with")
-            return Lane("scalar", (convert(made, type_, "f32"),))
+            value = convert(made, type_, "f32")
+            return as_lane(value.value) if isinstance(value, Float) else Lane("scalar", (value,))
 
-        return Executor(self.intrinsics, env, dict(self.types), outer)
+        return Executor(self.intrinsics, env, dict(self.types), outer, self.functions)
 
     def mapped(self, traffic: Traffic, moving: set[str], elements: range) -> Map:
         """Check that each element is element 0 moved along, and return element 0."""
@@ -335,28 +361,43 @@ class Strips:
 
     def dead(self, strips: list[Strip], tail: low.If | None, rest: Sequence[low.Stmt]) -> None:
         """The counter and the pointers end elsewhere now: nothing may read them afterwards."""
-        moved = assigned_names([*(n for s in strips for n in s.body), *_one(tail)])
-        moved.add(strips[0].counter)
+        moved = set().union(*(s.leaves() for s in strips), assigned_names(_one(tail)))
         again = moved & read_names(rest)
         if again:
             raise Unliftable(f"`{sorted(again)[0]}` is used after the loops")
 
     # ---- the result ----
 
-    def build(self, found: Map, strip: Strip, unit: int, least: int) -> tuple[high.Stmt, ...]:
-        """Return the `vrange`; without a tail, elements that fill no step stay untouched."""
-        names = self.scalars.names
+    def bounds(self, strip: Strip, unit: int, least: int) -> tuple[list[high.Stmt], Expr, Expr]:
+        """Return where a chain starts and stops in elements, and what must be computed before.
+
+        `least` is the smallest step of the chain: elements that fill no step stay untouched.
+        """
+        start: Expr = Int(value=0)
+        if strip.limit is not None and not strip.from_zero:
+            start = self.scalars.integer(Name(id=strip.counter))
         total = self.scalars.integer(strip.limit or Name(id=strip.counter))
         if unit != 1:
             total = Binary(op="//", left=total, right=Int(value=unit))
-        before: list[high.Stmt] = []
         if least != 1:
             size = Int(value=least)
-            total = Binary(op="*", left=Binary(op="//", left=total, right=size), right=size)
-        count = Name(id=names.fresh("count", "i64"))
-        before.append(high.Assign(target=count, value=total))
+            zero = start == Int(value=0)
+            length = total if zero else Binary(op="-", left=total, right=start)
+            if strip.beyond:
+                length = Binary(op="+", left=length, right=Int(value=least - 1))
+            whole = Binary(op="*", left=Binary(op="//", left=length, right=size), right=size)
+            total = whole if zero else Binary(op="+", left=start, right=whole)
+        if isinstance(total, Name):
+            return [], start, total
+        count = Name(id=self.scalars.names.fresh("count", "i64"))
+        return [high.Assign(target=count, value=total)], start, count
+
+    def build(self, found: Map, strip: Strip, unit: int, least: int) -> tuple[high.Stmt, ...]:
+        """Return the `vrange`; without a tail, elements that fill no step stay untouched."""
+        names = self.scalars.names
+        before, start, stop = self.bounds(strip, unit, least)
         var = names.fresh("i", "i64")
-        text = _Writer(self.scalars, var, set(found.advanced), before)
+        text = Writer(self.scalars, var, set(found.advanced), before)
         body = [
             high.ExprStmt(expr=Call(name="vstore", args=(text.address(array), text.vector(lane))))
             for array, lane in found.stores
@@ -369,8 +410,8 @@ class Strips:
         loop = high.For(
             kind="vrange",
             var=var,
-            start=Int(value=0),
-            stop=count,
+            start=start,
+            stop=stop,
             step=Int(value=1),
             body=tuple(body),
         )
@@ -378,7 +419,7 @@ class Strips:
 
 
 @dataclass(slots=True)
-class _Writer:
+class Writer:
     """Writes lanes as vector expressions."""
 
     scalars: Scalars
@@ -388,23 +429,29 @@ class _Writer:
     spread: dict[Expr, Name] = field(default_factory=dict)
 
     def address(self, array: str) -> Expr:
+        """Return the place of the current elements of an array."""
         base = Name(id=self.scalars.names.find(array) or array)
         return Binary(op="+", left=base, right=Name(id=self.var))
 
+    def scalar(self, lane: Lane) -> Expr:
+        """Return a lane that is the same everywhere as a scalar."""
+        value: Expr = Float(value=lane.args[0]) if lane.op == "const" else lane.args[0]
+        return value
+
     def vector(self, lane: Lane) -> Expr:
+        """Return a lane as the expression of a vector of them."""
         if lane.op == "load":
             array, offset = lane.args
             if array in self.moving:
                 return Call(name="vload", args=(self.address(array),))
             made = Binary(op="+", left=Name(id=array), right=Int(value=offset // 4))
             return self.broadcast(Call(name="load", args=(made,)))
-        if lane.op == "const":
-            return self.broadcast(Float(value=lane.args[0]))
-        if lane.op == "scalar":
-            return self.broadcast(lane.args[0])
+        if lane.op in ("const", "scalar"):
+            return self.broadcast(self.scalar(lane))
         return Call(name=lane.op, args=tuple(self.vector(a) for a in lane.args))
 
     def broadcast(self, value: Expr) -> Expr:
+        """Return a vector of one scalar, made before the loop."""
         if value not in self.spread:
             base = f"{value.id}_v" if isinstance(value, Name) else "all"
             name = Name(id=self.scalars.names.fresh(base, "vec"))
@@ -414,8 +461,8 @@ class _Writer:
         return self.spread[value]
 
 
-def _limit(cond: Expr, counter: str, amount: int) -> tuple[Expr | None] | None:
-    """Return the limit of a strip's condition: `(None,)` counts down, `(n,)` up to n."""
+def _limit(cond: Expr, counter: str, amount: int) -> tuple[Expr | None, bool] | None:
+    """Return the limit of a strip's condition (None counts down to 0), and whether it is passed."""
     if not isinstance(cond, Binary):
         return None
     left, right = cond.left, cond.right
@@ -424,8 +471,9 @@ def _limit(cond: Expr, counter: str, amount: int) -> tuple[Expr | None] | None:
         at_least = {">=": least, ">": None if least is None else least + 1}.get(cond.op)
         if cond.op == "!=" and least == 0:
             at_least = 1
-        fits = left == Name(id=counter) and at_least == -amount
-        return (None,) if fits else None
+        if left != Name(id=counter) or at_least not in (1, -amount):
+            return None
+        return None, at_least != -amount
     extra = 0
     if isinstance(left, Binary) and left.op == "+" and left.left == Name(id=counter):
         known = constant(left.right, {})
@@ -437,7 +485,19 @@ def _limit(cond: Expr, counter: str, amount: int) -> tuple[Expr | None] | None:
         if known is not None:
             extra, right = known, right.left
     wanted = {"<=": amount, "<": amount - 1}.get(cond.op)
-    return (right,) if left == Name(id=counter) and extra == wanted else None
+    beyond = cond.op == "<" and extra == 0 and amount > 1
+    fits = left == Name(id=counter) and (extra == wanted or beyond)
+    return (right, beyond) if fits else None
+
+
+def check_limits(strips: Sequence[Strip], tail: low.If | None) -> None:
+    """Check that the loops of a chain count the same thing and only a single one passes it."""
+    if any(s.limit != strips[0].limit for s in strips):
+        raise Unliftable("the loops of a chain count differently")
+    if strips[0].beyond and (len(strips) > 1 or tail is not None):
+        raise Unliftable("a loop passes the end before others")
+    if any(s.beyond for s in strips[1:]):
+        raise Unliftable("a loop of a chain passes the end")
 
 
 def _vectors_inside(body: Sequence[Node]) -> bool:
@@ -448,16 +508,16 @@ def _vectors_inside(body: Sequence[Node]) -> bool:
     )
 
 
-def _moved_arrays(near: Lane, far: Lane) -> set[str]:
+def moved_arrays(near: Lane, far: Lane) -> set[str]:
     """Return the arrays read further away in `far`; everything else must be the same."""
     if near == far:
         return set()
     if near.op == far.op == "load" and near.args[0] == far.args[0]:
         if far.args[1] - near.args[1] == 4 * FAR:
             return {near.args[0]}
-    if near.op != far.op or near.op in ("load", "scalar", "const"):
+    if near.op != far.op or near.op in ("load", "scalar", "const", "acc"):
         raise Unliftable("an address does not follow the index by one element")
-    return set().union(*(_moved_arrays(a, b) for a, b in zip(near.args, far.args, strict=True)))
+    return set().union(*(moved_arrays(a, b) for a, b in zip(near.args, far.args, strict=True)))
 
 
 def _one(stmt: low.Stmt | None) -> tuple[low.Stmt, ...]:

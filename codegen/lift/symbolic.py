@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,8 @@ class Traffic:
 
     def read(self, array: str, offset: int) -> Lane:
         """Return the lane at an address: what was stored, else what the memory held."""
-        return self.stores.get((array, offset)) or Lane("load", (array, offset))
+        stored = self.stores.get((array, offset))
+        return Lane("load", (array, offset)) if stored is None else stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def _floats(dtype: Any) -> None:
 POINTWISE = frozenset("vadd vsub vmul vdiv vmin vmax vfma vfnma vabs vneg vsqrt vround".split())
 
 
+REDUCTIONS = {"vreduce_add": "vadd", "vreduce_max": "vmax", "vreduce_min": "vmin"}
 _LANE = re.compile(r"q?_laneq?(?=_f32)")
 LANE_OPS = {
     "vfma_f32": "vfma({1}, {2}, {0})",
@@ -194,6 +196,8 @@ class _Apply:
         if expr.name in POINTWISE:
             columns = zip(*args, strict=True)
             return vector_of([Lane(expr.name, tuple(map(as_lane, c))) for c in columns])
+        if expr.name in REDUCTIONS:
+            return reduce(lambda a, b: Lane(REDUCTIONS[expr.name], (a, b)), map(as_lane, args[0]))
         if expr.name in _MOVES:
             return _MOVES[expr.name](self, args)
         raise Unliftable(f"{expr.name} mixes lanes")
@@ -213,14 +217,14 @@ def shifted(lane: Lane, moving: Mapping[str, int]) -> Lane:
     if lane.op == "load":
         array, offset = lane.args
         return Lane("load", (array, offset + moving.get(array, 0)))
-    if lane.op in ("scalar", "const"):
+    if lane.op in ("scalar", "const", "acc"):
         return lane
     return Lane(lane.op, tuple(shifted(a, moving) for a in lane.args))
 
 
 def canonical(lane: Lane) -> Lane:
     """Return a form that is equal for sums and products in any order, fused or not."""
-    if lane.op in ("load", "scalar", "const"):
+    if lane.op in ("load", "scalar", "const", "acc"):
         return lane
     args = [canonical(a) for a in lane.args]
     if lane.op in ("vmul", "vadd"):
@@ -235,6 +239,6 @@ def loads_of(lane: Lane) -> set[tuple[str, int]]:
     """Return the (array, byte offset) pairs that a lane reads."""
     if lane.op == "load":
         return {(lane.args[0], lane.args[1])}
-    if lane.op in ("scalar", "const"):
+    if lane.op in ("scalar", "const", "acc"):
         return set()
     return set().union(*(loads_of(a) for a in lane.args))

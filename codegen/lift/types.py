@@ -42,6 +42,11 @@ MATH = {
 }
 """C math function to scalar builtin."""
 
+LIMITS = {
+    "FLT_MAX": 3.4028234663852886e38,
+    "FLT_MIN": 1.1754943508222875e-38,
+    "FLT_EPSILON": 1.1920928955078125e-07,
+}
 NAMES = {"NULL": "null", "INFINITY": "inf", "HUGE_VALF": "inf"}
 RESERVED = {*keyword.kwlist, *OPS, *CONSTANTS, *ELEMENTS, "cast", "regs", "local", "param"}
 

@@ -1,0 +1,290 @@
+"""Vector loops that sum, or find an extreme, to one `vrange` with one vector accumulator.
+
+Each loop body is run once on symbolic lanes: every accumulator lane must come out as itself joined
+with terms, and the terms must be one function of their place, each place once. The code after the
+loops must join all lanes into one float; a loop over single elements may add the rest to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.codegen.lift.loops import assigned_names, read_names
+from dovetail.codegen.lift.strips import FAR, Strip, Strips, Writer, check_limits, moved_arrays
+from dovetail.codegen.lift.symbolic import (
+    Lane,
+    Traffic,
+    as_lane,
+    canonical,
+    loads_of,
+    shifted,
+    vector_of,
+)
+from dovetail.codegen.lift.types import Unliftable
+from dovetail.codegen.lift.vectorise import IDENTITY
+from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name, NamedType
+from dovetail.ir.high import nodes as high
+from dovetail.ir.low import nodes as low
+
+JOINS = {"vadd": "add", "vmax": "max", "vmin": "min"}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one iteration joins to the accumulators: the term of element 0, and how many."""
+
+    kind: str
+    term: Lane
+    count: int
+    moving: frozenset[str]
+
+
+def reduce_chain(
+    strips: Strips, found: Sequence[Strip], rest: Sequence[low.Stmt]
+) -> tuple[int, tuple[high.Stmt, ...]]:
+    """Return how many statements of `rest` belong to the reduction, and what it all becomes."""
+    return _Reducer(strips, found, rest).run()
+
+
+@dataclass(slots=True)
+class _Reducer:
+    strips: Strips
+    found: Sequence[Strip]
+    rest: Sequence[low.Stmt]
+
+    def run(self) -> tuple[int, tuple[high.Stmt, ...]]:
+        first = self.found[0]
+        check_limits(self.found, None)
+        accumulators = self.accumulators()
+        terms = self.terms(first, accumulators)
+        unit = first.count // terms.count
+        if unit not in (1, 4) or unit * terms.count != first.count:
+            raise Unliftable("the counter steps by something else than elements")
+        least = terms.count
+        for strip in self.found[1:]:
+            self.check_same(terms, self.terms(strip, accumulators), strip.count // unit)
+            least = min(least, strip.count // unit)
+        used, result, extra = self.joined(accumulators, terms.kind)
+        after = self.rest[used:]
+        last = self.strips.strip(after[0]) if after else None
+        same = last is not None and (last.counter, last.limit) == (first.counter, first.limit)
+        if last is not None and same and not last.from_zero:
+            check_limits([*self.found, last], None)
+            self.check_same(terms, self.terms(last, {result: 1}), last.count // unit)
+            used, least, after = used + 1, 1, after[1:]
+        self.check_dead(result, used)
+        return used, self.build(terms, first, unit, least, result, extra)
+
+    def accumulators(self) -> dict[str, int]:
+        """Return the vectors the loops change, and their lanes."""
+        changed = assigned_names(s for strip in self.found for s in strip.body)
+        known = {
+            name: len(self.strips.vectors[name]) for name in changed & set(self.strips.vectors)
+        }
+        if not known:
+            raise Unliftable("it stores nothing and keeps no vector")
+        return known
+
+    def terms(self, strip: Strip, accumulators: dict[str, int]) -> Terms:
+        """Run one iteration and return what it joins to the accumulators."""
+        near, moving = self.changes(strip, accumulators, 0)
+        if strip.limit is not None:
+            far, _ = self.changes(strip, accumulators, FAR)
+            pairs = zip(near, far, strict=True)
+            moving = frozenset().union(*(moved_arrays(a, b) for (_, a), (_, b) in pairs))
+        kinds = {kind for kind, _ in near}
+        if len(kinds) != 1 or not moving:
+            raise Unliftable("accumulators are joined in different ways")
+        places: dict[int, Lane] = {}
+        for _, term in near:
+            offsets = {offset for array, offset in loads_of(term) if array in moving}
+            if len(offsets) != 1:
+                raise Unliftable("a term reads several places")
+            offset = offsets.pop()
+            places[offset] = shifted(term, dict.fromkeys(moving, -offset))
+        first = places.get(0)
+        if first is None or sorted(places) != [4 * i for i in range(len(near))]:
+            raise Unliftable("the terms of a step are not one for each element")
+        if any(canonical(term) != canonical(first) for term in places.values()):
+            raise Unliftable("the terms of a step are computed differently")
+        return Terms(kinds.pop(), first, len(near), moving)
+
+    def changes(
+        self, strip: Strip, accumulators: dict[str, int], at: int
+    ) -> tuple[list[tuple[str, Lane]], frozenset[str]]:
+        """Return (join, term) for each accumulator lane, and the pointers that moved."""
+        traffic = Traffic({})
+        pointers = self.strips.pointers(traffic)
+        env: dict[str, Any] = {**self.strips.vectors, **pointers}
+        for name, lanes in accumulators.items():
+            env[name] = _fresh(name, lanes)
+        if strip.limit is not None:
+            env[strip.counter] = at
+        executor = self.strips.executor(env, frozenset(assigned_names(strip.body)))
+        executor.run(strip.body)
+        if traffic.stores:
+            raise Unliftable("it stores and reduces in one loop")
+        steps = {p: executor.env[p].offset for p in pointers}
+        joins: list[tuple[str, Lane]] = []
+        for name, lanes in accumulators.items():
+            made = executor.env[name]
+            for i, lane in enumerate(made if lanes > 1 else [made]):
+                joins += taken(as_lane(lane), Lane("acc", (name, i)))
+        moving = frozenset(p for p, step in steps.items() if step)
+        if any(steps[p] != 4 * len(joins) for p in moving):
+            raise Unliftable("pointers do not move by the elements read")
+        return joins, moving
+
+    def check_same(self, wanted: Terms, found: Terms, count: int) -> None:
+        if (found.kind, found.count, found.moving) != (wanted.kind, count, wanted.moving):
+            raise Unliftable("the loops of a reduction differ")
+        if canonical(found.term) != canonical(wanted.term):
+            raise Unliftable("the loops of a reduction compute different terms")
+
+    # ---- after the loops ----
+
+    def joined(self, accumulators: dict[str, int], kind: str) -> tuple[int, str, Lane | None]:
+        """Run the code after the loops until all lanes are joined in one float.
+
+        Returns the statements used, the float's name and what else is joined to it.
+        """
+        traffic = Traffic({})
+        env: dict[str, Any] = {**self.strips.vectors, **self.strips.pointers(traffic)}
+        env.update({acc: _fresh(acc, lanes) for acc, lanes in accumulators.items()})
+        executor = self.strips.executor(env, frozenset())
+        name: str | None = None
+        wanted = {Lane("acc", (n, i)) for n, lanes in accumulators.items() for i in range(lanes)}
+        for used, stmt in enumerate(self.rest, 1):
+            if not isinstance(stmt, low.Declare | low.ExprStmt | low.For):
+                break
+            executor.run([stmt])
+            if traffic.stores:
+                break
+            made = _target(stmt)
+            name = made if made is not None else name
+            value = executor.env.get(name) if name is not None else None
+            if not isinstance(value, Lane):
+                continue
+            leaves = _leaves(value, kind)
+            extra = [leaf for leaf in leaves if leaf not in wanted]
+            counted = len(leaves) - len(extra)
+            once = kind != "add" or counted == len(wanted)
+            if name is not None and {*leaves} >= wanted and len(extra) <= 1 and once:
+                return used, name, self.starting(accumulators, kind, extra)
+        raise Unliftable("the lanes are not joined in one float after the loops")
+
+    def starting(self, accumulators: dict[str, int], kind: str, extra: list[Lane]) -> Lane | None:
+        """Return the value joined to all elements; accumulators of a sum must start at 0."""
+        begun = {as_lane(v) for name in accumulators for v in self.strips.vectors[name]}
+        neutral = Lane("const", (IDENTITY[kind],))
+        others = [lane for lane in (*begun, *extra) if lane != neutral]
+        if kind == "add" and begun != {neutral}:
+            raise Unliftable("an accumulator does not start at 0")
+        if len(set(others)) > 1 or any(o.op not in ("const", "scalar") for o in others):
+            raise Unliftable("accumulators start at different values")
+        return others[0] if others else None
+
+    def check_dead(self, result: str, used: int) -> None:
+        """Only the result may be read after what the reduction takes."""
+        left = (strip.leaves() for strip in self.found)
+        gone = set().union(*left, assigned_names(self.rest[:used]))
+        again = (gone - {result}) & read_names(self.rest[used:])
+        if again:
+            raise Unliftable(f"`{sorted(again)[0]}` is used after the loops")
+
+    # ---- the result ----
+
+    def build(
+        self, terms: Terms, strip: Strip, unit: int, least: int, result: str, extra: Lane | None
+    ) -> tuple[high.Stmt, ...]:
+        """Return the loop, with the accumulator before it and the float after it."""
+        names = self.strips.scalars.names
+        before, start, stop = self.strips.bounds(strip, unit, least)
+        acc = Name(id=names.fresh(f"{result}_v", "vec"))
+        var = names.fresh("i", "i64")
+        text = Writer(self.strips.scalars, var, set(terms.moving), before)
+        body = high.Assign(target=acc, value=_step(terms, acc, text))
+        loop = high.For(
+            kind="vrange", var=var, start=start, stop=stop, step=Int(value=1), body=(body,)
+        )
+        reduced: Expr = Call(name=f"vreduce_{terms.kind}", args=(acc,))
+        begin: Expr = Call(name="vzero", args=())
+        if terms.kind != "add":
+            fill: Expr = Float(value=IDENTITY[terms.kind])
+            value = fill if extra is None else text.scalar(extra)
+            begin = Call(name="vbroadcast", args=(value,))
+        elif extra is not None:
+            reduced = Binary(op="+", left=text.scalar(extra), right=reduced)
+        made = names.find(result) or names.declare(result, "f32")
+        total = high.Assign(target=Name(id=made), value=reduced, type=NamedType(name="f32"))
+        return (*before, high.Assign(target=acc, value=begin), loop, total)
+
+
+def _step(terms: Terms, acc: Name, text: Writer) -> Expr:
+    term = terms.term
+    if terms.kind == "add" and term.op == "vmul" and _zero_past_end(term, terms.moving):
+        return Call(name="vfma", args=(*(text.vector(a) for a in term.args), acc))
+    kept: Expr = text.vector(term)
+    if terms.kind != "add" or not _zero_past_end(term, terms.moving):
+        kept = Call(name="vtail", args=(kept, Float(value=IDENTITY[terms.kind])))
+    args = (acc, kept) if terms.kind == "add" else (kept, acc)
+    return Call(name=f"v{terms.kind}", args=args)
+
+
+def _zero_past_end(term: Lane, moving: frozenset[str]) -> bool:
+    """Whether the term is 0 where loads give 0: a load, or a product or sum of such."""
+    if term.op == "load":
+        return term.args[0] in moving
+    joined = term.op in ("vmul", "vadd", "vsub", "vneg", "vabs")
+    return joined and all(_zero_past_end(a, moving) for a in term.args)
+
+
+def _fresh(name: str, lanes: int) -> Any:
+    made = [Lane("acc", (name, i)) for i in range(lanes)]
+    return made[0] if lanes == 1 else vector_of(made)
+
+
+def _target(stmt: low.Stmt) -> str | None:
+    """Return the variable that a statement gives a value; of a loop, the one it adds to."""
+    if isinstance(stmt, low.For):
+        names = assigned_names([stmt.body])
+        return names.pop() if len(names) == 1 else None
+    if isinstance(stmt, low.Declare):
+        return stmt.name
+    if isinstance(stmt, low.ExprStmt) and isinstance(stmt.expr, low.Assign):
+        target = stmt.expr.target
+        return target.id if isinstance(target, Name) else None
+    return None
+
+
+def taken(lane: Lane, acc: Lane) -> list[tuple[str, Lane]]:
+    """Return the terms joined to `acc` in `lane`, with how they are joined."""
+    if lane == acc:
+        return []
+    if lane.op == "vfma":
+        a, b, c = lane.args
+        return [*taken(c, acc), ("add", Lane("vmul", (a, b)))]
+    if lane.op in JOINS:
+        left, right = lane.args
+        kind = JOINS[lane.op]
+        if _holds(left, acc):
+            return [*taken(left, acc), (kind, right)]
+        return [*taken(right, acc), (kind, left)]
+    raise Unliftable("an accumulator is not only joined with terms")
+
+
+def _holds(lane: Lane, acc: Lane) -> bool:
+    if lane == acc:
+        return True
+    if lane.op in ("load", "scalar", "const", "acc"):
+        return False
+    return any(_holds(a, acc) for a in lane.args)
+
+
+def _leaves(lane: Lane, kind: str) -> list[Lane]:
+    """Return what is joined by `kind` in a lane."""
+    if JOINS.get(lane.op) == kind:
+        return [leaf for a in lane.args for leaf in _leaves(a, kind)]
+    return [lane]

@@ -86,10 +86,33 @@ def timed_region() -> Iterator[Region]:
         region.others = max(0.0, (_busy_seconds() - busy - own) / region.seconds)
 
 
-def run_quiet(function: Callable[[], Any], tries: int = QUIET_TRIES) -> Region:
-    """Run `function` until a run was undisturbed, at most `tries` times; return its region."""
+@dataclass(slots=True)
+class Patience:
+    """Seconds that a benchmark may still spend waiting for other processes to finish."""
+
+    seconds: float
+
+    def wait(self, step: float = 0.5) -> None:
+        """Sleep in steps until one was quiet, or patience is at its end."""
+        while self.seconds > 0:
+            self.seconds -= step
+            with timed_region() as region:
+                time.sleep(step)
+            if region.quiet:
+                return
+
+
+def run_quiet(
+    function: Callable[[], Any], tries: int = QUIET_TRIES, patience: Patience | None = None
+) -> Region:
+    """Run `function` until a run was undisturbed, at most `tries` times; return its region.
+
+    With `patience` the next try waits for the other processes to finish first.
+    """
     best = None
-    for _ in range(tries):
+    for turn in range(tries):
+        if turn and patience:
+            patience.wait()
         with timed_region() as region:
             function()
         if best is None or region.others < best.others:
@@ -101,15 +124,19 @@ def run_quiet(function: Callable[[], Any], tries: int = QUIET_TRIES) -> Region:
 
 
 def interleave(
-    functions: Mapping[str, Callable[[], Any]], rounds: int, warmups: int = 1
+    functions: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    warmups: int = 1,
+    patience: Patience | None = None,
 ) -> dict[str, Sample]:
     """Time several functions in turns, `rounds` times each, so that drift hits all alike."""
     regions: dict[str, list[Region]] = {name: [] for name in functions}
     for turn in range(-warmups, rounds):
         for name, function in functions.items():
-            region = run_quiet(function)
-            if turn >= 0:
-                regions[name].append(region)
+            if turn < 0:
+                function()
+            else:
+                regions[name].append(run_quiet(function, patience=patience))
     return {
         name: sample([r.seconds for r in found], sum(not r.quiet for r in found))
         for name, found in regions.items()

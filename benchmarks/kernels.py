@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import QUIET_TRIES, Report, geometric_mean, interleave, parse_numbers
+from common import QUIET_TRIES, Patience, Report, geometric_mean, interleave, parse_numbers
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.targets import get_target, host_target
 from dovetail.compiler.measure import Meter
@@ -90,6 +90,7 @@ class Setting:
     meter: Meter | None
     search_seconds: float
     rounds: int
+    patience: Patience
 
 
 class Operands:
@@ -202,7 +203,7 @@ def measure_cell(
         "ours": lambda: ours.run(ours_calls),
         "torch": lambda: (peer.run(peer_calls), None)[1],
     }
-    samples = interleave(batches, setting.rounds)
+    samples = interleave(batches, setting.rounds, patience=setting.patience)
     n, k = operands.n, operands.k
     ours_seconds = samples["ours"].median / ours_calls
     torch_seconds = samples["torch"].median / peer_calls
@@ -286,6 +287,12 @@ def parse_options() -> argparse.Namespace:
         default=8.0,
         help="measured search per shape and thread count; 0 = schedules by rules alone",
     )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=300.0,
+        help="seconds the whole run may wait for other processes to finish, default 300",
+    )
     return parser.parse_args()
 
 
@@ -299,6 +306,7 @@ def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
         "rounds": setting.rounds,
         "batch_seconds": BATCH_SECONDS,
         "tries": QUIET_TRIES,
+        "patience_seconds": setting.patience.seconds,
         "weight_pool_bytes": CACHE_FACTOR * setting.hardware.cache_bytes(3),
         "memory": "numpy arrays on both sides; our activation rows padded, torch's dense",
         "threads": list(options.threads),
@@ -323,7 +331,8 @@ def main() -> None:
     meter = Meter(built.path, built.index, pool_bytes=pool) if options.search_seconds else None
     rounds = options.rounds or (3 if options.quick else 5)
     library = KernelLibrary(built.path, built.index)
-    setting = Setting(hardware, built, library, meter, options.search_seconds, rounds)
+    patience = Patience(options.patience)
+    setting = Setting(hardware, built, library, meter, options.search_seconds, rounds, patience)
     report = Report("kernels", describe(options, setting))
     points = options.m or (QUICK_ROWS if options.quick else ROWS)
     rooflines: dict[int, Roofline] = {}

@@ -15,7 +15,8 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernels.py"
 
 def test_a_short_run_writes_its_report(tmp_path):
     file = tmp_path / "report.json"
-    options = ["--quick", "--m", "1,3", "--threads", "1", "--rounds", "1", "--search-seconds", "0"]
+    options = ["--quick", "--m", "1,3", "--threads", "1", "--rounds", "1"]
+    options += ["--search-seconds", "0", "--patience", "0"]
     subprocess.run([sys.executable, SCRIPT, *options, "--json", file], check=True)
     report = json.loads(file.read_text())
     assert report["benchmark"] == "kernels"

@@ -174,11 +174,15 @@ def check_low(source: Source, prelude: Source | None) -> tuple[str, ...]:
 
 def read_low(source: Source, prelude: Source | None) -> low.Unit:
     """Return the verified unit of C text."""
+    from dovetail.codegen.isa.signatures import known_constants, known_functions
+    from dovetail.codegen.targets import TARGETS
     from dovetail.ir.low.parse import parse_low
     from dovetail.ir.low.verify import verify_low
 
     unit = parse_low(source, defines=prelude.text if prelude else "")
-    verify_low(unit, source)
+    targets = list(TARGETS.values())
+    functions, constants = known_functions(targets), known_constants(targets)
+    verify_low(unit, source, functions=functions, constants=constants)
     return unit
 
 

@@ -181,13 +181,21 @@ def assignable(target: Type, value: Type, expr: Expr) -> bool:
         return True
     if isinstance(target, PointerType):
         if isinstance(value, PointerType):
-            return _void(target) or _void(value) or _bare(target.of) == _bare(value.of)
+            return _void(target) or _void(value) or _same_memory(target.of, value.of)
         return isinstance(expr, Int) and expr.value == 0
     return target == value
 
 
 def _void(type_: PointerType) -> bool:
     return unqualified(type_.of) == VOID
+
+
+def _same_memory(left: Type, right: Type) -> bool:
+    """Whether pointers to the two may be mixed: `int` and `int32_t` are one type, const or not."""
+    a, b = scalar(left), scalar(right)
+    if a and b:
+        return (a.size, a.floating, a.signed) == (b.size, b.floating, b.signed)
+    return _bare(left) == _bare(right)
 
 
 def _bare(type_: Type) -> Type:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lift.pinned import Pinned
+from dovetail.codegen.lift.reductions import reduce_chain
 from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.statements import Statements
 from dovetail.codegen.lift.strips import Strips
@@ -183,7 +184,7 @@ class _Lifter:
         for node in function.walk():
             if isinstance(node, low.Declare | low.Param):
                 types.setdefault(node.name, node.type)
-        strips = Strips(scalars, self.intrinsics, types, self.functions)
+        strips = Strips(scalars, self.intrinsics, types, self.functions, reduce_chain)
         params = tuple(self.param(p, scalars) for p in function.params)
         own = [
             s for s in function.body.body if not (isinstance(s, low.Declare) and s.name in tuned)

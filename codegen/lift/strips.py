@@ -7,9 +7,9 @@ count that can be left. Where all elements are one function of their place, that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.codegen.lift.execute import Executor, table
@@ -67,6 +67,12 @@ class Map:
     advanced: Mapping[str, int] = field(default_factory=dict)  # pointer -> bytes
 
 
+Reduce: TypeAlias = Callable[
+    ["Strips", Sequence[Strip], Sequence[low.Stmt]], tuple[int, tuple[high.Stmt, ...]]
+]
+"""`reductions.reduce_chain`, which stands on this module."""
+
+
 @dataclass(slots=True)
 class Strips:
     """Finds chains in a statement list; knows the vector constants defined before them."""
@@ -75,6 +81,7 @@ class Strips:
     intrinsics: Mapping[str, Intrinsic]
     types: dict[str, Type]
     functions: Mapping[str, low.Function]
+    reduce: Reduce
     vectors: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     off: bool = False  # leave loops alone
@@ -143,10 +150,8 @@ class Strips:
         self, strips: list[Strip], body: Sequence[low.Stmt]
     ) -> tuple[int, tuple[high.Stmt, ...]]:
         """Try a chain as a reduction."""
-        from dovetail.codegen.lift.reductions import reduce_chain  # noqa: PLC0415 - the two meet here
-
         try:
-            used, made = reduce_chain(self, strips, body[len(strips) :])
+            used, made = self.reduce(self, strips, body[len(strips) :])
         except Unliftable as reason:
             self.reason = f"{self.reason}, {reason}"
             return 0, ()

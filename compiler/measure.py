@@ -183,6 +183,7 @@ class Meter:
             [sys.executable, "-P", "-m", "dovetail.compiler.measure_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
         )
         try:
             self._write(self._setup)

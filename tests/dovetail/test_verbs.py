@@ -177,6 +177,36 @@ def test_an_interrupted_compile_leaves_nothing(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_ctrl_c_at_a_terminal_while_schedules_are_measured(model: Path, tmp_path: Path) -> None:
+    """It reaches the whole process group: the measuring child must neither speak nor stay."""
+    command = [sys.executable, "-P", "-c", SEARCHING, str(model), str(tmp_path / "app.dove")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Traceback" not in err, err
+    assert list(tmp_path.iterdir()) == []
+
+
+SEARCHING = """
+import sys
+from dovetail.cli import main
+from dovetail.compiler import measure
+
+receive = measure.Meter._receive
+
+def tell(self, current):
+    print("here", flush=True)
+    return receive(self, current)
+
+measure.Meter._receive = tell
+main(["compile", sys.argv[1], "-o", sys.argv[2]])
+"""
+
+
 def wait_until_written(path: Path, process: subprocess.Popen[str]) -> None:
     """Return once `path` exists: the kernels are being built into that cache."""
     while not path.exists() and process.poll() is None:

@@ -97,7 +97,7 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the report there")
-    parser.add_argument("--models", default=",".join(SHAPES), help="160m,1b")
+    parser.add_argument("--models", default="160m,1b", help=",".join(SHAPES))
     parser.add_argument("--dtypes", default=",".join(TORCH_NAMES), help="f32,bf16")
     parser.add_argument("--prompts", type=parse_numbers, default=(32, 512), help="prompt lengths")
     parser.add_argument("--threads", type=parse_numbers, default=(1, 2), help="thread counts")

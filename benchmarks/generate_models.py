@@ -1,4 +1,4 @@
-"""Random checkpoints of two Llama shapes, and their artifacts, for `generate.py`.
+"""Random checkpoints of Llama shapes, and their artifacts, for `generate.py`.
 
 In: a shape and a dtype. Out: a Hugging Face directory, and an artifact compiled from it.
 """
@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import Any
 
 SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {  # for trying the script out
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 512,
+    },
     "160m": {
         "hidden_size": 768,
         "intermediate_size": 3072,

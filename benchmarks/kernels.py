@@ -46,7 +46,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 QUICK_SHAPES, QUICK_ROWS = SHAPES[1:2], (1, 16, 512)
 PADDING = 16
 """Elements between rows of our activations, as in the runtime's buffers; torch gets dense rows."""
-BATCH_SECONDS = 0.08
+BATCH_SECONDS = 0.12
 """Least duration of a timed batch: shorter ones cannot be judged as disturbed or not."""
 SPIN = 2000
 RELATIVE_ERROR = 1e-5

@@ -71,6 +71,30 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.sliding_window
 
 
+def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Return (n, k) of every weight a model of this spec has; biases and per-head norms apart."""
+    hidden, half = spec.hidden_size, spec.rope.rotary_dim // 2
+    shapes = {
+        "head": (spec.vocab_size, hidden),
+        "final_norm": (hidden, 1),
+        "rope_cos": (spec.max_context, half),
+        "rope_sin": (spec.max_context, half),
+    }
+    if not spec.tied_head:
+        shapes["embed"] = (spec.vocab_size, hidden)
+    layer = {
+        "input_norm": (hidden, 1),
+        "qkv": (spec.qkv_size, hidden),
+        "o": (hidden, spec.n_heads * spec.head_dim),
+        "post_norm": (hidden, 1),
+        "gate_up": (2 * spec.intermediate_size, hidden),
+        "down": (hidden, spec.intermediate_size),
+    }
+    return shapes | {
+        f"layers.{i}.{name}": shape for i in range(spec.n_layers) for name, shape in layer.items()
+    }
+
+
 class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor in `weights/weights.bin`. Offsets in bytes, multiples of 4096.
 

@@ -15,8 +15,9 @@ from typing import TypeVar
 import msgspec
 
 from dovetail.ir.artifact import FORMAT_MAJOR, FileEntry, KernelIndex, Manifest, ServicePlan
+from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
-from dovetail.ir.model import ModelFile, WeightChunks
+from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import Tape
 from dovetail.runtime.isa import choose_target
@@ -211,6 +212,19 @@ def _check_weight_table(reader: Reader, part: ModelPart) -> None:
             raise damaged(reader.path, model_json, f"places {weight.name!r} outside weights.bin")
         if weight.offset % 64:
             raise damaged(reader.path, model_json, f"places {weight.name!r} off a cache line")
+        if weight.dtype not in DTYPES or weight.bytes < _least_bytes(weight):
+            raise damaged(reader.path, model_json, f"gives {weight.name!r} too few bytes")
+    described = weight_shapes(part.file.spec)
+    for weight in part.file.weights:
+        if described.get(weight.name, (weight.n, weight.k)) != (weight.n, weight.k):
+            problem = f"lists {weight.name!r} in another shape than its dimensions give"
+            raise damaged(reader.path, model_json, problem)
+
+
+def _least_bytes(weight: WeightEntry) -> int:
+    """Return the bytes that n x k values take, whole panels where they are packed."""
+    panel = {"packed": PANEL, "packed_pair": 2 * PANEL}.get(weight.layout, 1)
+    return -(-weight.n // panel) * panel * weight.k * DTYPES[weight.dtype].size
 
 
 def check_chunks(artifact: Path, part: ModelPart) -> None:

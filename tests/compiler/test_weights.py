@@ -14,6 +14,7 @@ from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.weights import convert, pack_panels, pack_weights, unpack_panels
 from dovetail.ir.dtypes import DTYPES, widen_bf16
 from dovetail.ir.errors import SpecError
+from dovetail.ir.model import weight_shapes
 from tests.models import FAMILIES, make_model, save_model
 
 
@@ -60,6 +61,10 @@ def test_packed_weights_are_the_checkpoints(family, block_bytes, tmp_path, monke
     def stacked(pattern, parts, kind="weight"):
         return np.concatenate([state[f"model.layers.1.{pattern.format(p)}.{kind}"] for p in parts])
 
+    described = weight_shapes(spec)
+    assert {name: (entries[name].n, entries[name].k) for name in described} == described
+    extra = {name.rsplit(".", 1)[1] for name in entries.keys() - described.keys()}
+    assert all(name.endswith("_bias") or name in ("q_norm", "k_norm") for name in extra)
     np.testing.assert_array_equal(got["embed"], state["model.embed_tokens.weight"])
     np.testing.assert_array_equal(got["head"], state["lm_head.weight"])
     np.testing.assert_array_equal(got["final_norm"][:, 0], state["model.norm.weight"])

@@ -166,6 +166,21 @@ EDITS: dict[str, tuple[str, Callable[[dict[str, object]], object], str]] = {
         lambda m: m["tables"][0]["rows"][0].update(m_lo=4),  # type: ignore[index]
         "cover",
     ),
+    "weight too short": (
+        "models/llm/model.json",
+        lambda m: m["weights"][0].update(n=9),  # type: ignore[index]
+        "too few bytes",
+    ),
+    "weight of another model": (
+        "models/llm/model.json",
+        lambda m: m["weights"][0].update(name="final_norm"),  # type: ignore[index]
+        "another shape",
+    ),
+    "unknown dtype": (
+        "models/llm/model.json",
+        lambda m: m["weights"][0].update(dtype="f7"),  # type: ignore[index]
+        "too few bytes",
+    ),
     "short schedule": (
         "models/llm/schedules.json",
         lambda m: m["tables"][0]["rows"][0].update(schedule=[0]),  # type: ignore[index]

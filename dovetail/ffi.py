@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dovetail.errors import ArtifactError, SpecError
+from dovetail.errors import ArtifactError
 from dovetail.ir.artifact import KernelIndex
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.isa import supports
@@ -35,17 +35,14 @@ def kernels(path: str | os.PathLike[str]) -> Module:
 
     Raises:
         ArtifactError: the artifact is damaged or does not fit this machine.
-        SpecError: apache-tvm-ffi is not installed.
     """
     folder, hardware = Path(path), read_hardware()
     if (folder / INDEX).is_file():
         library = _built_library(folder, hardware)
     else:
         library = open_artifact(folder, hardware).library
-    try:
-        from tvm_ffi import load_module  # noqa: PLC0415
-    except ImportError:
-        raise SpecError("single kernels need tvm-ffi: pip install 'dovetail[ffi]'") from None
+    from tvm_ffi import load_module  # noqa: PLC0415
+
     return load_module(str(library))
 
 

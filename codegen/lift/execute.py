@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, Intrinsic
-from dovetail.codegen.isa.memory import Memory, Pointer
+from dovetail.codegen.isa.memory import Memory, MemoryFault, Pointer
 from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, apply, as_lane
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.ir.expr import (
@@ -32,9 +32,12 @@ from dovetail.ir.expr import (
     Unary,
 )
 from dovetail.ir.low import nodes as low
+from dovetail.ir.low.print import print_low
 from dovetail.ir.low.types import INTEGER_OPERATORS, constant, scalar
 
 SCALAR_CALLS = {"sqrtf": "vsqrt", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin", "expf": "vexp"}
+ILL_TYPED = (TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryFault)
+"""What is raised for C that is ill-typed, or that leaves a table."""
 MOST_TURNS = 64
 FLOAT_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
 
@@ -125,7 +128,10 @@ class Executor:
         rule = _RULES.get(type(expr))
         if rule is None:
             raise Unliftable(f"it holds a {type(expr).__name__.lower()} expression")
-        return rule(self, expr)
+        try:
+            return rule(self, expr)
+        except ILL_TYPED as error:
+            raise Unliftable(f"`{print_low(expr)}` does not fit its operands") from error
 
     def step_size(self, pointer: Expr) -> int:
         """Return the bytes that one step of a pointer expression covers."""
@@ -163,7 +169,9 @@ def table(stmt: low.Declare) -> Pointer:
     if None in values or of.name not in SCALAR_TYPES:
         raise Unliftable(f"the table `{stmt.name}` is not constant")
     size = constant(stmt.type.size, {}) if stmt.type.size else len(values)
-    filled = np.zeros(size or 0, SCALAR_TYPES[of.name])
+    if size is None or size < len(values):
+        raise Unliftable(f"the table `{stmt.name}` has more values than places")
+    filled = np.zeros(size, SCALAR_TYPES[of.name])
     filled[: len(values)] = values
     return Pointer(Memory.of(stmt.name, filled))
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lift.pinned import Pinned
@@ -19,7 +20,8 @@ from dovetail.codegen.lift.statements import Statements
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import REFUSED, Names, Unliftable, element_type, refuse, value_type
 from dovetail.codegen.targets import TARGETS
-from dovetail.ir.errors import SpecError
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.errors import SpecError, SyntaxDiagnostic
 from dovetail.ir.expr import (
     ArrayType,
     Call,
@@ -33,6 +35,7 @@ from dovetail.ir.expr import (
     Unary,
 )
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.verify import verify_high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.preprocess import TUNE
 from dovetail.ir.low.types import constant, is_integer, vector
@@ -59,7 +62,19 @@ def lift(unit: low.Unit, function: str, target: Target | None = None) -> high.Un
     kernel = lifter.kernel(functions[function])
     calls = {n.name for f in (*helpers, kernel) for n in f.walk() if isinstance(n, Call)}
     imports = (MATH_MODULE,) if calls & set(MATH_FUNCTIONS) else ()
-    return high.Unit(functions=(*helpers, kernel), imports=imports, notes=tuple(lifter.notes))
+    made = high.Unit(functions=(*helpers, kernel), imports=imports, notes=tuple(lifter.notes))
+    check_lifted(made)
+    return made
+
+
+def check_lifted(unit: high.Unit) -> None:
+    """Raise SpecError where the C was such that the high IR would refuse what it became."""
+    own = {function.name for function in unit.functions}
+    imported = [f for f in resolve_imports(unit).functions if f.name not in own]
+    try:
+        verify_high(unit, Source("lifted", ""), imported=imported)
+    except SyntaxDiagnostic as error:
+        raise refuse(error.diagnostics[0].message) from None
 
 
 def _intrinsics(target: Target | None) -> Mapping[str, Intrinsic]:

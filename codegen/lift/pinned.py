@@ -48,7 +48,7 @@ class Pinned(Statements):
 
     tiles: dict[str, tuple[str, int]] = field(default_factory=dict)  # C name -> tile, lanes
     regs: list[high.Regs] = field(default_factory=list)
-    lanes: dict[str, int] = field(default_factory=dict)  # tile -> lanes of its C vector
+    widths: set[int] = field(default_factory=set)  # lanes of the groups worked on
     unroll: str = ""
 
     def function_body(self, body: Sequence[low.Stmt]) -> Body:
@@ -57,7 +57,7 @@ class Pinned(Statements):
         self.strips.off = True
         made = merge_unrolls(self.body(body))
         used = {n.id for stmt in made for n in stmt.walk() if isinstance(n, Name)}
-        widths = sorted({lanes for name, lanes in self.lanes.items() if name in used})
+        widths = sorted(self.widths)
         shown = " and ".join(map(str, widths))
         self.note(f"pinned to vectors of {shown} lanes; other widths use groups or parts of them")
         return (*(r for r in self.regs if r.name in used), *made)
@@ -80,7 +80,6 @@ class Pinned(Statements):
         self.strips.vectors.pop(stmt.name, None)
         name = self.scalars.names.fresh(stmt.name, "tile")
         self.tiles[stmt.name] = (name, shape.lanes)
-        self.lanes[name] = shape.lanes
         self.regs.append(high.Regs(name=name, shape=(count_of(shape.lanes),), elem="f32"))
         return self.set_tile(stmt.name, stmt.init) if stmt.init is not None else ()
 
@@ -150,6 +149,7 @@ class Pinned(Statements):
 
     def each(self, lanes: int, stmt: high.Stmt) -> Body:
         """Return `stmt` for every vector of a group."""
+        self.widths.add(lanes)
         loop = high.For(
             kind="unroll",
             var=self.unroll,
@@ -239,7 +239,7 @@ class Pinned(Statements):
                 raise
             self.check_last(stmt, found[0])
             counter, lanes, block = found
-            if lanes > MOST_LANES:
+            if not 1 < lanes <= MOST_LANES:
                 raise Unliftable(f"a remainder of {lanes} elements: {reason}") from None
             tail = self.tail(counter, lanes, block)
             if stmt.other is None:
@@ -313,9 +313,10 @@ class Pinned(Statements):
         return high.ExprStmt(expr=Call(name="vstore", args=args))
 
 
-def lane_source(call: Call) -> Expr:
+def lane_source(call: Call) -> Expr | None:
     """Return the vector of which `vget_low` or a `_lane` operation takes lanes."""
-    return call.args[-2] if "_lane" in call.name else call.args[0]
+    at = -2 if "_lane" in call.name else 0
+    return call.args[at] if len(call.args) >= max(1, -at) else None
 
 
 def remainder(stmt: low.If) -> tuple[str, int, low.Block] | None:

@@ -93,7 +93,7 @@ class _Reducer:
         if strip.limit is not None:
             far, _ = self.changes(strip, accumulators, FAR)
             pairs = zip(near, far, strict=True)
-            moving = frozenset().union(*(moved_arrays(a, b) for (_, a), (_, b) in pairs))
+            moving = moved_arrays((a, b) for (_, a), (_, b) in pairs)
         kinds = {kind for kind, _ in near}
         if len(kinds) != 1 or not moving:
             raise Unliftable("accumulators are joined in different ways")

@@ -14,13 +14,27 @@ from dovetail.codegen.lift.scalar import Scalars, common, convert
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import Unliftable, element_type, refuse, value_type
 from dovetail.codegen.lift.vectorise import loop_name, vectorise
-from dovetail.ir.expr import ArrayType, Binary, Call, Cast, Expr, Index, Int, Name, NamedType, Unary
+from dovetail.ir.expr import (
+    ArrayType,
+    Binary,
+    Call,
+    Cast,
+    Expr,
+    Float,
+    Index,
+    Int,
+    Name,
+    NamedType,
+    Unary,
+)
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant
 from dovetail.ir.rewrite import rewrite_node
 
 Body = tuple[high.Stmt, ...]
+UNSET: dict[str, Expr] = {"i64": Int(value=0), "f32": Float(value=0.0), "f64": Float(value=0.0)}
+"""What a variable holds that C leaves undefined until it is assigned."""
 
 
 @dataclass(slots=True)
@@ -79,7 +93,9 @@ class Statements:
         value = None if stmt.init is None else self.scalars.value(stmt.init, type_)
         name = self.scalars.names.declare(stmt.name, type_)
         if value is None:
-            return ()
+            if type_ not in UNSET or stmt.name not in self.read_outside(stmt.name):
+                return ()
+            value = UNSET[type_]
         kind = None if type_.startswith("ptr") else NamedType(name=type_)
         return (high.Assign(target=Name(id=name), value=value, type=kind),)
 
@@ -157,8 +173,7 @@ class Statements:
     def loop(self, stmt: low.For) -> Body:
         """Translate `for`: as vectors, as a counted loop, or as `while`."""
         found = counted(stmt)
-        outside = self.read_outside(stmt)
-        if found is None or (not found.owned and found.var in outside):
+        if found is None or (not found.owned and found.var in self.read_outside(found.var)):
             return self.general_loop(stmt)
         # C's scope of the loop variable is the loop; the high IR's is the function
         self.scalars.names.scopes.append({})
@@ -177,14 +192,13 @@ class Statements:
         finally:
             self.scalars.names.scopes.pop()
 
-    def read_outside(self, stmt: low.For) -> set[str]:
-        """Return names read in the function outside loops that set the same variable first."""
-        begun = _loop_variable(stmt)
+    def read_outside(self, begun: str) -> set[str]:
+        """Return names that occur in the function outside loops that set `begun` first."""
         outside: set[str] = set()
         waiting: list[Any] = [self.function.body]
         while waiting:
             node = waiting.pop()
-            if isinstance(node, low.For) and begun and _loop_variable(node) == begun:
+            if isinstance(node, low.For) and _loop_variable(node) == begun:
                 continue
             outside |= {node.id} if isinstance(node, Name) else set()
             waiting += list(node.children())

@@ -7,7 +7,7 @@ count that can be left. Where all elements are one function of their place, that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -249,14 +249,15 @@ class Strips:
 
     def followers(self, near: Traffic, far: Traffic) -> dict[str, int]:
         """Return the arrays whose addresses follow the index, all by its full distance."""
-        moved = {array for array, _ in near.stores}
         count = max((offset for _, offset in near.stores), default=0) // 4 + 1
+        pairs: list[tuple[Lane, Lane]] = []
         for (array, offset), lane in near.stores.items():
             other = far.stores.get((array, offset + 4 * FAR))
             if other is None:
                 raise Unliftable("stores do not follow the index")
-            moved |= moved_arrays(lane, other)
-        return dict.fromkeys(moved, 4 * count)
+            place = Lane("load", (array, offset))
+            pairs += [(lane, other), (place, Lane("load", (array, offset + 4 * FAR)))]
+        return dict.fromkeys(moved_arrays(pairs), 4 * count)
 
     def run(
         self, strip: Strip, changed: frozenset[str], at: int
@@ -513,16 +514,32 @@ def _vectors_inside(body: Sequence[Node]) -> bool:
     )
 
 
-def moved_arrays(near: Lane, far: Lane) -> set[str]:
-    """Return the arrays read further away in `far`; everything else must be the same."""
+def moved_arrays(pairs: Iterable[tuple[Lane, Lane]]) -> frozenset[str]:
+    """Return the arrays whose loads all lie further away in the second lane of each pair.
+
+    Everything else must be the same in both, and no array may be read both ways.
+    """
+    moved: set[str] = set()
+    fixed: set[str] = set()
+    for near, far in pairs:
+        _compare(near, far, moved, fixed)
+    if moved & fixed:
+        raise Unliftable("an array is read at the index and at a fixed place")
+    return frozenset(moved)
+
+
+def _compare(near: Lane, far: Lane, moved: set[str], fixed: set[str]) -> None:
     if near == far:
-        return set()
-    if near.op == far.op == "load" and near.args[0] == far.args[0]:
-        if far.args[1] - near.args[1] == 4 * FAR:
-            return {near.args[0]}
-    if near.op != far.op or near.op in ("load", "scalar", "const", "acc"):
+        fixed |= {array for array, _ in loads_of(near)}
+    elif near.op == far.op == "load" and near.args[0] == far.args[0]:
+        if far.args[1] - near.args[1] != 4 * FAR:
+            raise Unliftable("an address does not follow the index by one element")
+        moved.add(near.args[0])
+    elif near.op != far.op or near.op in ("load", "scalar", "const", "acc"):
         raise Unliftable("an address does not follow the index by one element")
-    return set().union(*(moved_arrays(a, b) for a, b in zip(near.args, far.args, strict=True)))
+    else:
+        for a, b in zip(near.args, far.args, strict=True):
+            _compare(a, b, moved, fixed)
 
 
 def _one(stmt: low.Stmt | None) -> tuple[low.Stmt, ...]:

@@ -196,19 +196,28 @@ def _copy(parser: InteractiveParser) -> InteractiveParser:
     return copied
 
 
+TYPE_HINT = "known are the C, <stdint.h> and SIMD types; a prelude may add a typedef"
 Fault = tuple[str, str, Span, str | None] | None
 
 
 def _unknown_type(tokens: Sequence[Token], i: int, accepts: set[str]) -> Fault:
+    if (
+        tokens[i] in ("=", ";", ",")
+        and i > 2
+        and tokens[i - 2] == "*"
+        and tokens[i - 1].type == "NAME"
+    ):
+        unknown = tokens[i - 3]
+        if unknown.type == "NAME" and (i < 4 or tokens[i - 4] in (";", "{", "}", "const")):
+            return "low-unknown-type", f"`{unknown}` names no type", token_span(unknown), TYPE_HINT
     starts = i > 0 and (i < 2 or tokens[i - 2] in (";", "{", "}", "(", ",", "const", "static"))
     before = tokens[i - 1]
     star = before == "*" and i > 1 and "TYPE_NAME" in accepts
     name = tokens[i - 2] if star else before
-    hint = "known are the C, <stdint.h> and SIMD types; a prelude may add a typedef"
     if tokens[i].type == "NAME" and "TYPE_NAME" in accepts and "NAME" not in accepts:
-        return "low-unknown-type", f"`{tokens[i]}` names no type", token_span(tokens[i]), hint
+        return "low-unknown-type", f"`{tokens[i]}` names no type", token_span(tokens[i]), TYPE_HINT
     if i and tokens[i].type == "NAME" and name.type == "NAME" and (starts or star):
-        return "low-unknown-type", f"`{name}` names no type", token_span(name), hint
+        return "low-unknown-type", f"`{name}` names no type", token_span(name), TYPE_HINT
     return None
 
 

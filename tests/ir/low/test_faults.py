@@ -32,6 +32,7 @@ SYNTAX = {
     "missing parenthesis": ("low-syntax", "void f(int x) {\n  if (x «{»\n  x = 1;\n  }\n}"),
     "extra brace": ("low-syntax", "void f(int x) {\n}\n«}»\n"),
     "unknown type": ("low-unknown-type", "void f(int x) {\n  «half» y = x;\n}"),
+    "unknown pointer type": ("low-unknown-type", "void f(int x) {\n  «FILE» *y = x;\n}"),
     "unknown parameter type": ("low-unknown-type", "void f(«real» *x) {\n}"),
     "no type": ("low-type", "void f(int x) {\n  «unsigned float» y = x;\n}"),
     "nameless parameter": ("low-parameter", "void f(«float*») {\n}"),

@@ -17,11 +17,12 @@ import numpy as np
 from dovetail.codegen.lift.execute import Executor
 from dovetail.codegen.lift.loops import assigned_names
 from dovetail.codegen.lift.statements import Body, Statements
-from dovetail.codegen.lift.symbolic import Lane, Traffic, as_lane, vector_of
+from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, as_lane, vector_of
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.ir.errors import SpecError
-from dovetail.ir.expr import Binary, Call, Expr, Float, Index, Int, Name
+from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Unary
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.print import print_high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant, vector
 
@@ -48,6 +49,7 @@ class Pinned(Statements):
 
     tiles: dict[str, tuple[str, int]] = field(default_factory=dict)  # C name -> tile, lanes
     regs: list[high.Regs] = field(default_factory=list)
+    bases: dict[str, Expr] = field(default_factory=dict)  # computed addresses by their text
     widths: set[int] = field(default_factory=set)  # lanes of the groups worked on
     unroll: str = ""
 
@@ -177,7 +179,9 @@ class Pinned(Statements):
 
     def evaluate(self, expr: Expr, traffic: Traffic) -> Any:
         """Return the lanes of a vector expression."""
-        made = self.executor(self.environment(traffic)).expr(expr)
+        executor = self.executor(self.environment(traffic))
+        executor.address = lambda place: self.place(place, traffic)
+        made = executor.expr(expr)
         return [as_lane(v) for v in made] if isinstance(made, np.ndarray) else made
 
     def join(self, lanes: Sequence[Lane]) -> Expr:
@@ -213,11 +217,30 @@ class Pinned(Statements):
             made: Expr = lane.args[0]
             return made
         array, offset = lane.args
-        return Index(base=self.base(array), indices=(Int(value=offset // 4),))
+        base, at = self.base(array), offset // 4
+        if isinstance(base, Binary) and base.op == "+":
+            index = base.right if not at else Binary(op="+", left=base.right, right=Int(value=at))
+            return Index(base=base.left, indices=(index,))
+        return Index(base=base, indices=(Int(value=at),))
+
+    def place(self, expr: Expr, traffic: Traffic) -> SymbolicPointer | None:
+        """Return a computed address: what moves names an array, the constant part is its offset."""
+        if not isinstance(expr, Binary | Unary | Cast):
+            return None
+        try:
+            made, type_ = self.scalars.expr(expr)
+        except SpecError:
+            return None
+        if type_ != "ptr[f32]":
+            return None
+        base, offset = split_offset(made)
+        key = print_high(base)
+        self.bases[key] = base
+        return SymbolicPointer(key, 4 * offset, traffic)
 
     def base(self, array: str) -> Expr:
-        """Return the high name of a C pointer."""
-        return Name(id=self.scalars.names.find(array) or array)
+        """Return the high form of a C pointer, or of an address that `place` named."""
+        return self.bases.get(array) or Name(id=self.scalars.names.find(array) or array)
 
     def address(self, array: str, offset: int) -> Expr:
         """Return the address of vector `u` of a group that starts at `array + offset`."""
@@ -311,6 +334,20 @@ class Pinned(Statements):
         count = Call(name="max", args=(some, Int(value=0)))
         args = (self.address(array, at), value, count)
         return high.ExprStmt(expr=Call(name="vstore", args=args))
+
+
+def split_offset(expr: Expr) -> tuple[Expr, int]:
+    """Return an address without its constant part, and that part in elements."""
+    if not isinstance(expr, Binary) or expr.op not in ("+", "-"):
+        return expr, 0
+    left, offset = split_offset(expr.left)
+    right = expr.right
+    if expr.op == "+" and isinstance(right, Binary):
+        right, more = split_offset(right)
+        offset += more
+    if isinstance(right, Int):
+        return left, offset + (right.value if expr.op == "+" else -right.value)
+    return Binary(op=expr.op, left=left, right=right), offset
 
 
 def lane_source(call: Call) -> Expr | None:

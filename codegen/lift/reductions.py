@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.codegen.lift.loops import assigned_names, read_names
-from dovetail.codegen.lift.strips import FAR, Strip, Strips, Writer, check_limits, moved_arrays
+from dovetail.codegen.lift.strips import (
+    FAR,
+    Strip,
+    Strips,
+    Writer,
+    check_limits,
+    moved_arrays,
+    steps_of,
+)
 from dovetail.codegen.lift.symbolic import (
     Lane,
     Traffic,
@@ -126,7 +134,7 @@ class _Reducer:
         executor.run(strip.body)
         if traffic.stores:
             raise Unliftable("it stores and reduces in one loop")
-        steps = {p: executor.env[p].offset for p in pointers}
+        steps = steps_of(executor, pointers)
         joins: list[tuple[str, Lane]] = []
         for name, lanes in accumulators.items():
             made = executor.env[name]

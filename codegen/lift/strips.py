@@ -232,7 +232,7 @@ class Strips:
         if strip.limit is not None:
             runs.append(self.run(strip, changed, FAR))
         traffic, executor, pointers = runs[0]
-        moving = {p: executor.env[p].offset for p in pointers if executor.env[p].offset}
+        moving = {p: step for p, step in steps_of(executor, pointers).items() if step}
         arrays = {array for array, _ in traffic.stores}
         if strip.limit is not None:
             if moving:
@@ -512,6 +512,14 @@ def _vectors_inside(body: Sequence[Node]) -> bool:
     ) or any(
         isinstance(n, Call) and n.name.startswith(("_mm", "vst1")) for s in body for n in s.walk()
     )
+
+
+def steps_of(executor: Executor, pointers: Iterable[str]) -> dict[str, int]:
+    """Return how many bytes each pointer moved in a run."""
+    ends = {name: executor.env[name] for name in pointers}
+    if not all(isinstance(end, SymbolicPointer) for end in ends.values()):
+        raise Unliftable("a pointer's name is used for something else")
+    return {name: end.offset for name, end in ends.items()}
 
 
 def moved_arrays(pairs: Iterable[tuple[Lane, Lane]]) -> frozenset[str]:

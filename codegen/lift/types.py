@@ -118,17 +118,23 @@ class Names:
     """C scopes to the function scope of the high IR: each variable gets a name of its own type."""
 
     used: dict[str, str] = field(default_factory=dict)  # high name -> type
+    loops: set[str] = field(default_factory=set)
     scopes: list[dict[str, str]] = field(default_factory=lambda: [{}])
 
-    def declare(self, name: str, type_: str) -> str:
-        """Return the high name of a new C variable."""
+    def declare(self, name: str, type_: str, *, loop: bool = False) -> str:
+        """Return the high name of a new C variable; loop variables share no name with others."""
         shadows = any(name in scope for scope in self.scopes)
         made = name
         count = 1
-        while made in RESERVED or (made in self.used and (shadows or self.used[made] != type_)):
+        while made in RESERVED or (
+            made in self.used
+            and (shadows or self.used[made] != type_ or loop != (made in self.loops))
+        ):
             count += 1
             made = f"{name}_{count}"
         self.used[made] = type_
+        if loop:
+            self.loops.add(made)
         self.scopes[-1][name] = made
         return made
 

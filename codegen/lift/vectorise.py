@@ -389,7 +389,7 @@ class _Vectoriser:
 def loop_name(loop: Counted, scalars: Scalars) -> str:
     """Return the high name of a loop's variable: a new one where C declares it there."""
     outer = None if loop.owned else scalars.names.find(loop.var)
-    return outer or scalars.names.declare(loop.var, "i64")
+    return outer or scalars.names.declare(loop.var, "i64", loop=True)
 
 
 def _extreme(cond: Expr, value: Expr, target: Expr) -> str | None:

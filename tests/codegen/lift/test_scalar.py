@@ -41,7 +41,7 @@ def arguments(function, n):
             return [out, draw(n) * 5, draw(n, seed=1), n]
         case "clipped_range":
             return [out, draw(n), -0.5, 0.75, n]
-        case "running_sum" | "copy_until_negative":
+        case "running_sum" | "copy_until_negative" | "positive_then_all":
             return [out, np.abs(draw(n)), n]
         case "scaled_rows":
             scale = np.random.default_rng(2).standard_normal(3)
@@ -57,6 +57,7 @@ VECTORISED = {
     "running_sum": ["range"],
     "copy_until_negative": [],
     "scaled_rows": ["range", "range"],
+    "positive_then_all": ["vrange"],
 }
 
 

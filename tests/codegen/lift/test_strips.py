@@ -69,7 +69,7 @@ def test_the_function_is_what_the_lanes_compute():
 
 
 @pytest.mark.parametrize("target", WHERE)
-@pytest.mark.parametrize("function", ["neighbours", "different_tail", "long_tail"])
+@pytest.mark.parametrize("function", ["neighbours", "different_tail", "long_tail", "fixed_place"])
 def test_what_is_not_elementwise_keeps_its_width_and_its_numbers(function, target):
     assert any("pinned" in note for note in lifted("vectors.c", function).notes)
     for n in SIZES:

@@ -95,3 +95,13 @@ void scaled_rows(float* out, const float* a, const double* scale, long rows, lon
         }
     }
 }
+
+void positive_then_all(float* out, const float* a, long n) {
+    long kept;
+    for (long i = 0; i < n; i++) out[i] = a[i] * 2.0f;
+    for (long i = 0; i < n && a[i] > 0.0f; i++) out[i] = -out[i];
+    for (kept = 0; kept < n; kept++) {
+        if (a[kept] < 0.5f) break;
+    }
+    out[n] = (float) kept;
+}

@@ -12,15 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.codegen.lift.loops import assigned_names, read_names
-from dovetail.codegen.lift.strips import (
-    FAR,
-    Strip,
-    Strips,
-    Writer,
-    check_limits,
-    moved_arrays,
-    steps_of,
-)
+from dovetail.codegen.lift.shapes import Strip, check_limits, find_strip
+from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.symbolic import (
     Lane,
     Traffic,
@@ -30,8 +23,10 @@ from dovetail.codegen.lift.symbolic import (
     shifted,
     vector_of,
 )
+from dovetail.codegen.lift.traces import FAR, moved_arrays, steps_of
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.codegen.lift.vectorise import IDENTITY
+from dovetail.codegen.lift.writer import Writer
 from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name, NamedType
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
@@ -76,7 +71,7 @@ class _Reducer:
             least = min(least, strip.count // unit)
         used, result, extra = self.joined(accumulators, terms.kind)
         after = self.rest[used:]
-        last = self.strips.strip(after[0]) if after else None
+        last = find_strip(after[0], self.strips.types) if after else None
         same = last is not None and (last.counter, last.limit) == (first.counter, first.limit)
         if last is not None and same and not last.from_zero:
             check_limits([*self.found, last], None)

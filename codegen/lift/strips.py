@@ -7,14 +7,15 @@ count that can be left. Where all elements are one function of their place, that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.codegen.lift.execute import Executor, table
-from dovetail.codegen.lift.loops import advance, assigned_names, read_names
+from dovetail.codegen.lift.loops import assigned_names, read_names
 from dovetail.codegen.lift.scalar import Scalars, convert
+from dovetail.codegen.lift.shapes import Strip, check_limits, find_strip
 from dovetail.codegen.lift.symbolic import (
     Lane,
     SymbolicPointer,
@@ -25,37 +26,18 @@ from dovetail.codegen.lift.symbolic import (
     shifted,
     vector_of,
 )
+from dovetail.codegen.lift.traces import FAR, moved_arrays, steps_of
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.codegen.lift.vectorise import ALIAS_NOTE
+from dovetail.codegen.lift.writer import Writer
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import ArrayType, Binary, Call, Expr, Float, Index, Int, Name, Type
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.types import constant, is_integer, vector
+from dovetail.ir.low.types import vector
 from dovetail.ir.node import Node
 
 FUSED_NOTE = "the loops of a chain round their multiply-adds differently; the first one counts"
-FAR = 1 << 12
-"""An index far from 0, to see which addresses follow the counter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """`while (left >= count) body`: one loop of a chain, in units of the counter."""
-
-    counter: str
-    limit: Expr | None  # index form: the counter runs up to this; None: it counts down to 0
-    count: int
-    body: tuple[low.Stmt, ...]
-    from_zero: bool  # index form: the loop itself starts the index at 0
-    beyond: bool  # runs while anything is left, so the last step may reach past the end
-    owned: bool  # the loop declares its counter
-
-    def leaves(self) -> set[str]:
-        """Return the variables that the loop leaves changed."""
-        inside = {n.name for s in self.body for n in s.walk() if isinstance(n, low.Declare)}
-        changed = assigned_names(self.body) - inside
-        return changed if self.owned else changed | {self.counter}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +111,7 @@ class Strips:
         if self.off:
             return 0, ()
         while len(strips) < len(body):
-            strip = self.strip(body[len(strips)])
+            strip = find_strip(body[len(strips)], self.types)
             if strip is None or (strips and strip.counter != strips[0].counter):
                 break
             strips.append(strip)
@@ -156,50 +138,6 @@ class Strips:
             self.reason = f"{self.reason}, {reason}"
             return 0, ()
         return len(strips) + used, made
-
-    # ---- shape of a loop ----
-
-    def strip(self, stmt: low.Stmt) -> Strip | None:
-        """Return the loop as a strip, None if it is none."""
-        if isinstance(stmt, low.For) and stmt.cond is not None and stmt.step is not None:
-            cond, body, step = stmt.cond, list(stmt.body.body), stmt.step
-            if not self.starts_plain(stmt.init):
-                return None
-        elif isinstance(stmt, low.While) and not stmt.do and stmt.body.body:
-            *body, last = stmt.body.body
-            if not isinstance(last, low.ExprStmt):
-                return None
-            cond, step = stmt.cond, last.expr
-        else:
-            return None
-        moved = advance(step)
-        if moved is None:
-            return None
-        counter, amount = moved[0], constant(moved[1], {})
-        if amount is None or not is_integer(self.types.get(counter)):
-            return None
-        limit = _limit(cond, counter, amount)
-        if limit is None or counter in assigned_names(body):
-            return None
-        begun = stmt.init if isinstance(stmt, low.For) else ()
-        from_zero = bool(begun)
-        owned = from_zero and isinstance(begun[0], low.Declare)
-        return Strip(counter, limit[0], abs(amount), tuple(body), from_zero, limit[1], owned)
-
-    def starts_plain(self, init: Sequence[low.Stmt]) -> bool:
-        """Whether a loop starts where the chain stands: at index 0, or anywhere."""
-        if not init:
-            return True
-        if len(init) != 1 or not isinstance(init[0], low.Declare | low.ExprStmt):
-            return False
-        first = init[0]
-        if isinstance(first, low.Declare):
-            if first.init is None or constant(first.init, {}) != 0:
-                return False
-            self.types.setdefault(first.name, first.type)
-            return True
-        made = first.expr
-        return isinstance(made, low.Assign) and made.op == "=" and constant(made.value, {}) == 0
 
     # ---- the proof ----
 
@@ -424,130 +362,12 @@ class Strips:
         return (*before, loop)
 
 
-@dataclass(slots=True)
-class Writer:
-    """Writes lanes as vector expressions."""
-
-    scalars: Scalars
-    var: str
-    moving: set[str]
-    before: list[high.Stmt]
-    spread: dict[Expr, Name] = field(default_factory=dict)
-
-    def address(self, array: str) -> Expr:
-        """Return the place of the current elements of an array."""
-        base = Name(id=self.scalars.names.find(array) or array)
-        return Binary(op="+", left=base, right=Name(id=self.var))
-
-    def scalar(self, lane: Lane) -> Expr:
-        """Return a lane that is the same everywhere as a scalar."""
-        value: Expr = Float(value=lane.args[0]) if lane.op == "const" else lane.args[0]
-        return value
-
-    def vector(self, lane: Lane) -> Expr:
-        """Return a lane as the expression of a vector of them."""
-        if lane.op == "load":
-            array, offset = lane.args
-            if array in self.moving:
-                return Call(name="vload", args=(self.address(array),))
-            made = Binary(op="+", left=Name(id=array), right=Int(value=offset // 4))
-            return self.broadcast(Call(name="load", args=(made,)))
-        if lane.op in ("const", "scalar"):
-            return self.broadcast(self.scalar(lane))
-        return Call(name=lane.op, args=tuple(self.vector(a) for a in lane.args))
-
-    def broadcast(self, value: Expr) -> Expr:
-        """Return a vector of one scalar, made before the loop."""
-        if value not in self.spread:
-            base = f"{value.id}_v" if isinstance(value, Name) else "all"
-            name = Name(id=self.scalars.names.fresh(base, "vec"))
-            self.spread[value] = name
-            call = Call(name="vbroadcast", args=(value,))
-            self.before.append(high.Assign(target=name, value=call))
-        return self.spread[value]
-
-
-def _limit(cond: Expr, counter: str, amount: int) -> tuple[Expr | None, bool] | None:
-    """Return the limit of a strip's condition (None counts down to 0), and whether it is passed."""
-    if not isinstance(cond, Binary):
-        return None
-    left, right = cond.left, cond.right
-    if amount < 0:
-        least = constant(right, {})
-        at_least = {">=": least, ">": None if least is None else least + 1}.get(cond.op)
-        if cond.op == "!=" and least == 0:
-            at_least = 1
-        if left != Name(id=counter) or at_least not in (1, -amount):
-            return None
-        return None, at_least != -amount
-    extra = 0
-    if isinstance(left, Binary) and left.op == "+" and left.left == Name(id=counter):
-        known = constant(left.right, {})
-        if known is None:
-            return None
-        extra, left = known, left.left
-    if isinstance(right, Binary) and right.op == "-" and not extra:
-        known = constant(right.right, {})
-        if known is not None:
-            extra, right = known, right.left
-    wanted = {"<=": amount, "<": amount - 1}.get(cond.op)
-    beyond = cond.op == "<" and extra == 0 and amount > 1
-    fits = left == Name(id=counter) and (extra == wanted or beyond)
-    return (right, beyond) if fits else None
-
-
-def check_limits(strips: Sequence[Strip], tail: low.If | None) -> None:
-    """Check that the loops of a chain count the same thing and only a single one passes it."""
-    if any(s.limit != strips[0].limit for s in strips):
-        raise Unliftable("the loops of a chain count differently")
-    if strips[0].beyond and (len(strips) > 1 or tail is not None):
-        raise Unliftable("a loop passes the end before others")
-    if any(s.beyond for s in strips[1:]):
-        raise Unliftable("a loop of a chain passes the end")
-
-
 def _vectors_inside(body: Sequence[Node]) -> bool:
     return any(
         isinstance(n, low.Declare) and vector(n.type) is not None for s in body for n in s.walk()
     ) or any(
         isinstance(n, Call) and n.name.startswith(("_mm", "vst1")) for s in body for n in s.walk()
     )
-
-
-def steps_of(executor: Executor, pointers: Iterable[str]) -> dict[str, int]:
-    """Return how many bytes each pointer moved in a run."""
-    ends = {name: executor.env[name] for name in pointers}
-    if not all(isinstance(end, SymbolicPointer) for end in ends.values()):
-        raise Unliftable("a pointer's name is used for something else")
-    return {name: end.offset for name, end in ends.items()}
-
-
-def moved_arrays(pairs: Iterable[tuple[Lane, Lane]]) -> frozenset[str]:
-    """Return the arrays whose loads all lie further away in the second lane of each pair.
-
-    Everything else must be the same in both, and no array may be read both ways.
-    """
-    moved: set[str] = set()
-    fixed: set[str] = set()
-    for near, far in pairs:
-        _compare(near, far, moved, fixed)
-    if moved & fixed:
-        raise Unliftable("an array is read at the index and at a fixed place")
-    return frozenset(moved)
-
-
-def _compare(near: Lane, far: Lane, moved: set[str], fixed: set[str]) -> None:
-    if near == far:
-        fixed |= {array for array, _ in loads_of(near)}
-    elif near.op == far.op == "load" and near.args[0] == far.args[0]:
-        if far.args[1] - near.args[1] != 4 * FAR:
-            raise Unliftable("an address does not follow the index by one element")
-        moved.add(near.args[0])
-    elif near.op != far.op or near.op in ("load", "scalar", "const", "acc"):
-        raise Unliftable("an address does not follow the index by one element")
-    else:
-        for a, b in zip(near.args, far.args, strict=True):
-            _compare(a, b, moved, fixed)
 
 
 def _one(stmt: low.Stmt | None) -> tuple[low.Stmt, ...]:

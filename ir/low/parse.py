@@ -46,6 +46,10 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
 """C words outside the subset: what they are, and what to write in their place."""
 
 
+MOST_NESTING = 150
+"""Levels of a parse tree; Python's own stack bounds what can be walked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prelude:
     """What a prelude text gives to the texts after it."""
@@ -171,7 +175,17 @@ class _Run:
             return None
         if self.reporter.diagnostics:
             return None
-        return self.builder.transform(tree) if isinstance(tree, Tree) else tree
+        return self._build(tree) if isinstance(tree, Tree) else tree
+
+    def _build(self, tree: Tree[Token]) -> Any:
+        """Return the nodes of a parse tree; nesting that no walk could follow is a fault."""
+        deep = _first_too_deep(tree)
+        if deep is not None:
+            hint = "give parts of it names of their own"
+            message = f"this is nested more than {MOST_NESTING} levels deep"
+            self.reporter.add("low-nesting", message, token_span(deep), hint)
+            return None
+        return self.builder.transform(tree)
 
     def _report(self, parser: InteractiveParser, tokens: Sequence[Token], i: int) -> None:
         token = tokens[i]
@@ -188,6 +202,17 @@ class _Run:
         wanted = ", ".join(sorted(_READABLE[a] for a in accepts if a in _READABLE))
         hint = f"here may stand: {wanted}" if wanted else None
         self.reporter.add("low-syntax", f"unexpected `{token}`{place}", span, hint)
+
+
+def _first_too_deep(tree: Tree[Token]) -> Token | None:
+    waiting: list[tuple[Tree[Token] | Token, int]] = [(tree, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        if isinstance(node, Tree):
+            waiting += [(child, depth + 1) for child in reversed(node.children)]
+        elif depth > MOST_NESTING:
+            return node
+    return None
 
 
 def _copy(parser: InteractiveParser) -> InteractiveParser:

@@ -150,6 +150,20 @@ def test_all_faults_of_a_text_come_at_once_in_order():
     ]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"int f(int x) {{ return {'(' * 400}x{')' * 400}; }}",
+        f"void f(int x) {{ {'{' * 2000}{'}' * 2000} }}",
+        f"int f(int x) {{ return x{' + 1' * 5000}; }}",
+    ],
+    ids=["parentheses", "blocks", "a long sum"],
+)
+def test_nesting_beyond_reason_is_a_fault_too(text):
+    (found,) = faults(text)
+    assert found.code == "low-nesting"
+
+
 def test_unsupported_words_say_what_to_do():
     (found,) = faults("void f(int x) {\n  goto end;\n}")
     assert found.hint == "use a loop with break, or a condition"

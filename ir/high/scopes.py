@@ -63,10 +63,10 @@ def expressions(stmt: Stmt) -> Iterator[Expr]:
 def read_names(stmt: Stmt) -> set[str]:
     """Return the names read by `stmt` itself."""
     names: set[str] = set()
+    if isinstance(stmt, Assign) and stmt.op == "=" and isinstance(stmt.target, Name):
+        _add_names(stmt.value, names)  # which may be the target itself: `a = a`
+        return names
     for expr in expressions(stmt):
-        if isinstance(stmt, Assign) and stmt.op == "=" and expr is stmt.target:
-            if isinstance(expr, Name):
-                continue
         _add_names(expr, names)
     return names
 
@@ -170,12 +170,22 @@ def find_constants(body: Body, known: Iterable[str]) -> set[str]:
     homes = find_homes(body)
     loops = {stmt.var for stmt in all_statements(body) if isinstance(stmt, For)}
     names = {name for stmt in all_statements(body) if (name := defined_name(stmt))}
-    found = (names | set(known)) - loops
+    found = (names | set(known)) - loops - _changed_first(body)
     while True:
         lost = found & set(_not_constant(body, found, homes, frozenset()))
         if not lost:
             return found
         found -= lost
+
+
+def _changed_first(body: Body) -> set[str]:
+    """Return the names (parameters, then) whose first assignment changes the value they have."""
+    first: dict[str, Stmt] = {}
+    for stmt in all_statements(body):
+        name = defined_name(stmt)
+        if name is not None:
+            first.setdefault(name, stmt)
+    return {n for n, stmt in first.items() if isinstance(stmt, Assign) and stmt.op != "="}
 
 
 CONSTANT_TYPES = ("i64", "f32")

@@ -334,3 +334,24 @@ def test_bindings_that_make_no_sense_are_schedule_errors(message, kernel, bindin
     unit = parse_high(Source("k.dk", f"{head}  {body}\n{loop}"))
     with pytest.raises(ScheduleError, match=message.replace("[", r"\[")):
         lower(unit, kernel, binding, TARGETS["x86-64-avx2"], name="k")
+
+
+def test_a_parameter_may_be_changed_before_it_is_assigned():
+    text = "@kernel\ndef k(n: i64, y: ptr[f32]):\n    n -= 2\n    y[n] = 1.0\n"
+    out = np.zeros(4, np.float32)
+    run(text, "k", "generic", 4, out)
+    assert out.tolist() == [0, 0, 1, 0]
+
+
+def test_a_tile_assigned_to_itself_keeps_its_value():
+    text = """
+@kernel
+def k(x: ptr[f32], y: ptr[f32]):
+    a = regs((1,), f32)
+    a[0] = vload(x)
+    a[0] = a[0]
+    vstore(y, a[0])
+"""
+    x, y = np.ones(16, np.float32), np.zeros(16, np.float32)
+    run(text, "k", "generic", x, y)
+    assert y[0] == 1

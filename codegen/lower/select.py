@@ -99,6 +99,8 @@ class _Selector:
         """Return the type that `name` gets first in `stmt`, learning others on the way."""
         for inner in all_statements((stmt,)):
             if isinstance(inner, high.For):
+                if inner.var == name:
+                    return "i64"
                 self.exprs.types.setdefault(inner.var, "i64")
             made = defined_name(inner)
             if made is None:

@@ -355,3 +355,19 @@ def k(x: ptr[f32], y: ptr[f32]):
     x, y = np.ones(16, np.float32), np.zeros(16, np.float32)
     run(text, "k", "generic", x, y)
     assert y[0] == 1
+
+
+LOOP_NAME_AGAIN = """
+@kernel
+def k(n: i64, x: ptr[f32]):
+    for i in range(n):
+        x[i] = 2.0
+    i = n - 1
+    x[i] = 5.0
+"""
+
+
+def test_a_loop_variables_name_may_be_assigned_afterwards():
+    x = np.zeros(4, np.float32)
+    run(LOOP_NAME_AGAIN, "k", "generic", 4, x)
+    assert x.tolist() == [2, 2, 2, 5]

@@ -163,8 +163,9 @@ UNITS = st.lists(FUNCTIONS | STRUCTS | DECLARATIONS, max_size=3).map(
 )
 
 
-KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.c"))
-PRELUDE = (Path(__file__).parent / "kernels" / "prelude.h").read_text()
+LIFTED = Path(__file__).parents[2] / "codegen" / "lift" / "kernels"  # in the style of others
+KERNELS = sorted([*(Path(__file__).parent / "kernels").glob("*.c"), *LIFTED.glob("*.c")])
+PRELUDE = (LIFTED / "prelude.h").read_text()
 
 
 @settings(max_examples=200, deadline=None)
@@ -179,7 +180,7 @@ def test_printed_units_parse_back(unit):
     assert parse_low(Source("printed.c", print_low(unit))) == unit
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", KERNELS, ids=lambda p: f"{p.parts[-3]}-{p.stem}")
 def test_kernels_print_and_parse_back(path):
     unit = parse_low(Source(path.name, path.read_text()), defines=PRELUDE)
     text = print_low(unit)

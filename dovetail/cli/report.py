@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 a check failed, 2 bad input, bad environment or interrupte
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,12 +39,19 @@ class Terminated(BaseException):
     """SIGTERM arrived; unwinds like Ctrl-C so that half-made files are removed."""
 
 
+SIGNALS: dict[type[BaseException], int] = {
+    Terminated: signal.SIGTERM,
+    KeyboardInterrupt: signal.SIGINT,
+}
+
+
 def report_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Decorate a verb: what a user can cause ends in one sentence on stderr and an exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         signal.signal(signal.SIGTERM, _terminate)
+        sys.unraisablehook = _send_again
         try:
             command(*args, **kwargs)
             sys.stdout.flush()
@@ -119,6 +128,15 @@ def _encode(value: Any) -> Any:
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise Terminated
+
+
+def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Deliver a signal once more that arrived inside a finalizer, where Python drops exceptions."""
+    number = next((n for kind, n in SIGNALS.items() if issubclass(unraisable.exc_type, kind)), None)
+    if number is None:
+        sys.__unraisablehook__(unraisable)
+    else:  # from a thread, a little later: the finalizer is still running now
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
 
 def _drop_stdout() -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
+import sys
 from dataclasses import dataclass
 
 from dovetail.cli import main
@@ -21,7 +22,7 @@ def dovetail(*arguments: object) -> Result:
     """Run `dovetail arguments`; anything but an exit with a code is a failure of the test."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main([str(argument) for argument in arguments])
@@ -29,6 +30,7 @@ def dovetail(*arguments: object) -> Result:
             code = end.code if isinstance(end.code, int) else 0
         finally:
             signal.signal(signal.SIGTERM, handler)
+            sys.unraisablehook = hook
     return Result(code, out.getvalue(), err.getvalue())
 
 

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+WORKING = """
+import signal, sys, time
+from dovetail.cli.report import report_errors
+
+class Late:
+    def __del__(self):
+        signal.raise_signal(int(sys.argv[1]))
+
+@report_errors
+def work():
+    Late()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        time.sleep(1)
+
+work()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_inside_a_finalizer_still_ends_the_command(number: signal.Signals) -> None:
+    command = [sys.executable, "-P", "-c", WORKING, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.stderr.startswith("dovetail: ") and "nothing half-made" in done.stderr
+    assert done.returncode != 0

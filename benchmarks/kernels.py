@@ -23,7 +23,7 @@ import torch
 from common import QUIET_TRIES, Patience, Report, geometric_mean, interleave, parse_numbers
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.targets import get_target, host_target
-from dovetail.compiler.measure import Meter
+from dovetail.compiler.measure import CACHE_FACTOR, Meter
 from dovetail.compiler.roofline import measure_fma_rate, measure_read_bandwidth
 from dovetail.compiler.schedules import (
     LINEAR,
@@ -31,7 +31,7 @@ from dovetail.compiler.schedules import (
     default_gemm_rows,
     gemm_requests,
 )
-from dovetail.compiler.search import CACHE_FACTOR, SearchSetting, rows_from, search_op
+from dovetail.compiler.search import SearchSetting, rows_from, search_op
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.model import PANEL
 from dovetail.ir.schedule import Row
@@ -172,7 +172,7 @@ def pick_rows(
     if setting.meter is None:
         return defaults
     search = SearchSetting(target, setting.hardware, setting.meter)
-    winners, _ = search_op(search, op, phase, points, setting.search_seconds)
+    winners = search_op(search, op, phase, points, setting.search_seconds)
     return rows_from(winners, defaults)
 
 

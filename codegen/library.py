@@ -5,6 +5,7 @@ In: a `LibrarySpec`. Out: a `BuiltLibrary`: the .so in the build cache, its C te
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from dovetail.ir.artifact import KernelEntry, KernelIndex, KernelParam
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import NamedType, PointerType, Type
 from dovetail.ir.high import nodes as high
+from dovetail.ir.low.print import print_low
 
 ABI = 1
 """`DT_ABI` of templates/abi.h."""
@@ -138,6 +140,7 @@ def lower_request(
         family=request.kernel,
         params=tuple(_kernel_param(p, binding) for p in function.params),
         binding=binding,
+        digest=hashlib.sha256(print_low(lowered).encode()).hexdigest(),
     )
     return KernelSpec(entry, lowered)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dovetail.compiler.payload import GemmUse, Payload
-from dovetail.compiler.search import TrialRecord
 from dovetail.ir.schedule import Row, ScheduleTable
+from dovetail.ir.tuning import OK, TuningRecord
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_gain(
-    payload: Payload, tables: Iterable[ScheduleTable], records: Sequence[TrialRecord]
+    payload: Payload, tables: Iterable[ScheduleTable], records: Sequence[TuningRecord]
 ) -> Gain | None:
     """Compare default and chosen schedules at every M that both were timed at."""
     measured = {record.target for record in records}
@@ -54,15 +54,15 @@ def measure_gain(
 
 
 def _timed_pair(
-    use: GemmUse, m: int, table: ScheduleTable, records: Sequence[TrialRecord]
-) -> tuple[TrialRecord, TrialRecord] | None:
+    use: GemmUse, m: int, table: ScheduleTable, records: Sequence[TuningRecord]
+) -> tuple[TuningRecord, TuningRecord] | None:
     """Return the trials of the default and of the chosen schedule; the latest of each counts."""
     gemm = use.gemm
-    shape = (gemm.kind, gemm.n, gemm.k, m, gemm.dtype, table.threads, table.target)
+    work = (gemm.kind, {"n": gemm.n, "k": gemm.k, "m": m}, gemm.dtype, table.threads, table.target)
     trials = [
         r
         for r in records
-        if (r.kind, r.n, r.k, r.m, r.dtype, r.threads, r.target) == shape and r.status == "ok"
+        if (r.kind, r.shape, r.dtype, r.threads, r.target) == work and r.status == OK
     ]
     if not trials:
         return None
@@ -78,6 +78,6 @@ def row_at(table: ScheduleTable, m: int) -> Row:
     return [row for row in table.rows if row.m_lo <= m][-1]
 
 
-def _total(pairs: Sequence[tuple[float, TrialRecord, TrialRecord]], side: int, key: str) -> float:
+def _total(pairs: Sequence[tuple[float, TuningRecord, TuningRecord]], side: int, key: str) -> float:
     total: float = sum(pair[0] * getattr(pair[side], key) for pair in pairs)
     return total

@@ -16,14 +16,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import ToolchainError
+from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG
+from dovetail.topology.hardware import HardwareSpec
 
-OK, WRONG, CRASH, TIMEOUT = "ok", "wrong", "crash", "timeout"
+CACHE_FACTOR = 4
+"""Weights cycle through this many times the last-level cache."""
+MIN_POOL_BYTES = 64 << 20
 
 
 class GemmCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +50,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """`status` is ok, wrong, crash or timeout; times in seconds: median and quartiles of `runs`."""
+    """`status` is ok, wrong, crash or timeout; times in seconds: median and quartiles of `runs`.
+
+    Measurements of one case compare, also those of different calls.
+    """
 
     candidate: Candidate
     status: str
@@ -54,6 +61,22 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     low: float = 0.0
     high: float = 0.0
     runs: int = 0
+
+
+class Measurer(Protocol):
+    """Where the times of a search come from: a `Meter`, records, or another machine."""
+
+    def measure(
+        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+    ) -> tuple[Measurement, ...]:
+        """Return one measurement per candidate, in their order.
+
+        Each candidate is timed in two to `rounds` rounds, with no further one after `seconds`. The
+        first candidate of a case that is ever given is what others are compared with: the default.
+        """
+
+    def now(self) -> float:
+        """Return seconds on the clock that budgets run on; a recorded trial costs what it did."""
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +121,11 @@ def summarize(candidate: Candidate, times: Sequence[float]) -> Measurement:
     )
 
 
+def pool_bytes(hardware: HardwareSpec) -> int:
+    """Return how many bytes of weights to cycle through, so that none is found in a cache."""
+    return max(MIN_POOL_BYTES, CACHE_FACTOR * hardware.cache_bytes(3))
+
+
 class _ChildEndedError(Exception):
     """The child died (`status` crash) or was too slow (timeout) while on candidate `index`."""
 
@@ -136,6 +164,10 @@ class Meter:
             return
         child.kill()
         child.communicate()
+
+    def now(self) -> float:
+        """Return seconds of the machine's own clock."""
+        return time.monotonic()
 
     def measure(
         self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float

@@ -26,10 +26,12 @@ from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.gain import Gain, measure_gain
+from dovetail.compiler.measure import Meter, pool_bytes
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.payload import Payload, make_payload
+from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.schedules import default_tables, gemm_kernels
-from dovetail.compiler.search import TrialRecord, encode_records, search_tables
+from dovetail.compiler.search import search_tables
 from dovetail.compiler.service import plan_service
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
@@ -40,6 +42,7 @@ from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
+from dovetail.ir.tuning import TuningRecord, encode_record
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
@@ -151,7 +154,7 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
             artifact.write_json("plans/service.json", inputs.plan)
             artifact.write_json(f"models/{MODEL_NAME}/schedules.json", schedules)
             artifact.write_json(f"models/{MODEL_NAME}/weights/chunks.json", chunks)
-            artifact.write_bytes("tuning.jsonl", encode_records(records))
+            artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
             _commit(artifact, inputs, chunks)
     rows = Counter(row.source for table in schedules.tables for row in table.rows)
     return CompileReport(
@@ -260,29 +263,32 @@ def _build_libraries(inputs: _Inputs, steps: _Steps) -> dict[str, BuiltLibrary]:
 
 def _make_schedules(
     inputs: _Inputs, libraries: dict[str, BuiltLibrary], steps: _Steps
-) -> tuple[ScheduleFile, list[TrialRecord]]:
+) -> tuple[ScheduleFile, list[TuningRecord]]:
     request, payload = inputs.request, inputs.payload
     tables: list[ScheduleTable] = []
-    records: list[TrialRecord] = []
+    records: list[TuningRecord] = []
     for target in inputs.targets:
         if not _measurable(target, request):
             tables += default_tables(inputs.spec, target, inputs.plan, inputs.hardware).tables
             continue
         library = libraries[target.name]
-        found, trials = search_tables(
-            inputs.spec,
-            (library.path, library.index),
-            inputs.plan,
-            inputs.hardware,
-            target=target,
-            effort=request.effort,
-            budget_seconds=request.search_seconds,
-            max_tokens=payload.largest("qkv"),
-            max_sequences=payload.largest("head"),
-            progress=lambda done, total, _op: steps.advance(done, total),
-        )
+        pool = pool_bytes(inputs.hardware)
+        with Meter(library.path, library.index, pool_bytes=pool) as meter:
+            recorder = Recorder(meter, Identity.of(inputs.hardware, library.index))
+            found = search_tables(
+                inputs.spec,
+                inputs.plan,
+                inputs.hardware,
+                recorder,
+                target=target,
+                effort=request.effort,
+                budget_seconds=request.search_seconds,
+                max_tokens=payload.largest("qkv"),
+                max_sequences=payload.largest("head"),
+                progress=lambda done, total, _op: steps.advance(done, total),
+            )
         tables += found.tables
-        records += trials
+        records += recorder.trials
     return ScheduleFile(tables=tuple(tables)), records
 
 

@@ -1,22 +1,19 @@
 """The short measured search: a handful of candidate schedules per matrix product and M.
 
-In: a model, its kernel library, plans, machine and a budget in seconds. Out: a ScheduleFile whose
-measured rows beat the default ones, and the trial records behind it. Choosing is pure; only `Meter`
-touches the clock.
+In: a model, plans, machine, a `Measurer` and a budget in seconds. Out: a ScheduleFile whose
+measured rows beat the default ones. Choosing is pure; only the `Measurer` touches the clock, and
+keeps the records of all trials.
 """
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.measure import OK, Candidate, GemmCase, Measurement, Meter
+from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Measurer
 from dovetail.compiler.schedules import (
     SPREAD_PREFETCH,
     GemmOp,
@@ -31,10 +28,11 @@ from dovetail.compiler.schedules import (
     phase_plans,
     tile_schedule,
 )
-from dovetail.ir.artifact import KernelIndex, PhasePlan, ServicePlan
+from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
+from dovetail.ir.tuning import OK
 from dovetail.topology.hardware import HardwareSpec
 
 POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -45,39 +43,9 @@ ROUNDS, BULK_ROUNDS = 7, 3
 CANDIDATE_GAIN = 0.03
 """A challenger must beat the default schedule by this share, twice: less is noise."""
 CONFIRM_ROUNDS = 9
-CACHE_FACTOR = 4
-"""Weights cycle through this many times the last-level cache."""
-MIN_POOL_BYTES = 64 << 20
 EFFORTS = ("fast",)
 
 Progress = Callable[[int, int, str], None]
-
-
-class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `tuning.jsonl`: a candidate, where it ran and what came out."""
-
-    schema: int = 1
-    target: str
-    cpu: str
-    caches: tuple[int, int, int]
-    threads: int
-    kind: str
-    n: int
-    k: int
-    m: int
-    dtype: str
-    kernel: str
-    schedule: tuple[int, ...]
-    status: str
-    seconds: float
-    low: float
-    high: float
-    runs: int
-
-
-def encode_records(records: Iterable[TrialRecord]) -> bytes:
-    """Return records as JSON lines."""
-    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
 
 
 # ---- choosing (pure) ----
@@ -157,7 +125,7 @@ class SearchSetting:
 
     target: Target
     hardware: HardwareSpec
-    meter: Meter
+    measurer: Measurer
 
     @property
     def l3_bytes(self) -> int:
@@ -167,14 +135,13 @@ class SearchSetting:
 
 def search_op(
     setting: SearchSetting, op: GemmOp, phase: PhasePlan, points: Sequence[int], seconds: float
-) -> tuple[dict[int, Measurement], list[TrialRecord]]:
-    """Return the winner at each point that fits into `seconds`, and the records of all trials."""
-    end = time.monotonic() + seconds
+) -> dict[int, Measurement]:
+    """Return the winner at each point that fits into `seconds`."""
+    end = setting.measurer.now() + seconds
     winners: dict[int, Measurement] = {}
-    records: list[TrialRecord] = []
     best: tuple[Candidate, ...] = ()
     for left, m in zip(range(len(points), 0, -1), points, strict=True):
-        share = (end - time.monotonic()) / left
+        share = (end - setting.measurer.now()) / left
         if share <= 0:
             break
         candidates = candidates_at(
@@ -183,26 +150,25 @@ def search_op(
         if m >= BULK and best:
             candidates = reused(candidates, best)
         case = _case(op, m, phase)
-        found, confirmed = _contest(setting.meter, case, candidates, share)
-        records += [_record(setting, case, measurement) for measurement in (*found, *confirmed)]
+        found, confirmed = _contest(setting.measurer, case, candidates, share)
         best = tuple(measurement.candidate for measurement in ranking(found))
         ranked = ranking(confirmed or found)
         if ranked:
             winners[m] = ranked[0]
-    return winners, records
+    return winners
 
 
 def _contest(
-    meter: Meter, case: GemmCase, candidates: Sequence[Candidate], seconds: float
+    measurer: Measurer, case: GemmCase, candidates: Sequence[Candidate], seconds: float
 ) -> tuple[tuple[Measurement, ...], tuple[Measurement, ...]]:
     """Time all candidates, then a challenger that came out first once more against the default."""
     rounds = BULK_ROUNDS if case.m >= BULK else ROUNDS
-    found = meter.measure(case, candidates, rounds=rounds, seconds=seconds)
+    found = measurer.measure(case, candidates, rounds=rounds, seconds=seconds)
     ranked = ranking(found)
     if case.m >= BULK or not ranked or ranked[0].candidate == candidates[0]:
         return found, ()
     pair = (candidates[0], ranked[0].candidate)
-    return found, meter.measure(case, pair, rounds=CONFIRM_ROUNDS, seconds=seconds)
+    return found, measurer.measure(case, pair, rounds=CONFIRM_ROUNDS, seconds=seconds)
 
 
 def _case(op: GemmOp, m: int, phase: PhasePlan) -> GemmCase:
@@ -217,28 +183,6 @@ def _case(op: GemmOp, m: int, phase: PhasePlan) -> GemmCase:
     )
 
 
-def _record(setting: SearchSetting, case: GemmCase, found: Measurement) -> TrialRecord:
-    cache = setting.hardware.cache_bytes
-    return TrialRecord(
-        target=setting.target.name,
-        cpu=setting.hardware.cpu_model or platform.machine(),
-        caches=(cache(1), cache(2), cache(3)),
-        threads=case.threads,
-        kind=case.kind,
-        n=case.n,
-        k=case.k,
-        m=case.m,
-        dtype=case.dtype,
-        kernel=found.candidate.kernel,
-        schedule=found.candidate.schedule,
-        status=found.status,
-        seconds=found.seconds,
-        low=found.low,
-        high=found.high,
-        runs=found.runs,
-    )
-
-
 def phase_points(op: GemmOp, phase: str, max_tokens: int, max_sequences: int) -> tuple[int, ...]:
     """Return the M measured for `op`: decode steps and the head see a row per sequence at most."""
     most = max_sequences if phase == "decode" or op.op == "head" else max_tokens
@@ -247,9 +191,9 @@ def phase_points(op: GemmOp, phase: str, max_tokens: int, max_sequences: int) ->
 
 def search_tables(
     spec: ModelSpec,
-    library: tuple[Path, KernelIndex],
     plan: ServicePlan,
     hardware: HardwareSpec,
+    measurer: Measurer,
     *,
     target: Target,
     effort: str = "fast",
@@ -257,36 +201,31 @@ def search_tables(
     max_tokens: int = 512,
     max_sequences: int = 32,
     progress: Progress | None = None,
-) -> tuple[ScheduleFile, list[TrialRecord]]:
-    """Return schedule tables for `spec` on this machine, and the records of all trials.
+) -> ScheduleFile:
+    """Return schedule tables for `spec`, timed by a `measurer` that has its `gemm_kernels`.
 
-    `library` is the built .so and its index, with the kernels of `gemm_kernels`. `budget_seconds`
-    bounds the search, not the start of the child process; `max_tokens` and `max_sequences` are the
-    largest step of the workload. `progress` gets (products done, all, the next one's name).
+    `budget_seconds` bounds the search on the measurer's clock; `max_tokens` and `max_sequences` are
+    the largest step of the workload. `progress` gets (products done, all, the next one's name).
     Raises SpecError for an unknown `effort`.
     """
     if effort not in EFFORTS:
         raise SpecError(f"unknown effort {effort!r}; choose one of {', '.join(EFFORTS)}")
     work = [(p, phase, op) for p, phase in phase_plans(plan) for op in gemm_ops(spec)]
-    pool = max(MIN_POOL_BYTES, CACHE_FACTOR * hardware.cache_bytes(3))
-    records: list[TrialRecord] = []
     tables: list[ScheduleTable] = []
     known: dict[tuple[GemmOp, int, tuple[int, ...]], dict[int, Measurement]] = {}
-    end = time.monotonic() + budget_seconds
-    with Meter(*library, pool_bytes=pool) as meter:
-        setting = SearchSetting(target, hardware, meter)
-        for i, (name, phase, op) in enumerate(work):
-            if progress:
-                progress(i, len(work), f"{op.op} {op.n}x{op.k}")
-            points = phase_points(op, name, max_tokens, max_sequences)
-            like = (replace(op, op=""), phase.threads, points)
-            if like not in known:
-                share = (end - time.monotonic()) / (len(work) - i)
-                known[like], trials = search_op(setting, op, phase, points, share)
-                records += trials
-            defaults = default_gemm_rows(op, target, phase.threads, setting.l3_bytes)
-            rows = rows_from(known[like], defaults)
-            tables.append(gemm_table(op, target, name, phase.threads, rows))
+    end = measurer.now() + budget_seconds
+    setting = SearchSetting(target, hardware, measurer)
+    for i, (name, phase, op) in enumerate(work):
+        if progress:
+            progress(i, len(work), f"{op.op} {op.n}x{op.k}")
+        points = phase_points(op, name, max_tokens, max_sequences)
+        like = (replace(op, op=""), phase.threads, points)
+        if like not in known:
+            share = (end - measurer.now()) / (len(work) - i)
+            known[like] = search_op(setting, op, phase, points, share)
+        defaults = default_gemm_rows(op, target, phase.threads, setting.l3_bytes)
+        rows = rows_from(known[like], defaults)
+        tables.append(gemm_table(op, target, name, phase.threads, rows))
     for name, phase in phase_plans(plan):
         tables += other_tables(spec, target, name, phase.threads)
-    return ScheduleFile(tables=tuple(tables)), records
+    return ScheduleFile(tables=tuple(tables))

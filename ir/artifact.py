@@ -38,12 +38,16 @@ class KernelParam(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One exported kernel: plain C symbol `name`, tape entry symbol `dt_entry_<name>`."""
+    """One exported kernel: plain C symbol `name`, tape entry symbol `dt_entry_<name>`.
+
+    digest: sha256 of its lowered text, by which tuning records know it again.
+    """
 
     name: str
     family: str  # the @kernel function it was bound from
     params: tuple[KernelParam, ...]
     binding: dict[str, int | str]
+    digest: str = ""
 
 
 class KernelIndex(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,19 +5,20 @@ import pytest
 from dovetail.compiler.gain import measure_gain, row_at
 from dovetail.compiler.payload import GemmUse, Payload
 from dovetail.compiler.schedules import LINEAR, GemmOp
-from dovetail.compiler.search import TrialRecord
 from dovetail.ir.schedule import Row, ScheduleTable
+from tests.compiler.records import make_record
 
 OP = GemmOp("qkv", LINEAR, 32, 64, "f32")
 SLOW, FAST = ("slow", (0,) * 8), ("fast", (0,) * 8)
 
 
 def trial(m, candidate, seconds, status="ok"):
-    return TrialRecord(
-        target="generic", cpu="", caches=(0, 0, 0), threads=1, kind=LINEAR, n=32, k=64, m=m,
-        dtype="f32", kernel=candidate[0], schedule=candidate[1], status=status, seconds=seconds,
-        low=seconds * 0.9, high=seconds * 1.1, runs=3,
-    )  # fmt: skip
+    times = {"seconds": seconds, "low": seconds * 0.9, "high": seconds * 1.1, "runs": 3}
+    if status != "ok":
+        times = dict.fromkeys(times, 0)
+    shape = {"n": 32, "k": 64, "m": m}
+    kernel, schedule = candidate
+    return make_record(shape=shape, kernel=kernel, schedule=schedule, status=status, **times)
 
 
 def table(*rows):

@@ -1,0 +1,228 @@
+"""A measurer that remembers: trials that are on record are not run again, new ones are recorded.
+
+In: a `Measurer` that runs trials, what identifies the library and the machine, and earlier records.
+Out: measurements that compare with each other, and a record of each trial as soon as it is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+
+from dovetail.codegen.targets import TARGETS
+from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Measurer
+from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.tuning import OK, HardwareKey, RecordKey, Reference, TuningRecord
+from dovetail.topology.hardware import HardwareSpec
+
+BATCH = 16
+"""Trials timed in turns and recorded together: what a kill at a bad moment loses at most."""
+
+
+def hardware_key(hardware: HardwareSpec, cores: int, abi: int) -> HardwareKey:
+    """Return the key under which times on `cores` cores of a machine are kept."""
+    known = frozenset[str]().union(*(target.cpu_features for target in TARGETS.values()))
+    return HardwareKey(
+        arch=hardware.arch,
+        isa=tuple(sorted(known.intersection(hardware.isa_flags))),
+        cpu=hardware.cpu_model,
+        caches=(hardware.cache_bytes(1), hardware.cache_bytes(2), hardware.cache_bytes(3)),
+        cores=cores,
+        abi=abi,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What all trials of one library on one machine share; makes their records."""
+
+    hardware: HardwareSpec
+    index: KernelIndex
+    builds: dict[str, str]
+
+    @classmethod
+    def of(cls, hardware: HardwareSpec, index: KernelIndex) -> Identity:
+        """Return the identity of a library whose kernels are in `index`."""
+        tools = msgspec.json.encode((index.compiler, index.flags))
+        builds = {
+            kernel.name: hashlib.sha256(tools + kernel.digest.encode()).hexdigest()[:16]
+            for kernel in index.kernels
+        }
+        return cls(hardware, index, builds)
+
+    def key(self, case: GemmCase, candidate: Candidate) -> RecordKey:
+        """Return what a record of this trial answers for."""
+        return self.record(case, Measurement(candidate=candidate, status="wrong"), rounds=0).key
+
+    def record(
+        self,
+        case: GemmCase,
+        found: Measurement,
+        *,
+        rounds: int,
+        reference: Reference | None = None,
+        cost: float = 0.0,
+    ) -> TuningRecord:
+        """Return the record of a trial that ended now."""
+        return TuningRecord(
+            target=self.index.target,
+            hardware=hardware_key(self.hardware, case.threads, self.index.abi),
+            kernel=found.candidate.kernel,
+            build=self.builds[found.candidate.kernel],
+            kind=case.kind,
+            shape={"n": case.n, "k": case.k, "m": case.m},
+            dtype=case.dtype,
+            threads=case.threads,
+            schedule=found.candidate.schedule,
+            status=found.status,
+            seconds=found.seconds,
+            low=found.low,
+            high=found.high,
+            runs=found.runs,
+            rounds=rounds,
+            reference=reference,
+            cost=cost,
+            when=datetime.now(UTC),
+        )
+
+
+class Records(Protocol):
+    """Earlier records: a `TuningDatabase`, or none."""
+
+    def lookup(self, key: RecordKey) -> TuningRecord | None:
+        """Return the record that answers for `key`."""
+
+    def append(self, records: Sequence[TuningRecord]) -> None:
+        """Keep records; they are there for good once this returns."""
+
+
+@dataclass(slots=True)
+class MemoryRecords:
+    """Records of this run only."""
+
+    known: dict[RecordKey, TuningRecord] = field(default_factory=dict)
+
+    def lookup(self, key: RecordKey) -> TuningRecord | None:
+        """Return the record that answers for `key`."""
+        return self.known.get(key)
+
+    def append(self, records: Sequence[TuningRecord]) -> None:
+        """Keep records until the process ends."""
+        self.known |= {record.key: record for record in records}
+
+
+@dataclass(slots=True)
+class Recorder:
+    """A `Measurer` over another one: looks trials up first, records those it has to run.
+
+    trials: all records that were asked for, in order, times as they were measured. measured:
+    how many of them were run. since: earlier records do not count. notify: told of every record.
+    """
+
+    inner: Measurer
+    identity: Identity
+    records: Records = field(default_factory=MemoryRecords)
+    since: datetime | None = None
+    notify: Callable[[TuningRecord], None] | None = None
+    trials: list[TuningRecord] = field(default_factory=list)
+    measured: int = 0
+    _saved: float = 0.0
+    _references: dict[GemmCase, Reference | None] = field(default_factory=dict)
+
+    def now(self) -> float:
+        """Return the inner clock, ahead by what the trials on record cost when they were run."""
+        return self.inner.now() + self._saved
+
+    def measure(
+        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+    ) -> tuple[Measurement, ...]:
+        """Return one measurement per candidate; times are scaled to the case's first reference."""
+        wanted = tuple(dict.fromkeys(candidates))
+        found = {c: r for c in wanted if (r := self._on_record(case, c, rounds)) is not None}
+        self._saved += sum(record.cost for record in found.values())
+        for record in found.values():
+            self._note(record)
+        missing = [c for c in wanted if c not in found]
+        first = self._first(case, wanted[0], found)
+        for start in range(0, len(missing), BATCH):
+            batch = missing[start : start + BATCH]
+            share = seconds * len(batch) / len(missing)
+            found |= self._run(case, first, batch, rounds, share)
+        base = self._references.setdefault(case, found[wanted[0]].reference)
+        return tuple(_measurement(found[c], base) for c in candidates)
+
+    def _first(
+        self, case: GemmCase, wanted: Candidate, found: Mapping[Candidate, TuningRecord]
+    ) -> Candidate:
+        """Return the case's reference: as before, or of the records, or the one wanted first."""
+        recorded = found[wanted].reference if wanted in found else None
+        reference = self._references.get(case, recorded)
+        if reference is None or self.identity.builds.get(reference.kernel) != reference.build:
+            return wanted
+        return Candidate(reference.kernel, reference.schedule)
+
+    def _on_record(self, case: GemmCase, candidate: Candidate, rounds: int) -> TuningRecord | None:
+        record = self.records.lookup(self.identity.key(case, candidate))
+        if record is None or (self.since and record.when < self.since):
+            return None
+        return record if record.rounds >= rounds or record.status != OK else None
+
+    def _run(
+        self,
+        case: GemmCase,
+        first: Candidate,
+        batch: Sequence[Candidate],
+        rounds: int,
+        seconds: float,
+    ) -> dict[Candidate, TuningRecord]:
+        """Time a batch in turns with the reference, and record it."""
+        start = self.inner.now()
+        asked = tuple(dict.fromkeys((first, *batch)))
+        measured = self.inner.measure(case, asked, rounds=rounds, seconds=seconds)
+        cost = (self.inner.now() - start) / len(batch)
+        reference = self._reference(measured[0])
+        made = {
+            m.candidate: self.identity.record(
+                case, m, rounds=rounds, reference=reference, cost=cost
+            )
+            for m in measured
+            if m.candidate in batch
+        }
+        self.records.append(tuple(made.values()))
+        self.measured += len(made)
+        for record in made.values():
+            self._note(record)
+        return made
+
+    def _reference(self, found: Measurement) -> Reference | None:
+        if found.status != OK:
+            return None
+        kernel, schedule = found.candidate.kernel, found.candidate.schedule
+        build = self.identity.builds[kernel]
+        return Reference(kernel=kernel, build=build, schedule=schedule, seconds=found.seconds)
+
+    def _note(self, record: TuningRecord) -> None:
+        self.trials.append(record)
+        if self.notify:
+            self.notify(record)
+
+
+def _measurement(record: TuningRecord, base: Reference | None) -> Measurement:
+    """Return what a record says, in the machine's state when the base was timed."""
+    scale, beside = 1.0, record.reference
+    if base and beside and beside.seconds > 0 and record.status == OK:
+        same = msgspec.structs.replace(beside, seconds=base.seconds) == base
+        scale = base.seconds / beside.seconds if same else 1.0
+    return Measurement(
+        candidate=Candidate(record.kernel, record.schedule),
+        status=record.status,
+        seconds=record.seconds * scale,
+        low=record.low * scale,
+        high=record.high * scale,
+        runs=record.runs,
+    )

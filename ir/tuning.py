@@ -1,0 +1,165 @@
+"""What one tuning trial found, as a line of JSON: the record, its key, and its exact spelling.
+
+In: a record, or a line of bytes from anywhere. Out: the line, or the record, or a `LineFaultError`
+that says why the line cannot be trusted. A checksum in each line finds edits that still parse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import zlib
+from datetime import datetime
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+SCHEMA = 1
+OK, WRONG, CRASH, TIMEOUT = "ok", "wrong", "crash", "timeout"
+STATUSES = (OK, WRONG, CRASH, TIMEOUT)
+MAX_LINE_BYTES = 1 << 16
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Seconds = Annotated[float, Meta(ge=0)]
+Aware = Annotated[datetime, Meta(tz=True)]
+Name = Annotated[str, Meta(max_length=200)]
+
+
+class HardwareKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machine a time holds for: CPU features that targets use, model, caches, cores used.
+
+    caches: bytes of L1d, L2 and the last level. abi: of the thread team and tapes.
+    """
+
+    arch: Name
+    isa: tuple[Name, ...]
+    cpu: Name
+    caches: tuple[Count, Count, Count]
+    cores: Count
+    abi: Count
+
+    @property
+    def label(self) -> str:
+        """A short name that equal machines share, whatever number of their cores is used."""
+        machine = msgspec.json.encode((self.arch, self.isa, self.cpu, self.caches, self.abi))
+        return f"dovetail-{hashlib.sha256(machine).hexdigest()[:12]}"
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was timed in turns with a trial, so that times of other days can be compared."""
+
+    kernel: Name
+    build: Name
+    schedule: tuple[int, ...]
+    seconds: Seconds
+
+
+class RecordKey(NamedTuple):
+    """What a record answers for; a later record of the same key replaces an earlier one."""
+
+    target: str
+    hardware: HardwareKey
+    kernel: str
+    build: str
+    kind: str
+    shape: tuple[tuple[str, int], ...]
+    dtype: str
+    threads: int
+    schedule: tuple[int, ...]
+
+
+class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One trial: a kernel with schedule values on one shape, and what came out.
+
+    build: digest of the kernel's C text, compiler and flags. kind, shape, dtype: the work, e.g.
+    `linear` with n, k and m, and the weight's dtype. seconds, low, high: median and quartiles of
+    `runs`; 0 unless status is `ok`. rounds: the runs asked for. cost: seconds the trial took.
+    """
+
+    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
+    target: Name
+    hardware: HardwareKey
+    kernel: Name
+    build: Name
+    kind: Name
+    shape: dict[Name, Count]
+    dtype: Name
+    threads: Count
+    schedule: tuple[int, ...]
+    status: Name
+    seconds: Seconds
+    low: Seconds
+    high: Seconds
+    runs: Count
+    rounds: Count
+    reference: Reference | None
+    cost: Seconds
+    when: Aware
+
+    def __post_init__(self) -> None:
+        """Refuse values that no trial can have had."""
+        times = (self.low, self.seconds, self.high)
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
+        if not all(map(math.isfinite, (*times, self.cost))):
+            raise ValueError("a time is not finite")
+        if self.reference is not None and not math.isfinite(self.reference.seconds):
+            raise ValueError("the reference time is not finite")
+        if self.status == OK and not (0 < self.low <= self.seconds <= self.high and self.runs):
+            raise ValueError("times of a good trial must be positive and in order")
+        if self.status != OK and (any(times) or self.runs):
+            raise ValueError(f"a trial that ended in {self.status!r} has no times")
+
+    @property
+    def key(self) -> RecordKey:
+        """What this record answers for."""
+        return RecordKey(
+            self.target,
+            self.hardware,
+            self.kernel,
+            self.build,
+            self.kind,
+            tuple(sorted(self.shape.items())),
+            self.dtype,
+            self.threads,
+            self.schedule,
+        )
+
+
+class LineFaultError(Exception):
+    """A line is no record to trust; `reason` is one of a few words, for counting."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+_SEAL = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
+
+
+def encode_record(record: TuningRecord) -> bytes:
+    """Return `record` as one line of JSON with its checksum, newline included."""
+    body = msgspec.json.encode(record)[:-1]
+    return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+
+def decode_record(line: bytes) -> TuningRecord:
+    """Return the record in a line of `encode_record`; the newline may be missing.
+
+    Raises LineFaultError for anything else, whatever the bytes are.
+    """
+    line = line.rstrip(b"\n")
+    if len(line) > MAX_LINE_BYTES:
+        raise LineFaultError("too long")
+    seal = _SEAL.search(line)
+    if seal is None:
+        raise LineFaultError("not a whole record")
+    body = line[: seal.start()]
+    if zlib.crc32(body) != int(seal[1], 16):
+        raise LineFaultError("changed since it was written")
+    try:
+        return msgspec.json.decode(body + b"}", type=TuningRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise LineFaultError("another schema or impossible values") from None

@@ -1,0 +1,152 @@
+"""The recording measurer: nothing on record is run again, and all times compare."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.targets import host_target
+from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Meter
+from dovetail.compiler.recorder import BATCH, Identity, MemoryRecords, Recorder, hardware_key
+from dovetail.compiler.schedules import gemm_requests, make_schedule
+from dovetail.ir.artifact import KernelEntry, KernelIndex
+from dovetail.topology.hardware import read_hardware
+
+CASE = GemmCase(kind="linear", n=32, k=16, m=4, dtype="f32", threads=1)
+DEFAULT = Candidate("default", ())
+
+
+class Script:
+    """A measurer that knows how long each candidate takes on a machine of a given slowness."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.seconds = {"default": 1.0, "fast": 0.5, "bad": 0.0} | seconds
+        self.slowness, self.time, self.asked = 1.0, 0.0, []
+
+    def now(self):
+        return self.time
+
+    def measure(self, case, candidates, *, rounds, seconds):
+        self.asked.append([c.kernel for c in candidates])
+        self.time += 10.0
+        return tuple(self.one(c, rounds) for c in candidates)
+
+    def one(self, candidate, rounds):
+        seconds = self.seconds[candidate.kernel] * self.slowness
+        if not seconds:
+            return Measurement(candidate=candidate, status="crash")
+        return Measurement(
+            candidate=candidate, status="ok", seconds=seconds, low=seconds, high=seconds,
+            runs=rounds,
+        )  # fmt: skip
+
+
+def identity(*names: str, compiler: str = "cc 1", digest: str = "d") -> Identity:
+    kernels = tuple(
+        KernelEntry(name=name, family="f", params=(), binding={}, digest=digest) for name in names
+    )
+    index = KernelIndex(
+        target="generic", library="l", source="s", compiler=compiler, flags=(), kernels=kernels
+    )
+    return Identity.of(read_hardware(), index)
+
+
+def recorder(script: Script, records: MemoryRecords, **options) -> Recorder:
+    return Recorder(script, identity(*script.seconds), records, **options)
+
+
+def names(*kernels: str) -> tuple[Candidate, ...]:
+    return tuple(Candidate(kernel, ()) for kernel in kernels)
+
+
+def test_what_is_on_record_is_not_run_again():
+    records, first, second = MemoryRecords(), Script(), Script()
+    before = recorder(first, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    again = recorder(second, records)
+    found = again.measure(CASE, names("default", "bad", "fast"), rounds=3, seconds=1)
+    assert (found[0], found[2]) == before
+    assert [m.status for m in found] == ["ok", "crash", "ok"]
+    assert second.asked == [["default", "bad"]]  # the reference goes along
+    assert (again.measured, len(again.trials)) == (1, 3)
+    assert again.measure(CASE, names("bad"), rounds=9, seconds=1)[0].status == "crash"
+    assert len(second.asked) == 1  # what failed is not tried again
+
+
+def test_more_rounds_are_measured_again_and_replace():
+    records, script = MemoryRecords(), Script()
+    now = recorder(script, records)
+    now.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    assert now.measure(CASE, names("default", "fast"), rounds=5, seconds=1)[1].runs == 5
+    assert now.measure(CASE, names("fast"), rounds=3, seconds=1)[0].runs == 5
+    assert len(script.asked) == 2 and len(records.known) == 2
+
+
+def test_times_of_a_slower_day_are_scaled_by_the_reference():
+    records, script = MemoryRecords(), Script(other=0.8)
+    recorder(script, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    script.slowness = 3.0
+    later = recorder(script, records)
+    found = later.measure(CASE, names("default", "fast", "other"), rounds=3, seconds=1)
+    assert [m.seconds for m in found] == pytest.approx([1.0, 0.5, 0.8])
+    assert later.trials[-1].seconds == pytest.approx(2.4)  # the record says what was measured
+    assert later.trials[-1].reference.seconds == pytest.approx(3.0)
+
+
+def test_a_failed_reference_scales_nothing():
+    script = Script()
+    found = recorder(script, MemoryRecords()).measure(
+        CASE, names("bad", "fast"), rounds=3, seconds=1
+    )
+    assert [m.seconds for m in found] == [0.0, 0.5]
+
+
+def test_the_clock_counts_what_recorded_trials_cost():
+    records, script = MemoryRecords(), Script()
+    first = recorder(script, records)
+    first.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    assert first.now() == 10.0
+    replay = recorder(Script(), records)
+    replay.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    assert replay.now() == pytest.approx(10.0)
+
+
+def test_other_code_shapes_and_older_records_do_not_answer():
+    records, script = MemoryRecords(), Script()
+    recorder(script, records).measure(CASE, names("default"), rounds=3, seconds=1)
+    wider = msgspec.structs.replace(CASE, n=48)
+    recorder(script, records).measure(wider, names("default"), rounds=3, seconds=1)
+    for other in (identity("default", digest="e"), identity("default", compiler="cc 2")):
+        Recorder(script, other, records).measure(CASE, names("default"), rounds=3, seconds=1)
+    later = datetime.now(UTC) + timedelta(seconds=1)
+    recorder(script, records, since=later).measure(CASE, names("default"), rounds=3, seconds=1)
+    assert len(script.asked) == 5
+
+
+def test_large_sets_are_recorded_in_batches_that_share_the_reference():
+    kernels = {f"k{i}": 1.0 + i for i in range(2 * BATCH)}
+    script, seen = Script(**kernels), []
+    now = recorder(script, MemoryRecords(), notify=lambda record: seen.append(record.kernel))
+    found = now.measure(CASE, names("default", *kernels), rounds=3, seconds=1)
+    assert [len(asked) for asked in script.asked] == [BATCH, BATCH + 1, 2]
+    assert all(asked[0] == "default" for asked in script.asked)
+    assert [m.candidate.kernel for m in found] == seen == ["default", *kernels]
+
+
+def test_over_a_real_meter():
+    target, hardware = host_target(), read_hardware()
+    built = build_library(LibrarySpec(target=target, kernels=gemm_requests(("f32",), target)))
+    schedule = make_schedule(m_tile=2, n_outer=1)
+    linear = [k.name for k in built.index.kernels if k.name.startswith("gemm_linear_f32")]
+    candidates = tuple(Candidate(name, schedule) for name in linear)
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        now = Recorder(meter, Identity.of(hardware, built.index))
+        found = now.measure(CASE, candidates, rounds=3, seconds=1)
+        assert now.measure(CASE, candidates, rounds=3, seconds=1) == found
+    assert now.measured == len(candidates)
+    record = now.trials[0]
+    assert record.hardware == hardware_key(hardware, 1, built.index.abi)
+    assert record.target == target.name and set(record.hardware.isa) >= target.cpu_features
+    assert len({record.build for record in now.trials}) == len(candidates)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.ir.errors import SpecError
+from dovetail.topology.builder import MAX_PUS, scale_capacity
 from dovetail.topology.cgroup import CgroupLimits, read_limits
+from dovetail.topology.devices import read_accelerators
 from dovetail.topology.textfile import parse_id_list, parse_size, read_integer, read_text
-from dovetail.topology.values import CacheSpec, HardwareSpec, NodeSpec, PuSpec
+from dovetail.topology.values import CacheSpec, GroupSpec, HardwareSpec, NodeSpec, PuSpec
 
-MAX_PUS = 8192
 CPUINFO_BYTES = 32 << 20
 
 _CACHE_KINDS = {"data": "data", "instruction": "instruction", "unified": "unified"}
@@ -54,6 +55,8 @@ def read_sysfs(root: Path) -> HardwareSpec:
         memory_bytes=memory,
         memory_limit=limits.memory_bytes,
         cpu_quota=limits.cpu_quota,
+        groups=_read_groups(root, online),
+        accelerators=read_accelerators(root, online),
     )
 
 
@@ -115,6 +118,7 @@ def _read_pus(
         read_text(root / "sys/devices/system/cpu/present") or "", root / "sys/devices/system/cpu"
     )
     cores: dict[int, int] = {}
+    kinds = _core_kinds(root, online)
     pus = []
     for pu in sorted(set(online) | set(present))[:MAX_PUS]:
         folder = root / f"sys/devices/system/cpu/cpu{pu}"
@@ -130,10 +134,39 @@ def _read_pus(
                 socket=max(socket, 0),  # -1 on ARM machines that do not say
                 node=node_of.get(pu, fallback),
                 online=pu in online,
-                capacity=read_integer(folder / "cpu_capacity", default=1024),
+                capacity=read_integer(folder / "cpu_capacity", default=kinds.get(pu, 1024)),
             )
         )
     return tuple(pus)
+
+
+def _core_kinds(root: Path, online: tuple[int, ...]) -> dict[int, int]:
+    """Return PU -> capacity on hybrid x86, whose kernel lists the PUs of each kind of core."""
+    devices = root / "sys/devices"
+    if read_text(devices / "cpu_atom/cpus") is None:
+        return {}
+    clocks = {
+        pu: read_integer(devices / f"system/cpu/cpu{pu}/cpufreq/cpuinfo_max_freq", default=0)
+        for pu in online
+    }
+    return scale_capacity({pu: float(clock) for pu, clock in clocks.items() if clock > 0})
+
+
+def _read_groups(root: Path, online: tuple[int, ...]) -> tuple[GroupSpec, ...]:
+    """Return dies and clusters that are larger than a core and smaller than a package."""
+    found: set[tuple[str, tuple[int, ...]]] = set()
+    for pu in online:
+        folder = root / f"sys/devices/system/cpu/cpu{pu}/topology"
+        bounds = [
+            set(parse_id_list(read_text(folder / name) or "", folder / name)) & set(online)
+            for name in ("thread_siblings_list", "package_cpus_list")
+        ]
+        for kind in ("die", "cluster"):
+            path = folder / f"{kind}_cpus_list"
+            pus = set(parse_id_list(read_text(path) or "", path)) & set(online)
+            if bounds[0] < pus < bounds[1]:
+                found.add((kind, tuple(sorted(pus))))
+    return tuple(GroupSpec(kind=kind, pus=pus) for kind, pus in sorted(found))
 
 
 def _read_nodes(root: Path, online: tuple[int, ...]) -> tuple[NodeSpec, ...]:

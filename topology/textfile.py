@@ -35,23 +35,25 @@ def read_integer(path: Path, *, default: int) -> int:
         raise SpecError(f"{path} should hold a number, not {text.strip()[:40]!r}") from None
 
 
-def parse_id_list(text: str, path: Path) -> tuple[int, ...]:
+def parse_id_list(text: str, path: Path | str) -> tuple[int, ...]:
     """Return the sorted ids of a kernel list such as `0-3,8,10-11`; SpecError where it is none."""
     ids: set[int] = set()
+    total = 0
     for part in text.strip().split(","):
         if not part.strip():
             continue
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise SpecError(f"{path} should hold a list such as 0-3,8, not {text.strip()[:40]!r}")
-        low, high = int(first), int(last or first)
-        if not low <= high <= MAX_ID:
+        low, high = int(first[:12]), int((last or first)[:12])
+        total += max(0, high - low) + 1
+        if not low <= high <= MAX_ID or total > MAX_ID:
             raise SpecError(f"{path} holds the impossible range {part.strip()[:40]}")
         ids.update(range(low, high + 1))
     return tuple(sorted(ids))
 
 
-def parse_size(text: str, path: Path) -> int:
+def parse_size(text: str, path: Path | str) -> int:
     """Return the bytes of a size such as `32K` or `2M`; SpecError where it is none."""
     digits = text.strip().rstrip("KMG")
     unit = text.strip()[len(digits) :]

@@ -1,6 +1,7 @@
 """The values of HardwareSpec v1: PUs, caches, NUMA nodes and the machine that holds them.
 
-Sizes are bytes; ids are the operating system's. Fields may be added with defaults, never changed.
+Sizes are bytes, 0 where a source does not say; ids are the operating system's. Fields may be added
+with defaults, never changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class PuSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One cache. `kind` is `data`, `instruction` or `unified`; `pus` share it."""
+    """One cache. `kind`: `data`, `instruction` or `unified`; `pus` share it; 0 bytes = unknown."""
 
     level: int
     kind: str
@@ -33,12 +34,35 @@ class CacheSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One NUMA node. No PUs = memory only; `distances` as the spec orders nodes, () = unknown."""
+    """One NUMA node. No PUs = memory only; `distances` as the spec orders nodes, () = unknown.
+
+    kind: what the source calls it (`GPUMemory`, `MCDRAM`), empty for ordinary memory.
+    near: the PUs that a memory-only node is attached to, () = unknown.
+    """
 
     id: int
     pus: tuple[int, ...]
     memory_bytes: int
     distances: tuple[int, ...] = ()
+    kind: str = ""
+    near: tuple[int, ...] = ()
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """PUs that share something between a core and a package: `die`, `cluster`, `book`, ..."""
+
+    kind: str
+    pus: tuple[int, ...]
+
+
+class AcceleratorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One device that is no CPU. `kind` is `cuda`; `near` are the PUs on its bus, () = unknown."""
+
+    kind: str
+    name: str
+    model: str = ""
+    memory_bytes: int = 0
+    near: tuple[int, ...] = ()
 
 
 class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +81,14 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     memory_limit: int | None = None  # cgroup limit in bytes
     cpu_quota: float | None = None  # cgroup CPU time limit, in cores
+    groups: tuple[GroupSpec, ...] = ()
+    accelerators: tuple[AcceleratorSpec, ...] = ()
+    empty_sockets: int = 0  # packages the source lists without a PU
 
     @property
     def sockets(self) -> int:
-        """Number of packages with an online PU."""
-        return len({pu.socket for pu in self.pus if pu.online})
+        """Number of packages, those without an online PU included where the source lists them."""
+        return len({pu.socket for pu in self.pus if pu.online}) + self.empty_sockets
 
     @property
     def cores(self) -> int:
@@ -80,6 +107,11 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of memory this process may hope for: the machine's, cut to the cgroup's limit."""
         return min(self.memory_bytes, self.memory_limit or self.memory_bytes)
 
+    @property
+    def memory_only_nodes(self) -> tuple[NodeSpec, ...]:
+        """NUMA nodes without PUs of their own: device memory, HBM, or all their PUs are away."""
+        return tuple(node for node in self.nodes if not node.pus)
+
     def caches_of(self, level: int) -> tuple[CacheSpec, ...]:
         """Return the data and unified caches of `level` that an allowed PU uses."""
         allowed = set(self.allowed_pus)
@@ -91,5 +123,5 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def cache_bytes(self, level: int) -> int:
         """Return the smallest data cache of `level` in bytes; assumed, or 0, where unknown."""
-        sizes = [cache.bytes for cache in self.caches_of(level)]
+        sizes = [cache.bytes for cache in self.caches_of(level) if cache.bytes]
         return min(sizes) if sizes else ASSUMED_CACHE_BYTES.get(level, 0)

@@ -13,6 +13,7 @@ from dovetail.topology.hardware import (
     dump_hardware,
     read_hardware,
 )
+from dovetail.topology.values import AcceleratorSpec, GroupSpec
 from tests.topology.snapshot import Machine, write
 
 
@@ -127,13 +128,19 @@ def test_impossible_machines_are_refused(tmp_path: Path) -> None:
         _bad(spec, allowed_pus=()),
         _bad(spec, allowed_pus=(0, 5)),
         _bad(spec, allowed_pus=(1, 0)),
-        _bad(spec, caches=(replace(cache, bytes=0),)),
+        _bad(spec, caches=(replace(cache, bytes=-1),)),
         _bad(spec, caches=(replace(cache, pus=(9,)),)),
         _bad(spec, nodes=(replace(node, id=4),)),
         _bad(spec, nodes=(node, node)),
         _bad(spec, nodes=(replace(node, distances=(10, 20)),)),
-        _bad(spec, memory_bytes=0),
+        _bad(spec, memory_bytes=-1),
         _bad(spec, cpu_quota=0.0),
+    ]
+    group = GroupSpec(kind="die", pus=(9,))
+    impossible += [
+        _bad(spec, groups=(group,)),
+        _bad(spec, empty_sockets=-1),
+        _bad(spec, accelerators=(AcceleratorSpec(kind="cuda", name="cuda0", near=(9,)),)),
     ]
     for machine in impossible:
         with pytest.raises(SpecError, match="hardware description of here"):
@@ -151,3 +158,32 @@ def test_files_that_are_no_spec(tmp_path: Path, text: str) -> None:
 def test_missing_file() -> None:
     with pytest.raises(SpecError, match="cannot read hardware file"):
         read_hardware("/nonexistent/hardware.json")
+
+
+def test_clusters_dies_and_kinds_of_cores(tmp_path: Path) -> None:
+    cpu = "sys/devices/system/cpu"
+    extra = {"sys/devices/cpu_atom/cpus": "2-3", "sys/devices/cpu_core/cpus": "0-1"}
+    for pu in range(4):
+        extra[f"{cpu}/cpu{pu}/topology/package_cpus_list"] = "0-3"
+        extra[f"{cpu}/cpu{pu}/topology/die_cpus_list"] = "0-3"
+        extra[f"{cpu}/cpu{pu}/topology/cluster_cpus_list"] = "2-3" if pu > 1 else str(pu)
+        clock = 3900000 if pu > 1 else 5000000 + pu
+        extra[f"{cpu}/cpu{pu}/cpufreq/cpuinfo_max_freq"] = str(clock)
+    spec = read_hardware(root=Machine(cores=4, extra=extra).build(tmp_path))
+    assert [(g.kind, g.pus) for g in spec.groups] == [("cluster", (2, 3))]
+    assert [pu.capacity for pu in spec.pus] == [1024, 1024, 799, 799]
+
+
+def test_cuda_devices(tmp_path: Path) -> None:
+    gpu = "0000:3b:00.0"
+    extra = {
+        f"proc/driver/nvidia/gpus/{gpu}/information": "Model: \t\t Acme GPU\nIRQ: 1",
+        f"sys/bus/pci/devices/{gpu}/local_cpulist": "1-7",
+    }
+    (device,) = read_hardware(root=Machine(extra=extra).build(tmp_path)).accelerators
+    assert (device.kind, device.name, device.model, device.near) == (
+        "cuda",
+        "cuda0",
+        "Acme GPU",
+        (1,),
+    )

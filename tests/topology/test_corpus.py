@@ -1,0 +1,72 @@
+"""Every file of the corpus loads with the counts that its index gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dovetail.topology.hardware import check_hardware, dump_hardware, load_hardware, read_hardware
+from tests.topology.corpus import CORPUS, TOPOLOGIES, Truth, corpus_file, truths
+
+TRUTHS = truths()
+
+
+@pytest.mark.skipif(not TRUTHS, reason=f"no topologies under {CORPUS}; set DOVETAIL_CORPUS")
+def test_the_index_lists_every_file() -> None:
+    listed = {truth.file for truth in TRUTHS}
+    found = {str(p.relative_to(TOPOLOGIES)) for p in TOPOLOGIES.rglob("*.*") if p.suffix != ".md"}
+    assert listed == found
+
+
+@pytest.mark.parametrize("truth", TRUTHS, ids=[truth.file for truth in TRUTHS])
+def test_counts(truth: Truth) -> None:
+    spec = read_hardware(TOPOLOGIES / truth.file)
+    counts = Truth(
+        truth.file,
+        spec.sockets,
+        len(spec.nodes),
+        len(spec.memory_only_nodes),
+        len([cache for cache in spec.caches if cache.level == 3]),
+        spec.cores,
+        len(spec.pus),
+        len(spec.allowed_pus),
+    )
+    assert counts == truth
+
+
+def test_json_keeps_all_that_a_file_says(tmp_path: Path) -> None:
+    for name in ("power9-v100-gpu-numa-nodes.xml", "dgx2-platinum-8174-2s-io.xml"):
+        spec = load_hardware(corpus_file(f"topologies/{name}"))
+        copy = tmp_path / "copy.json"
+        copy.write_bytes(dump_hardware(spec))
+        assert load_hardware(copy) == spec
+
+
+def test_device_memory_is_apart_and_keeps_its_place() -> None:
+    spec = load_hardware(corpus_file("topologies/power9-v100-gpu-numa-nodes.xml"))
+    assert {node.kind for node in spec.memory_only_nodes} == {"GPUMemory"}
+    assert spec.memory_only_nodes[0].near == spec.nodes[1].pus
+    assert spec.nodes[0].distances == (10, 40, *(80,) * 6)
+
+
+def test_dies_without_memory_use_the_nodes_of_their_package_evenly() -> None:
+    spec = load_hardware(corpus_file("topologies/threadripper-2990wx-memoryless-dies.xml"))
+    users = [sum(pu.node == node.id for pu in spec.pus) for node in spec.nodes]
+    assert users == [32, 32]
+    assert [len(node.pus) for node in spec.nodes] == [16, 16]
+
+
+def test_sixteen_gpus_and_hidden_clusters() -> None:
+    gpus = load_hardware(corpus_file("topologies/dgx2-platinum-8174-2s-io.xml")).accelerators
+    assert len(gpus) == 16
+    assert gpus[0].model == "Tesla V100-SXM3-32GB-H" and len(gpus[0].near) == 2
+    arm = load_hardware(corpus_file("topologies/kunpeng-920-2s-128c-4numa-clusters.xml"))
+    assert [len(group.pus) for group in arm.groups] == [4] * 32
+    hybrid = load_hardware(corpus_file("topologies/core-i7-1370p-hybrid.xml"))
+    assert [pu.capacity for pu in hybrid.pus] == [1024] * 12 + [799] * 8
+
+
+def test_check_passes_on_all() -> None:
+    for truth in TRUTHS:
+        check_hardware(load_hardware(TOPOLOGIES / truth.file), truth.file)

@@ -1,0 +1,164 @@
+"""Puts a HardwareSpec together from what a topology file says of each PU.
+
+In: PUs with the source's own names of their core and package, NUMA nodes, caches, groups.
+Out: a HardwareSpec with dense core and socket numbers; PUs without memory get the nearest node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TypeVar
+
+import msgspec
+
+from dovetail.ir.errors import SpecError
+from dovetail.topology.values import (
+    AcceleratorSpec,
+    CacheSpec,
+    GroupSpec,
+    HardwareSpec,
+    NodeSpec,
+    PuSpec,
+)
+
+MAX_PUS = 8192
+UNKNOWN = "unknown"
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class PuRow:
+    """One PU; `core` and `socket` are any names that tell cores and packages apart."""
+
+    id: int
+    core: Hashable
+    socket: Hashable
+    node: int | None = None
+    online: bool = True
+    capacity: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """All that a source says; `domains` are sets of PUs, innermost first, that lie close."""
+
+    source: str
+    rows: Sequence[PuRow]
+    nodes: Sequence[NodeSpec] = ()
+    caches: Iterable[CacheSpec] = ()
+    groups: Iterable[GroupSpec] = ()
+    accelerators: tuple[AcceleratorSpec, ...] = ()
+    allowed: Collection[int] | None = None
+    domains: Sequence[frozenset[int]] = ()
+    arch: str = UNKNOWN
+    vendor: str = UNKNOWN
+    model: str = UNKNOWN
+    flags: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    empty_sockets: int = 0
+
+
+def build_hardware(machine: Machine) -> HardwareSpec:
+    """Return the spec of `machine`, unchecked; SpecError on too many PUs or a PU listed twice."""
+    rows = sorted(machine.rows, key=lambda row: row.id)
+    if not 1 <= len(rows) <= MAX_PUS:
+        raise SpecError(f"{machine.source} lists {len(rows)} PUs, expected 1 to {MAX_PUS}")
+    if len({row.id for row in rows}) < len(rows):
+        raise SpecError(f"{machine.source} lists a PU twice")
+    nodes = tuple(sorted(machine.nodes, key=lambda node: node.id))
+    rows = _place(rows, nodes, machine.domains)
+    cores: dict[Hashable, int] = {}
+    sockets: dict[Hashable, int] = {}
+    pus = tuple(
+        PuSpec(
+            id=row.id,
+            core=cores.setdefault(row.core, len(cores)),
+            socket=sockets.setdefault(row.socket, len(sockets)),
+            node=row.node or 0,
+            online=row.online,
+            capacity=row.capacity,
+        )
+        for row in rows
+    )
+    online = {pu.id for pu in pus if pu.online}
+    allowed = online if machine.allowed is None else online & set(machine.allowed)
+    return HardwareSpec(
+        source=machine.source,
+        arch=machine.arch,
+        cpu_vendor=machine.vendor,
+        cpu_model=machine.model,
+        isa_flags=machine.flags,
+        pus=pus,
+        allowed_pus=tuple(sorted(allowed)),
+        nodes=nodes,
+        caches=tuple(sorted(_unique(machine.caches), key=lambda c: (c.level, c.kind, c.pus))),
+        memory_bytes=machine.memory_bytes or sum(node.memory_bytes for node in nodes),
+        groups=tuple(sorted(set(machine.groups), key=lambda g: (g.kind, g.pus))),
+        accelerators=machine.accelerators,
+        empty_sockets=machine.empty_sockets,
+    )
+
+
+def add_distances(
+    nodes: Sequence[NodeSpec], order: Sequence[int], matrix: Sequence[Sequence[int]]
+) -> tuple[NodeSpec, ...]:
+    """Return `nodes` sorted by id, with the rows of `matrix` (its rows and columns as `order`)."""
+    place = {node: i for i, node in enumerate(order)}
+    ranked = sorted(nodes, key=lambda node: node.id)
+    return tuple(
+        msgspec.structs.replace(
+            node, distances=tuple(matrix[place[node.id]][place[other.id]] for other in ranked)
+        )
+        for node in ranked
+    )
+
+
+def scale_capacity(rates: Mapping[K, float]) -> dict[K, int]:
+    """Return PU -> capacity (1024 = fastest) from the highest clock of each PU, any unit.
+
+    Clocks within a tenth of the fastest count as equal: one kind of core has favoured ones.
+    """
+    top = max((rate for rate in rates.values() if rate < inf), default=0.0)
+    return {pu: max(1, round(1024 * rate / top)) for pu, rate in rates.items() if rate < 0.9 * top}
+
+
+def _unique(caches: Iterable[CacheSpec]) -> Iterable[CacheSpec]:
+    return {(cache.level, cache.kind, cache.pus): cache for cache in caches}.values()
+
+
+def _place(
+    rows: Sequence[PuRow], nodes: Sequence[NodeSpec], domains: Sequence[frozenset[int]]
+) -> list[PuRow]:
+    """Give PUs on no NUMA node the node in the smallest domain around them, evenly by PUs."""
+    homes = {pu: node.id for node in nodes for pu in node.pus}
+    load = {node.id: len(node.pus) for node in nodes if node.pus}
+    placed: list[PuRow] = []
+    chosen: dict[frozenset[int], int] = {}
+    around = sorted(domains, key=len)
+    for row in rows:
+        node = homes.get(row.id, row.node)
+        if node is None and load:
+            domain = next((d for d in around if row.id in d and not d <= homes.keys()), None)
+            inside = domain or frozenset((row.id,))
+            if inside not in chosen:
+                chosen[inside] = min(_reachable(inside, around, homes, load), key=load.__getitem__)
+            node = chosen[inside]
+            load[node] += 1
+        placed.append(replace(row, node=node))
+    return placed
+
+
+def _reachable(
+    inside: frozenset[int],
+    around: Sequence[frozenset[int]],
+    homes: dict[int, int],
+    load: dict[int, int],
+) -> Sequence[int]:
+    for domain in around:
+        found = sorted({homes[pu] for pu in domain if pu in homes}) if inside <= domain else []
+        if found:
+            return found
+    return sorted(load)

@@ -1,0 +1,344 @@
+"""Reads hwloc XML, versions 1 and 2, as `lstopo --of xml` writes it.
+
+In: the bytes of a file. Out: a HardwareSpec. The text is parsed as a stream: entity declarations,
+too many objects and nesting without end are refused before they cost memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+from dovetail.ir.errors import SpecError
+from dovetail.topology.builder import (
+    MAX_PUS,
+    Machine,
+    PuRow,
+    add_distances,
+    build_hardware,
+    scale_capacity,
+)
+from dovetail.topology.values import AcceleratorSpec, CacheSpec, GroupSpec, HardwareSpec, NodeSpec
+
+MAX_ELEMENTS = 200_000
+MAX_DEPTH = 128
+MAX_TEXT = 1 << 20
+MAX_WORDS = MAX_PUS // 32
+MAX_GROUPS = 4096
+
+_CACHE = re.compile(r"L([1-8])([di]?)Cache$")
+_CACHE_KINDS = {"0": "unified", "1": "data", "2": "instruction"}
+_SOCKETS = ("Package", "Socket")
+_NODES = ("NUMANode", "Node")
+_GROUPS = ("Group", "Die", "Cluster", "Book", "Drawer", "Tile", "Module")
+_GPU_DEVICE = re.compile(r"(cuda|nvml)\d+$")
+
+
+@dataclass(slots=True)
+class _Object:
+    kind: str
+    attributes: dict[str, str]
+    number: int
+    depth: int
+    infos: dict[str, str] = field(default_factory=dict)
+    pus: set[int] = field(default_factory=set)
+    core: int | None = None
+    socket: int | None = None
+    near: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _Block:
+    """A `distances`, `distances2` or `cpukind` element: its attributes, values and infos."""
+
+    attributes: dict[str, str]
+    values: dict[str, list[str]] = field(default_factory=dict)
+    infos: dict[str, str] = field(default_factory=dict)
+
+
+def read_hwloc(data: bytes, where: str) -> HardwareSpec:
+    """Return the machine in `data`, unchecked; SpecError naming `where` for anything else."""
+    reader = Reader(where)
+    reader.feed(data)
+    return build_hardware(reader.machine())
+
+
+class Reader:
+    """Collects the objects of one file while expat walks it; at most MAX_ELEMENTS of them."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.elements = 0
+        self.objects: list[_Object] = []
+        self.left = {"PU": MAX_PUS, "Group": MAX_GROUPS}
+        self.open: list[_Object | _Block | None] = []
+        self.blocks: dict[str, list[_Block]] = {"distances": [], "distances2": [], "cpukind": []}
+        self.text: list[str] = []
+        self.text_size = 0
+
+    def feed(self, data: bytes) -> None:
+        """Walk a whole file; SpecError at the first element that no export would hold."""
+        parser = expat.ParserCreate()
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._characters
+        parser.EntityDeclHandler = self._entity
+        try:
+            parser.Parse(data, True)
+        except expat.ExpatError as error:
+            raise SpecError(f"{self.where} is not well-formed XML: {error}") from None
+        except (ValueError, LookupError) as error:  # an encoding that is none
+            raise SpecError(f"{self.where} cannot be decoded: {error}") from None
+
+    def fail(self, message: str) -> SpecError:
+        """Return the error for this file."""
+        return SpecError(f"hwloc file {self.where}: {message}")
+
+    def _entity(self, name: str, *_: object) -> None:
+        raise self.fail(f"declares the entity {name!r}; topology files need none")
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        self.elements += 1
+        if self.elements > MAX_ELEMENTS:
+            raise self.fail(f"more than {MAX_ELEMENTS} elements")
+        if len(self.open) >= MAX_DEPTH:
+            raise self.fail(f"objects nested deeper than {MAX_DEPTH}")
+        if self.elements == 1 and tag != "topology":
+            raise self.fail(f"its first element is <{tag[:40]}>, not <topology>")
+        item: _Object | _Block | None = None
+        if tag == "object":
+            item = self._object(attributes)
+        elif tag in self.blocks:
+            item = _Block(attributes)
+            self.blocks[tag].append(item)
+        elif tag == "info" and self.open and self.open[-1] is not None:
+            self.open[-1].infos[attributes.get("name", "")] = attributes.get("value", "")
+        elif tag == "latency" and isinstance(block := self.open[-1], _Block):
+            block.values.setdefault("latency", []).append(attributes.get("value", ""))
+        self.text, self.text_size = [], 0
+        self.open.append(item)
+
+    def _object(self, attributes: dict[str, str]) -> _Object:
+        parents = [item for item in self.open if isinstance(item, _Object)]
+        kind = attributes.get("type", "")
+        if kind == "Cache":  # version 1 numbers caches by an attribute
+            side = "i" if attributes.get("cache_type") == "2" else ""
+            kind = f"L{attributes.get('depth', '')}{side}Cache"
+        found = _Object(kind, attributes, len(self.objects), len(parents))
+        limited = "Group" if kind in _GROUPS else kind
+        if limited in self.left:
+            self.left[limited] -= 1
+            if self.left[limited] < 0:
+                raise self.fail(f"too many objects of type {limited}")
+        for parent in reversed(parents):
+            found.core = parent.number if parent.kind == "Core" else found.core
+            found.socket = parent.number if parent.kind in _SOCKETS else found.socket
+            if not found.near and parent.attributes.get("cpuset"):
+                found.near = frozenset(self._set(parent.attributes["cpuset"]))
+        if kind == "PU":
+            pu = self._number(attributes, "os_index")
+            for parent in parents:
+                parent.pus.add(pu)
+            found.pus.add(pu)
+        self.objects.append(found)
+        return found
+
+    def _characters(self, text: str) -> None:
+        self.text_size += len(text)
+        if self.text_size > MAX_TEXT:
+            raise self.fail(f"more than {MAX_TEXT} characters of text in one element")
+        self.text.append(text)
+
+    def _end(self, tag: str) -> None:
+        self.open.pop()
+        block = self.open[-1] if self.open else None
+        if tag in ("indexes", "u64values") and isinstance(block, _Block):
+            block.values.setdefault(tag, []).extend("".join(self.text).split())
+        self.text, self.text_size = [], 0
+
+    def _number(self, attributes: dict[str, str], name: str, default: int | None = None) -> int:
+        text = attributes.get(name, "")
+        if not text and default is not None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise self.fail(f"{name}={text[:40]!r} of an object is no number")
+        return int(text)
+
+    def _set(self, text: str) -> set[int]:
+        words = text.split(",")
+        if len(words) > MAX_WORDS:
+            raise self.fail(f"a set of more than {MAX_PUS} PUs")
+        found: set[int] = set()
+        for place, word in enumerate(reversed(words)):
+            try:
+                bits = int(word, 16) if word else 0
+            except ValueError:
+                raise self.fail(f"the set {text[:60]!r} is no list of 32-bit words") from None
+            if not 0 <= bits < 1 << 32:
+                raise self.fail(f"the set {text[:60]!r} has no lower end or too wide a word")
+            found.update(place * 32 + i for i in range(bits.bit_length()) if bits >> i & 1)
+        return found
+
+    def of(self, *kinds: str) -> list[_Object]:
+        """Return the objects of some types, in the order of the file."""
+        return [item for item in self.objects if item.kind in kinds]
+
+    def machine(self) -> Machine:
+        """Return what the file says, once it was walked."""
+        top = self.of("Machine", "System")
+        if not top:
+            raise self.fail("no Machine object: is it an export of `lstopo --of xml`?")
+        self._check_sets()
+        known = top[0].pus
+        allowed = top[0].attributes.get("allowed_cpuset")
+        infos: dict[str, str] = {}
+        for item in self.of("Machine", "System", *_SOCKETS):
+            infos = item.infos | infos
+        return Machine(
+            source=self.where,
+            rows=self._rows(),
+            nodes=self._with_distances(self._nodes(known, top[0])),
+            caches=self._caches(),
+            groups=self._groups(),
+            accelerators=self._accelerators(known),
+            allowed=self._set(allowed) if allowed else None,
+            domains=[frozenset(i.pus) for i in self.of("Machine", *_SOCKETS, *_GROUPS) if i.pus],
+            arch=infos.get("Architecture", "unknown"),
+            vendor=infos.get("CPUVendor", "unknown").strip(),
+            model=infos.get("CPUModel", "unknown").strip(),
+            empty_sockets=sum(not item.pus for item in self.of(*_SOCKETS)),
+        )
+
+    def _check_sets(self) -> None:
+        for item in self.objects:
+            claimed = item.attributes.get("cpuset")
+            checked = item.kind in ("Machine", "Core", *_SOCKETS) or _CACHE.match(item.kind)
+            if checked and claimed and self._set(claimed) != item.pus:
+                name = f"{item.kind} {item.attributes.get('os_index', '')}".strip()
+                raise self.fail(f"{name} has the set {claimed[:60]} but other PUs below it")
+
+    def _rows(self) -> list[PuRow]:
+        capacity = self._capacities()
+        rows = []
+        for item in self.of("PU"):
+            pu = self._number(item.attributes, "os_index")
+            core = ("core", item.core) if item.core is not None else ("pu", pu)
+            rows.append(PuRow(pu, core, item.socket, capacity=capacity.get(pu, 1024)))
+        return rows
+
+    def _capacities(self) -> dict[int, int]:
+        rates: dict[int, float] = {}
+        for kind in self.blocks["cpukind"]:
+            rate = kind.infos.get("FrequencyMaxMHz", "")
+            if rate.isdigit():
+                for pu in self._set(kind.attributes.get("cpuset", "")):
+                    rates[pu] = float(rate)
+        return scale_capacity(rates)
+
+    def _nodes(self, known: set[int], top: _Object) -> list[NodeSpec]:
+        taken: set[int] = set()
+        nodes: list[NodeSpec] = []
+        # ordinary memory first: device memory and HBM have the PUs of the node they stand beside
+        for item in sorted(self.of(*_NODES), key=lambda i: "subtype" in i.attributes):
+            text = item.attributes.get("cpuset")
+            pus = (self._set(text) if text is not None else item.pus) & known
+            own = pus if not pus & taken else set()
+            if pus & taken and not pus <= taken:
+                raise self.fail("two NUMA nodes share some of their PUs but not all")
+            taken |= own
+            nodes.append(
+                NodeSpec(
+                    id=self._number(item.attributes, "os_index"),
+                    pus=tuple(sorted(own)),
+                    memory_bytes=self._number(item.attributes, "local_memory", 0),
+                    kind=item.attributes.get("subtype", ""),
+                    near=() if own else tuple(sorted(pus)),
+                )
+            )
+        if not nodes:  # version 1 leaves out the one node of a machine without NUMA
+            memory = self._number(top.attributes, "local_memory", 0)
+            nodes.append(NodeSpec(id=0, pus=tuple(sorted(known)), memory_bytes=memory))
+        if len({node.id for node in nodes}) < len(nodes):
+            raise self.fail("two NUMA nodes have the same os_index")
+        return nodes
+
+    def _with_distances(self, nodes: list[NodeSpec]) -> tuple[NodeSpec, ...]:
+        count = len(nodes)
+        for order, values in self._matrices(nodes):
+            if len(values) != count * count or sorted(order) != sorted(n.id for n in nodes):
+                raise self.fail(f"{len(values)} NUMA distances for {count} nodes")
+            rows = [values[i * count : (i + 1) * count] for i in range(count)]
+            return add_distances(nodes, order, rows)
+        return tuple(nodes)
+
+    def _matrices(self, nodes: Iterable[NodeSpec]) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield (node ids, values row by row) of every table of NUMA latencies."""
+        for block in self.blocks["distances2"]:
+            latency = block.attributes.get("name", "NUMALatency") == "NUMALatency"
+            if block.attributes.get("type") == "NUMANode" and latency:
+                yield (
+                    [self._integer(v) for v in block.values.get("indexes", ())],
+                    [self._integer(v) for v in block.values.get("u64values", ())],
+                )
+        ids = [node.id for node in nodes]
+        for block in self.blocks["distances"]:
+            values = block.values.get("latency", [])
+            if len(values) == len(ids) ** 2:  # other tables are between packages or cores
+                base = self._float(block.attributes.get("latency_base", "1"))
+                yield ids, [round(self._float(v) * base) for v in values]
+
+    def _integer(self, text: str) -> int:
+        return round(self._float(text))
+
+    def _float(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1 << 53:
+            raise self.fail(f"{text[:40]!r} is no distance between NUMA nodes")
+        return value
+
+    def _caches(self) -> Iterator[CacheSpec]:
+        for item in self.objects:
+            match = _CACHE.match(item.kind)
+            if match is None or not item.pus:
+                continue
+            default = {"i": "instruction", "d": "data"}.get(match[2], "unified")
+            kind = _CACHE_KINDS.get(item.attributes.get("cache_type", ""), default)
+            yield CacheSpec(
+                level=int(match[1]),
+                kind=kind,
+                bytes=self._number(item.attributes, "cache_size", 0),
+                line_bytes=self._number(item.attributes, "cache_linesize", 64) or 64,
+                pus=tuple(sorted(item.pus)),
+            )
+
+    def _groups(self) -> Iterator[GroupSpec]:
+        for item in self.of(*_GROUPS):
+            if item.pus:
+                kind = item.attributes.get("subtype", item.kind).lower()
+                yield GroupSpec(kind=kind, pus=tuple(sorted(item.pus)))
+
+    def _accelerators(self, known: set[int]) -> tuple[AcceleratorSpec, ...]:
+        devices = [
+            item for item in self.of("OSDev") if _GPU_DEVICE.match(item.attributes.get("name", ""))
+        ]
+        # CUDA and NVML list the same devices; CUDA's names are the ones programs use
+        cuda = [item for item in devices if item.attributes["name"].startswith("cuda")]
+        return tuple(
+            AcceleratorSpec(
+                kind="cuda",
+                name=item.attributes["name"],
+                model=item.infos.get("GPUModel", ""),
+                memory_bytes=_kilobytes(item.infos.get("CUDAGlobalMemorySize", "")),
+                near=tuple(sorted(item.near & known)),
+            )
+            for item in cuda or devices
+        )
+
+
+def _kilobytes(text: str) -> int:
+    return int(text) << 10 if text.isascii() and text.isdigit() and len(text) < 16 else 0

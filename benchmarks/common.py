@@ -10,6 +10,7 @@ import argparse
 import math
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,10 @@ from dovetail.topology.hardware import read_hardware
 BUSY_LIMIT = 1 / 3
 """Cores that other processes may use during a timed region before it is run again."""
 QUIET_TRIES = 4
+WIDTH = 132
+"""Columns of a table that goes to a file or pipe."""
 
-_PACKAGES = ("dovetail", "numpy", "torch", "transformers")
+_PACKAGES = ("dovetail", "numpy", "torch", "transformers", "openvino", "apache-tvm")
 
 
 @dataclass(slots=True)
@@ -128,11 +131,17 @@ def interleave(
     rounds: int,
     warmups: int = 1,
     patience: Patience | None = None,
+    before: Callable[[], object] | None = None,
 ) -> dict[str, Sample]:
-    """Time several functions in turns, `rounds` times each, so that drift hits all alike."""
+    """Time several functions in turns, `rounds` times each, so that drift hits all alike.
+
+    `before` runs ahead of every function, outside its time.
+    """
     regions: dict[str, list[Region]] = {name: [] for name in functions}
     for turn in range(-warmups, rounds):
         for name, function in functions.items():
+            if before is not None:
+                before()
             if turn < 0:
                 function()
             else:
@@ -192,7 +201,7 @@ class Report:
 
     def print(self, columns: Sequence[str] = ()) -> None:
         """Print the rows as a table, all columns or those named, and the summary below."""
-        console = Console(highlight=False)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
         shown = [{c: row.get(c, "") for c in columns} if columns else row for row in self.rows]
         console.print(rows_table(self.benchmark, shown))
         for name, value in self.summary.items():

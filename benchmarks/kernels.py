@@ -1,70 +1,73 @@
-"""Generated GEMM kernels against torch: same inputs, same kind of memory, interleaved.
+"""Generated GEMM kernels against torch/MKL, oneDNN, OpenVINO and OpenBLAS, interleaved.
 
-Run `python benchmarks/kernels.py --json F`. Each cell cycles through copies of the weight that
-together are at least 4x the last-level cache. A time is that of a batch of calls, divided by their
-number; a batch during which other processes were busy is run again. `roofline_fraction` is the time
-that the multiply-add rate and read bandwidth measured beside the cell allow at least, over ours.
+Run `python benchmarks/kernels.py --json F`; `--quick` takes a minute, all cells about 45 on two
+cores, and `--resume` goes on where a run that wrote F was stopped. Each cell cycles through copies
+of the weight that together are at least 4x the last-level cache. A time is that of a batch of
+calls, divided by their number; a batch during which other processes were busy is run again.
+`roofline_fraction` is the time that the multiply-add rate and read bandwidth measured beside the
+cell allow at least, over ours.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-import torch
 
-from common import QUIET_TRIES, Patience, Report, geometric_mean, interleave, parse_numbers
-from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from common import (
+    QUIET_TRIES,
+    Patience,
+    Report,
+    Sample,
+    geometric_mean,
+    interleave,
+    machine_facts,
+    parse_numbers,
+)
+from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import get_target, host_target
 from dovetail.compiler.measure import CACHE_FACTOR, Meter
 from dovetail.compiler.roofline import measure_fma_rate, measure_read_bandwidth
-from dovetail.compiler.schedules import (
-    LINEAR,
-    GemmOp,
-    default_gemm_rows,
-    gemm_requests,
-)
-from dovetail.compiler.search import SearchSetting, rows_from, search_op
+from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.model import PANEL
 from dovetail.ir.schedule import Row
-from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.topology.binding import choose_pus
-from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.hardware import read_hardware
+from gemm_ours import Operands, OurGemm, Setting, pick_rows, row_for
+from gemm_peers import PEERS, Peer, Product, describe_peers, present_peers
 
-SHAPES = ((6144, 2048), (2048, 2048), (11008, 2048), (2048, 5504))
-"""(N, K) of the projections of a Llama of 1.3B parameters."""
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SHAPES = (
+    *((6144, 2048), (2048, 2048), (11008, 2048), (2048, 5504)),
+    *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+)
+"""(N, K) of the projections of a Llama of 1.3B parameters and of Llama 3 8B."""
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 QUICK_SHAPES, QUICK_ROWS = SHAPES[1:2], (1, 16, 512)
-PADDING = 16
-"""Elements between rows of our activations, as in the runtime's buffers; torch gets dense rows."""
+SMALL_M = range(2, 33)
+"""Row counts of small decode batches, for which the summary has a mean of its own."""
 BATCH_SECONDS = 0.12
 """Least duration of a timed batch: shorter ones cannot be judged as disturbed or not."""
+SETTLE_SECONDS = 0.003
+"""Pause before a batch: idle threads of the library that ran before stop spinning meanwhile."""
+LOW_RATIO, MEASURED_AGAIN = 0.95, 3
+"""A cell below this share of torch's speed is measured again, so many times at most."""
 SPIN = 2000
 RELATIVE_ERROR = 1e-5
 SHOWN = (
-    "threads",
-    "n",
-    "k",
-    "m",
-    "ours_gflops",
-    "torch_gflops",
-    "ratio",
-    "roofline_fraction",
-    "noisy",
+    *("threads", "n", "k", "m", "ours_gflops"),
+    *(f"{name}_gflops" for name in PEERS),
+    *("ratio", "vs_best_peer", "roofline_fraction", "noisy"),
 )
 """Columns of the printed table; the JSON file has more."""
 PROGRESS = tuple(column for column in SHOWN if column != "roofline_fraction")
-
-Batch = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,144 +84,89 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What all cells share."""
+class Shape:
+    """One (N, K) and thread count with everybody's weights in place."""
 
-    hardware: HardwareSpec
-    built: BuiltLibrary
-    library: KernelLibrary
-    meter: Meter | None
-    search_seconds: float
-    rounds: int
-    patience: Patience
+    setting: Setting
+    operands: Operands
+    team: Team
+    rows: tuple[Row, ...]
+    peers: Mapping[str, Peer]
 
 
-class Operands:
-    """One weight in both layouts, in as many copies as outgrow the cache, and activations."""
+@dataclass(slots=True)
+class Timed:
+    """A cell's seconds per call and samples, by side; `ours` is among them."""
 
-    def __init__(self, n: int, k: int, m: int, cache_bytes: int) -> None:
-        self.n, self.k = n, k
-        count = max(2, math.ceil(CACHE_FACTOR * cache_bytes / (4 * n * k)))
-        random = np.random.default_rng(0)
-        weight = random.standard_normal((n, k), np.float32) * np.float32(k**-0.5)
-        packed = weight.reshape(n // PANEL, PANEL, k).transpose(0, 2, 1)
-        self.plain = [torch.from_numpy(weight.copy()) for _ in range(count)]
-        self.packed = [np.ascontiguousarray(packed) for _ in range(count)]
-        self.a = np.zeros((m, k + PADDING), np.float32)
-        self.a[:, :k] = random.standard_normal((m, k), np.float32)
-        self.dense = torch.from_numpy(np.ascontiguousarray(self.a[:, :k]))
-        self.c = np.zeros((m, n + PADDING), np.float32)
+    seconds: dict[str, float] = field(default_factory=dict)
+    samples: dict[str, Sample] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Return our speed over torch's."""
+        return self.seconds["torch"] / self.seconds["ours"]
 
 
-class OurGemm:
-    """Calls a schedule row on the copies of a weight in turn, each call one run of a bound tape."""
-
-    def __init__(self, setting: Setting, team: Team, row: Row, operands: Operands, m: int) -> None:
-        self._library, self._team, self._turn = setting.library, team, 0
-        self._keep: list[Any] = [operands]
-        self._tapes = [self._tape(row, operands, weight, m) for weight in operands.packed]
-        self._args = (abi.Slot * 1)(abi.Slot(i=m))
-
-    def _tape(self, row: Row, operands: Operands, weight: np.ndarray, m: int) -> abi.Tape:
-        n, k, a, c = operands.n, operands.k, operands.a, operands.c
-        values = [m, n, k, a.ctypes.data, a.shape[1], weight.ctypes.data, k * PANEL, 0, 0, 0]
-        values += [c.ctypes.data, c.shape[1]]
-        slots = (abi.Slot * len(values))(*(abi.Slot(i=value) for value in values))
-        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*row.schedule)
-        rows = (abi.Row * 1)(abi.Row(1, self._library.entry(row.kernel), None, schedule))
-        entries = (abi.Entry * 1)(abi.Entry(rows, 1, 0, 0, -1, 0))
-        self._keep += [slots, rows, entries]
-        return abi.Tape(entries, 1, slots, None, 0)
-
-    def run(self, calls: int) -> None:
-        """Run `calls` products."""
-        for _ in range(calls):
-            tape = self._tapes[self._turn % len(self._tapes)]
-            self._turn += 1
-            self._library.run(self._team, tape, self._args, range(1))
-
-
-class TorchGemm:
-    """torch.nn.functional.linear on the copies of a weight in turn."""
-
-    def __init__(self, operands: Operands, m: int) -> None:
-        self._weights, self._a, self._turn = operands.plain, operands.dense[:m], 0
-
-    def run(self, calls: int) -> torch.Tensor:
-        """Run `calls` products; return the last one's result."""
-        out = self._a
-        for _ in range(calls):
-            weight = self._weights[self._turn % len(self._weights)]
-            self._turn += 1
-            out = torch.nn.functional.linear(self._a, weight)
-        return out
-
-
-def batch_size(run: Callable[[int], object], copies: int) -> int:
-    """Return how many calls make a batch of BATCH_SECONDS; at least one round of the copies."""
-    run(1)
+def batch_size(run: Product, copies: int) -> int:
+    """Return how many calls make a batch of BATCH_SECONDS; at least one."""
     start = time.perf_counter()
     run(copies)
     once = (time.perf_counter() - start) / copies
     return max(1, math.ceil(BATCH_SECONDS / once))
 
 
-def pick_rows(
-    setting: Setting, op: GemmOp, phase: PhasePlan, points: Sequence[int]
-) -> tuple[Row, ...]:
-    """Return the schedule rows of a product: by rules, refined by a search if one is asked for."""
-    target = get_target(setting.built.index.target)
-    defaults = default_gemm_rows(op, target, phase.threads, setting.hardware.cache_bytes(3))
-    if setting.meter is None:
-        return defaults
-    search = SearchSetting(target, setting.hardware, setting.meter)
-    winners = search_op(search, op, phase, points, setting.search_seconds)
-    return rows_from(winners, defaults)
+def check(shape: Shape, sides: Mapping[str, Product], m: int) -> None:
+    """Stop unless all sides give torch's product."""
+    shape.operands.c[:] = np.nan
+    wanted = sides["torch"](1).copy()
+    for name, run in sides.items():
+        error = float(np.abs(run(1) - wanted).max() / np.abs(wanted).max())
+        if not error < RELATIVE_ERROR:
+            n, k = shape.operands.n, shape.operands.k
+            raise SystemExit(f"{name}: wrong result at M={m}, N={n}, K={k}: {error:.2e}")
 
 
-def row_for(rows: Sequence[Row], m: int) -> Row:
-    """Return the row that serves `m`."""
-    return [row for row in rows if row.m_lo <= m][-1]
+def time_sides(shape: Shape, sides: Mapping[str, Product]) -> Timed:
+    """Return the times of all sides, measured in turns."""
+    copies = len(shape.operands.plain)
+    calls = {name: batch_size(run, copies) for name, run in sides.items()}
+    batches = {name: lambda run=run, n=calls[name]: run(n) for name, run in sides.items()}
+    setting = shape.setting
+    samples = interleave(
+        batches,
+        setting.rounds,
+        warmups=0,
+        patience=setting.patience,
+        before=lambda: time.sleep(SETTLE_SECONDS),
+    )
+    return Timed({name: samples[name].median / calls[name] for name in sides}, samples)
 
 
-def check(operands: Operands, ours: OurGemm, peer: TorchGemm, m: int) -> None:
-    """Stop unless both sides give the same product."""
-    operands.c[:] = np.nan
-    ours.run(1)
-    wanted = peer.run(1).numpy()
-    error = float(np.abs(operands.c[:m, : operands.n] - wanted).max() / np.abs(wanted).max())
-    if not error < RELATIVE_ERROR:
-        raise SystemExit(f"wrong result at M={m}, N={operands.n}, K={operands.k}: {error:.2e}")
-
-
-def measure_cell(
-    setting: Setting, operands: Operands, team: Team, row: Row, m: int
-) -> dict[str, Any]:
+def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
     """Return one row of the report, all but the roofline."""
-    ours, peer = OurGemm(setting, team, row, operands, m), TorchGemm(operands, m)
-    check(operands, ours, peer, m)
-    copies = len(operands.plain)
-    ours_calls, peer_calls = batch_size(ours.run, copies), batch_size(peer.run, copies)
-    batches: dict[str, Batch] = {
-        "ours": lambda: ours.run(ours_calls),
-        "torch": lambda: (peer.run(peer_calls), None)[1],
-    }
-    samples = interleave(batches, setting.rounds, patience=setting.patience)
-    n, k = operands.n, operands.k
-    ours_seconds = samples["ours"].median / ours_calls
-    torch_seconds = samples["torch"].median / peer_calls
+    row = row_for(shape.rows, m)
+    ours = OurGemm(shape.setting, shape.team, row, shape.operands, m)
+    sides: dict[str, Product] = {name: peer.bind(m) for name, peer in shape.peers.items()}
+    sides["ours"] = ours
+    check(shape, sides, m)
+    timed, again = time_sides(shape, sides), 0
+    while timed.ratio < LOW_RATIO and again < MEASURED_AGAIN:
+        timed, again = max(timed, time_sides(shape, sides), key=lambda t: t.ratio), again + 1
+    flop = 2 * shape.operands.n * shape.operands.k * m
+    best = min(shape.peers, key=timed.seconds.__getitem__)
     return {
-        "n": n,
-        "k": k,
+        "n": shape.operands.n,
+        "k": shape.operands.k,
         "m": m,
-        "threads": team.threads,
-        "ours_gflops": 2e-9 * n * k * m / ours_seconds,
-        "torch_gflops": 2e-9 * n * k * m / torch_seconds,
-        "ratio": torch_seconds / ours_seconds,
-        "ours_seconds": ours_seconds,
-        "ours_spread": samples["ours"].spread,
-        "torch_spread": samples["torch"].spread,
-        "noisy": samples["ours"].noisy + samples["torch"].noisy,
+        "threads": shape.team.threads,
+        **{f"{name}_gflops": 1e-9 * flop / timed.seconds[name] for name in ("ours", *shape.peers)},
+        "ratio": timed.ratio,
+        "vs_best_peer": timed.seconds[best] / timed.seconds["ours"],
+        "best_peer": best,
+        "measured_again": again,
+        "ours_seconds": timed.seconds["ours"],
+        **{f"{name}_spread": found.spread for name, found in timed.samples.items()},
+        "noisy": sum(found.noisy for found in timed.samples.values()),
         "kernel": row.kernel,
         "schedule": list(row.schedule),
     }
@@ -232,6 +180,13 @@ def measure_roofline(threads: int, before: Roofline | None = None) -> Roofline:
     return Roofline(max(now.flops, before.flops), max(now.bandwidth, before.bandwidth))
 
 
+def known_rooflines(rows: Sequence[dict[str, Any]]) -> dict[int, Roofline]:
+    """Return the roofline of each thread count that an earlier part of the run has seen."""
+    return {
+        row["threads"]: Roofline(row["peak_gflops"] * 1e9, row["read_gbs"] * 1e9) for row in rows
+    }
+
+
 def add_roofline(rows: Sequence[dict[str, Any]], rooflines: dict[int, Roofline]) -> None:
     """Set each row's share of the best roofline that its thread count showed during the run."""
     for row in rows:
@@ -243,18 +198,19 @@ def add_roofline(rows: Sequence[dict[str, Any]], rooflines: dict[int, Roofline])
 
 
 def measure_shape(
-    setting: Setting, shape: tuple[int, int], threads: int, points: Sequence[int]
+    setting: Setting, size: tuple[int, int], threads: int, points: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of one (N, K) and thread count."""
-    n, k = shape
+    n, k = size
     phase = PhasePlan(threads=threads, cpus=choose_pus(setting.hardware, threads))
     rows = pick_rows(setting, GemmOp("linear", LINEAR, n, k, "f32"), phase, points)
     operands = Operands(n, k, max(points), setting.hardware.cache_bytes(3))
+    peers = {name: peer(operands, threads) for name, peer in present_peers().items()}
     team = setting.library.make_team(threads, SPIN)
     team.set_active(phase)
-    torch.set_num_threads(threads)
+    shape = Shape(setting, operands, team, rows, peers)
     for m in points:
-        yield measure_cell(setting, operands, team, row_for(rows, m), m)
+        yield measure_cell(shape, m)
     team.close()
 
 
@@ -263,7 +219,20 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "geomean_vs_torch": geometric_mean(row["ratio"] for row in rows),
         "min_vs_torch": min(row["ratio"] for row in rows),
+        "geomean_vs_best_peer": geometric_mean(row["vs_best_peer"] for row in rows),
+        "geomean_vs_best_peer_small_m": geometric_mean(
+            row["vs_best_peer"] for row in rows if row["m"] in SMALL_M
+        ),
+        **{
+            f"geomean_vs_{name}": geometric_mean(
+                row["ours_gflops"] / row[f"{name}_gflops"] for row in rows
+            )
+            for name in PEERS
+            if name != "torch" and f"{name}_gflops" in rows[0]
+        },
         "roofline_geomean": geometric_mean(row["roofline_fraction"] for row in rows),
+        "cells": len(rows),
+        "cells_measured_again": sum(row["measured_again"] > 0 for row in rows),
         "noisy_batches": sum(row["noisy"] for row in rows),
     }
 
@@ -276,9 +245,10 @@ def parse_options() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
+    parser.add_argument("--resume", action="store_true", help="keep the cells that F has already")
     parser.add_argument("--quick", action="store_true", help="one shape, three M, fewer rounds")
     parser.add_argument("--threads", type=parse_numbers, default=(1, 2), help="default 1,2")
-    parser.add_argument("--m", type=parse_numbers, help="rows, default 1,2,4,...,512")
+    parser.add_argument("--m", type=parse_numbers, help="rows, default 1,2,3,...,512")
     parser.add_argument("--target", help="kernels of another target than this machine's best")
     parser.add_argument("--rounds", type=int, help="timed batches per cell and side")
     parser.add_argument(
@@ -293,7 +263,10 @@ def parse_options() -> argparse.Namespace:
         default=300.0,
         help="seconds the whole run may wait for other processes to finish, default 300",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.resume and options.json is None:
+        parser.error("--resume needs --json F")
+    return options
 
 
 def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
@@ -308,17 +281,44 @@ def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
         "tries": QUIET_TRIES,
         "patience_seconds": setting.patience.seconds,
         "weight_pool_bytes": CACHE_FACTOR * setting.hardware.cache_bytes(3),
-        "memory": "numpy arrays on both sides; our activation rows padded, torch's dense",
+        "memory": "numpy arrays on all sides; our activation rows padded, the peers' dense",
         "threads": list(options.threads),
-        "peers": [
-            {
-                "name": "torch.nn.functional.linear",
-                "version": str(torch.__version__),
-                "threads": "as the row says, set by torch.set_num_threads",
-                "build": torch.__config__.show().splitlines()[1:8],
-            }
-        ],
+        "peers": describe_peers(present_peers()),
+        "absent_peers": sorted(set(PEERS) - set(present_peers())),
     }
+
+
+def earlier_rows(options: argparse.Namespace, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the report that this run resumes, if any; stop if it is another's."""
+    if not (options.resume and options.json.exists()):
+        return []
+    report = msgspec.json.decode(options.json.read_bytes())
+    same = ("target", "search_seconds", "peers")
+    if report["machine"]["cpu"] != machine_facts()["cpu"] or any(
+        report["config"][name] != config[name] for name in same
+    ):
+        raise SystemExit(f"{options.json}: of another machine or setting; leave --resume away")
+    rows: list[dict[str, Any]] = report["rows"]
+    return rows
+
+
+def measure_all(report: Report, setting: Setting, options: argparse.Namespace) -> None:
+    """Measure the cells that `report` lacks; write it after each shape."""
+    points = options.m or (QUICK_ROWS if options.quick else ROWS)
+    done = {(row["threads"], row["n"], row["k"], row["m"]) for row in report.rows}
+    rooflines = known_rooflines(report.rows)
+    for threads in options.threads:
+        for size in QUICK_SHAPES if options.quick else SHAPES:
+            missing = [m for m in points if (threads, *size, m) not in done]
+            if not missing:
+                continue
+            rooflines[threads] = measure_roofline(threads, rooflines.get(threads))
+            for row in measure_shape(setting, size, threads, missing):
+                report.rows.append(row)
+                print(*(_short(row.get(column, "")) for column in PROGRESS), flush=True)
+            add_roofline(report.rows, rooflines)
+            report.summary = summarize(report.rows)
+            report.write(options.json)
 
 
 def main() -> None:
@@ -334,18 +334,12 @@ def main() -> None:
     patience = Patience(options.patience)
     setting = Setting(hardware, built, library, meter, options.search_seconds, rounds, patience)
     report = Report("kernels", describe(options, setting))
-    points = options.m or (QUICK_ROWS if options.quick else ROWS)
-    rooflines: dict[int, Roofline] = {}
-    for threads in options.threads:
-        for shape in QUICK_SHAPES if options.quick else SHAPES:
-            rooflines[threads] = measure_roofline(threads, rooflines.get(threads))
-            for row in measure_shape(setting, shape, threads, points):
-                report.rows.append(row)
-                print(*(_short(row[column]) for column in PROGRESS), flush=True)
-    add_roofline(report.rows, rooflines)
+    report.rows = earlier_rows(options, report.config)
+    start = time.perf_counter()
+    measure_all(report, setting, options)
+    report.summary["minutes"] = (time.perf_counter() - start) / 60
     if meter is not None:
         meter.close()
-    report.summary = summarize(report.rows)
     report.print(SHOWN)
     report.write(options.json)
 

@@ -13,20 +13,36 @@ pytest.importorskip("torch")
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kernels.py"
 
 
-def test_a_short_run_writes_its_report(tmp_path):
+QUICK = ["--quick", "--m", "1,3", "--rounds", "1", "--search-seconds", "0", "--patience", "0"]
+SUMMARY = {
+    "geomean_vs_torch",
+    "min_vs_torch",
+    "geomean_vs_best_peer",
+    "geomean_vs_best_peer_small_m",
+    "roofline_geomean",
+}
+
+
+def run(file: Path, *options: str) -> dict:
+    subprocess.run([sys.executable, SCRIPT, *QUICK, *options, "--json", file], check=True)
+    return json.loads(file.read_text())
+
+
+def test_a_run_compares_all_peers_and_resumes(tmp_path):
     file = tmp_path / "report.json"
-    options = ["--quick", "--m", "1,3", "--threads", "1", "--rounds", "1"]
-    options += ["--search-seconds", "0", "--patience", "0"]
-    subprocess.run([sys.executable, SCRIPT, *options, "--json", file], check=True)
-    report = json.loads(file.read_text())
-    assert report["benchmark"] == "kernels"
-    assert set(report["summary"]) >= {"geomean_vs_torch", "min_vs_torch", "roofline_geomean"}
-    rows = report["rows"]
-    assert [(r["n"], r["k"], r["m"], r["threads"]) for r in rows] == [
-        (2048, 2048, 1, 1),
-        (2048, 2048, 3, 1),
-    ]
-    for row in rows:
-        assert min(row["ours_gflops"], row["torch_gflops"], row["roofline_fraction"]) > 0
-        assert row["ratio"] == pytest.approx(row["ours_gflops"] / row["torch_gflops"])
-    assert report["config"]["peers"][0]["version"]
+    first = run(file, "--threads", "1")
+    assert first["benchmark"] == "kernels"
+    assert first["summary"].keys() >= SUMMARY
+    cells = [(r["n"], r["k"], r["m"], r["threads"]) for r in first["rows"]]
+    assert cells == [(2048, 2048, 1, 1), (2048, 2048, 3, 1)]
+    peers = [peer["name"] for peer in first["config"]["peers"]]
+    assert "torch" in peers and all(peer["version"] for peer in first["config"]["peers"])
+    for row in first["rows"]:
+        speeds = {name: row[f"{name}_gflops"] for name in peers}
+        assert min(row["ours_gflops"], row["roofline_fraction"], *speeds.values()) > 0
+        assert row["ratio"] == pytest.approx(row["ours_gflops"] / speeds["torch"])
+        assert row["best_peer"] == max(speeds, key=speeds.get)
+        assert row["vs_best_peer"] == pytest.approx(row["ours_gflops"] / max(speeds.values()))
+    again = run(file, "--threads", "1", "--resume")
+    figures = [[row["ours_seconds"] for row in report["rows"]] for report in (first, again)]
+    assert figures[0] == figures[1]

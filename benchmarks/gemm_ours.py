@@ -1,0 +1,112 @@
+"""Our side of the GEMM benchmark: operands in copies that outgrow the cache, and bound products.
+
+In: a shape, a schedule row, a kernel library. Out: `OurGemm`, which runs products on the copies in
+turn, each one run of a bound tape.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from common import Patience
+from dovetail.codegen.library import BuiltLibrary
+from dovetail.codegen.targets import get_target
+from dovetail.compiler.measure import CACHE_FACTOR, Meter
+from dovetail.compiler.schedules import GemmOp, default_gemm_rows
+from dovetail.compiler.search import SearchSetting, rows_from, search_op
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.model import PANEL
+from dovetail.ir.schedule import Row
+from dovetail.runtime import abi
+from dovetail.runtime.library import KernelLibrary, Team
+from dovetail.topology.hardware import HardwareSpec
+
+PADDING = 16
+"""Elements between rows of our activations, as in the runtime's buffers; peers get dense rows."""
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all cells share."""
+
+    hardware: HardwareSpec
+    built: BuiltLibrary
+    library: KernelLibrary
+    meter: Meter | None
+    search_seconds: float
+    rounds: int
+    patience: Patience
+
+
+class Operands:
+    """One weight in both layouts, in as many copies as outgrow the cache, and activations."""
+
+    def __init__(self, n: int, k: int, m: int, cache_bytes: int) -> None:
+        self.n, self.k = n, k
+        count = max(1, math.ceil(CACHE_FACTOR * cache_bytes / (4 * n * k)))
+        random = np.random.default_rng(0)
+        weight = random.standard_normal((n, k), np.float32) * np.float32(k**-0.5)
+        packed = weight.reshape(n // PANEL, PANEL, k).transpose(0, 2, 1)
+        self.plain = [weight.copy() for _ in range(count)]
+        self.packed = [np.ascontiguousarray(packed) for _ in range(count)]
+        self.a = np.zeros((m, k + PADDING), np.float32)
+        self.a[:, :k] = random.standard_normal((m, k), np.float32)
+        self.dense: Array = np.ascontiguousarray(self.a[:, :k])
+        self.c = np.zeros((m, n + PADDING), np.float32)
+
+
+class OurGemm:
+    """Calls a schedule row on the copies of a weight in turn, each call one run of a bound tape."""
+
+    def __init__(self, setting: Setting, team: Team, row: Row, operands: Operands, m: int) -> None:
+        self._library, self._team, self._turn = setting.library, team, 0
+        self._keep: list[Any] = [operands]
+        self._tapes = [self._tape(row, operands, weight, m) for weight in operands.packed]
+        self._args = (abi.Slot * 1)(abi.Slot(i=m))
+        self._result = operands.c[:m, : operands.n]
+
+    def _tape(self, row: Row, operands: Operands, weight: Array, m: int) -> abi.Tape:
+        n, k, a, c = operands.n, operands.k, operands.a, operands.c
+        values = [m, n, k, a.ctypes.data, a.shape[1], weight.ctypes.data, k * PANEL, 0, 0, 0]
+        values += [c.ctypes.data, c.shape[1]]
+        slots = (abi.Slot * len(values))(*(abi.Slot(i=value) for value in values))
+        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*row.schedule)
+        rows = (abi.Row * 1)(abi.Row(1, self._library.entry(row.kernel), None, schedule))
+        entries = (abi.Entry * 1)(abi.Entry(rows, 1, 0, 0, -1, 0))
+        self._keep += [slots, rows, entries]
+        return abi.Tape(entries, 1, slots, None, 0)
+
+    def __call__(self, calls: int) -> Array:
+        """Run `calls` products; return the last one's result."""
+        for _ in range(calls):
+            tape = self._tapes[self._turn % len(self._tapes)]
+            self._turn += 1
+            self._library.run(self._team, tape, self._args, range(1))
+        return self._result
+
+
+def pick_rows(
+    setting: Setting, op: GemmOp, phase: PhasePlan, points: Sequence[int]
+) -> tuple[Row, ...]:
+    """Return the schedule rows of a product: by rules, refined by a search if one is asked for."""
+    target = get_target(setting.built.index.target)
+    defaults = default_gemm_rows(op, target, phase.threads, setting.hardware.cache_bytes(3))
+    if setting.meter is None:
+        return defaults
+    search = SearchSetting(target, setting.hardware, setting.meter)
+    winners = search_op(search, op, phase, points, setting.search_seconds)
+    return rows_from(winners, defaults)
+
+
+def row_for(rows: Sequence[Row], m: int) -> Row:
+    """Return the row that serves `m`."""
+    return [row for row in rows if row.m_lo <= m][-1]

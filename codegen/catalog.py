@@ -62,6 +62,7 @@ TILES: dict[tuple[str, str], dict[str, int]] = {
     ("decode_attention", "avx2"): {"HT": 4, "KT": 2, "DV": 2},
     ("decode_attention", "neon"): {"HT": 4, "KT": 4, "DV": 4},
     ("decode_attention", "generic"): {"HT": 2, "KT": 2, "DV": 2},
+    ("decode_attention", "cuda"): {"CHUNK": 32, "HT": 4, "KT": 4, "DV": 4},
 }
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
 

@@ -6,21 +6,26 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
-from dovetail.codegen.isa import avx2, avx512, generic, neon
+from dovetail.codegen.isa import avx2, avx512, cuda, generic, neon
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.errors import SpecError
 
 TARGETS: dict[str, Target] = {
     t.name: t for t in (avx512.TARGET, avx2.TARGET, neon.TARGET, generic.TARGET)
 }
-"""Best first."""
+"""Targets of CPUs, best first."""
+
+DEVICE_TARGETS: dict[str, Target] = {t.name: t for t in (cuda.TARGET,)}
+"""Targets of accelerators: kernels lower, are built and interpreted; CPUs do not run them."""
+
+ALL_TARGETS: dict[str, Target] = {**TARGETS, **DEVICE_TARGETS}
 
 
 def get_target(name: str) -> Target:
     """Return the target called `name`; SpecError that lists all targets if there is none."""
-    if name not in TARGETS:
-        raise SpecError(f"unknown target {name!r}; choose one of {', '.join(TARGETS)}")
-    return TARGETS[name]
+    if name not in ALL_TARGETS:
+        raise SpecError(f"unknown target {name!r}; choose one of {', '.join(ALL_TARGETS)}")
+    return ALL_TARGETS[name]
 
 
 def fallbacks(target: Target) -> tuple[Target, ...]:

@@ -22,7 +22,7 @@ SCALAR_OPS: Mapping[str, str] = {
     "load.f32": "({0})[0]",
     "load.bf16": "dt_load_bf16({0})",
     "load.f16": "dt_load_f16({0})",
-    "store.f32": "({0})[0] = ({1})",
+    **{f"store.{t}": "({0})[0] = ({1})" for t in ("f32", "f64", "i32", "i64", "u16", "u32")},
     "store.bf16": "dt_store_bf16({0}, {1})",
     "store.f16": "dt_store_f16({0}, {1})",
     "prefetch": "__builtin_prefetch({0})",

@@ -22,7 +22,8 @@ class Target:
     may fill. `types` spells high-IR types in C. `ops` gives for each high-IR operation (`vfma`,
     `vload.bf16` ...) a C expression over `{0}`, `{1}` ...; what one instruction cannot do calls a
     `dt_*` helper of the prelude. `cpu_features` are /proc/cpuinfo flags. `fallback` is the target
-    to use on a CPU without them.
+    to use on a CPU without them. `device` targets are accelerators: they have no fallback, and
+    another emitter and toolchain.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Target:
     prelude_file: str
     constants: Mapping[str, int] = field(default_factory=dict)
     fallback: str | None = None
+    device: bool = False
 
     @property
     def vector_bits(self) -> int:

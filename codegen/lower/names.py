@@ -11,9 +11,13 @@ C_WORDS = frozenset(
     union unsigned void volatile while asm typeof main NULL INFINITY NAN expf exp logf log sqrtf
     sqrt cosf cos sinf sin tanhf tanh floorf floor fabsf fabs y0 y1 yn j0 j1 jn gamma signgam
     index time
+    and asm bool catch class constexpr delete explicit export false friend mutable namespace new
+    noexcept not nullptr operator or private protected public template this throw true try
+    typeid typename using virtual wchar_t xor gridDim blockDim blockIdx threadIdx warpSize
     """.split()
 )
-"""Names that generated C variables never carry: keywords and what the headers in use declare."""
+"""Names that generated C variables never carry: keywords of C and C++, and what
+the headers in use declare."""
 
 
 class Names:

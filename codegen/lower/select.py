@@ -143,6 +143,8 @@ class _Selector:
         place, type_ = self.exprs.expr(target)
         value = self.exprs.value(stmt.value, type_)
         op = "/=" if stmt.op == "//=" else stmt.op
+        if isinstance(place, ex.Index):
+            return low.ExprStmt(expr=self.exprs.put(place, type_, op, value))
         return low.ExprStmt(expr=low.Assign(op=op, target=place, value=value))
 
     def declare(self, name: str, stmt: high.Assign) -> low.Stmt:

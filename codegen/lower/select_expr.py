@@ -168,7 +168,18 @@ class ExprSelector:
         place = ex.Index(base=at, indices=(Int(value=0),))
         if isinstance(at, ex.Binary) and at.op == "+":
             place = ex.Index(base=at.left, indices=(at.right,))
-        return place if op.name == "load" else low.Assign(op="=", target=place, value=args[1])
+        return place if op.name == "load" else self.put(place, elem, "=", args[1])
+
+    def put(self, place: ex.Index, elem: str, op: str, value: Expr) -> Expr:
+        """Return `place op value` for an element in memory, where all lanes may run scalar code."""
+        template = find_template(self.target, f"store.{elem}")
+        if isinstance(template.expr, low.Assign):
+            return low.Assign(op=op, target=place, value=value)
+        if op != "=":
+            value = ex.Binary(op=op[:-1], left=place, right=value)
+        (at,) = place.indices
+        address = place.base if at == Int(value=0) else ex.Binary(op="+", left=place.base, right=at)
+        return template.fill((address, value))
 
     def _scalar(self, op: Op, args: tuple[Expr, ...], type_: str) -> Expr:
         """Scalar math: the C library's function, or a `dt_*` helper for min, max and abs."""

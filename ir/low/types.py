@@ -111,7 +111,10 @@ ARITHMETIC = _combinations()
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A SIMD register type: `lanes` of a scalar type, or bits whose lanes the intrinsic decides."""
+    """A SIMD register type: `lanes` of a scalar type, or bits whose lanes the intrinsic decides.
+
+    A warp of a GPU counts as one register of 32 lanes.
+    """
 
     name: str
     size: int
@@ -131,6 +134,7 @@ def _vectors() -> dict[str, Vector]:
         for suffix, lane in x86.items()
     ]
     found.append(Vector("__m64", 8))
+    found += [Vector("dt_f32x32", 128, "float"), Vector("dt_i32x32", 128, "int32_t")]
     lanes = {
         "float": (16, 32, 64),
         "bfloat": (16,),

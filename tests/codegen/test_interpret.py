@@ -11,7 +11,7 @@ from dovetail.codegen.interpret import InterpretError, interpret
 from dovetail.codegen.isa.generic import TARGET as GENERIC
 from dovetail.codegen.isa.memory import Memory, Pointer
 from dovetail.codegen.lower import lower
-from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.targets import ALL_TARGETS, TARGETS
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
@@ -191,9 +191,9 @@ def half_bits(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), bits & 0x7FFF, bits)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ALL_TARGETS)
 def test_scalar_half_formats_are_exact(name):
-    target = TARGETS[name]
+    target = ALL_TARGETS[name]
     text = "".join(
         f"float get_{t}(const uint16_t* p) {{ return {target.ops[f'load.{t}'].format('p')}; }}\n"
         f"void put_{t}(uint16_t* p, float x) {{ {target.ops[f'store.{t}'].format('p', 'x')}; }}\n"
@@ -242,9 +242,9 @@ STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ALL_TARGETS)
 def test_lowered_kernels_run_at_tile_edges_without_touching_more(name, dtype):
-    target = TARGETS[name]
+    target = ALL_TARGETS[name]
     unit = lower(TRIAD, "triad", {"X": dtype}, target, name="triad")
     unit = parse_low(Source("triad.c", print_low(unit)))
     rng = np.random.default_rng(1)

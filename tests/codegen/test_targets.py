@@ -4,7 +4,15 @@ import re
 
 import pytest
 
-from dovetail.codegen.targets import TARGETS, fallbacks, get_target, parse_features, runs_on
+from dovetail.codegen.targets import (
+    ALL_TARGETS,
+    DEVICE_TARGETS,
+    TARGETS,
+    fallbacks,
+    get_target,
+    parse_features,
+    runs_on,
+)
 from dovetail.ir.errors import SpecError
 
 EPYC = "processor\t: 0\nflags\t\t: fpu fma f16c avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n"
@@ -16,13 +24,13 @@ def best(machine: str, features: frozenset[str]) -> str:
 
 
 def test_all_targets_define_the_same_operations():
-    keys = {name: set(target.ops) for name, target in TARGETS.items()}
+    keys = {name: set(target.ops) for name, target in ALL_TARGETS.items()}
     assert len(set(map(frozenset, keys.values()))) == 1, keys
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ALL_TARGETS)
 def test_operations_call_only_intrinsics_and_helpers_of_the_target(name):
-    target = TARGETS[name]
+    target = ALL_TARGETS[name]
     libm = {"fabsf", "sqrtf", "rintf"}
     for key, text in target.ops.items():
         for called in re.findall(r"([A-Za-z_]\w*)\(", text):
@@ -30,9 +38,9 @@ def test_operations_call_only_intrinsics_and_helpers_of_the_target(name):
             assert known, f"{key}: {called}"
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ALL_TARGETS)
 def test_prelude_functions_come_with_what_they_call(name):
-    target = TARGETS[name]
+    target = ALL_TARGETS[name]
     for helper in target.prelude:
         names = [f.name for f in target.prelude_functions([helper])]
         assert names[-1] == helper
@@ -47,6 +55,14 @@ def test_host_features_pick_the_best_target():
     assert best("aarch64", parse_features(GRAVITON)) == "aarch64-neon"
     assert best("riscv64", frozenset()) == "generic"
     assert parse_features("nothing here") == frozenset()
+
+
+def test_no_cpu_runs_a_device_target():
+    for name, target in DEVICE_TARGETS.items():
+        assert target.device and name not in TARGETS
+        assert get_target(name) is target
+        assert fallbacks(target) == (target,)
+        assert not runs_on(target, "x86_64", frozenset())
 
 
 def test_fallback_chain_ends_in_generic():

@@ -25,12 +25,19 @@ from dovetail.codegen.catalog import (
 )
 from dovetail.codegen.interpret import interpret
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.library import LibrarySpec, build_library, lower_request
 from dovetail.codegen.lower import lower
-from dovetail.codegen.targets import TARGETS, host_features, runs_on
+from dovetail.codegen.targets import (
+    ALL_TARGETS,
+    DEVICE_TARGETS,
+    TARGETS,
+    host_features,
+    runs_on,
+)
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
+from tests.codegen.warp_host import WarpLibrary
 
 PROBES = """
 import math_f32
@@ -61,7 +68,13 @@ def vsilu_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 """
 """Kernels that show the @inline functions of math_f32 one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16")}
-NATIVE = [n for n, t in TARGETS.items() if runs_on(t, platform.machine(), host_features())]
+NATIVE = [
+    *(n for n, t in TARGETS.items() if runs_on(t, platform.machine(), host_features())),
+    *DEVICE_TARGETS,
+]
+"""Targets whose text runs here; that of a GPU as plain C++, a warp being 32 floats."""
+NOT_ON_DEVICES = ("prefill_attention",)
+"""Families whose arrays are too large for the shared memory of a block."""
 
 
 class Slot(ctypes.Union):
@@ -107,8 +120,28 @@ def probe_unit() -> Unit:
 
 
 @cache
+def warp_runner(name: str) -> Runner:
+    """Return the runner of the device target `name` on this CPU."""
+    target = DEVICE_TARGETS[name]
+    library = WarpLibrary(
+        [
+            lower_request(request, target, probe_unit() if request.module == "probes" else None)
+            for request in requests(target)
+            if request.kernel not in NOT_ON_DEVICES
+        ]
+    )
+
+    def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
+        library.call(kernel, slots, tid, nth)
+
+    return Runner(name, target.lanes, call)
+
+
+@cache
 def native_runner(name: str) -> Runner:
     """Return the runner of a library compiled for the target `name`, built once."""
+    if name in DEVICE_TARGETS:
+        return warp_runner(name)
     target = TARGETS[name]
     spec = LibrarySpec(target=target, kernels=requests(target), modules={"probes": probe_unit()})
     built = build_library(spec)
@@ -138,7 +171,7 @@ def pack(value: Any) -> Slot:
 @cache
 def interpreted_runner(name: str) -> Runner:
     """Return the runner that interprets the text lowered for the target `name`."""
-    target = TARGETS[name]
+    target = ALL_TARGETS[name]
     by_name = {request.name: request for request in requests(target)}
 
     @cache

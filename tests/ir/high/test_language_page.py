@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.codegen.lower import lower
-from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.targets import ALL_TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.ops import OPS
 from dovetail.ir.high.parse import parse_high
@@ -22,7 +22,7 @@ def test_examples_verify_and_lower(text):
     unit = parse_high(source)
     verify_high(unit, source)
     for function in (f for f in unit.functions if f.kind == "kernel"):
-        for target in TARGETS.values():
+        for target in ALL_TARGETS.values():
             lower(unit, function.name, {}, target, name="k")
 
 

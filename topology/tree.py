@@ -1,0 +1,141 @@
+"""TopoTree: the PUs of a machine under the resources they share, and its two transformations.
+
+In: levels and PUs (`dovetail.topology.fundamental` reads them off a HardwareSpec). Out: new trees.
+Every tree is symmetric: all nodes of one depth have equally many children (Sandwich §5, A.1), so
+the levels' widths and the order of the leaves say everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+LATENT = "latent"
+"""Kind of the levels that `group` adds: structure that system tools do not show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Nodes of one depth: `arity` under each parent, of `full` that the machine has there."""
+
+    kind: str
+    arity: int
+    full: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopoTree:
+    """`levels[i]` describes depth i + 1; the root has depth 0; leaves are PUs.
+
+    positions: of each leaf in the fundamental tree, which does not depend on how PUs are numbered.
+    pus: the operating system's id of each leaf, in the same order.
+    """
+
+    levels: tuple[Level, ...]
+    positions: tuple[int, ...]
+    pus: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """Depth of the leaves."""
+        return len(self.levels)
+
+    def width(self, depth: int) -> int:
+        """Return the number of nodes at `depth`."""
+        return prod(level.arity for level in self.levels[:depth])
+
+    def subtrees(self, depth: int) -> Iterator[tuple[int, ...]]:
+        """Yield the PUs below each node at `depth`, from left to right."""
+        span = prod(level.arity for level in self.levels[depth:])
+        for first in range(0, len(self.pus), span):
+            yield self.pus[first : first + span]
+
+    def group(self, n: int, t: int, d: int) -> TopoTree:
+        """Return the tree with nodes at depth `d` put in groups of `n`, `t` apart (§5.2).
+
+        The new level lies at depth `d`; the nodes it groups move down to `d + 1`. Parents keep
+        their descendants.
+
+        Raises:
+            ValueError: the groups do not tile the children of each parent, are all of them, or
+                some of these children were removed before.
+        """
+        level = self._level(d)
+        if level.arity != level.full:
+            raise ValueError(f"depth {d} has lost {level.full - level.arity} of {level.full} nodes")
+        if not (n >= 2 and t >= 1 and n < level.arity and level.arity % (n * t) == 0):
+            raise ValueError(f"groups of {n} with stride {t} do not tile {level.arity} nodes")
+        order = [
+            block + first + member * t
+            for block in range(0, level.arity, n * t)
+            for first in range(t)
+            for member in range(n)
+        ]
+        groups = level.arity // n
+        levels = (
+            *self.levels[: d - 1],
+            Level(LATENT, groups, groups),
+            Level(level.kind, n, n),
+            *self.levels[d:],
+        )
+        return self._reorder(d, order, levels)
+
+    def remove(self, n: int, d: int) -> TopoTree:
+        """Return the tree without the `n` right-most children of each node at depth `d - 1`.
+
+        Raises:
+            ValueError: n is not between 1 and the children that each node has, less one.
+        """
+        level = self._level(d)
+        if not 1 <= n < level.arity:
+            raise ValueError(f"cannot remove {n} of {level.arity} nodes at depth {d}")
+        kept = level.arity - n
+        levels = (*self.levels[: d - 1], replace(level, arity=kept), *self.levels[d:])
+        return self._reorder(d, list(range(kept)), levels)
+
+    def hash(self) -> str:
+        """Return a digest of shape, kinds and which leaves are where; PU ids do not enter.
+
+        Equal for equal trees whatever transformations led to them, as a Merkle tree's head is.
+        """
+        shape = [(level.kind, level.arity, level.full) for level in self.levels]
+        return hashlib.blake2b(repr((shape, self.positions)).encode(), digest_size=16).hexdigest()
+
+    def check_integrity(self) -> None:
+        """Assert the invariants: full levels, one leaf per path, none twice, children in order."""
+        assert self.levels, "a tree has at least one level"
+        for level in self.levels:
+            assert 1 <= level.arity <= level.full, f"{level} has impossible widths"
+        leaves = self.width(self.depth)
+        assert len(self.pus) == len(self.positions) == leaves, "one leaf per path"
+        assert len(set(self.pus)) == leaves == len(set(self.positions)), "no leaf twice"
+        heads = list(self.positions)
+        for level in reversed(self.levels):
+            for first in range(0, len(heads), level.arity):
+                siblings = heads[first : first + level.arity]
+                assert all(a < b for a, b in pairwise(siblings)), "children in order"
+            heads = heads[:: level.arity]
+
+    def _level(self, depth: int) -> Level:
+        if not 1 <= depth <= self.depth:
+            raise ValueError(f"depth {depth} is not between 1 and {self.depth}")
+        return self.levels[depth - 1]
+
+    def _reorder(self, depth: int, order: list[int], levels: tuple[Level, ...]) -> TopoTree:
+        """Take, of the children at `depth` of each parent, those in `order`."""
+        arity = self.levels[depth - 1].arity
+        span = prod(level.arity for level in self.levels[depth:])
+        index = [
+            parent + child * span + leaf
+            for parent in range(0, len(self.pus), arity * span)
+            for child in order
+            for leaf in range(span)
+        ]
+        return TopoTree(
+            levels,
+            tuple(self.positions[i] for i in index),
+            tuple(self.pus[i] for i in index),
+        )

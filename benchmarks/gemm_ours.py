@@ -20,9 +20,9 @@ from dovetail.codegen.library import BuiltLibrary
 from dovetail.codegen.targets import get_target
 from dovetail.compiler.measure import CACHE_FACTOR, Meter
 from dovetail.compiler.schedules import GemmOp, default_gemm_rows
-from dovetail.compiler.search import SearchSetting, rows_from, search_op
+from dovetail.compiler.search.tables import SearchSetting, rows_from, search_op
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.model import PANEL
+from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import Row
 from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
@@ -70,6 +70,7 @@ class OurGemm:
     def __init__(self, setting: Setting, team: Team, row: Row, operands: Operands, m: int) -> None:
         self._library, self._team, self._turn = setting.library, team, 0
         self._keep: list[Any] = [operands]
+        self._partial = np.empty(SPLIT_K_ELEMENTS, np.float32)
         self._tapes = [self._tape(row, operands, weight, m) for weight in operands.packed]
         self._args = (abi.Slot * 1)(abi.Slot(i=m))
         self._result = operands.c[:m, : operands.n]
@@ -77,10 +78,11 @@ class OurGemm:
     def _tape(self, row: Row, operands: Operands, weight: Array, m: int) -> abi.Tape:
         n, k, a, c = operands.n, operands.k, operands.a, operands.c
         values = [m, n, k, a.ctypes.data, a.shape[1], weight.ctypes.data, k * PANEL, 0, 0, 0]
-        values += [c.ctypes.data, c.shape[1]]
+        values += [c.ctypes.data, c.shape[1], self._partial.ctypes.data, self._partial.size]
         slots = (abi.Slot * len(values))(*(abi.Slot(i=value) for value in values))
         schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*row.schedule)
-        rows = (abi.Row * 1)(abi.Row(1, self._library.entry(row.kernel), None, schedule))
+        reduce = self._library.entry(row.reduce_kernel) if row.reduce_kernel else None
+        rows = (abi.Row * 1)(abi.Row(1, self._library.entry(row.kernel), reduce, schedule))
         entries = (abi.Entry * 1)(abi.Entry(rows, 1, 0, 0, -1, 0))
         self._keep += [slots, rows, entries]
         return abi.Tape(entries, 1, slots, None, 0)
@@ -104,7 +106,7 @@ def pick_rows(
         return defaults
     search = SearchSetting(target, setting.hardware, setting.meter)
     winners = search_op(search, op, phase, points, setting.search_seconds)
-    return rows_from(winners, defaults)
+    return rows_from(op, winners, defaults)
 
 
 def row_for(rows: Sequence[Row], m: int) -> Row:

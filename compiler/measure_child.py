@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.measure import Candidate, ChildSetup, GemmCase, Job, Reply
+from dovetail.compiler.schedules import LINEAR, SILU, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.dtypes import DTYPES, narrow_bf16, widen_bf16
-from dovetail.ir.model import PANEL
+from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
 
@@ -69,12 +70,13 @@ class GemmRun:
         self, library: KernelLibrary, team: Team, case: GemmCase, pool: WeightPool
     ) -> None:
         self.library, self.team, self.case, self.pool = library, team, case, pool
-        pairs = 2 if case.kind == "silu" else 1
+        pairs = 2 if case.kind == SILU else 1
         self.panels = -(-case.n // PANEL) * pairs
         self.weights = pool.copies(self.panels, case.k)
         random = np.random.default_rng(2)
         self.a: Array = random.standard_normal((case.m, case.k + PADDING), np.float32)
         self.c: Array = np.empty((case.m, case.n + PADDING), np.float32)
+        self.partial: Array = np.empty(SPLIT_K_ELEMENTS, np.float32)
         self.turn = 0
 
     def operands(self, weight: npt.NDArray[np.uint8]) -> list[int]:
@@ -82,8 +84,9 @@ class GemmRun:
         case = self.case
         a, c = self.a.ctypes.data, self.c.ctypes.data
         first = [case.m, case.n, case.k, a, self.a.shape[1], weight.ctypes.data, case.k * PANEL, 0]
-        residual = [0, 0] if case.kind == "linear" else []
-        return [*first, *residual, c, self.c.shape[1]]
+        if case.kind == SILU:
+            return [*first, c, self.c.shape[1]]
+        return [*first, 0, 0, c, self.c.shape[1], self.partial.ctypes.data, self.partial.size]
 
     def call(self, candidate: Candidate) -> float:
         """Run on the next copy of the weight; return seconds."""
@@ -91,7 +94,11 @@ class GemmRun:
         self.turn += 1
         slots = (abi.Slot * len(values))(*(abi.Slot(i=value) for value in values))
         schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*candidate.schedule)
-        rows = (abi.Row * 1)(abi.Row(1, self.library.entry(candidate.kernel), None, schedule))
+        reduce = reduce_kernel(self.case.kind, self.case.dtype, candidate.schedule)
+        addresses = [
+            self.library.entry(name) if name else None for name in (candidate.kernel, reduce)
+        ]
+        rows = (abi.Row * 1)(abi.Row(1, *addresses, schedule))
         entries = (abi.Entry * 1)(abi.Entry(rows, 1, 0, 0, -1, 0))
         tape = abi.Tape(entries, 1, slots, None, 0)
         args = (abi.Slot * 1)(abi.Slot(i=self.case.m))
@@ -116,7 +123,7 @@ class GemmRun:
     ) -> bool:
         case = self.case
         a = self.a[rows, : case.k].astype(np.float64)
-        if case.kind == "linear":
+        if case.kind == LINEAR:
             b = self.pool.columns(window, case.k, panel)
             wanted, bound = a @ b, np.abs(a) @ np.abs(b)
         else:

@@ -40,7 +40,10 @@ def _operator(families: str, operands: str) -> Operator:
 
 
 _GEMM = "M:int N:int K:int A:in lda:int B:weight panel_stride:int bias:weight? "
-_LINEAR = _operator("gemm_linear", _GEMM + "R:in? ldr:int C:out ldc:int")
+_LINEAR = _operator(
+    "gemm_linear gemm_linear_reduce",
+    _GEMM + "R:in? ldr:int C:out ldc:int partial:out partial_size:int",
+)
 _SILU = _operator("gemm_silu", _GEMM + "C:out ldc:int")
 _HEADS = "n_q:int n_kv:int hd:int "
 _KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "

@@ -31,7 +31,7 @@ from dovetail.compiler.model_spec import read_generation_defaults, read_model_sp
 from dovetail.compiler.payload import Payload, make_payload
 from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.schedules import default_tables, gemm_kernels
-from dovetail.compiler.search import search_tables
+from dovetail.compiler.search.tables import search_tables, tuning_library
 from dovetail.compiler.service import plan_service
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
@@ -60,7 +60,7 @@ COPIED_FILES = {
 
 Progress = Callable[[str, int, int], None]
 """Called with (step, done, total); the steps' names are those of `STEPS`, in that order."""
-STEPS = ("read", "kernels", "schedules", "weights", "write")
+STEPS = ("read", "schedules", "kernels", "weights", "write")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +140,10 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
     with steps.run("read"):
         inputs = _read_inputs(request)
     with write_artifact(request.output) as artifact:
-        with steps.run("kernels"):
-            libraries = _build_libraries(inputs, steps)
         with steps.run("schedules"):
-            schedules, records = _make_schedules(inputs, libraries, steps)
+            schedules, records = _make_schedules(inputs, steps)
+        with steps.run("kernels"):
+            libraries = _build_libraries(inputs, schedules, steps)
         with steps.run("weights"):
             weights, chunks = _pack(inputs, artifact, steps)
         with steps.run("write"):
@@ -251,19 +251,20 @@ def _measurable(target: Target, request: CompileRequest) -> bool:
 # ---- the steps ----
 
 
-def _build_libraries(inputs: _Inputs, steps: _Steps) -> dict[str, BuiltLibrary]:
+def _build_libraries(
+    inputs: _Inputs, schedules: ScheduleFile, steps: _Steps
+) -> dict[str, BuiltLibrary]:
     libraries = {}
     for number, target in enumerate(inputs.targets):
-        kernels = (*model_kernels(inputs.spec, target), *gemm_kernels(inputs.spec, target))
+        products = gemm_kernels(inputs.spec, target, schedules.tables)
+        kernels = (*model_kernels(inputs.spec, target), *products)
         wanted = LibrarySpec(target=target, kernels=kernels)
         libraries[target.name] = build_library(wanted, inputs.request.cache)
         steps.advance(number + 1, len(inputs.targets))
     return libraries
 
 
-def _make_schedules(
-    inputs: _Inputs, libraries: dict[str, BuiltLibrary], steps: _Steps
-) -> tuple[ScheduleFile, list[TuningRecord]]:
+def _make_schedules(inputs: _Inputs, steps: _Steps) -> tuple[ScheduleFile, list[TuningRecord]]:
     request, payload = inputs.request, inputs.payload
     tables: list[ScheduleTable] = []
     records: list[TuningRecord] = []
@@ -271,7 +272,7 @@ def _make_schedules(
         if not _measurable(target, request):
             tables += default_tables(inputs.spec, target, inputs.plan, inputs.hardware).tables
             continue
-        library = libraries[target.name]
+        library = tuning_library(inputs.spec, target, request.cache)
         pool = pool_bytes(inputs.hardware)
         with Meter(library.path, library.index, pool_bytes=pool) as meter:
             recorder = Recorder(meter, Identity.of(inputs.hardware, library.index))

@@ -1,4 +1,4 @@
-"""Default schedules by rules: which GEMM micro-kernels a model needs, and which one serves which M.
+"""Micro-kernels, and default schedules by rules: which one serves which M.
 
 In: ModelSpec, target, thread plan, cache sizes. Out: kernel requests for the library and a
 ScheduleFile with total cover of M. Nothing is measured here; `dovetail.compiler.search` refines it.
@@ -36,7 +36,13 @@ class MicroKernel:
         return self.rows * vectors + min(self.rows, vectors) + 1
 
 
-MICRO_KERNELS: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
+MOST_ROWS = {LINEAR: 28, SILU: 14}
+PANEL_COUNTS = {LINEAR: (1, 2, 3, 4), SILU: (2, 4)}
+"""The tiles that gemm.dk can be bound to; a gated product takes gate and up panels in pairs."""
+SCALAR_ROWS = {(LINEAR, 1): 2, (SILU, 2): 1}
+"""(kind, panels) to rows where there are no vectors: the compiler shares out the registers."""
+
+RULE_TILES: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
     (kind, isa): tuple(MicroKernel(*shape) for shape in shapes)
     for kind, isa, shapes in (
         (LINEAR, "avx512", ((8, 3), (4, 4), (14, 2))),
@@ -49,7 +55,7 @@ MICRO_KERNELS: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
         (SILU, "generic", ((1, 2),)),
     )
 }
-"""The tiles built for each target; the first serves large M. Between them they reach the read
+"""The tiles that the rules choose from; the first serves large M. Between them they reach the read
 bandwidth at small M (many panels are many streams) and the multiply-add rate at large M."""
 
 
@@ -73,6 +79,10 @@ class GemmOp:
         """Bytes of the packed weight."""
         return self.weight_panels * PANEL * self.k * DTYPES[self.dtype].size
 
+    def kernel(self, target: Target, tile: MicroKernel) -> str:
+        """Return the name of the kernel that holds `tile`."""
+        return kernel_name(self.kind, self.dtype, built_tiles(self.kind, target)[tile.panels])
+
 
 def gemm_ops(spec: ModelSpec) -> tuple[GemmOp, ...]:
     """Return the matrix products of one forward step, by the names schedule tables use."""
@@ -86,41 +96,63 @@ def gemm_ops(spec: ModelSpec) -> tuple[GemmOp, ...]:
     )
 
 
-def kernel_name(kind: str, dtype: str, tile: MicroKernel) -> str:
-    """Return the exported name, e.g. `gemm_linear_f32_14x2`."""
-    return f"gemm_{kind}_{dtype}_{tile.rows}x{tile.panels}"
-
-
 def micro_kernels(kind: str, target: Target) -> tuple[MicroKernel, ...]:
-    """Return the tiles of `target`; ScheduleError where one does not fit its register file."""
-    tiles = MICRO_KERNELS[kind, target.isa]
-    for tile in tiles:
-        if target.lanes > 1 and tile.registers(target.lanes) > target.registers:
-            raise ScheduleError(
-                f"micro-kernel {tile.rows}x{tile.panels} needs {tile.registers(target.lanes)} "
-                f"registers, {target.name} has {target.registers}; choose a smaller tile"
-            )
-    return tiles
+    """Return every tile that fits the register file of `target`, by panels and rows.
 
-
-def gemm_requests(dtypes: Iterable[str], target: Target) -> tuple[KernelRequest, ...]:
-    """Return the GEMM kernels for weights of these dtypes."""
+    What must fit without spilling: accumulators, B vectors and broadcast (Sandwich §6).
+    """
     return tuple(
-        KernelRequest(
-            "gemm",
-            f"gemm_{kind}",
-            {"W": dtype, "MR": tile.rows, "NP": tile.panels},
-            kernel_name(kind, dtype, tile),
-        )
-        for dtype in dtypes
-        for kind in (LINEAR, SILU)
-        for tile in micro_kernels(kind, target)
+        tile
+        for panels in PANEL_COUNTS[kind]
+        for rows in range(1, MOST_ROWS[kind] + 1)
+        if _fits(kind, tile := MicroKernel(rows, panels), target)
     )
 
 
-def gemm_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
-    """Return the GEMM kernels that every schedule of `spec` chooses from."""
-    return gemm_requests((spec.weight_dtype,), target)
+def _fits(kind: str, tile: MicroKernel, target: Target) -> bool:
+    if target.lanes == 1:
+        return tile.rows <= SCALAR_ROWS.get((kind, tile.panels), 0)
+    return tile.registers(target.lanes) <= target.registers
+
+
+def built_tiles(kind: str, target: Target) -> dict[int, MicroKernel]:
+    """Return the tallest tile of each panel count: its kernel holds all lower ones."""
+    return {tile.panels: tile for tile in micro_kernels(kind, target)}
+
+
+def kernel_name(kind: str, dtype: str, tile: MicroKernel) -> str:
+    """Return the exported name of a built tile's kernel, e.g. `gemm_linear_f32_14x2`."""
+    return f"gemm_{kind}_{dtype}_{tile.rows}x{tile.panels}"
+
+
+def reduce_kernel(kind: str, dtype: str, schedule: Sequence[int]) -> str | None:
+    """Return the kernel that adds up the parts of K, or None where a schedule does not split K."""
+    split = kind == LINEAR and schedule[SCHEDULE_VALUES.index("grid_k")] > 1
+    return f"gemm_linear_reduce_{dtype}" if split else None
+
+
+def gemm_requests(dtypes: Iterable[str], target: Target) -> tuple[KernelRequest, ...]:
+    """Return the GEMM kernels for weights of these dtypes: between them they hold every tile."""
+    return tuple(request for dtype in dtypes for request in _requests(dtype, target))
+
+
+def _requests(dtype: str, target: Target) -> Iterator[KernelRequest]:
+    name = f"gemm_linear_reduce_{dtype}"
+    yield KernelRequest("gemm", "gemm_linear_reduce", {"W": dtype}, name)
+    for kind in (LINEAR, SILU):
+        for tile in built_tiles(kind, target).values():
+            binding: dict[str, int | str] = {"W": dtype, "MR": tile.rows, "NP": tile.panels}
+            name = kernel_name(kind, dtype, tile)
+            yield KernelRequest("gemm", f"gemm_{kind}", binding, name)
+
+
+def gemm_kernels(
+    spec: ModelSpec, target: Target, tables: Iterable[ScheduleTable]
+) -> tuple[KernelRequest, ...]:
+    """Return the GEMM kernels that the schedule tables of `spec` for `target` name, no others."""
+    rows = [row for table in tables if table.target == target.name for row in table.rows]
+    used = {row.kernel for row in rows} | {row.reduce_kernel for row in rows}
+    return tuple(r for r in gemm_requests((spec.weight_dtype,), target) if r.name in used)
 
 
 # ---- one schedule ----
@@ -154,14 +186,14 @@ def tile_schedule(
         block_m=block_m,
         grid_m=grid_m,
         grid_n=grid_n,
-        n_outer=1,
+        block_n=1,
         prefetch=prefetch,
     )
 
 
 def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
     """Return the lowest tile that takes `m` rows at once, else the one for large M."""
-    tiles = micro_kernels(op.kind, target)
+    tiles = RULE_TILES[op.kind, target.isa]
     tall_enough = [tile for tile in tiles if tile.rows >= m]
     return min(tall_enough, key=lambda tile: tile.rows) if tall_enough else tiles[0]
 
@@ -181,7 +213,7 @@ def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int)
     prefetch = default_prefetch(tile, m)
     return Row(
         m_lo=m,
-        kernel=kernel_name(op.kind, op.dtype, tile),
+        kernel=op.kernel(target, tile),
         schedule=tile_schedule(op, tile, m, threads=threads, l3_bytes=l3_bytes, prefetch=prefetch),
     )
 
@@ -201,7 +233,7 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 def breakpoints(kind: str, target: Target) -> tuple[int, ...]:
     """Return the M at which the rules may change their mind: just past each tile height."""
-    heights = {tile.rows for tile in micro_kernels(kind, target)}
+    heights = {tile.rows for tile in RULE_TILES[kind, target.isa]}
     return tuple(sorted({1, 5, *(height + 1 for height in heights)}))
 
 

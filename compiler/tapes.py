@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dovetail.compiler.buffers import Stage, plan_offsets
 from dovetail.compiler.operators import OPERATORS, READS, WRITES
 from dovetail.ir.dtypes import DTYPES
-from dovetail.ir.model import MAX_KV_SPLITS, PANEL, ModelSpec, WeightEntry
+from dovetail.ir.model import MAX_KV_SPLITS, PANEL, SPLIT_K_ELEMENTS, ModelSpec, WeightEntry
 from dovetail.ir.tape import (
     FORWARD_ARGS,
     SAMPLE_ARGS,
@@ -158,6 +158,7 @@ class _Forward:
         self.inner = tape.padded("inner", tokens, spec.intermediate_size)
         part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 2)
         self.partial = tape.dense("partial", sequences, part)
+        self.sums = tape.dense("split_k", 1, SPLIT_K_ELEMENTS)
         self.picked = tape.padded("picked", sequences, hidden)
         self.final = tape.padded("final", sequences, hidden)
 
@@ -232,7 +233,8 @@ class _Forward:
         self.norm("head", "final_norm", self.picked, self.final, m="n_out")
         gemm = self.gemm("head", self.spec.vocab_size, self.final, out)
         logits = (_arg("logits"), _arg("logits_stride"))
-        self.tape.add("head", "head", "n_out", *gemm, WeightRef(name=None), 0, *logits)
+        values = (*gemm, WeightRef(name=None), 0, *logits, self.sums, SPLIT_K_ELEMENTS)
+        self.tape.add("head", "head", "n_out", *values)
 
     # ---- groups of slots ----
 
@@ -252,7 +254,8 @@ class _Forward:
         segment = f"{'pre' if op == 'qkv' else 'post'}_attn({layer})"
         gemm = self.gemm(name, self.weights[name].n, a, _T)
         added = self.rows(residual) if residual else (WeightRef(name=None), 0)
-        self.tape.add(op, segment, "n_tokens", *gemm, *added, *self.rows(c))
+        values = (*gemm, *added, *self.rows(c), self.sums, SPLIT_K_ELEMENTS)
+        self.tape.add(op, segment, "n_tokens", *values)
 
     def gemm(self, weight: str, n: int, a: BufferRef, m: ArgRef) -> tuple[Value, ...]:
         """Return the slots every GEMM begins with: M, N, K, A, lda, B, panel stride, bias."""

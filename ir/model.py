@@ -13,6 +13,8 @@ PANEL = 16
 """Columns in one panel of a packed weight; every target's micro-kernels read whole panels."""
 MAX_KV_SPLITS = 16
 """Largest `kv_splits` of a forward tape: its partial-attention buffer holds so many parts."""
+SPLIT_K_ELEMENTS = 1 << 19
+"""Floats of a forward tape's buffer for partial sums of split-K; what needs more is not split."""
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,13 +11,14 @@ SCHEDULE_VALUES = (
     "grid_m",
     "grid_n",
     "grid_k",
-    "n_outer",
+    "block_n",
     "prefetch",
 )
 """Names of the eight i64 values a kernel's `sched` parameters may read, in order of `Row.schedule`.
 
-m_tile: rows per micro-kernel call; block_m, block_k: the computation slice (0 = whole);
-grid_*: the thread grid (their product <= threads); n_outer: 1 = panels outside, rows inside;
+m_tile: rows per micro-kernel call; block_m, block_k, block_n: the computation slice, in rows,
+values of K and groups of the micro-kernel's panels (0 = whole), which rows pass through one by one;
+so block_n = 1 is panels outside, rows inside. grid_*: the thread grid (their product <= threads);
 prefetch: bytes ahead in the weight stream, 0 = none, -1 = the next group of panels, each row tile
 fetching its share.
 """

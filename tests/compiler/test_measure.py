@@ -39,7 +39,7 @@ def hang({HEAD}):
     while M > 0:
         C[0] = C[0] + 1.0
 """
-SCHEDULE = make_schedule(m_tile=2, n_outer=1)
+SCHEDULE = make_schedule(m_tile=2, block_n=1)
 CASE = GemmCase(kind="linear", n=40, k=30, m=5, dtype="f32", threads=2)
 
 

@@ -138,7 +138,7 @@ def test_large_sets_are_recorded_in_batches_that_share_the_reference():
 def test_over_a_real_meter():
     target, hardware = host_target(), read_hardware()
     built = build_library(LibrarySpec(target=target, kernels=gemm_requests(("f32",), target)))
-    schedule = make_schedule(m_tile=2, n_outer=1)
+    schedule = make_schedule(m_tile=2, block_n=1)
     linear = [k.name for k in built.index.kernels if k.name.startswith("gemm_linear_f32")]
     candidates = tuple(Candidate(name, schedule) for name in linear)
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.schedules import (
     LINEAR,
-    MICRO_KERNELS,
+    MOST_ROWS,
+    RULE_TILES,
     SILU,
     GemmOp,
     MicroKernel,
+    built_tiles,
     default_gemm_rows,
     default_tables,
     gemm_kernels,
-    gemm_ops,
+    gemm_requests,
     make_schedule,
     merge_rows,
     micro_kernels,
@@ -55,16 +57,27 @@ def plan(prefill: int, decode: int) -> ServicePlan:
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("kind", [LINEAR, SILU])
-def test_micro_kernels_fit_the_register_file(target, kind):
-    for tile in micro_kernels(kind, target):
-        assert target.lanes == 1 or tile.registers(target.lanes) <= target.registers
-        assert kind == LINEAR or tile.panels % 2 == 0
+def test_micro_kernels_are_all_that_fit_the_register_file(target, kind):
+    tiles = micro_kernels(kind, target)
+    built = built_tiles(kind, target)
+    assert {(t.rows, t.panels) for t in tiles} == {
+        (rows, panels) for panels, tallest in built.items() for rows in range(1, tallest.rows + 1)
+    }
+    if target.lanes == 1:
+        return
+    assert all(tile.registers(target.lanes) <= target.registers for tile in tiles)
+    for panels, tallest in built.items():
+        higher = MicroKernel(tallest.rows + 1, panels)
+        assert higher.registers(target.lanes) > target.registers or higher.rows > MOST_ROWS[kind]
+    assert set(RULE_TILES[kind, target.isa]) <= set(tiles)
 
 
-def test_a_tile_that_would_spill_is_refused(monkeypatch):
-    monkeypatch.setitem(MICRO_KERNELS, (LINEAR, "avx2"), (MicroKernel(8, 1),))
-    with pytest.raises(ScheduleError, match="registers"):
-        micro_kernels(LINEAR, TARGETS["x86-64-avx2"])
+def test_the_tiles_of_avx512_and_avx2():
+    def heights(target):
+        return {t.panels: t.rows for t in built_tiles(LINEAR, TARGETS[target]).values()}
+
+    assert heights("x86-64-avx512") == {1: 28, 2: 14, 3: 9, 4: 6}
+    assert heights("x86-64-avx2") == {1: 6, 2: 3, 3: 2, 4: 1}
 
 
 @given(
@@ -126,6 +139,8 @@ def test_equal_phases_share_tables():
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
 def test_rows_name_kernels_that_are_built(target):
-    built = {request.name for request in gemm_kernels(SPEC, target)}
-    for op in gemm_ops(SPEC):
-        assert {row.kernel for row in default_gemm_rows(op, target, 2, 1 << 20)} <= built
+    """And no others: the library holds what its tables use."""
+    tables = default_tables(SPEC, target, plan(2, 1), read_hardware()).tables
+    named = {row.kernel for table in tables if table.n for row in table.rows}
+    assert {request.name for request in gemm_kernels(SPEC, target, tables)} == named
+    assert named < {request.name for request in gemm_requests(("bf16",), target)}

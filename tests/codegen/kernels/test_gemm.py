@@ -17,7 +17,14 @@ from dovetail.codegen.interpret import interpret
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
-from dovetail.compiler.schedules import LINEAR, SILU, gemm_requests, make_schedule, micro_kernels
+from dovetail.compiler.schedules import (
+    LINEAR,
+    SILU,
+    built_tiles,
+    gemm_requests,
+    make_schedule,
+    reduce_kernel,
+)
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.low.nodes import Unit
 from dovetail.ir.schedule import SCHEDULE_VALUES
@@ -25,7 +32,7 @@ from dovetail.runtime import abi
 
 NATIVE = [n for n, t in TARGETS.items() if runs_on(t, platform.machine(), host_features())]
 DTYPES = ("f32", "bf16")
-Call = Callable[[list[int | np.ndarray | None], int], None]
+Call = Callable[[str, list[int | np.ndarray | None], int], None]
 GUARD = np.float32(1e30)
 """Fills C around the result, to see stores that go astray."""
 
@@ -70,6 +77,7 @@ class Problem:
     residual: bool = False
     in_place: bool = False
     seed: int = 0
+    partial_size: int = 1 << 16
     a: np.ndarray = field(init=False)
     weights: list[np.ndarray] = field(init=False)
 
@@ -103,28 +111,32 @@ class Problem:
         return out, 1e-6 * (self.k**0.5 + 4) * (1 + sizes[0]) * (1 + np.abs(up) + sizes[1])
 
     def run(self, target: str, name: str, threads: int = 1, **schedule: int) -> np.ndarray:
-        """Call the compiled kernel on all threads' shares and return C."""
-        entry = library(target)[1][f"dt_entry_{name}"]
+        """Call the compiled kernel on all threads' shares, then what adds up the parts of K."""
 
-        def call(values: list[int | np.ndarray | None], tid: int) -> None:
+        def call(kernel: str, values: list[int | np.ndarray | None], tid: int) -> None:
             slots = (abi.Slot * len(values))(*(slot(v) for v in values))
             row = (ctypes.c_int64 * 8)(*make_schedule(**schedule))
+            entry = library(target)[1][f"dt_entry_{kernel}"]
             entry(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
 
-        return self.guarded(call, threads)
+        return self.guarded(call, self.phases(name, schedule), threads)
 
     def interpret(self, target: str, name: str, threads: int = 1, **schedule: int) -> np.ndarray:
         """Interpret the text lowered for the target, on all threads' shares, and return C."""
-        program, params = lowered(target, name)
         row = dict(zip(SCHEDULE_VALUES, make_schedule(**schedule), strict=True))
 
-        def call(values: list[int | np.ndarray | None], tid: int) -> None:
+        def call(kernel: str, values: list[int | np.ndarray | None], tid: int) -> None:
+            program, params = lowered(target, kernel)
             given = {**row, "tid": tid, "nth": threads}
-            interpret(program, name, [*values, *(given[p] for p in params)], TARGETS[target])
+            interpret(program, kernel, [*values, *(given[p] for p in params)], TARGETS[target])
 
-        return self.guarded(call, threads)
+        return self.guarded(call, self.phases(name, schedule), threads)
 
-    def guarded(self, call: Call, threads: int) -> np.ndarray:
+    def phases(self, name: str, schedule: dict[str, int]) -> list[str]:
+        second = reduce_kernel(self.kind, self.dtype, make_schedule(**schedule))
+        return [name, second] if second else [name]
+
+    def guarded(self, call: Call, kernels: list[str], threads: int) -> np.ndarray:
         """Return C, after checking that nothing around it was written."""
         ldc = self.n + 5
         c = np.full((self.m + 1, ldc), GUARD)
@@ -135,10 +147,13 @@ class Problem:
         bias = np.ascontiguousarray(self.biases.reshape(len(self.weights), -1, 16).swapaxes(0, 1))
         values = [self.m, self.n, self.k, self.a, self.a.shape[1], self.packed(), self.k * 16]
         values += [bias if self.bias else None]
-        values += [r, ldc] if self.kind == LINEAR else []
-        for tid in reversed(range(threads)):
-            call([*values, c, ldc], tid)
+        partial = np.full(self.partial_size + 1, np.nan, np.float32)
+        sums = [partial, self.partial_size]
+        values += [r, ldc, c, ldc, *sums] if self.kind == LINEAR else [c, ldc]
+        for kernel, tid in itertools.product(kernels, reversed(range(threads))):
+            call(kernel, values, tid)
         assert (c[self.m] == GUARD).all() and (c[:, self.n :] == GUARD).all()
+        assert np.isnan(partial[-1])
         return c[: self.m, : self.n]
 
     def assert_right(self, got: np.ndarray) -> None:
@@ -188,7 +203,7 @@ def test_linear_at_tile_edges(target: str, name: str) -> None:
     epilogues = itertools.cycle([(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 1)])
     for size, (bias, residual, in_place) in zip(sizes(name), epilogues, strict=False):
         problem = Problem(*size, dtype, LINEAR, bool(bias), bool(residual), bool(in_place))
-        problem.check(target, name, m_tile=rows, n_outer=1)
+        problem.check(target, name, m_tile=rows, block_n=1)
 
 
 @pytest.mark.parametrize(("target", "name"), kernel_names(SILU), ids=str)
@@ -196,18 +211,21 @@ def test_silu_at_tile_edges(target: str, name: str) -> None:
     rows, _ = tile_of(name)
     dtype = name.split("_")[2]
     for i, size in enumerate(sizes(name)):
-        Problem(*size, dtype, SILU, bias=bool(i % 2)).check(target, name, m_tile=rows, n_outer=1)
+        Problem(*size, dtype, SILU, bias=bool(i % 2)).check(target, name, m_tile=rows, block_n=1)
 
 
 SCHEDULES = [
-    {"m_tile": 3, "n_outer": 1, "prefetch": 256},
-    {"m_tile": 3, "n_outer": 0, "prefetch": -1},
-    {"m_tile": 1, "block_m": 4, "n_outer": 1, "prefetch": -1},
-    {"m_tile": 99, "grid_n": 2, "n_outer": 1},
+    {"m_tile": 3, "block_n": 1, "prefetch": 256},
+    {"m_tile": 3, "block_n": 0, "prefetch": -1},
+    {"m_tile": 1, "block_m": 4, "block_n": 1, "prefetch": -1},
+    {"m_tile": 99, "grid_n": 2, "block_n": 1},
     {"m_tile": 2, "grid_n": 3, "block_m": 2},
-    {"m_tile": 2, "grid_m": 3, "n_outer": 1},
+    {"m_tile": 2, "grid_m": 3, "block_n": 1},
     {"m_tile": 2, "grid_m": 2, "grid_n": 2, "block_k": 7},
-    {"m_tile": 0, "block_k": 1, "n_outer": 1},
+    {"m_tile": 0, "block_k": 1, "block_n": 1},
+    {"m_tile": 3, "block_n": 2, "block_k": 16, "block_m": 5},
+    {"m_tile": 3, "grid_k": 2, "block_n": 1},
+    {"m_tile": 4, "grid_k": 3, "grid_n": 2, "block_k": 8},
     {},
 ]
 
@@ -219,7 +237,7 @@ def test_every_schedule_gives_the_product(
     target: str, schedule: dict[str, int], threads: int
 ) -> None:
     for kind in (LINEAR, SILU):
-        tile = micro_kernels(kind, TARGETS[target])[0]
+        tile = built_tiles(kind, TARGETS[target])[2 if kind == SILU else 1]
         name = f"gemm_{kind}_f32_{tile.rows}x{tile.panels}"
         problem = Problem(11, 16 * 7 + 3, 20, "f32", kind, bias=True, residual=kind == LINEAR)
         problem.check(target, name, threads, **schedule)
@@ -230,24 +248,59 @@ def test_every_schedule_gives_the_product(
 def test_bits_do_not_depend_on_tile_rows_or_threads(target: str, dtype: str) -> None:
     whole = Problem(23, 16 * 9 + 5, 301, dtype, bias=True, residual=True)
     names = [
-        f"gemm_linear_{dtype}_{t.rows}x{t.panels}" for t in micro_kernels(LINEAR, TARGETS[target])
+        f"gemm_linear_{dtype}_{t.rows}x{t.panels}"
+        for t in built_tiles(LINEAR, TARGETS[target]).values()
     ]
-    reference = whole.run(target, names[0], m_tile=2, n_outer=1)
+    reference = whole.run(target, names[0], m_tile=2, block_n=1)
     for name, threads in itertools.product(names, (1, 3)):
-        got = whole.run(target, name, threads, m_tile=14, grid_n=threads, n_outer=threads == 1)
+        got = whole.run(target, name, threads, m_tile=14, grid_n=threads, block_n=threads == 1)
         assert (got.view(np.uint32) == reference.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_split_k_adds_its_parts_in_one_order(target: str, dtype: str) -> None:
+    """Whatever M, tile, grid and threads: for one grid_k the bits are the same."""
+    whole = Problem(9, 16 * 5 + 7, 133, dtype, bias=True, residual=True, in_place=True)
+    names = [name for _, name in kernel_names(LINEAR, [target]) if f"_{dtype}_" in name]
+    reference = whole.run(target, names[0], m_tile=2, grid_k=3)
+    whole.assert_right(reference)
+    assert (reference != whole.run(target, names[0], m_tile=2)).any()  # K was really split
+    for name, threads in itertools.product(names, (1, 4)):
+        got = whole.run(target, name, threads, m_tile=5, grid_k=3, grid_n=2, grid_m=2, block_n=1)
+        assert (got.view(np.uint32) == reference.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("target", NATIVE)
+def test_k_is_not_split_without_room_for_its_parts(target: str) -> None:
+    """And nothing is written past the room there is."""
+    name = kernel_names(LINEAR, [target])[0][1]
+    for room in (0, 3 * 48 - 1, 3 * 48):
+        problem = Problem(3, 40, 64, "f32", bias=True, partial_size=room)
+        got = problem.run(target, name, 2, m_tile=2, grid_k=2)
+        problem.assert_right(got)
+        whole = problem.run(target, name, m_tile=2)
+        assert (got == whole).all() == (room < 3 * 48)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_split_k_is_right_on_every_target(target: str) -> None:
+    name = kernel_names(LINEAR, [target])[0][1]
+    problem = Problem(2, 21, 37, name.split("_")[2], bias=True, residual=True)
+    got = problem.interpret(target, name, 2, m_tile=2, grid_k=2, grid_n=2, block_n=1)
+    problem.assert_right(got)
 
 
 def test_panels_may_lie_further_apart_than_k() -> None:
     """A K-view of a packed weight: the first 8 of 20 values of each row."""
     problem = Problem(3, 40, 20, "f32")
     target = NATIVE[0]
-    name = gemm_requests(("f32",), TARGETS[target])[0].name
+    name = kernel_names(LINEAR, [target])[0][1]
     packed, c = problem.packed(), np.empty((3, 40), np.float32)
     values = [3, 40, 8, problem.a.ctypes.data, 23, packed.ctypes.data, 320, 0, 0, 0]
-    values += [c.ctypes.data, 40]
+    values += [c.ctypes.data, 40, 0, 0]
     slots = (abi.Slot * len(values))(*(abi.Slot(i=v) for v in values))
-    row = (ctypes.c_int64 * 8)(*make_schedule(m_tile=4, n_outer=1))
+    row = (ctypes.c_int64 * 8)(*make_schedule(m_tile=4, block_n=1))
     library(target)[1][f"dt_entry_{name}"](slots, row, ctypes.c_int64(0), ctypes.c_int64(1))
     wanted = problem.a[:, :8].astype(np.float64) @ problem.weights[0][:, :8].T
     np.testing.assert_allclose(c, wanted, atol=1e-5)
@@ -263,6 +316,6 @@ def test_lowered_text_is_right_on_every_target(target: str, name: str) -> None:
     for m, n, k, threads in ((rows, 16 * panels, 3, 1), (rows + 1, 16 * panels + 17, 1, 2)):
         problem = Problem(m, n, k, dtype, kind, bias=k == 1, residual=k == 1, in_place=k == 1)
         got = problem.interpret(
-            target, name, threads, m_tile=rows, n_outer=1, grid_n=threads, prefetch=64
+            target, name, threads, m_tile=rows, block_n=1, grid_n=threads, prefetch=64
         )
         problem.assert_right(got)

@@ -6,17 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import TARGETS, host_target
 from dovetail.compiler.measure import Candidate, Measurement, Meter
 from dovetail.compiler.schedules import (
     LINEAR,
     GemmOp,
     default_gemm_rows,
-    gemm_kernels,
     gemm_ops,
 )
-from dovetail.compiler.search import (
+from dovetail.compiler.search.tables import (
     CANDIDATE_GAIN,
     POINTS,
     candidates_at,
@@ -25,6 +23,7 @@ from dovetail.compiler.search import (
     reused,
     rows_from,
     search_tables,
+    tuning_library,
 )
 from dovetail.ir.errors import SpecError
 from dovetail.topology.hardware import read_hardware
@@ -58,7 +57,7 @@ def test_failed_candidates_are_never_chosen():
 def test_rows_cover_every_m_whatever_was_measured(points, data):
     names = st.sampled_from(["a", "b", "c"])
     winners = {m: measured(data.draw(names), 1.0) for m in points}
-    rows = rows_from(winners, DEFAULTS)
+    rows = rows_from(OP, winners, DEFAULTS)
     bounds = [row.m_lo for row in rows]
     assert bounds[0] == 1 and bounds == sorted(set(bounds))
     for m in points:
@@ -86,7 +85,7 @@ def test_decode_and_head_see_one_row_per_sequence():
 
 def test_search_on_a_tiny_model():
     target, hardware, steps = host_target(), read_hardware(), []
-    library = build_library(LibrarySpec(target=target, kernels=gemm_kernels(SPEC, target)))
+    library = tuning_library(SPEC, target)
     with Meter(library.path, library.index, pool_bytes=1 << 24) as meter:
         tables = search_tables(
             SPEC,

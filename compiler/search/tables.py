@@ -9,23 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
 from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Measurer
 from dovetail.compiler.schedules import (
+    RULE_TILES,
     SPREAD_PREFETCH,
     GemmOp,
     default_gemm_rows,
     default_row,
     gemm_ops,
+    gemm_requests,
     gemm_table,
-    kernel_name,
     merge_rows,
-    micro_kernels,
     other_tables,
     phase_plans,
+    reduce_kernel,
     tile_schedule,
 )
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -62,12 +65,12 @@ def candidates_at(
     """Return the default schedule for `m` rows first, then every tile with each prefetch value."""
     default = default_row(op, target, m, threads, l3_bytes)
     found = [Candidate(default.kernel, default.schedule)]
-    for tile in micro_kernels(op.kind, target):
+    for tile in RULE_TILES[op.kind, target.isa]:
         for prefetch in prefetch_choices(tile.rows, m):
             schedule = tile_schedule(
                 op, tile, m, threads=threads, l3_bytes=l3_bytes, prefetch=prefetch
             )
-            found.append(Candidate(kernel_name(op.kind, op.dtype, tile), schedule))
+            found.append(Candidate(op.kernel(target, tile), schedule))
     return tuple(dict.fromkeys(found))
 
 
@@ -90,7 +93,9 @@ def ranking(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
     return tuple(sorted(fine, key=cost))
 
 
-def rows_from(winners: Mapping[int, Measurement], defaults: Sequence[Row]) -> tuple[Row, ...]:
+def rows_from(
+    op: GemmOp, winners: Mapping[int, Measurement], defaults: Sequence[Row]
+) -> tuple[Row, ...]:
     """Return a total cover: each winner serves (previous point, its point], defaults the rest."""
     if not winners:
         return tuple(defaults)
@@ -103,6 +108,7 @@ def rows_from(winners: Mapping[int, Measurement], defaults: Sequence[Row]) -> tu
                 m_lo=low,
                 kernel=best.candidate.kernel,
                 schedule=best.candidate.schedule,
+                reduce_kernel=reduce_kernel(op.kind, op.dtype, best.candidate.schedule),
                 source="measured",
                 seconds=best.seconds,
             )
@@ -183,6 +189,15 @@ def _case(op: GemmOp, m: int, phase: PhasePlan) -> GemmCase:
     )
 
 
+def tuning_library(spec: ModelSpec, target: Target, cache: Path | None = None) -> BuiltLibrary:
+    """Return the library that the search measures with: every micro-kernel of the weights' dtype.
+
+    It depends on target and dtype only, so that the build cache has it for the next model.
+    """
+    kernels = gemm_requests((spec.weight_dtype,), target)
+    return build_library(LibrarySpec(target, kernels, name="tuning", tvm_ffi=False), cache)
+
+
 def phase_points(op: GemmOp, phase: str, max_tokens: int, max_sequences: int) -> tuple[int, ...]:
     """Return the M measured for `op`: decode steps and the head see a row per sequence at most."""
     most = max_sequences if phase == "decode" or op.op == "head" else max_tokens
@@ -202,7 +217,7 @@ def search_tables(
     max_sequences: int = 32,
     progress: Progress | None = None,
 ) -> ScheduleFile:
-    """Return schedule tables for `spec`, timed by a `measurer` that has its `gemm_kernels`.
+    """Return schedule tables for `spec`, timed by a `measurer` of its `tuning_library`.
 
     `budget_seconds` bounds the search on the measurer's clock; `max_tokens` and `max_sequences` are
     the largest step of the workload. `progress` gets (products done, all, the next one's name).
@@ -224,7 +239,7 @@ def search_tables(
             share = (end - measurer.now()) / (len(work) - i)
             known[like] = search_op(setting, op, phase, points, share)
         defaults = default_gemm_rows(op, target, phase.threads, setting.l3_bytes)
-        rows = rows_from(known[like], defaults)
+        rows = rows_from(op, known[like], defaults)
         tables.append(gemm_table(op, target, name, phase.threads, rows))
     for name, phase in phase_plans(plan):
         tables += other_tables(spec, target, name, phase.threads)

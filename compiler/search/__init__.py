@@ -1,0 +1,1 @@
+"""Kernel search: which micro-kernel, computation slice and thread grid serves which M."""

@@ -7,12 +7,13 @@ nothing was measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from dovetail.compiler.payload import GemmUse, Payload
 from dovetail.ir.schedule import Row, ScheduleTable
-from dovetail.ir.tuning import OK, TuningRecord
+from dovetail.ir.tuning import OK, Reference, TuningRecord
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,14 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     points: int
     of_points: int
+
+
+class Times(NamedTuple):
+    """Quartiles and median of a schedule, in seconds."""
+
+    low: float
+    seconds: float
+    high: float
 
 
 def measure_gain(
@@ -55,8 +64,8 @@ def measure_gain(
 
 def _timed_pair(
     use: GemmUse, m: int, table: ScheduleTable, records: Sequence[TuningRecord]
-) -> tuple[TuningRecord, TuningRecord] | None:
-    """Return the trials of the default and of the chosen schedule; the latest of each counts."""
+) -> tuple[Times, Times] | None:
+    """Return times of the default and of the chosen schedule; the latest trial of each counts."""
     gemm = use.gemm
     work = (gemm.kind, {"n": gemm.n, "k": gemm.k, "m": m}, gemm.dtype, table.threads, table.target)
     trials = [
@@ -66,11 +75,17 @@ def _timed_pair(
     ]
     if not trials:
         return None
+    base = trials[0].reference
     latest = {(r.kernel, r.schedule): r for r in trials}
     row = row_at(table, m)
     default = latest[trials[0].kernel, trials[0].schedule]  # the search tries the default first
     chosen = latest.get((row.kernel, row.schedule))
-    return (default, chosen) if chosen else None
+    return (_times(default, base), _times(chosen, base)) if chosen else None
+
+
+def _times(record: TuningRecord, base: Reference | None) -> Times:
+    scale = record.scale_to(base)
+    return Times(record.low * scale, record.seconds * scale, record.high * scale)
 
 
 def row_at(table: ScheduleTable, m: int) -> Row:
@@ -78,6 +93,6 @@ def row_at(table: ScheduleTable, m: int) -> Row:
     return [row for row in table.rows if row.m_lo <= m][-1]
 
 
-def _total(pairs: Sequence[tuple[float, TuningRecord, TuningRecord]], side: int, key: str) -> float:
+def _total(pairs: Sequence[tuple[float, Times, Times]], side: int, key: str) -> float:
     total: float = sum(pair[0] * getattr(pair[side], key) for pair in pairs)
     return total

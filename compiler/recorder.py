@@ -214,10 +214,7 @@ class Recorder:
 
 def _measurement(record: TuningRecord, base: Reference | None) -> Measurement:
     """Return what a record says, in the machine's state when the base was timed."""
-    scale, beside = 1.0, record.reference
-    if base and beside and beside.seconds > 0 and record.status == OK:
-        same = msgspec.structs.replace(beside, seconds=base.seconds) == base
-        scale = base.seconds / beside.seconds if same else 1.0
+    scale = record.scale_to(base)
     return Measurement(
         candidate=Candidate(record.kernel, record.schedule),
         status=record.status,

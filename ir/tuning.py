@@ -112,6 +112,17 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.status != OK and (any(times) or self.runs):
             raise ValueError(f"a trial that ended in {self.status!r} has no times")
 
+    def scale_to(self, base: Reference | None) -> float:
+        """Return what to multiply times by to compare them with those taken beside `base`.
+
+        That is 1 where one of them has no reference, or another one.
+        """
+        beside = self.reference
+        if base is None or beside is None or not beside.seconds:
+            return 1.0
+        same = msgspec.structs.replace(beside, seconds=base.seconds) == base
+        return base.seconds / beside.seconds if same else 1.0
+
     @property
     def key(self) -> RecordKey:
         """What this record answers for."""

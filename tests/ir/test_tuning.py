@@ -74,13 +74,17 @@ def check_edit(record: TuningRecord, data: st.DataObject) -> None:
         assert decode_record(edited) == record  # nothing that counts was changed
 
 
-test_random_bytes = settings(max_examples=FEW)(given(st.binary(max_size=400))(check_bytes))
-test_random_edits = settings(max_examples=FEW)(given(valid_records(), st.data())(check_edit))
+test_random_bytes = settings(max_examples=FEW, deadline=None)(
+    given(st.binary(max_size=400))(check_bytes)
+)
+test_random_edits = settings(max_examples=FEW, deadline=None)(
+    given(valid_records(), st.data())(check_edit)
+)
 test_many_random_bytes = pytest.mark.long(
-    settings(max_examples=MANY)(given(st.binary(max_size=400))(check_bytes))
+    settings(max_examples=MANY, deadline=None)(given(st.binary(max_size=400))(check_bytes))
 )
 test_many_random_edits = pytest.mark.long(
-    settings(max_examples=MANY)(given(valid_records(), st.data())(check_edit))
+    settings(max_examples=MANY, deadline=None)(given(valid_records(), st.data())(check_edit))
 )
 
 

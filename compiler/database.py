@@ -1,0 +1,208 @@
+"""The tuning database: one file of records that processes share and no kill can spoil.
+
+In: a path. Out: the records in it that can be trusted, by key; a count of the lines that cannot.
+Lines are only ever added, each whole, under a file lock; `prune` alone writes the file anew.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from dovetail.codegen.toolchain import cache_directory
+from dovetail.ir.errors import SpecError
+from dovetail.ir.tuning import (
+    MAX_LINE_BYTES,
+    LineFaultError,
+    RecordKey,
+    TuningRecord,
+    decode_record,
+    encode_record,
+)
+
+FILE_NAME = "tuning.jsonl"
+REPLACED = "replaced by a later record"
+LOCK_SECONDS = 60.0
+
+
+def default_path(cache: Path | None = None) -> Path:
+    """Return the database that compiles share: `tuning.jsonl` in the build cache."""
+    return (cache or cache_directory()) / FILE_NAME
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """What two databases disagree in; pairs are (ours, theirs).
+
+    changed: another status, or quartiles apart. same: everything else that both know.
+    """
+
+    ours: tuple[TuningRecord, ...]
+    theirs: tuple[TuningRecord, ...]
+    changed: tuple[tuple[TuningRecord, TuningRecord], ...]
+    same: int
+
+
+class TuningDatabase:
+    """The records of one file; `skipped` counts the lines that were not used, by reason."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read what is there; a file that does not exist is an empty database.
+
+        Raises SpecError where it cannot be read or is no file.
+        """
+        self.path = Path(path)
+        self.skipped: Counter[str] = Counter()
+        self._known: dict[RecordKey, TuningRecord] = {}
+        with self._errors("read"), self._locked():
+            self._load()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[TuningRecord]:
+        return iter(tuple(self._known.values()))
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence that counts the lines which were skipped, None if there were none."""
+        if not self.skipped:
+            return None
+        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items()))
+        return f"{self.path}: skipped {self.skipped.total()} lines ({reasons})"
+
+    def lookup(self, key: RecordKey) -> TuningRecord | None:
+        """Return the latest record of `key`."""
+        return self._known.get(key)
+
+    def append(self, records: Sequence[TuningRecord]) -> None:
+        """Add records to the file and to what is known; SpecError where that cannot be done."""
+        if not records:
+            return
+        with self._errors("write"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                _append_lines(self.path, [encode_record(record) for record in records])
+        self._known |= {record.key: record for record in records}
+
+    def merge(self, other: Iterable[TuningRecord]) -> int:
+        """Add those records of `other` that are missing here or later; return how many."""
+        news = [r for r in other if (known := self.lookup(r.key)) is None or known.when < r.when]
+        self.append(news)
+        return len(news)
+
+    def prune(self, keep: Callable[[TuningRecord], bool] = lambda record: True) -> int:
+        """Write the file anew with the latest records that `keep` wants; return lines dropped."""
+        with self._errors("write"), self._locked():
+            self._load()
+            lines = len(self) + self.skipped.total()
+            kept = {key: record for key, record in self._known.items() if keep(record)}
+            if lines > len(kept):
+                _replace_file(self.path, (encode_record(record) for record in kept.values()))
+            self._known, self.skipped = kept, Counter()
+        return lines - len(kept)
+
+    def diff(self, other: TuningDatabase) -> Difference:
+        """Compare with another database."""
+        ours, theirs = self._known, other._known
+        both = [(ours[key], theirs[key]) for key in ours if key in theirs]
+        changed = tuple(pair for pair in both if _differ(*pair))
+        return Difference(
+            ours=tuple(r for key, r in ours.items() if key not in theirs),
+            theirs=tuple(r for key, r in theirs.items() if key not in ours),
+            changed=changed,
+            same=len(both) - len(changed),
+        )
+
+    def _load(self) -> None:
+        self._known, self.skipped = {}, Counter()
+        try:
+            with self.path.open("rb") as file:
+                for line in _lines(file):
+                    self._take(line)
+        except FileNotFoundError:
+            return
+
+    def _take(self, line: bytes) -> None:
+        try:
+            record = decode_record(line)
+        except LineFaultError as fault:
+            self.skipped[fault.reason] += 1
+            return
+        before = self._known.get(record.key)
+        if before is not None:
+            self.skipped[REPLACED] += 1
+        if before is None or before.when <= record.when:
+            self._known[record.key] = record
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the file's lock, where its folder can hold one; a read-only one needs none."""
+        parent = self.path.parent
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            yield
+            return
+        try:
+            with FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS):
+                yield
+        except Timeout:
+            raise SpecError(
+                f"{self.path} was locked by another process for {LOCK_SECONDS:.0f} s; "
+                f"if none is at work, remove {self.path}.lock"
+            ) from None
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SpecError(
+                f"cannot {doing} the tuning database {self.path}: {error.strerror}; "
+                "name a file that can be read and written with --db"
+            ) from None
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file that may hold anything; an overlong one comes cut short."""
+    while line := file.readline(MAX_LINE_BYTES + 2):
+        whole = line
+        while whole and not whole.endswith(b"\n"):
+            whole = file.readline(MAX_LINE_BYTES)
+        if line != b"\n":
+            yield line
+
+
+def _append_lines(path: Path, lines: Sequence[bytes]) -> None:
+    """Add each line in one write; a torn last line, of a process that died, is ended first."""
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            file.write(b"\n")
+        for line in lines:
+            file.write(line)
+
+
+def _replace_file(path: Path, lines: Iterable[bytes]) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        made = Path(file.name)
+        try:
+            file.writelines(lines)
+            file.close()
+            shutil.copymode(path, made)
+            made.replace(path)
+        except BaseException:
+            made.unlink()
+            raise
+
+
+def _differ(ours: TuningRecord, theirs: TuningRecord) -> bool:
+    apart = ours.high < theirs.low or theirs.high < ours.low
+    return ours.status != theirs.status or apart

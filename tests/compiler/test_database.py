@@ -1,0 +1,213 @@
+"""The tuning database: shared by processes, and only whole true records are ever used."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from datetime import timedelta
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.compiler.database import REPLACED, TuningDatabase, default_path
+from dovetail.ir.errors import SpecError
+from dovetail.ir.tuning import encode_record
+from tests.compiler.records import WHEN, make_record
+from tests.ir.test_tuning import FEW, MANY, edits, valid_records
+
+WRITER = """
+import sys
+from msgspec.structs import replace
+from dovetail.compiler.database import TuningDatabase
+from dovetail.ir.tuning import decode_record
+path, name, line = sys.argv[1:]
+database, record = TuningDatabase(path), decode_record(line.encode())
+for i in range(200):
+    database.append([replace(record, kernel=f"{name}{i}", build="x" * (i % 90) * 2)])
+"""
+
+
+def start_writer(path, name):
+    arguments = [WRITER, str(path), name, encode_record(make_record()).decode()]
+    return subprocess.Popen([sys.executable, "-P", "-c", *arguments])
+
+
+def later(record, seconds=2.0, **changes):
+    times = {"seconds": seconds, "low": seconds / 2, "high": seconds * 1.5}
+    when = record.when + timedelta(hours=1)
+    return msgspec.structs.replace(record, when=when, **times, **changes)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tuning.jsonl"
+
+
+def test_what_is_appended_is_there_for_the_next_process(path):
+    records = [make_record(kernel=name) for name in "abc"]
+    database = TuningDatabase(path)
+    assert len(database) == 0 and database.lookup(records[0].key) is None
+    database.append(records[:2])
+    database.append(records[2:])
+    database.append([])
+    again = TuningDatabase(path)
+    assert list(again) == list(database) == records
+    assert again.lookup(records[1].key) == records[1] and again.warning is None
+
+
+def test_the_later_record_of_a_key_stands_wherever_it_lies(path):
+    old = make_record()
+    new = later(old, 1.0)
+    path.write_bytes(encode_record(new) + encode_record(old))
+    database = TuningDatabase(path)
+    assert list(database) == [new] and database.skipped == {REPLACED: 1}
+    assert "skipped 1 lines" in database.warning and str(path) in database.warning
+
+
+def test_bad_lines_are_counted_and_the_others_used(path):
+    good = [make_record(kernel=name) for name in "ab"]
+    whole = encode_record(make_record(kernel="c"))
+    bad = [b"\xff\x00\n", b"{}\n", whole[:40] + b"\n", whole.replace(b"2.0", b"1.5")]
+    bad += [b"x" * (1 << 18) + b"\n", whole[:-5]]
+    path.write_bytes(encode_record(good[0]) + b"\n" + b"".join(bad[:3]))
+    with path.open("ab") as file:
+        file.write(encode_record(good[1]) + b"".join(bad[3:]))
+    database = TuningDatabase(path)
+    assert list(database) == good and database.skipped.total() == len(bad)
+    assert set(database.skipped) == {
+        "not a whole record", "changed since it was written", "too long"
+    }  # fmt: skip
+
+
+def test_a_torn_last_line_does_not_spoil_the_next_record(path):
+    first, second = make_record(kernel="a"), make_record(kernel="b")
+    path.write_bytes(encode_record(first)[:-20])
+    TuningDatabase(path).append([second])
+    database = TuningDatabase(path)
+    assert list(database) == [second] and database.skipped.total() == 1
+
+
+def test_two_processes_may_append_at_once(path):
+    writers = [start_writer(path, name) for name in ("left", "right")]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    database = TuningDatabase(path)
+    assert len(database) == 400 and database.warning is None
+
+
+def test_a_killed_writer_loses_no_finished_record(path):
+    writer = start_writer(path, "k")
+    while writer.poll() is None and not (path.is_file() and path.read_bytes().count(b"\n") >= 5):
+        pass
+    writer.kill()
+    writer.wait()
+    lines = path.read_bytes().count(b"\n")
+    database = TuningDatabase(path)
+    assert len(database) == lines >= 5 and database.skipped.total() <= 1
+
+
+def check_garbage(path, data: bytes) -> None:
+    path.write_bytes(data)
+    database = TuningDatabase(path)
+    assert len(database) == 0
+    assert database.skipped.total() == sum(map(bool, data.split(b"\n")))
+    assert list(path.parent.glob("*")) != []
+
+
+def check_edited(path, records, data: st.DataObject) -> None:
+    lines = [encode_record(record) for record in records]
+    victim = data.draw(st.integers(0, len(lines) - 1))
+    edited = data.draw(edits(lines[victim]))
+    path.write_bytes(b"".join([*lines[:victim], edited, *lines[victim + 1 :]]))
+    assert all(record in records for record in TuningDatabase(path))
+
+
+@settings(max_examples=FEW, deadline=None)
+@given(data=st.binary(max_size=600))
+def test_random_files(tmp_path_factory, data):
+    check_garbage(tmp_path_factory.getbasetemp() / "garbage.jsonl", data)
+
+
+@settings(max_examples=FEW, deadline=None)
+@given(st.lists(valid_records(), min_size=1, max_size=3), st.data())
+def test_random_edits_of_a_file(tmp_path_factory, records, data):
+    check_edited(tmp_path_factory.getbasetemp() / "edited.jsonl", records, data)
+
+
+@pytest.mark.long
+@settings(max_examples=MANY, deadline=None)
+@given(data=st.binary(max_size=600))
+def test_many_random_files(tmp_path_factory, data):
+    check_garbage(tmp_path_factory.getbasetemp() / "garbage.jsonl", data)
+
+
+@pytest.mark.long
+@settings(max_examples=MANY, deadline=None)
+@given(st.lists(valid_records(), min_size=1, max_size=3), st.data())
+def test_many_random_edits_of_a_file(tmp_path_factory, records, data):
+    check_edited(tmp_path_factory.getbasetemp() / "edited.jsonl", records, data)
+
+
+def test_merge_takes_what_is_missing_or_later(tmp_path):
+    a, b, c = (make_record(kernel=name) for name in "abc")
+    ours, theirs = TuningDatabase(tmp_path / "ours"), TuningDatabase(tmp_path / "theirs")
+    ours.append([later(a, 1.0), b])
+    theirs.append([a, later(b, 5.0), c])
+    assert ours.merge(theirs) == 2 and ours.merge(theirs) == 0
+    found = TuningDatabase(tmp_path / "ours")
+    assert {r.kernel: r.seconds for r in found} == {"a": 1.0, "b": 5.0, "c": 2.0}
+
+
+def test_prune_keeps_the_latest_that_are_wanted(path):
+    a, b = make_record(kernel="a"), make_record(kernel="b")
+    path.write_bytes(b"junk\n" + encode_record(a) + encode_record(later(a, 1.0)))
+    path.chmod(0o640)
+    database = TuningDatabase(path)
+    TuningDatabase(path).append([b])  # by another process meanwhile
+    assert database.prune() == 2 and database.warning is None
+    assert [r.seconds for r in TuningDatabase(path)] == [1.0, 2.0]
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert database.prune(lambda record: record.kernel == "b") == 1
+    assert list(TuningDatabase(path)) == [b] and database.prune() == 0
+
+
+def test_diff_tells_noise_from_change(tmp_path):
+    records = [make_record(kernel=name) for name in "abcd"]
+    ours, theirs = TuningDatabase(tmp_path / "ours"), TuningDatabase(tmp_path / "theirs")
+    ours.append(records[:3])
+    slower = later(records[1], 9.0)
+    theirs.append([later(records[0], 2.2), slower, records[3]])
+    found = ours.diff(theirs)
+    assert (found.ours, found.theirs, found.same) == ((records[2],), (records[3],), 1)
+    assert found.changed == ((records[1], slower),)
+
+
+def test_unusable_files_are_one_sentence(tmp_path):
+    with pytest.raises(SpecError, match="read the tuning database"):
+        TuningDatabase(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match="read the tuning database"):
+        TuningDatabase(tmp_path / "file/tuning.jsonl")
+    database = TuningDatabase(tmp_path / "later/tuning.jsonl")
+    (tmp_path / "later").write_text("")
+    with pytest.raises(SpecError, match="write the tuning database"):
+        database.append([make_record()])
+
+
+def test_appending_in_any_order_ends_in_the_same_database(path):
+    records = [make_record(kernel=name, when=WHEN + timedelta(i)) for i in (1, 2) for name in "ab"]
+    for seed in range(4):
+        path.unlink(missing_ok=True)
+        shuffled = random.Random(seed).sample(records, len(records))
+        TuningDatabase(path).append(shuffled)
+        assert {r.kernel: r.when for r in TuningDatabase(path)} == {
+            name: WHEN + timedelta(2) for name in "ab"
+        }
+
+
+def test_the_shared_database_lies_in_the_build_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CACHE", os.fspath(tmp_path))
+    assert default_path() == tmp_path / "tuning.jsonl" == default_path(tmp_path)

@@ -24,6 +24,7 @@ from dovetail.ir.tuning import (
     MAX_LINE_BYTES,
     LineFaultError,
     RecordKey,
+    RecordSet,
     TuningRecord,
     decode_record,
     encode_record,
@@ -61,15 +62,15 @@ class TuningDatabase:
         """
         self.path = Path(path)
         self.skipped: Counter[str] = Counter()
-        self._known: dict[RecordKey, TuningRecord] = {}
+        self._set = RecordSet()
         with self._errors("read"), self._locked():
             self._load()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._set.known)
 
     def __iter__(self) -> Iterator[TuningRecord]:
-        return iter(tuple(self._known.values()))
+        return iter(tuple(self._set.known.values()))
 
     @property
     def warning(self) -> str | None:
@@ -80,8 +81,8 @@ class TuningDatabase:
         return f"{self.path}: skipped {self.skipped.total()} lines ({reasons})"
 
     def lookup(self, key: RecordKey) -> TuningRecord | None:
-        """Return the latest record of `key`."""
-        return self._known.get(key)
+        """Return the latest record that answers for `key`."""
+        return self._set.lookup(key)
 
     def append(self, records: Sequence[TuningRecord]) -> None:
         """Add records to the file and to what is known; SpecError where that cannot be done."""
@@ -91,11 +92,13 @@ class TuningDatabase:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 _append_lines(self.path, [encode_record(record) for record in records])
-        self._known |= {record.key: record for record in records}
+        for record in records:
+            self._set.add(record)
 
     def merge(self, other: Iterable[TuningRecord]) -> int:
         """Add those records of `other` that are missing here or later; return how many."""
-        news = [r for r in other if (known := self.lookup(r.key)) is None or known.when < r.when]
+        known = self._set.known
+        news = [r for r in other if r.key not in known or known[r.key].when < r.when]
         self.append(news)
         return len(news)
 
@@ -104,15 +107,15 @@ class TuningDatabase:
         with self._errors("write"), self._locked():
             self._load()
             lines = len(self) + self.skipped.total()
-            kept = {key: record for key, record in self._known.items() if keep(record)}
+            kept = [record for record in self if keep(record)]
             if lines > len(kept):
-                _replace_file(self.path, (encode_record(record) for record in kept.values()))
-            self._known, self.skipped = kept, Counter()
+                _replace_file(self.path, (encode_record(record) for record in kept))
+                self._load()
         return lines - len(kept)
 
     def diff(self, other: TuningDatabase) -> Difference:
         """Compare with another database."""
-        ours, theirs = self._known, other._known
+        ours, theirs = self._set.known, other._set.known
         both = [(ours[key], theirs[key]) for key in ours if key in theirs]
         changed = tuple(pair for pair in both if _differ(*pair))
         return Difference(
@@ -123,7 +126,7 @@ class TuningDatabase:
         )
 
     def _load(self) -> None:
-        self._known, self.skipped = {}, Counter()
+        self._set, self.skipped = RecordSet(), Counter()
         try:
             with self.path.open("rb") as file:
                 for line in _lines(file):
@@ -137,11 +140,8 @@ class TuningDatabase:
         except LineFaultError as fault:
             self.skipped[fault.reason] += 1
             return
-        before = self._known.get(record.key)
-        if before is not None:
+        if self._set.add(record):
             self.skipped[REPLACED] += 1
-        if before is None or before.when <= record.when:
-            self._known[record.key] = record
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

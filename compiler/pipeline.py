@@ -25,6 +25,7 @@ from dovetail.codegen.targets import TARGETS, get_target, runs_on
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import parse_json_object, read_bounded
+from dovetail.compiler.database import TuningDatabase, default_path
 from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.measure import Meter, pool_bytes
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
@@ -68,8 +69,9 @@ class CompileRequest:
     """What to compile. `hardware` is `auto` or a HardwareSpec file, `workload` a trace.
 
     targets: names of `dovetail.codegen.targets`, best for the machine by default. effort: `none`
-    (schedules by rules) or `fast` (and a search of `search_seconds` on this machine). threads:
-    of both phases.
+    (schedules by rules) or `fast` (and a search of `search_seconds` on this machine). database:
+    of tuning records, by default the one in the build cache; what it holds is not measured again.
+    threads: of both phases.
     """
 
     model: str | Path
@@ -79,6 +81,7 @@ class CompileRequest:
     targets: tuple[str, ...] = ()
     effort: str = "fast"
     search_seconds: float = 20.0
+    database: str | Path | None = None
     threads: int | None = None
     max_context: int | None = None
     weight_dtype: str | None = None
@@ -89,7 +92,11 @@ class CompileRequest:
 
 
 class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a compile did: `seconds` by step, `rows` of the schedules by where they come from."""
+    """What a compile did: `seconds` by step, `rows` of the schedules by where they come from.
+
+    trials: the measurements behind the schedules. measured: how many of them were made now; the
+    others come from the tuning database.
+    """
 
     path: str
     family: str
@@ -104,6 +111,7 @@ class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
     effort: str
     rows: dict[str, int]
     trials: int
+    measured: int
     gain: Gain | None
     seconds: dict[str, float]
     notes: tuple[str, ...]
@@ -141,22 +149,22 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
         inputs = _read_inputs(request)
     with write_artifact(request.output) as artifact:
         with steps.run("schedules"):
-            schedules, records = _make_schedules(inputs, steps)
+            tuned = _make_schedules(inputs, steps)
         with steps.run("kernels"):
-            libraries = _build_libraries(inputs, schedules, steps)
+            libraries = _build_libraries(inputs, tuned.schedules, steps)
         with steps.run("weights"):
             weights, chunks = _pack(inputs, artifact, steps)
         with steps.run("write"):
-            tapes = _build_tapes(inputs, weights, schedules)
+            tapes = _build_tapes(inputs, weights, tuned.schedules)
             _write_model(artifact, inputs, weights, tapes)
             _write_libraries(artifact, libraries)
             artifact.write_json("hardware.json", inputs.hardware)
             artifact.write_json("plans/service.json", inputs.plan)
-            artifact.write_json(f"models/{MODEL_NAME}/schedules.json", schedules)
+            artifact.write_json(f"models/{MODEL_NAME}/schedules.json", tuned.schedules)
             artifact.write_json(f"models/{MODEL_NAME}/weights/chunks.json", chunks)
-            artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
+            artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, tuned.records)))
             _commit(artifact, inputs, chunks)
-    rows = Counter(row.source for table in schedules.tables for row in table.rows)
+    rows = Counter(row.source for table in tuned.schedules.tables for row in table.rows)
     return CompileReport(
         path=str(request.output),
         family=inputs.spec.family,
@@ -170,10 +178,11 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
         workload=inputs.workload.source,
         effort=request.effort,
         rows=dict(sorted(rows.items())),
-        trials=len(records),
-        gain=measure_gain(inputs.payload, schedules.tables, records),
+        trials=len(tuned.records),
+        measured=tuned.measured,
+        gain=measure_gain(inputs.payload, tuned.schedules.tables, tuned.records),
         seconds=steps.seconds,
-        notes=_notes(inputs),
+        notes=(*_notes(inputs), *tuned.notes),
     )
 
 
@@ -212,6 +221,16 @@ def _read_inputs(request: CompileRequest) -> _Inputs:
         plan=plan_service(hardware, request.threads),
         payload=make_payload(spec, workload, request.max_step_tokens, request.max_step_sequences),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuned:
+    """The schedules and the records behind them, `measured` of which were made now."""
+
+    schedules: ScheduleFile
+    records: list[TuningRecord]
+    measured: int
+    notes: tuple[str, ...]
 
 
 # ---- choosing ----
@@ -264,10 +283,11 @@ def _build_libraries(
     return libraries
 
 
-def _make_schedules(inputs: _Inputs, steps: _Steps) -> tuple[ScheduleFile, list[TuningRecord]]:
+def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
     request, payload = inputs.request, inputs.payload
     tables: list[ScheduleTable] = []
     records: list[TuningRecord] = []
+    measured, notes = 0, dict[str, None]()
     for target in inputs.targets:
         if not _measurable(target, request):
             tables += default_tables(inputs.spec, target, inputs.plan, inputs.hardware).tables
@@ -275,7 +295,9 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> tuple[ScheduleFile, list[
         library = tuning_library(inputs.spec, target, request.cache)
         pool = pool_bytes(inputs.hardware)
         with Meter(library.path, library.index, pool_bytes=pool) as meter:
-            recorder = Recorder(meter, Identity.of(inputs.hardware, library.index))
+            database = TuningDatabase(request.database or default_path(request.cache))
+            identity = Identity.of(inputs.hardware, library.index)
+            recorder = Recorder(meter, identity, database)
             found = search_tables(
                 inputs.spec,
                 inputs.plan,
@@ -290,7 +312,9 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> tuple[ScheduleFile, list[
             )
         tables += found.tables
         records += recorder.trials
-    return ScheduleFile(tables=tuple(tables)), records
+        measured += recorder.measured
+        notes |= dict.fromkeys([database.warning] if database.warning else [])
+    return _Tuned(ScheduleFile(tables=tuple(tables)), records, measured, tuple(notes))
 
 
 def _pack(

@@ -17,7 +17,15 @@ import msgspec
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Measurer
 from dovetail.ir.artifact import KernelIndex
-from dovetail.ir.tuning import OK, HardwareKey, RecordKey, Reference, TuningRecord
+from dovetail.ir.tuning import (
+    OK,
+    TIMEOUT,
+    HardwareKey,
+    RecordKey,
+    RecordSet,
+    Reference,
+    TuningRecord,
+)
 from dovetail.topology.hardware import HardwareSpec
 
 BATCH = 16
@@ -55,9 +63,10 @@ class Identity:
         }
         return cls(hardware, index, builds)
 
-    def key(self, case: GemmCase, candidate: Candidate) -> RecordKey:
+    def key(self, case: GemmCase, candidate: Candidate, rounds: int) -> RecordKey:
         """Return what a record of this trial answers for."""
-        return self.record(case, Measurement(candidate=candidate, status="wrong"), rounds=0).key
+        unknown = Measurement(candidate=candidate, status=TIMEOUT)
+        return self.record(case, unknown, rounds=rounds).key
 
     def record(
         self,
@@ -101,19 +110,13 @@ class Records(Protocol):
         """Keep records; they are there for good once this returns."""
 
 
-@dataclass(slots=True)
-class MemoryRecords:
+class MemoryRecords(RecordSet):
     """Records of this run only."""
-
-    known: dict[RecordKey, TuningRecord] = field(default_factory=dict)
-
-    def lookup(self, key: RecordKey) -> TuningRecord | None:
-        """Return the record that answers for `key`."""
-        return self.known.get(key)
 
     def append(self, records: Sequence[TuningRecord]) -> None:
         """Keep records until the process ends."""
-        self.known |= {record.key: record for record in records}
+        for record in records:
+            self.add(record)
 
 
 @dataclass(slots=True)
@@ -167,10 +170,8 @@ class Recorder:
         return Candidate(reference.kernel, reference.schedule)
 
     def _on_record(self, case: GemmCase, candidate: Candidate, rounds: int) -> TuningRecord | None:
-        record = self.records.lookup(self.identity.key(case, candidate))
-        if record is None or (self.since and record.when < self.since):
-            return None
-        return record if record.rounds >= rounds or record.status != OK else None
+        record = self.records.lookup(self.identity.key(case, candidate, rounds))
+        return None if record and self.since and record.when < self.since else record
 
     def _run(
         self,

@@ -68,6 +68,7 @@ class RecordKey(NamedTuple):
     dtype: str
     threads: int
     schedule: tuple[int, ...]
+    rounds: int
 
 
 class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,7 +137,36 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.dtype,
             self.threads,
             self.schedule,
+            self.rounds,
         )
+
+
+class RecordSet:
+    """Records by key, the latest of each."""
+
+    def __init__(self) -> None:
+        self.known: dict[RecordKey, TuningRecord] = {}
+        self._rounds: set[int] = set()
+
+    def add(self, record: TuningRecord) -> bool:
+        """Take a record in; return whether its key was there already, of which the later stays."""
+        before = self.known.get(record.key)
+        if before is None or before.when <= record.when:
+            self.known[record.key] = record
+            self._rounds.add(record.rounds)
+        return before is not None
+
+    def lookup(self, key: RecordKey) -> TuningRecord | None:
+        """Return the record that answers for `key`: of as many rounds, or the next more.
+
+        A trial that failed is known to fail, however many rounds were asked for.
+        """
+        more = sorted(self._rounds, key=lambda rounds: (rounds < key.rounds, rounds))
+        for rounds in more:
+            record = self.known.get(key._replace(rounds=rounds))
+            if record and (rounds >= key.rounds or record.status != OK):
+                return record
+        return None
 
 
 class LineFaultError(Exception):

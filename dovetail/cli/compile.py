@@ -32,6 +32,9 @@ def compile_command(
     effort: Annotated[
         str, typer.Option(help="none: schedules by rules; fast: and a short measured search.")
     ] = "fast",
+    db: Annotated[
+        Path | None, typer.Option(help="Tuning database, default the one in the build cache.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads, default all cores.")] = None,
     max_context: Annotated[
         int | None, typer.Option(help="Positions a request may use, default the model's.")
@@ -52,6 +55,7 @@ def compile_command(
             workload=workload,
             targets=tuple(target or ()),
             effort=effort,
+            database=db,
             threads=threads,
             max_context=max_context,
             weight_dtype=weight_dtype,
@@ -83,6 +87,7 @@ def _describe_gain(report: CompileReport) -> list[str]:
     if gain is None:
         return []
     return [
-        f"search: {report.trials} trials, matrix products {gain.ratio:.2f}x as fast as by the "
+        f"search: {report.trials} trials, {report.trials - report.measured} of them on record; "
+        f"matrix products {gain.ratio:.2f}x as fast as by the "
         f"default schedules (quartiles {gain.low:.2f} to {gain.high:.2f})"
     ]

@@ -12,12 +12,14 @@ import msgspec
 import pytest
 
 from dovetail.codegen.targets import TARGETS
+from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.pipeline import STEPS, CompileRequest, compile_artifact, compile_model
 from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import Tape
+from dovetail.ir.tuning import decode_record
 from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
@@ -230,3 +232,28 @@ def test_interrupted(step, model, tmp_path):
         _, errors = child.communicate()
     assert "ArtifactError: interrupted; nothing was written to" in errors
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_second_compile_finds_its_trials_on_record(model, tmp_path):
+    database = tmp_path / "tuning.jsonl"
+    database.write_bytes(b"no record\n")
+
+    def compile_again(name):
+        options = {"search_seconds": 1.0, "threads": 1, "database": database}
+        return compile_model(model, output=tmp_path / name, **options)
+
+    first, second = compile_again("a.dove"), compile_again("b.dove")
+    assert first.measured > first.trials / 2 and second.measured < first.measured / 4
+    assert any("skipped 1 lines (1 not a whole record)" in note for note in first.notes)
+    schedules = "models/llm/schedules.json"
+    a, b = (read(tmp_path / name / schedules, ScheduleFile) for name in ("a.dove", "b.dove"))
+    same = [x == y for x, y in zip(a.tables, b.tables, strict=True)]
+    assert sum(same) >= len(same) - 1  # the budget may end one trial later
+    kept = (tmp_path / "b.dove/tuning.jsonl").read_bytes().splitlines()
+    assert {decode_record(line).key for line in kept} <= {r.key for r in TuningDatabase(database)}
+
+
+def test_an_unusable_database_is_an_error(model, tmp_path):
+    with pytest.raises(SpecError, match="tuning database"):
+        compile_model(model, output=tmp_path / "a.dove", database=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -75,13 +75,15 @@ def test_what_is_on_record_is_not_run_again():
     assert len(second.asked) == 1  # what failed is not tried again
 
 
-def test_more_rounds_are_measured_again_and_replace():
+def test_more_rounds_are_measured_again_and_fewer_are_not():
     records, script = MemoryRecords(), Script()
     now = recorder(script, records)
     now.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
     assert now.measure(CASE, names("default", "fast"), rounds=5, seconds=1)[1].runs == 5
-    assert now.measure(CASE, names("fast"), rounds=3, seconds=1)[0].runs == 5
-    assert len(script.asked) == 2 and len(records.known) == 2
+    assert len(script.asked) == 2 and len(records.known) == 4
+    for rounds, runs in ((3, 3), (4, 5), (5, 5)):  # as the same search had them the first time
+        assert now.measure(CASE, names("fast"), rounds=rounds, seconds=1)[0].runs == runs
+    assert len(script.asked) == 2
 
 
 def test_times_of_a_slower_day_are_scaled_by_the_reference():

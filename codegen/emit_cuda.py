@@ -25,13 +25,17 @@ WARP_VALUES = {"tid": "dt_warp()", "nth": "dt_warps()"}
 
 @dataclass(frozen=True, slots=True)
 class CudaKernelText:
-    """Everything the template lays out for one kernel; `warps` are in a block."""
+    """Everything the template lays out for one kernel.
+
+    `warps` are in a block. A kernel that does not share its work runs on the first warp, `alone`.
+    """
 
     name: str
     family: str
     binding: tuple[tuple[str, int | str], ...]
     body: str
     warps: int
+    alone: bool
     params: tuple[str, ...]
     arguments: tuple[str, ...]
 
@@ -39,7 +43,7 @@ class CudaKernelText:
 def emit_cuda(spec: UnitSpec) -> str:
     """Return the CUDA C++ text of all kernels of `spec`; it needs no other file of ours.
 
-    Raises ScheduleError where the arrays of one warp do not fit a block's shared memory.
+    The index entries of the kernels say how many warps a block has.
     """
     return (
         templates()
@@ -60,7 +64,6 @@ def cuda_kernel_text(kernel: KernelSpec) -> CudaKernelText:
     """Return the pieces of one kernel."""
     entry = kernel.entry
     function = kernel.unit.function(entry.name)
-    warps = block_warps(function)
     given = [
         param
         for param, about in zip(function.params, entry.params, strict=True)
@@ -70,15 +73,19 @@ def cuda_kernel_text(kernel: KernelSpec) -> CudaKernelText:
         name=entry.name,
         family=entry.family,
         binding=tuple(entry.binding.items()),
-        body=print_low(share_arrays(function, warps)),
-        warps=warps,
+        body=print_low(share_arrays(function, entry.warps)),
+        warps=entry.warps,
+        alone=len(given) == len(function.params),
         params=tuple(_spell_param(param) for param in given),
         arguments=tuple(WARP_VALUES.get(param.name, param.name) for param in function.params),
     )
 
 
 def block_warps(function: Function) -> int:
-    """Return how many warps of a block have room for their arrays in shared memory."""
+    """Return how many warps of a block have room for their arrays in shared memory.
+
+    Raises ScheduleError where not even one has.
+    """
     needed = sum(_array_bytes(node) for node in function.walk() if isinstance(node, Declare))
     if needed > SHARED_BYTES:
         raise ScheduleError(

@@ -13,8 +13,11 @@ from pathlib import Path
 
 from dovetail.codegen.catalog import KernelRequest, load_kernel_module
 from dovetail.codegen.emit import KernelSpec, UnitSpec, emit_unit, read_template
+from dovetail.codegen.emit_cuda import block_warps, emit_cuda
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import find_kernel, lower
+from dovetail.codegen.nvidia import SOURCE_NAME as CUDA_SOURCE_NAME
+from dovetail.codegen.nvidia import compile_cuda, find_cuda_compiler
 from dovetail.codegen.text_cache import UnitText, remember_text
 from dovetail.codegen.toolchain import (
     BuildSpec,
@@ -68,6 +71,8 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     outside a tunable's choices, ToolchainError when the compiler fails.
     """
     check_names(spec)
+    if spec.target.device:
+        return _build_device_library(spec, cache)
     parts = min(os.cpu_count() or 1, max(1, len(spec.kernels) // KERNELS_PER_PART))
     text = _library_text(spec, parts, cache_directory() if cache is None else cache)
     path = compile_shared(_build_spec(spec, text.source, parts), cache)
@@ -84,6 +89,23 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     return BuiltLibrary(path, text.source, index)
 
 
+def _build_device_library(spec: LibrarySpec, cache: Path | None) -> BuiltLibrary:
+    """Return the module of an accelerator; it has neither thread team nor tvm-ffi wrappers."""
+    text = _library_text(spec, 1, cache_directory() if cache is None else cache)
+    path = compile_cuda(spec.name, text.source, spec.target, cache)
+    compiler = find_cuda_compiler()
+    index = KernelIndex(
+        target=spec.target.name,
+        abi=ABI,
+        library=path.name,
+        source=CUDA_SOURCE_NAME,
+        compiler=compiler.version,
+        flags=compiler.flags_for(spec.target),
+        kernels=text.kernels,
+    )
+    return BuiltLibrary(path, text.source, index)
+
+
 def _library_text(spec: LibrarySpec, parts: int, cache: Path) -> UnitText:
     """Return the C text of a library; remembered unless it has kernel files of the user."""
 
@@ -91,7 +113,8 @@ def _library_text(spec: LibrarySpec, parts: int, cache: Path) -> UnitText:
         kernels = tuple(
             lower_request(r, spec.target, spec.modules.get(r.module)) for r in spec.kernels
         )
-        source = emit_unit(UnitSpec(spec.name, spec.target, kernels, parts, spec.tvm_ffi))
+        emit = emit_cuda if spec.target.device else emit_unit
+        source = emit(UnitSpec(spec.name, spec.target, kernels, parts, spec.tvm_ffi))
         return UnitText(source=source, kernels=tuple(kernel.entry for kernel in kernels))
 
     if spec.modules:
@@ -141,6 +164,7 @@ def lower_request(
         params=tuple(_kernel_param(p, binding) for p in function.params),
         binding=binding,
         digest=hashlib.sha256(print_low(lowered).encode()).hexdigest(),
+        warps=block_warps(lowered.function(request.name)) if target.device else 0,
     )
     return KernelSpec(entry, lowered)
 

@@ -20,7 +20,7 @@ import dovetail.codegen
 import dovetail.ir
 from dovetail.ir.artifact import KernelEntry
 
-SUFFIXES = frozenset({".py", ".dk", ".c", ".h", ".j2", ".lark"})
+SUFFIXES = frozenset({".py", ".dk", ".c", ".h", ".cuh", ".j2", ".lark"})
 
 
 class UnitText(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,12 +13,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -119,11 +120,11 @@ def _identify(command: tuple[str, ...]) -> Compiler:
 def _identified(command: tuple[str, ...], _modified: int) -> Compiler:
     zig = command[-1] == "cc" and "zig" in " ".join(command)
     ask = (*command[:-1], "version") if zig else (*command, "--version")
-    text = _run(ask, None, "the C compiler does not tell its version").strip()
+    text = run_tool(ask, None, "the C compiler does not tell its version").strip()
     version = text.splitlines()[0] if text else "unknown"
     if zig:
         return Compiler(command, "zig", f"zig {version}")
-    triple = _run((*command, "-dumpmachine"), None, "the C compiler does not tell its target")
+    triple = run_tool((*command, "-dumpmachine"), None, "the C compiler does not tell its target")
     machine = triple.strip().partition("-")[0]
     return Compiler(command, "clang" if "clang" in text else "gcc", version, machine)
 
@@ -149,28 +150,40 @@ def build_key(spec: BuildSpec, compiler: Compiler) -> str:
         "target": spec.target.name,
         "units": [(unit.file, unit.flags) for unit in spec.units],
     }
+    return content_key(content)
+
+
+def content_key(content: Any) -> str:
+    """Return the sha256 of JSON-like content."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def compile_shared(spec: BuildSpec, cache: Path | None = None) -> Path:
-    """Return the built library, from the cache where it is there already.
+    """Return the built library, from the cache where it is there already."""
+    compiler = find_compiler(spec.target)
+    result = spec.name if spec.executable else f"{spec.name}.so"
+    return cached_build(
+        build_key(spec, compiler), result, cache, lambda work: _build(spec, compiler, work, result)
+    )
 
-    Processes that want the same library wait for the first one's build. A build goes to a temporary
+
+def cached_build(key: str, name: str, cache: Path | None, build: Callable[[Path], None]) -> Path:
+    """Return the file `name` of cache entry `key`, which `build` makes in an empty directory.
+
+    Processes that want the same entry wait for the first one's build. It goes to a temporary
     directory that is renamed when complete, so a killed one leaves no entry.
     """
-    compiler = find_compiler(spec.target)
     root = (cache_directory() if cache is None else cache).absolute()
-    key = build_key(spec, compiler)
     entry = root / key[:2] / key
-    result = entry / (spec.name if spec.executable else f"{spec.name}.so")
+    result = entry / name
     if result.exists():
         return result
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{entry}.lock"):
             if not result.exists():
-                _build_entry(spec, compiler, entry, result.name)
+                _fill_entry(entry, build)
     except OSError as error:
         raise ToolchainError(
             f"cannot write the build cache {root}: {error}; set DOVETAIL_CACHE to another directory"
@@ -178,11 +191,17 @@ def compile_shared(spec: BuildSpec, cache: Path | None = None) -> Path:
     return result
 
 
-def _build_entry(spec: BuildSpec, compiler: Compiler, entry: Path, result: str) -> None:
+def _fill_entry(entry: Path, build: Callable[[Path], None]) -> None:
     """Build in `<entry>.tmp`, which only the holder of the lock touches, then rename."""
     work = entry.with_name(f"{entry.name}.tmp")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
+    build(work)
+    shutil.rmtree(entry, ignore_errors=True)
+    work.rename(entry)
+
+
+def _build(spec: BuildSpec, compiler: Compiler, work: Path, result: str) -> None:
     for name, text in spec.files:
         (work / name).write_text(text, encoding="utf-8")
     environment = {
@@ -207,8 +226,6 @@ def _build_entry(spec: BuildSpec, compiler: Compiler, entry: Path, result: str) 
     _compile(command, work, environment)
     for name in objects:
         (work / name).unlink()
-    shutil.rmtree(entry, ignore_errors=True)
-    work.rename(entry)
 
 
 def _flags(spec: BuildSpec, compiler: Compiler) -> tuple[str, ...]:
@@ -225,14 +242,15 @@ def _jobs(spec: BuildSpec, compiler: Compiler) -> list[tuple[str, ...]]:
 
 
 def _compile(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:
-    _run(command, work, "the C compiler failed", environment)
+    run_tool(command, work, "the C compiler failed", environment)
 
 
-def _run(
+def run_tool(
     command: Sequence[str],
     work: Path | None,
     failure: str,
     environment: Mapping[str, str] | None = None,
+    advice: str = ADVICE,
 ) -> str:
     """Run a command and return its stdout; ToolchainError with its stderr when it fails."""
     try:
@@ -249,7 +267,7 @@ def _run(
     except subprocess.TimeoutExpired as error:
         raise ToolchainError(f"{failure}: no result in {COMPILE_TIMEOUT} s", command) from error
     except OSError as error:
-        raise ToolchainError(f"{failure}: {error}; {ADVICE}", command) from error
+        raise ToolchainError(f"{failure}: {error}; {advice}", command) from error
     if done.returncode != 0:
         raise ToolchainError(
             f"{failure} with exit status {done.returncode}", command, done.stderr or done.stdout

@@ -239,7 +239,14 @@ class _Tuned:
 def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Target, ...]:
     """Return the targets to build: those named, else the best one that the machine runs."""
     if names:
-        return tuple(get_target(name) for name in dict.fromkeys(names))
+        targets = tuple(get_target(name) for name in dict.fromkeys(names))
+        for target in targets:
+            if target.device:
+                raise SpecError(
+                    f"models are not compiled for {target.name} yet; name a CPU target, or build "
+                    "single kernels with `dovetail kernel build`"
+                )
+        return targets
     features = frozenset(hardware.isa_flags)
     return (next(t for t in TARGETS.values() if runs_on(t, hardware.arch, features)),)
 

@@ -40,7 +40,8 @@ class KernelParam(msgspec.Struct, frozen=True, kw_only=True):
 class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One exported kernel: plain C symbol `name`, tape entry symbol `dt_entry_<name>`.
 
-    digest: sha256 of its lowered text, by which tuning records know it again.
+    digest: sha256 of its lowered text, by which tuning records know it again. warps: on a GPU the
+    warps of a block, the symbol being `dt_cuda_<name>`; 0 on CPUs.
     """
 
     name: str
@@ -48,6 +49,7 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     params: tuple[KernelParam, ...]
     binding: dict[str, int | str]
     digest: str = ""
+    warps: int = 0
 
 
 class KernelIndex(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ TARGET = Target(
     types={**SCALAR_SPELLING, "vec[f32]": FLOATS, "vec[i32]": INTS},
     ops=OPS,
     headers=(),
-    cflags=("-O3", "--fmad=false", "--std=c++17"),
+    cflags=("--fmad=false", "--std=c++17"),
     machine="cuda",
     zig_target="",
     cpu_features=frozenset(),

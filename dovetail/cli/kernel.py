@@ -30,7 +30,9 @@ MAX_TEXT_BYTES = 8 << 20
 HIGH_SUFFIX = ".dk"
 
 FileArgument = Annotated[Path, typer.Argument(help="A .dk file, or C text.")]
-TargetOption = Annotated[str | None, typer.Option(help="Target, default this machine's.")]
+TargetOption = Annotated[
+    str | None, typer.Option(help="Target (a CPU's, or cuda), default this machine's.")
+]
 PreludeOption = Annotated[
     Path | None, typer.Option(help="C text with macros and types the file stands on.")
 ]

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dovetail.errors import ArtifactError
+from dovetail.ffi import kernels
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
 SAXPY = '''
@@ -51,7 +54,9 @@ def test_check_passes(saxpy: Path) -> None:
     assert "saxpy" in result.out
 
 
-@pytest.mark.parametrize("target", ["x86-64-avx2", "x86-64-avx512", "aarch64-neon", "generic"])
+@pytest.mark.parametrize(
+    "target", ["x86-64-avx2", "x86-64-avx512", "aarch64-neon", "generic", "cuda"]
+)
 def test_check_lowers_to_any_target(saxpy: Path, target: str) -> None:
     report = json.loads(dovetail("kernel", "check", saxpy, "--target", target, "--json").out)
     assert (report["ok"], report["kernels"], report["faults"]) == (True, ["saxpy"], [])
@@ -135,4 +140,27 @@ def test_no_compiler_is_one_sentence(
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
     result = dovetail("kernel", "build", saxpy, "-o", tmp_path / "o")
     assert result.code == 2 and "/nonexistent/cc" in result.err
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed (CUDA toolkit)")
+def test_build_for_cuda_gives_a_module_with_its_text(saxpy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lib"
+    result = dovetail("kernel", "build", saxpy, "--target", "cuda", "-o", out)
+    assert result.code == 0, result.err
+    index = json.loads((out / "index.json").read_text())
+    assert (index["target"], index["kernels"][0]["warps"]) == ("cuda", 8)
+    assert b"sm_90" in (out / index["library"]).read_bytes()
+    assert "dt_cuda_saxpy(int64_t N" in (out / index["source"]).read_text()
+    with pytest.raises(ArtifactError, match="holds kernels for cuda"):
+        kernels(out)
+
+
+def test_no_cuda_compiler_is_one_sentence(
+    saxpy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_NVCC", "/nonexistent/nvcc")
+    result = dovetail("kernel", "build", saxpy, "--target", "cuda", "-o", tmp_path / "o")
+    assert_one_sentence(result)
+    assert "pip install nvidia-cuda-nvrtc" in result.err
     assert not (tmp_path / "o").exists()

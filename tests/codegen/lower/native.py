@@ -10,13 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
+from dovetail.codegen.catalog import KernelRequest
+from dovetail.codegen.library import lower_request
 from dovetail.codegen.lower import lower
-from dovetail.codegen.targets import TARGETS, host_features, runs_on
+from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, host_features, runs_on
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.low.nodes import Unit
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
+from tests.codegen.warp_host import WarpLibrary
 
 HEAD = """#include <stddef.h>
 #include <stdint.h>
@@ -27,6 +30,8 @@ static inline uint32_t dt_bits_of_f32(float f) { uint32_t u; memcpy(&u, &f, 4); 
 """
 NATIVE = [t.name for t in TARGETS.values() if runs_on(t, platform.machine(), host_features())]
 """Targets that this machine runs, best first."""
+RUNNING = [*NATIVE, *DEVICE_TARGETS]
+"""And those whose text runs here as plain C++."""
 
 
 def low_text(text, kernel, target, **binding):
@@ -57,8 +62,20 @@ def library(text, target, binding):
     return loaded
 
 
+@cache
+def warp_library(text, target, binding):
+    """The same for a device target: a warp is a CPU thread."""
+    unit = parse_high(Source("test.dk", text))
+    kernels = [f.name for f in unit.functions if f.kind == "kernel"]
+    requests = [KernelRequest("test", name, dict(binding), name) for name in kernels]
+    return WarpLibrary([lower_request(r, DEVICE_TARGETS[target], unit) for r in requests])
+
+
 def run(text, kernel, target, *args, **binding):
     """Call `kernel` with arrays (by address), ints (i64) and floats (f32)."""
+    if target in DEVICE_TARGETS:
+        warp_library(text, target, tuple(sorted(binding.items()))).call(kernel, args, 0, 1)
+        return
     loaded = library(text, target, tuple(sorted(binding.items())))
     getattr(loaded, kernel)(*(_argument(a) for a in args))
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.lower import lower
-from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.targets import ALL_TARGETS, TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.high.verify import load_modules
 from dovetail.ir.low.verify import verify_low
-from tests.codegen.lower.native import NATIVE, low_text, run
+from tests.codegen.lower.native import NATIVE, RUNNING, low_text, run
 
 RNG = np.random.default_rng(3)
 
@@ -73,9 +73,9 @@ def rmsnorm(T: i64, H: i64, x: ptr[f32], w: ptr[f32], eps: f32, out: ptr[f32]):
 """
 
 
-@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("target", RUNNING)
 def test_rmsnorm_at_vector_edges(target):
-    lanes = TARGETS[target].lanes
+    lanes = ALL_TARGETS[target].lanes
     for h in {1, max(lanes - 1, 1), lanes, lanes + 1, 3 * lanes + 2}:
         x, w = RNG.standard_normal((3, h)).astype(np.float32), RNG.standard_normal(h)
         w, out = w.astype(np.float32), np.full((4, h), 5, np.float32)
@@ -86,7 +86,7 @@ def test_rmsnorm_at_vector_edges(target):
         assert (out[3] == 5).all()
 
 
-@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("target", RUNNING)
 def test_vrange_from_anywhere_to_anywhere(target):
     text = """
 @kernel
@@ -177,7 +177,7 @@ def k(n: i64, p: ptr[f32], out: ptr[f32]):
 """
 
 
-@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("target", RUNNING)
 def test_inlined_functions_keep_their_names_and_order_apart(target):
     p = np.array([1, 2, 3, 4, 11, 5, 6], np.float32)
     out = np.zeros(10, np.float32)
@@ -203,7 +203,7 @@ def k(n: i64, p: ptr[f32], out: ptr[f32]):
 """
 
 
-@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("target", RUNNING)
 def test_operands_are_computed_left_to_right_and_bounds_once(target):
     p, out = np.ones(1, np.float32), np.full(6, 7, np.float32)
     run(ORDER, "k", target, 3, p, out)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.targets import ALL_TARGETS
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.ops import OPS
-from tests.codegen.lower.native import NATIVE, run
+from tests.codegen.lower.native import NATIVE, RUNNING, run
 
 RNG = np.random.default_rng(7)
 N = 37
@@ -54,7 +54,7 @@ def k{}(n: i64, pa: ptr[f32], pb: ptr[f32], pc: ptr[f32], pi: ptr[i32], pj: ptr[
 VECTOR_TEXT = "".join(VECTOR_KERNEL.format(i, e) for i, e in enumerate(VECTOR))
 
 
-@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("target", RUNNING)
 @pytest.mark.parametrize("expression", VECTOR)
 def test_vector_operations_equal_numpy(expression, target):
     out = np.full(N + 1, 99, np.float32)
@@ -84,11 +84,11 @@ REDUCE_TEXT = "".join(
 )
 
 
-@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("target", RUNNING)
 @pytest.mark.parametrize("name", REDUCE)
 def test_reductions_over_any_length_equal_numpy(name, target):
     expected = REDUCE[name][2]
-    lanes = TARGETS[target].lanes
+    lanes = ALL_TARGETS[target].lanes
     for n in (1, max(1, lanes - 1), lanes, lanes + 1, N):
         out = np.zeros(1, np.float32)
         run(REDUCE_TEXT, name[1:], target, n, A, out)
@@ -157,7 +157,7 @@ def scalar(n: i64, p: ptr[W], out: ptr[f32], back: ptr[W]):
 """
 
 
-@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("target", RUNNING)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("kernel", ["k", "scalar"])
 def test_loads_and_stores_convert_storage_types(kernel, dtype, target):
@@ -169,9 +169,9 @@ def test_loads_and_stores_convert_storage_types(kernel, dtype, target):
     np.testing.assert_array_equal(back, stored)
 
 
-@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("target", RUNNING)
 def test_counted_loads_give_zero_and_counted_stores_leave_the_rest(target):
-    lanes = TARGETS[target].lanes
+    lanes = ALL_TARGETS[target].lanes
     text = """
 @kernel
 def k(n: i64, p: ptr[f32], out: ptr[f32], q: ptr[i32], to: ptr[i32]):

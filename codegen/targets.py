@@ -6,12 +6,12 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
-from dovetail.codegen.isa import avx2, avx512, cuda, generic, neon
+from dovetail.codegen.isa import avx2, avx512, avx512_bf16, cuda, generic, neon
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.errors import SpecError
 
 TARGETS: dict[str, Target] = {
-    t.name: t for t in (avx512.TARGET, avx2.TARGET, neon.TARGET, generic.TARGET)
+    t.name: t for t in (avx512_bf16.TARGET, avx512.TARGET, avx2.TARGET, neon.TARGET, generic.TARGET)
 }
 """Targets of CPUs, best first."""
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from dovetail.compiler.measure import Candidate, ChildSetup, GemmCase, Job, Reply
 from dovetail.compiler.schedules import LINEAR, SILU, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.dtypes import DTYPES, narrow_bf16, widen_bf16
+from dovetail.ir.dtypes import narrow_bf16, widen_bf16
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
@@ -35,14 +36,14 @@ class WeightPool:
     def __init__(self, dtype: str, pool_bytes: int) -> None:
         values = np.random.default_rng(1).standard_normal(PERIOD, np.float32) * np.float32(0.05)
         pattern = narrow_bf16(values) if dtype == "bf16" else values
-        self._dtype, self._pattern = DTYPES[dtype], pattern
+        self._form, self._pattern = FORMATS[dtype], pattern
         self._pool = self._filled(pool_bytes)
 
     def _filled(self, size: int) -> npt.NDArray[np.uint8]:
         raw = np.empty(size + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         pool = raw[start : start + size // ALIGNMENT * ALIGNMENT]
-        view = pool.view(self._dtype.numpy)
+        view = pool.view(self._form.dtype.numpy)
         for first in range(0, len(view), PERIOD):
             part = view[first : first + PERIOD]
             part[:] = self._pattern[: len(part)]
@@ -50,7 +51,7 @@ class WeightPool:
 
     def copies(self, panels: int, k: int) -> list[npt.NDArray[np.uint8]]:
         """Return windows of a weight's size, two at least, that together span the pool."""
-        size = panels * k * PANEL * self._dtype.size
+        size = panels * self._form.panel_bytes(k)
         step = -(-size // ALIGNMENT) * ALIGNMENT
         if len(self._pool) < 2 * step:
             self._pool = self._filled(2 * step)
@@ -58,8 +59,9 @@ class WeightPool:
 
     def columns(self, window: npt.NDArray[np.uint8], k: int, panel: int) -> npt.NDArray[np.float64]:
         """Return one panel [k][16] of a window as float64."""
-        values = window.view(self._dtype.numpy).reshape(-1, k, PANEL)[panel]
-        wide = widen_bf16(values) if self._dtype.name == "bf16" else values
+        stored = window.view(self._form.dtype.numpy).reshape(-1, self._form.panel_elements(k))
+        values = self._form.unpack(stored[panel], PANEL, k).T
+        wide = widen_bf16(values) if self._form.name == "bf16" else values
         return np.asarray(wide, np.float64)
 
 
@@ -83,7 +85,8 @@ class GemmRun:
         """Return the operand values in the order of the kernel's slots."""
         case = self.case
         a, c = self.a.ctypes.data, self.c.ctypes.data
-        first = [case.m, case.n, case.k, a, self.a.shape[1], weight.ctypes.data, case.k * PANEL, 0]
+        stride = FORMATS[case.dtype].panel_elements(case.k)
+        first = [case.m, case.n, case.k, a, self.a.shape[1], weight.ctypes.data, stride, 0]
         if case.kind == SILU:
             return [*first, c, self.c.shape[1]]
         return [*first, 0, 0, c, self.c.shape[1], self.partial.ctypes.data, self.partial.size]

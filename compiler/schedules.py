@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from dovetail.codegen.catalog import KernelRequest, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.artifact import PhasePlan, ServicePlan
-from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ScheduleError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
 from dovetail.topology.hardware import HardwareSpec
 
 LINEAR, SILU = "linear", "silu"
+DOT_ROWS = 16
+"""Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
 SPREAD_PREFETCH = -1
 """`prefetch` value: fetch the next group of panels, each row tile its share of it."""
 
@@ -77,7 +79,7 @@ class GemmOp:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the packed weight."""
-        return self.weight_panels * PANEL * self.k * DTYPES[self.dtype].size
+        return self.weight_panels * FORMATS[self.dtype].panel_bytes(self.k)
 
     def kernel(self, target: Target, tile: MicroKernel) -> str:
         """Return the name of the kernel that holds `tile`."""
@@ -142,8 +144,14 @@ def _requests(dtype: str, target: Target) -> Iterator[KernelRequest]:
     for kind in (LINEAR, SILU):
         for tile in built_tiles(kind, target).values():
             binding: dict[str, int | str] = {"W": dtype, "MR": tile.rows, "NP": tile.panels}
+            binding["DOT"] = dot_rows(dtype, target)
             name = kernel_name(kind, dtype, tile)
             yield KernelRequest("gemm", f"gemm_{kind}", binding, name)
+
+
+def dot_rows(dtype: str, target: Target) -> int:
+    """Return the M from which `dtype` weights are multiplied in bfloat16 pairs; 0 = never."""
+    return DOT_ROWS if dtype == "bf16" and target.bf16_dot else 0
 
 
 def gemm_kernels(

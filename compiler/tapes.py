@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from dovetail.compiler.buffers import Stage, plan_offsets
 from dovetail.compiler.operators import OPERATORS, READS, WRITES
 from dovetail.ir.dtypes import DTYPES
-from dovetail.ir.model import MAX_KV_SPLITS, PANEL, SPLIT_K_ELEMENTS, ModelSpec, WeightEntry
+from dovetail.ir.formats import FORMATS
+from dovetail.ir.model import MAX_KV_SPLITS, SPLIT_K_ELEMENTS, ModelSpec, WeightEntry
 from dovetail.ir.tape import (
     FORWARD_ARGS,
     SAMPLE_ARGS,
@@ -259,9 +260,10 @@ class _Forward:
 
     def gemm(self, weight: str, n: int, a: BufferRef, m: ArgRef) -> tuple[Value, ...]:
         """Return the slots every GEMM begins with: M, N, K, A, lda, B, panel stride, bias."""
-        k = self.weights[weight].k
+        entry = self.weights[weight]
+        stride = FORMATS[entry.dtype].panel_elements(entry.k)
         bias = self.weight(f"{weight}_bias")
-        return (m, n, k, *self.rows(a), self.weight(weight), k * PANEL, bias)
+        return (m, n, entry.k, *self.rows(a), self.weight(weight), stride, bias)
 
     def heads(self) -> tuple[int, int, int]:
         """Return query heads, KV heads and head_dim."""

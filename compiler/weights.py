@@ -22,6 +22,7 @@ from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
 from dovetail.ir.dtypes import DTYPES, narrow_bf16, widen_bf16
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry
 
 PAGE = 4096
@@ -38,7 +39,7 @@ def plan_weights(spec: ModelSpec) -> tuple[WeightEntry, ...]:
     entries, offset = [], 0
     for source in weight_sources(spec):
         dtype = spec.weight_dtype if _is_matrix(source) else "f32"
-        n, count = _packed_extent(source)
+        n, count = _packed_extent(source, dtype)
         size = count * DTYPES[dtype].size
         layout = "vector" if source.layout == "pair_vector" else source.layout
         entries.append(
@@ -93,23 +94,6 @@ def pack_weights(
     return entries, sink.finish()
 
 
-def pack_panels(rows: Array, n: int) -> Array:
-    """Return [ceil(n/16)][K][16] of row-major `rows` [n][K]; the columns past n are zero."""
-    panels, whole, k = ceil(n / PANEL), n // PANEL, rows.shape[1]
-    out = np.empty((panels, k, PANEL), rows.dtype)
-    out[:whole] = rows[: whole * PANEL].reshape(whole, PANEL, k).transpose(0, 2, 1)
-    if whole < panels:
-        out[whole] = 0
-        out[whole, :, : n - whole * PANEL] = rows[whole * PANEL :].T
-    return out
-
-
-def unpack_panels(packed: Array, n: int) -> Array:
-    """Return the row-major [n][K] that `pack_panels` packed."""
-    panels, k, _ = packed.shape
-    return packed.transpose(0, 2, 1).reshape(panels * PANEL, k)[:n]
-
-
 def convert(values: Array, stored: str, wanted: str) -> Array:
     """Convert between the storage forms of f32, f16 and bf16 (rounding to nearest even)."""
     if stored == wanted:
@@ -129,14 +113,14 @@ def _packed_blocks(source: WeightSource, dtype: str, checkpoint: Checkpoint) -> 
     elif source.layout == "pair_vector":
         n = source.rows[0]
         pair = [part.rows(0, n).reshape(n, 1) for part in parts]
-        yield _interleave(pair, n)
+        yield _interleave(pair, dtype)
     elif source.layout == "packed_pair":
         for first, last in _row_blocks(source.rows[0], 2 * source.k, dtype):
-            yield _interleave([part.rows(first, last) for part in parts], last - first)
+            yield _interleave([part.rows(first, last) for part in parts], dtype)
     else:
         for first, last in _row_blocks(source.n, source.k, dtype):
             rows = _stacked_rows(parts, source.rows, first, last)
-            yield pack_panels(rows, last - first) if source.layout == "packed" else rows
+            yield FORMATS[dtype].pack(rows) if source.layout == "packed" else rows
 
 
 @dataclass(slots=True)
@@ -166,16 +150,15 @@ def _stacked_rows(parts: list[_Part], sizes: tuple[int, ...], first: int, last: 
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _interleave(pair: list[Array], n: int) -> Array:
+def _interleave(pair: list[Array], dtype: str) -> Array:
     """Return panels with 2j from the first and 2j+1 from the second of two row-major [n][K]."""
-    gate, up = (pack_panels(rows, n) for rows in pair)
+    gate, up = (FORMATS[dtype].pack(rows) for rows in pair)
     return np.stack((gate, up), axis=1)
 
 
 def _row_blocks(n: int, k: int, dtype: str) -> Iterator[tuple[int, int]]:
     """Split n rows of k values into ranges of whole panels, about BLOCK_BYTES each."""
-    panel_bytes = PANEL * k * DTYPES[dtype].size
-    step = PANEL * max(1, BLOCK_BYTES // panel_bytes)
+    step = PANEL * max(1, BLOCK_BYTES // FORMATS[dtype].panel_bytes(k))
     return ((first, min(first + step, n)) for first in range(0, n, step))
 
 
@@ -189,13 +172,14 @@ def _is_matrix(source: WeightSource) -> bool:
     return bool(source.tensors) and not source.layout.endswith("vector")
 
 
-def _packed_extent(source: WeightSource) -> tuple[int, int]:
+def _packed_extent(source: WeightSource, dtype: str) -> tuple[int, int]:
     """Return (n as the index states it, stored elements)."""
+    panel = FORMATS[dtype].panel_elements(source.k)
     if source.layout == "packed":
-        return source.n, _round_up(source.n, PANEL) * source.k
+        return source.n, ceil(source.n / PANEL) * panel
     if source.layout in ("packed_pair", "pair_vector"):
-        stored = 2 * _round_up(source.n // 2, PANEL)
-        return (source.n if source.layout == "packed_pair" else stored), stored * source.k
+        panels = 2 * ceil(source.n // 2 / PANEL)
+        return (source.n if source.layout == "packed_pair" else panels * PANEL), panels * panel
     return source.n, source.n * source.k
 
 

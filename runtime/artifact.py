@@ -17,6 +17,7 @@ import msgspec
 from dovetail.ir.artifact import FORMAT_MAJOR, FileEntry, KernelIndex, Manifest, ServicePlan
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import Tape
@@ -212,7 +213,8 @@ def _check_weight_table(reader: Reader, part: ModelPart) -> None:
             raise damaged(reader.path, model_json, f"places {weight.name!r} outside weights.bin")
         if weight.offset % 64:
             raise damaged(reader.path, model_json, f"places {weight.name!r} off a cache line")
-        if weight.dtype not in DTYPES or weight.bytes < _least_bytes(weight):
+        known = FORMATS if weight.layout.startswith("packed") else DTYPES
+        if weight.dtype not in known or weight.bytes < _least_bytes(weight):
             raise damaged(reader.path, model_json, f"gives {weight.name!r} too few bytes")
     described = weight_shapes(part.file.spec)
     for weight in part.file.weights:
@@ -223,8 +225,10 @@ def _check_weight_table(reader: Reader, part: ModelPart) -> None:
 
 def _least_bytes(weight: WeightEntry) -> int:
     """Return the bytes that n x k values take, whole panels where they are packed."""
-    panel = {"packed": PANEL, "packed_pair": 2 * PANEL}.get(weight.layout, 1)
-    return -(-weight.n // panel) * panel * weight.k * DTYPES[weight.dtype].size
+    pairs = {"packed": 1, "packed_pair": 2}.get(weight.layout)
+    if pairs is None:
+        return weight.n * weight.k * DTYPES[weight.dtype].size
+    return -(-weight.n // (pairs * PANEL)) * pairs * FORMATS[weight.dtype].panel_bytes(weight.k)
 
 
 def check_chunks(artifact: Path, part: ModelPart) -> None:

@@ -22,6 +22,12 @@ class Requirement:
 
 
 REQUIREMENTS: dict[str, Requirement] = {
+    "x86-64-avx512bf16": Requirement(
+        "x86_64",
+        frozenset(
+            {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx2", "fma", "f16c"}
+        ),
+    ),
     "x86-64-avx512": Requirement(
         "x86_64",
         frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"}),

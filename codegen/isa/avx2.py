@@ -43,6 +43,11 @@ OPS = {
     "vbitcast_f32": "_mm256_castsi256_ps({0})",
     "vbitcast_i32": "_mm256_castps_si256({0})",
     "vbroadcast_i32": "_mm256_set1_epi32({0})",
+    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
+    "vload_pairs": "_mm256_loadu_si256((const __m256i*)({0}))",
+    "vbroadcast_pair": "_mm256_broadcastd_epi32(_mm_loadu_si32({0}))",
+    "vpair_low": "_mm256_castsi256_ps(_mm256_slli_epi32({0}, 16))",
+    "vpair_high": "_mm256_castsi256_ps(_mm256_and_si256({0}, _mm256_set1_epi32(-65536)))",
     "viota": "_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)",
 }
 

@@ -261,6 +261,9 @@ def _halves() -> Iterator[Intrinsic]:
         "__m128 -> __m256",
         lambda v: np.full(8, v[0], F32),
     )
+    yield intrinsic(
+        "_mm256_broadcastd_epi32", "__m128i -> __m256i", lambda v: np.full(8, v[0], I32)
+    )
     yield intrinsic("_mm_broadcastss_ps", "__m128 -> __m128", lambda v: np.full(4, v[0], F32))
     for suffix, kind in (("ps", "__m256"), ("epi32", "__m256i")):
         yield intrinsic(

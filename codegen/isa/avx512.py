@@ -41,6 +41,11 @@ OPS = {
     "vbitcast_f32": "_mm512_castsi512_ps({0})",
     "vbitcast_i32": "_mm512_castps_si512({0})",
     "vbroadcast_i32": "_mm512_set1_epi32({0})",
+    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
+    "vload_pairs": "_mm512_loadu_si512({0})",
+    "vbroadcast_pair": "_mm512_broadcastd_epi32(_mm_loadu_si32({0}))",
+    "vpair_low": "_mm512_castsi512_ps(_mm512_slli_epi32({0}, 16))",
+    "vpair_high": "_mm512_castsi512_ps(_mm512_and_si512({0}, _mm512_set1_epi32(-65536)))",
     "viota": "_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)",
 }
 

@@ -140,6 +140,9 @@ def _parts() -> Iterator[Intrinsic]:
     )
     yield intrinsic("_mm512_broadcast_f32x4", "__m128 -> __m512", lambda v: np.tile(v, 4))
     yield intrinsic("_mm512_broadcastss_ps", "__m128 -> __m512", lambda v: np.full(16, v[0], F32))
+    yield intrinsic(
+        "_mm512_broadcastd_epi32", "__m128i -> __m512i", lambda v: np.full(16, v[0], I32)
+    )
     yield intrinsic("_mm512_permutexvar_ps", "__m512i, __m512 -> __m512", lambda i, v: v[i & 15])
     yield intrinsic(
         "_mm512_permutex2var_ps",

@@ -75,6 +75,11 @@ OPS = {
     "vbitcast_f32": "dt_f32_of_bits((uint32_t)({0}))",
     "vbitcast_i32": "(int32_t)dt_bits_of_f32({0})",
     "vbroadcast_i32": "({0})",
+    "vload_pairs": "dt_load_pair({0})",
+    "vbroadcast_pair": "dt_load_pair({0})",
+    "vpair_low": "dt_f32_of_bits((uint32_t)({0}) << 16)",
+    "vpair_high": "dt_f32_of_bits((uint32_t)({0}) & 0xffff0000u)",
+    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
     "viota": "0",
 }
 """`vfma` is a product and a sum, each rounded: where hardware lacks it, `fmaf` is a slow call."""

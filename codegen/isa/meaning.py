@@ -33,6 +33,32 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     return np.where(inexact & even, np.nextafter(total, toward), total).astype(F32)
 
 
+def dot_pairs(c: Array, a: Array, b: Array) -> Array:
+    """Return c + a . b for pairs of bfloat16 in 32-bit lanes, as x86's instruction.
+
+    Subnormals count as zero, the odd product is added first, each sum is rounded once.
+    """
+    total = flush(c)
+    for part in (odd_bf16, even_bf16):
+        total = flush(fma(flush(part(a)), flush(part(b)), total))
+    return total
+
+
+def even_bf16(pairs: Array) -> Array:
+    """Return the lower bfloat16 of each 32-bit lane as float32."""
+    return (pairs.view(np.uint32) << np.uint32(16)).view(F32)
+
+
+def odd_bf16(pairs: Array) -> Array:
+    """Return the upper bfloat16 of each 32-bit lane as float32."""
+    return (pairs.view(np.uint32) & np.uint32(0xFFFF0000)).view(F32)
+
+
+def flush(v: Array) -> Array:
+    """Return `v` with subnormals replaced by zeros of their sign."""
+    return np.where(np.abs(v) < np.finfo(F32).tiny, np.copysign(F32(0), v), v)
+
+
 def min_second(a: Array, b: Array) -> Array:
     """Return x86's min: `a < b ? a : b`, so b where either is NaN or both are zero."""
     return np.where(a < b, a, b)

@@ -45,6 +45,11 @@ OPS = {
     "vbitcast_f32": "vreinterpretq_f32_s32({0})",
     "vbitcast_i32": "vreinterpretq_s32_f32({0})",
     "vbroadcast_i32": "vdupq_n_s32({0})",
+    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
+    "vload_pairs": "vreinterpretq_s32_u16(vld1q_u16({0}))",
+    "vbroadcast_pair": "vdupq_n_s32(dt_load_pair({0}))",
+    "vpair_low": "vreinterpretq_f32_s32(vshlq_n_s32({0}, 16))",
+    "vpair_high": "vreinterpretq_f32_s32(vandq_s32({0}, vdupq_n_s32(-65536)))",
     "viota": "dt_viota()",
 }
 

@@ -117,3 +117,10 @@ static inline __m256 dt_vselect_gt(__m256 a, __m256 b, __m256 x, __m256 y) {
 static inline __m256 dt_vtail(__m256 v, float fill, int64_t n) {
   return _mm256_blendv_ps(_mm256_set1_ps(fill), v, _mm256_castsi256_ps(dt_mask(n)));
 }
+
+/* c + a . b of pairs; the upper products first. */
+static inline __m256 dt_vdot_pairs(__m256i a, __m256i b, __m256 c) {
+  __m256i upper = _mm256_set1_epi32(-65536);
+  __m256 sum = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper)), c);
+  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), sum);
+}

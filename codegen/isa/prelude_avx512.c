@@ -86,3 +86,10 @@ static inline __m512 dt_vselect_gt(__m512 a, __m512 b, __m512 x, __m512 y) {
 static inline __m512 dt_vtail(__m512 v, float fill, int64_t n) {
   return _mm512_mask_blend_ps(dt_mask(n), _mm512_set1_ps(fill), v);
 }
+
+/* c + a . b of pairs; the upper products first. */
+static inline __m512 dt_vdot_pairs(__m512i a, __m512i b, __m512 c) {
+  __m512i upper = _mm512_set1_epi32(-65536);
+  __m512 sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, upper)), _mm512_castsi512_ps(_mm512_and_si512(b, upper)), c);
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
+}

@@ -105,3 +105,14 @@ static inline float dt_vmin(float a, float b) {
 static inline float dt_vmax(float a, float b) {
   return a > b ? a : b;
 }
+
+/* A bfloat16 and the next one, as the lower and upper half of an integer. */
+static inline int32_t dt_load_pair(const uint16_t* p) {
+  return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 16);
+}
+
+/* c + a . b; the upper products first, as hardware does where it has this. */
+static inline float dt_vdot_pairs(int32_t a, int32_t b, float c) {
+  float high = dt_f32_of_bits((uint32_t)a & 0xffff0000u) * dt_f32_of_bits((uint32_t)b & 0xffff0000u);
+  return dt_f32_of_bits((uint32_t)a << 16) * dt_f32_of_bits((uint32_t)b << 16) + (high + c);
+}

@@ -119,3 +119,16 @@ static inline int32x4_t dt_viota(void) {
   int32_t lanes[4] = {0, 1, 2, 3};
   return vld1q_s32(lanes);
 }
+
+/* A bfloat16 and the next one, as the lower and upper half of an integer. */
+static inline int32_t dt_load_pair(const uint16_t* p) {
+  return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 16);
+}
+
+/* c + a . b of pairs; the upper products first. */
+static inline float32x4_t dt_vdot_pairs(int32x4_t a, int32x4_t b, float32x4_t c) {
+  int32x4_t upper = vdupq_n_s32(-65536);
+  float32x4_t sum = vfmaq_f32(c, vreinterpretq_f32_s32(vandq_s32(a, upper)),
+                              vreinterpretq_f32_s32(vandq_s32(b, upper)));
+  return vfmaq_f32(sum, vreinterpretq_f32_s32(vshlq_n_s32(a, 16)), vreinterpretq_f32_s32(vshlq_n_s32(b, 16)));
+}

@@ -23,7 +23,8 @@ class Target:
     `vload.bf16` ...) a C expression over `{0}`, `{1}` ...; what one instruction cannot do calls a
     `dt_*` helper of the prelude. `cpu_features` are /proc/cpuinfo flags. `fallback` is the target
     to use on a CPU without them. `device` targets are accelerators: they have no fallback, and
-    another emitter and toolchain.
+    another emitter and toolchain. `bf16_dot`: `vdot_pairs` is one instruction, twice the rate of
+    float32.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Target:
     constants: Mapping[str, int] = field(default_factory=dict)
     fallback: str | None = None
     device: bool = False
+    bf16_dot: bool = False
 
     @property
     def vector_bits(self) -> int:

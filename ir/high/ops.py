@@ -2,8 +2,8 @@
 
 Kinds: `f32`, `i32`, `vec[f32]`, `vec[i32]` as written; `int` any integer; `const` a compile-time
 integer; `number` any scalar and `real` any floating scalar, all such arguments alike; `ptr.any` a
-pointer, `ptr.real` to f32, bf16 or f16, `ptr.i32` to i32. Results: a type, `same` as the number or
-real arguments, `elem` of the pointer as a scalar, or `void`.
+pointer, `ptr.real` to f32, bf16 or f16, `ptr.i32` to i32, `ptr.bf16` to bf16. Results: a type,
+`same` as the number or real arguments, `elem` of the pointer as a scalar, or `void`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ _MEMORY = (
     Op("vstore", ("ptr.real", F, "int"), "void", optional=1, family="vstore"),
     Op("vload_i32", ("ptr.i32", "int"), I, optional=1, family="vload"),
     Op("vstore_i32", ("ptr.i32", I, "int"), "void", optional=1, family="vstore"),
+    Op("vload_pairs", ("ptr.bf16",), I),
+    Op("vbroadcast_pair", ("ptr.bf16",), I),
 )
 _VECTOR = (
     Op("vzero", (), F),
@@ -69,6 +71,8 @@ _VECTOR = (
     Op("vbitcast_i32", (F,), I),
     Op("vbroadcast_i32", ("i32",), I),
     Op("viota", (), I),
+    *(Op(name, (I,), F) for name in ("vpair_low", "vpair_high")),
+    Op("vdot_pairs", (I, I, F), F),
 )
 OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR)}
 """Every builtin by name. `cast(type, x)` is syntax, not in the table."""

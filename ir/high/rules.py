@@ -226,7 +226,11 @@ _WORDS = {
     "ptr.any": "a pointer",
     "ptr.real": "a pointer to f32, bf16 or f16",
     "ptr.i32": "a pointer to i32",
+    "ptr.bf16": "a pointer to bf16",
 }
+
+
+_POINTEES = {"ptr.real": ("f32", *STORAGE), "ptr.i32": ("i32",), "ptr.bf16": ("bf16",)}
 
 
 def _common(types: Sequence[str], op: Op) -> str:
@@ -249,6 +253,6 @@ def _fits(param: str, arg: str) -> bool:
             return False
         elem = element(arg)
         symbolic = elem not in ELEMENTS
-        allowed = {"ptr.real": ("f32", *STORAGE), "ptr.i32": ("i32",)}.get(param, ELEMENTS)
+        allowed = _POINTEES.get(param, ELEMENTS)
         return elem in allowed or (symbolic and param != "ptr.i32")
     return assignable(param, arg)

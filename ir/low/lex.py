@@ -27,7 +27,7 @@ TYPE_NAMES = BASE_WORDS | frozenset(
     int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t
     size_t ssize_t ptrdiff_t intptr_t uintptr_t
     __m64 __m128 __m128i __m128d __m256 __m256i __m256d __m512 __m512i __m512d
-    __mmask8 __mmask16 __mmask32 __mmask64
+    __m128bh __m256bh __m512bh __mmask8 __mmask16 __mmask32 __mmask64
     float16_t float32_t float64_t bfloat16_t
     float32x2_t float32x4_t float32x2x2_t float32x4x2_t float32x4x4_t float64x2_t
     float16x4_t float16x8_t bfloat16x4_t bfloat16x8_t

@@ -127,7 +127,7 @@ class Vector:
 
 
 def _vectors() -> dict[str, Vector]:
-    x86 = {"": "float", "d": "double", "i": None}
+    x86 = {"": "float", "d": "double", "i": None, "bh": None}
     found = [
         Vector(f"__m{bits}{suffix}", bits // 8, lane)
         for bits in (128, 256, 512)

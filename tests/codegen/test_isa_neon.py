@@ -11,6 +11,7 @@ from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
+from dovetail.ir.formats import FORMATS
 from tests.codegen.emulated import EmulatedKernels, emulator_for
 from tests.codegen.isa_probe import check_table
 
@@ -56,11 +57,12 @@ def test_gemm_at_tile_edges(kernels, dtype, m, n, k):
     b[:n] = rng.standard_normal((n, k))
     if dtype == "bf16":
         b = widen_bf16(narrow_bf16(b))
-    packed = np.ascontiguousarray(b.reshape(-1, 16, k).transpose(0, 2, 1))
-    packed = narrow_bf16(packed) if dtype == "bf16" else packed
+    form = FORMATS[dtype]
+    packed = form.pack(narrow_bf16(b) if dtype == "bf16" else b)
+    stride = form.panel_elements(k)
     bias, residual = (rng.standard_normal(s).astype(np.float32) for s in (b.shape[0], (m, n)))
     out = np.full((m, n + 3), 9, np.float32)
-    slots = (m, n, k, a, k, packed, k * 16, bias, residual, n, out, n + 3)
+    slots = (m, n, k, a, k, packed, stride, bias, residual, n, out, n + 3)
     kernels.call(f"gemm_{dtype}", slots, schedule=(4, 0, 0, 1, 1, 1, 1, 0))
     want = a.astype(np.float64) @ b[:n].T + bias[:n] + residual
     np.testing.assert_allclose(out[:, :n], want, rtol=1e-5, atol=1e-5)

@@ -25,6 +25,8 @@ def best(machine: str, features: frozenset[str]) -> str:
 
 def test_all_targets_define_the_same_operations():
     keys = {name: set(target.ops) for name, target in ALL_TARGETS.items()}
+    for name in DEVICE_TARGETS:  # panels of pairs are read on CPUs only
+        keys[name] |= {key for key in keys["generic"] if "pair" in key}
     assert len(set(map(frozenset, keys.values()))) == 1, keys
 
 
@@ -66,8 +68,8 @@ def test_no_cpu_runs_a_device_target():
 
 
 def test_fallback_chain_ends_in_generic():
-    chain = [t.name for t in fallbacks(TARGETS["x86-64-avx512"])]
-    assert chain == ["x86-64-avx512", "x86-64-avx2", "generic"]
+    chain = [t.name for t in fallbacks(TARGETS["x86-64-avx512bf16"])]
+    assert chain == ["x86-64-avx512bf16", "x86-64-avx512", "x86-64-avx2", "generic"]
     assert all(fallbacks(t)[-1].name == "generic" for t in TARGETS.values())
 
 

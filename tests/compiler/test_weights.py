@@ -11,9 +11,10 @@ from dovetail.compiler import weights as module
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.rope import rope_tables
-from dovetail.compiler.weights import convert, pack_panels, pack_weights, unpack_panels
+from dovetail.compiler.weights import convert, pack_weights
 from dovetail.ir.dtypes import DTYPES, widen_bf16
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import weight_shapes
 from tests.models import FAMILIES, make_model, save_model
 
@@ -23,11 +24,12 @@ def read_packed(path, entry):
     dtype = DTYPES[entry.dtype]
     raw = np.fromfile(path, dtype.numpy, entry.bytes // dtype.size, offset=entry.offset)
     values = widen_bf16(raw) if entry.dtype == "bf16" else raw
+    form = FORMATS[entry.dtype]
     if entry.layout == "packed":
-        return unpack_panels(values.reshape(-1, entry.k, 16), entry.n)
+        return form.unpack(values, entry.n, entry.k)
     if entry.layout == "packed_pair":
-        panels = values.reshape(-1, 2, entry.k, 16)
-        return [unpack_panels(panels[:, side], entry.n // 2) for side in (0, 1)]
+        panels = values.reshape(-1, 2, form.panel_elements(entry.k))
+        return [form.unpack(panels[:, side], entry.n // 2, entry.k) for side in (0, 1)]
     return values.reshape(entry.n, entry.k)
 
 
@@ -35,16 +37,6 @@ def pack(path, target, **options):
     spec = read_model_spec(path, **options)
     entries, chunks = pack_weights(spec, open_checkpoint(path), target)
     return spec, {e.name: e for e in entries}, chunks
-
-
-@given(st.integers(1, 50), st.integers(1, 9), st.sampled_from([np.float32, np.uint16]))
-def test_panels_round_trip(n, k, dtype):
-    rows = np.arange(1, n * k + 1, dtype=dtype).reshape(n, k)
-    packed = pack_panels(rows, n)
-    assert packed.shape == (-(-n // 16), k, 16)
-    np.testing.assert_array_equal(unpack_panels(packed, n), rows)
-    assert packed[n // 16 :, :, n % 16 :].sum() == 0 if n % 16 else True
-    assert packed[0, k - 1, 0] == rows[0, k - 1]
 
 
 @pytest.mark.parametrize("block_bytes", [8 << 20, 1])

@@ -2,10 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.codegen.targets import ALL_TARGETS, DEVICE_TARGETS
-from tests.codegen.kernels.harness import NATIVE, Runner, interpreted_runner, native_runner
+from dovetail.codegen.targets import DEVICE_TARGETS
+from tests.codegen.kernels.harness import (
+    DISTINCT,
+    NATIVE,
+    Runner,
+    interpreted_runner,
+    native_runner,
+)
 
-BOTH = [("native", name) for name in NATIVE] + [("interpreted", name) for name in ALL_TARGETS]
+ALL_DISTINCT = [*DISTINCT, *DEVICE_TARGETS]
+BOTH = [("native", name) for name in NATIVE] + [("interpreted", name) for name in ALL_DISTINCT]
 MAKERS = {"native": native_runner, "interpreted": interpreted_runner}
 
 
@@ -15,7 +22,7 @@ def native(request: pytest.FixtureRequest) -> Runner:
     return native_runner(request.param)
 
 
-@pytest.fixture(scope="session", params=list(ALL_TARGETS))
+@pytest.fixture(scope="session", params=ALL_DISTINCT)
 def interpreted(request: pytest.FixtureRequest) -> Runner:
     """Interpreted kernels, for every target."""
     return interpreted_runner(request.param)

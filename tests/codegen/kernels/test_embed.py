@@ -3,16 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dovetail.ir.formats import FORMATS
 from tests.codegen.kernels.harness import Runner, edges
 from tests.codegen.kernels.reference import stored, widened
-
-
-def pack_panels(table: np.ndarray) -> np.ndarray:
-    """[n][k] -> [ceil(n / 16)][k][16], zero-padded."""
-    n, k = table.shape
-    padded = np.zeros((-(-n // 16) * 16, k), table.dtype)
-    padded[:n] = table
-    return np.ascontiguousarray(padded.reshape(-1, 16, k).transpose(0, 2, 1))
 
 
 def check_embed(run: Runner, dtype: str, packed: bool, t: int, h: int, nth: int) -> None:
@@ -22,7 +15,7 @@ def check_embed(run: Runner, dtype: str, packed: bool, t: int, h: int, nth: int)
     ids[0] = 36
     out = np.full((t, h + 2), 7, np.float32)
     name = f"embed_packed_{dtype}" if packed else f"embed_{dtype}"
-    run(name, t, h, ids, pack_panels(table) if packed else table, out, h + 2, nth=nth)
+    run(name, t, h, ids, FORMATS[dtype].pack(table) if packed else table, out, h + 2, nth=nth)
     np.testing.assert_array_equal(out[:, :h], widened(table[ids], dtype))
     assert (out[:, h:] == 7).all()
 

@@ -1,0 +1,29 @@
+"""The target x86-64-avx512bf16: AVX-512 with the dot products of bfloat16 pairs (AVX512_BF16)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail.codegen.isa import avx512
+from dovetail.codegen.isa import meaning as m
+from dovetail.codegen.isa.intrinsics import intrinsic, table
+
+INTRINSICS = table(
+    [
+        intrinsic("_mm512_dpbf16_ps", "__m512, __m512bh, __m512bh -> __m512", m.dot_pairs),
+    ]
+)
+
+TARGET = replace(
+    avx512.TARGET,
+    name="x86-64-avx512bf16",
+    ops={
+        **avx512.OPS,
+        "vdot_pairs": "_mm512_dpbf16_ps({2}, (__m512bh)({0}), (__m512bh)({1}))",
+    },
+    cflags=(*avx512.TARGET.cflags, "-mavx512bf16"),
+    cpu_features=avx512.TARGET.cpu_features | {"avx512_bf16"},
+    intrinsics={**avx512.TARGET.intrinsics, **INTRINSICS},
+    fallback="x86-64-avx512",
+    bf16_dot=True,
+)

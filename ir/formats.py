@@ -1,0 +1,71 @@
+"""Weight formats: how the values of a packed weight lie in memory. One table, `FORMATS`.
+
+In: row-major weights. Out: panels of 16 columns, as the micro-kernels of `codegen/kernels` read
+them. A format is an entry here and a kernel text `weights_<name>.dk`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.dtypes import DTYPES, DType
+from dovetail.ir.model import PANEL
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Values of type `dtype`; `group` values of K that follow one another in a column lie together.
+
+    A panel is [ceil(K / group)][16][group]; what is past K is zero. `name` is also the value of the
+    kernels' tunable `W`.
+    """
+
+    name: str
+    dtype: DType
+    group: int
+
+    def panel_elements(self, k: int) -> int:
+        """Return the elements of a panel of K = `k`: the panel stride of a whole weight."""
+        return ceil(k / self.group) * self.group * PANEL
+
+    def panel_bytes(self, k: int) -> int:
+        """Return the bytes of one panel of K = `k`."""
+        return self.panel_elements(k) * self.dtype.size
+
+    def pack(self, rows: Array) -> Array:
+        """Return [ceil(n / 16)][panel_elements] of row-major `rows` [n][k] in the storage dtype."""
+        n, k = rows.shape
+        panels, whole, deep = ceil(n / PANEL), n // PANEL, ceil(k / self.group)
+        out = np.zeros((panels, deep, PANEL, self.group), rows.dtype)
+        for lane in range(self.group):
+            values = rows[:, lane :: self.group]
+            count = values.shape[1]
+            side = out[:, :count, :, lane]
+            side[:whole] = values[: whole * PANEL].reshape(whole, PANEL, count).transpose(0, 2, 1)
+            if whole < panels:
+                side[whole, :, : n - whole * PANEL] = values[whole * PANEL :].T
+        return out.reshape(panels, -1)
+
+    def unpack(self, packed: Array, n: int, k: int) -> Array:
+        """Return the row-major [n][k] whose panels are `packed`, of any shape."""
+        panels = packed.reshape(-1, ceil(k / self.group), PANEL, self.group)
+        rows: Array = panels.transpose(0, 2, 1, 3).reshape(len(panels) * PANEL, -1)
+        return rows[:n, :k]
+
+
+FORMATS: dict[str, WeightFormat] = {
+    form.name: form
+    for form in (
+        WeightFormat("f32", DTYPES["f32"], 1),
+        # pairs: what bfloat16 dot instructions read, and two float32 vectors by shift and mask
+        WeightFormat("bf16", DTYPES["bf16"], 2),
+    )
+}
+"""Every weight format by name."""

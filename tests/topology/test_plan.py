@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+import pytest
+
+from dovetail.ir.errors import SpecError
+from dovetail.topology.configuration import allows_processes
+from dovetail.topology.hardware import load_hardware, read_hardware
+from dovetail.topology.parameters import default_parameters
+from dovetail.topology.plan import PlanBudget, TopologyPlan, plan_topology
+from dovetail.topology.presets import preset_model
+from dovetail.topology.replay import Trace
+from dovetail.topology.values import HardwareSpec
+from tests.topology.corpus import TOPOLOGIES, truths
+
+MODEL = preset_model("llama-3-8b")
+
+
+@cache
+def plan(source: str | HardwareSpec, **options: object) -> TopologyPlan:
+    spec = source if isinstance(source, HardwareSpec) else read_hardware(source)
+    return plan_topology(spec, MODEL, **options)
+
+
+def decode_cores(found: TopologyPlan) -> int:
+    return len(found.chosen[1].configuration.pus)
+
+
+def test_latent_clusters_are_found_and_lose_one_core_each() -> None:
+    found = plan("package:4 numa:2 core:24")
+    prefill, decode = found.chosen
+    assert len(prefill.configuration.pus) == 192
+    assert decode.levels == "package:4 numa:2 latent:6 core:3/4"
+    assert {pu % 4 for pu in decode.configuration.pus} == {0, 1, 2}
+    assert len(found.decode) == 10
+    seconds = [item.seconds for item in found.decode]
+    assert seconds == sorted(seconds)
+    assert "core by 4" in found.report.patterns
+    assert found.report.group_trees < found.report.group_trees_total
+    assert any("group patterns" in text for text in found.report.cut)
+
+
+def test_larger_clusters_lose_more_of_their_cores() -> None:
+    of_four = plan("package:4 numa:2 cluster:6 core:4")
+    of_six = plan("package:4 numa:2 cluster:4 core:6")
+    assert of_four.chosen[1].levels.endswith("core:3/4")
+    assert decode_cores(of_six) < decode_cores(of_four)
+    assert len(of_six.chosen[0].configuration.pus) == 192
+
+
+def test_half_the_bandwidth_needs_fewer_cores() -> None:
+    line = "package:4 numa:2 cluster:6 core:4"
+    figures = default_parameters(read_hardware(line))
+    slower = plan(
+        line, parameters=figures.measured(package_bandwidth=figures.package_bandwidth.value / 2)
+    )
+    assert decode_cores(slower) < decode_cores(plan(line))
+    assert slower.score.decode > plan(line).score.decode
+
+
+def test_every_plan_keeps_to_allowed_pus_and_operator_limits() -> None:
+    spec = read_hardware("package:2 l3:4 core:4 pu:2")
+    cut = msgspec.structs.replace(spec, allowed_pus=tuple(range(0, 64, 3)))
+    found = plan(cut)
+    assert found.notes
+    for item in (*found.prefill, *found.decode, *found.chosen):
+        assert set(item.configuration.pus) <= set(cut.allowed_pus)
+        assert allows_processes(MODEL, len(item.configuration.processes))
+
+
+def test_one_core_is_enough() -> None:
+    found = plan("core:1")
+    assert [item.configuration.pus for item in found.chosen] == [(0,), (0,)]
+    assert found.report.cut == ()
+
+
+def test_a_small_budget_is_kept_and_reported() -> None:
+    budget = PlanBudget(group_trees=20, trees=10, top=3)
+    found = plan("package:2 numa:2 core:32", budget=budget)
+    assert found.report.group_trees == 20 and found.report.trees_scored <= 10
+    assert len(found.decode) <= 3
+    assert len(found.report.cut) >= 2
+
+
+def test_a_trace_without_requests() -> None:
+    with pytest.raises(SpecError, match="no requests"):
+        plan("core:2", trace=Trace("empty.csv", ()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", [truth.file for truth in truths()])
+def test_every_machine_of_the_corpus(file: str) -> None:
+    spec = load_hardware(TOPOLOGIES / file)
+    found = plan(spec)
+    assert set(found.chosen[1].configuration.pus) <= set(spec.allowed_pus)
+    assert found.report.patterns

@@ -1,0 +1,234 @@
+"""Plans both phases of a model on a machine: trees, configurations, scores, the chosen pair.
+
+In: a HardwareSpec, a ModelSpec, a trace, a budget. Out: a TopologyPlan that says what was looked
+at, what was cut, and with which figures. Prefill uses trees with all cores; decode the grouped
+trees and their descendants by `remove` (Sandwich §5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import ModelSpec
+from dovetail.topology.configuration import (
+    Configuration,
+    Ranking,
+    allows_processes,
+    enumerate_configurations,
+    memory_homes,
+)
+from dovetail.topology.contention import Simulator
+from dovetail.topology.fundamental import build_tree
+from dovetail.topology.parameters import MachineParameters, default_parameters
+from dovetail.topology.replay import DEFAULT_TRACE, PairScore, Replay, Trace
+from dovetail.topology.transform import GroupedTree, GroupSearch, enumerate_groups, walk_removals
+from dovetail.topology.tree import TopoTree
+from dovetail.topology.values import HardwareSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBudget:
+    """Bounds of a search: trees by `group`, trees in all, candidates kept, patience (§5.3)."""
+
+    group_trees: int = 256
+    trees: int = 6000
+    top: int = 10
+    patience: int = 128
+    every_divisor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration, its seconds per request in its phase, and the tree it was cut from."""
+
+    configuration: Configuration
+    seconds: float
+    levels: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """What was looked at and what was not; `cut` has a sentence for each thing left out."""
+
+    patterns: tuple[str, ...]
+    group_trees: int
+    group_trees_total: int
+    trees_scored: int
+    trees_pruned: int
+    configurations: int
+    families_closed: int
+    cut: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyPlan:
+    """The pair of plans with the lowest seconds per request, and what it was chosen from."""
+
+    tree: TopoTree
+    notes: tuple[str, ...]
+    prefill: tuple[Candidate, ...]
+    decode: tuple[Candidate, ...]
+    chosen: tuple[Candidate, Candidate]
+    score: PairScore
+    parameters: MachineParameters
+    trace: Trace
+    report: SearchReport
+
+
+def plan_topology(
+    spec: HardwareSpec,
+    model: ModelSpec,
+    trace: Trace = DEFAULT_TRACE,
+    *,
+    parameters: MachineParameters | None = None,
+    budget: PlanBudget = PlanBudget(),
+) -> TopologyPlan:
+    """Return the best pair of plans for `model` on `spec` by the contention model.
+
+    Raises:
+        SpecError: the machine allows no PU, or the trace has no requests.
+    """
+    if not trace.requests:
+        raise SpecError(f"trace {trace.source} has no requests to plan for")
+    found = build_tree(spec)
+    figures = parameters or default_parameters(spec)
+    replay = Replay(Simulator(spec, figures, model), trace)
+    groups = enumerate_groups(
+        found.tree, budget=budget.group_trees, every_divisor=budget.every_divisor
+    )
+    search = _Search(spec, model, budget)
+    search.prefill(groups, replay.prefill)
+    search.decode(groups, replay.decode)
+    prefill, decode = search.top(search.prefills), search.top(search.decodes)
+    chosen = min(
+        ((p, d) for p in _with_families(prefill, search, decode) for d in decode),
+        key=lambda pair: replay.pair(pair[0].configuration, pair[1].configuration).total,
+    )
+    return TopologyPlan(
+        tree=found.tree,
+        notes=found.notes,
+        prefill=prefill,
+        decode=decode,
+        chosen=chosen,
+        score=replay.pair(chosen[0].configuration, chosen[1].configuration),
+        parameters=figures,
+        trace=trace,
+        report=search.report(groups),
+    )
+
+
+def describe_levels(tree: TopoTree) -> str:
+    """Return the levels in one line, `core:3/4` where 3 of 4 are used."""
+    shown = []
+    for level in tree.levels:
+        of = f"/{level.full}" if level.arity < level.full else ""
+        shown.append(f"{level.kind}:{level.arity}{of}")
+    return " ".join(shown)
+
+
+class _Search:
+    """Offers the cross-sections of trees to the ranking of each phase."""
+
+    def __init__(self, spec: HardwareSpec, model: ModelSpec, budget: PlanBudget) -> None:
+        self._homes = memory_homes(spec)
+        self._model = model
+        self._budget = budget
+        self._levels: dict[Configuration, str] = {}
+        self._scored: dict[str, float] = {}
+        self._pruned = self._unseen = self._starved = 0
+        self.prefills = self.decodes = Ranking(lambda _: inf)
+
+    def prefill(self, groups: GroupSearch, score: Callable[[Configuration], float]) -> None:
+        """Look at every grouped tree with all its cores, with each number of threads per core."""
+        self.prefills = Ranking(score, patience=self._budget.patience)
+        for grouped in groups.trees:
+            tree = grouped.tree
+            self._offer(self.prefills, tree)
+            while tree.levels[-1].kind == "pu" and tree.levels[-1].arity > 1:
+                tree = tree.remove(1, tree.depth)
+                self._offer(self.prefills, tree)
+
+    def decode(self, groups: GroupSearch, score: Callable[[Configuration], float]) -> None:
+        """Look at the descendants by `remove` of every grouped tree, the trees sharing a budget."""
+        self.decodes = Ranking(score, patience=self._budget.patience)
+        left = self._budget.trees
+        for number, grouped in enumerate(groups.trees):
+            share = left // (len(groups.trees) - number)
+            if share < 1:
+                self._starved += 1
+                continue
+            walk = walk_removals(grouped.tree, self._decode_score, budget=share)
+            left -= len(walk.scored)
+            self._pruned += walk.pruned
+            self._unseen += walk.unseen
+
+    def _decode_score(self, tree: TopoTree) -> float:
+        key = tree.hash()
+        if key not in self._scored:
+            self._scored[key] = self._offer(self.decodes, tree)
+        return self._scored[key]
+
+    def _offer(self, ranking: Ranking, tree: TopoTree) -> float:
+        best = inf
+        for configuration in enumerate_configurations(tree, self._homes, self._allows):
+            best = min(best, ranking.offer(configuration))
+            self._levels.setdefault(configuration, describe_levels(tree))
+        return best
+
+    def _allows(self, count: int) -> bool:
+        return allows_processes(self._model, count)
+
+    def top(self, ranking: Ranking) -> tuple[Candidate, ...]:
+        """Return the best candidates of a phase."""
+        return tuple(self.candidate(c, s) for c, s in ranking.top(self._budget.top))
+
+    def candidate(self, configuration: Configuration, seconds: float) -> Candidate:
+        """Return a configuration with the tree it came from."""
+        return Candidate(configuration, seconds, self._levels[configuration])
+
+    def report(self, groups: GroupSearch) -> SearchReport:
+        """Say what was looked at and what was cut."""
+        closed = self.prefills.closed | self.decodes.closed
+        left_out = groups.total - len(groups.trees)
+        longest = max(len(item.steps) for item in groups.trees)
+        cut = {
+            f"{left_out} of {groups.total} group patterns, those of {longest} or more groupings": (
+                left_out
+            ),
+            f"decode trees of {self._starved} group patterns: the tree budget was spent": (
+                self._starved
+            ),
+            f"{self._unseen} trees by remove: the budget of their pattern was spent": self._unseen,
+            f"{len(closed)} families of equal processes and memory, by patience": len(closed),
+        }
+        return SearchReport(
+            patterns=tuple(dict.fromkeys(_describe_steps(item) for item in groups.trees)),
+            group_trees=len(groups.trees),
+            group_trees_total=groups.total,
+            trees_scored=len(self._scored),
+            trees_pruned=self._pruned,
+            configurations=self.prefills.seen + self.decodes.seen,
+            families_closed=len(closed),
+            cut=tuple(text for text, count in cut.items() if count),
+        )
+
+
+def _with_families(
+    best: Sequence[Candidate], search: _Search, decode: Sequence[Candidate]
+) -> list[Candidate]:
+    """Add to the best prefill candidates the best of each family that decode candidates have."""
+    wanted = {item.configuration.family for item in decode}
+    found = list(best)
+    ranked = sorted(search.prefills.scores.items(), key=lambda item: item[1])
+    for configuration, seconds in ranked:
+        if configuration.family in wanted:
+            wanted.remove(configuration.family)
+            found.append(search.candidate(configuration, seconds))
+    return found
+
+
+def _describe_steps(item: GroupedTree) -> str:
+    return ", ".join(str(step) for step in item.steps) or "as shown by the system"

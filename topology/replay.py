@@ -1,0 +1,114 @@
+"""Replays a sampled trace on the simulator: what a pair of plans takes for the requests of a day.
+
+In: prompt and output lengths. Out: seconds of prefill and of decode for each configuration, and of
+pairs of them, the price of a switch between phases included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail.topology.configuration import Configuration
+from dovetail.topology.contention import ACTIVATION_BYTES, Simulator
+
+SAMPLES = 8
+MAX_STEP_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """(prompt, output) tokens of each request; `batch` sequences are decoded together."""
+
+    source: str
+    requests: tuple[tuple[int, int], ...]
+    batch: int = 1
+
+    def sample(self, count: int = SAMPLES) -> Trace:
+        """Return `count` requests at even quantiles of length; all where there are no more."""
+        if len(self.requests) <= count:
+            return self
+        ranked = sorted(self.requests, key=sum)
+        picked = (ranked[(2 * i + 1) * len(ranked) // (2 * count)] for i in range(count))
+        return Trace(self.source, tuple(picked), self.batch)
+
+
+DEFAULT_TRACE = Trace(
+    "assumed: interactive use", ((128, 128), (512, 128), (1024, 256), (2048, 256))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairScore:
+    """Seconds per request of one pair of plans."""
+
+    prefill: float
+    decode: float
+    switch: float
+
+    @property
+    def total(self) -> float:
+        """Seconds per request."""
+        return self.prefill + self.decode + self.switch
+
+
+class Replay:
+    """Scores configurations by seconds per request of a trace."""
+
+    def __init__(self, simulator: Simulator, trace: Trace) -> None:
+        self._simulator = simulator
+        self._requests: Sequence[tuple[int, int]] = trace.sample().requests
+        self._batch = trace.batch
+
+    def prefill(self, configuration: Configuration) -> float:
+        """Return the mean seconds of a prompt, long ones in chunks."""
+        total = 0.0
+        for prompt, _ in self._requests:
+            whole, rest = divmod(max(1, prompt), MAX_STEP_TOKENS)
+            for tokens, times in ((MAX_STEP_TOKENS, whole), (rest, 1)):
+                if tokens and times:
+                    cost = self._simulator.prefill(configuration, tokens=tokens)
+                    total += times * cost.total
+        return total / len(self._requests)
+
+    def decode(self, configuration: Configuration) -> float:
+        """Return the mean seconds of a request's output; a step's time is shared by its batch."""
+        total = 0.0
+        for prompt, output in self._requests:
+            cost = self._simulator.decode(
+                configuration, batch=self._batch, context=prompt + output / 2
+            )
+            total += output * cost.total / self._batch
+        return total / len(self._requests)
+
+    def pair(self, prefill: Configuration, decode: Configuration) -> PairScore:
+        """Return the score of two plans served one after the other.
+
+        Where processes or their memory nodes differ, weights and KV are shared memory that prefill
+        sees through views of head ranges: what its processes do not have on nodes of their own
+        passes over a link, weights once per step and KV once per token.
+        """
+        switch = 0.0
+        if prefill.family != decode.family:
+            away = _share_away(prefill, decode)
+            model = self._simulator.model
+            tokens = sum(prompt for prompt, _ in self._requests) / len(self._requests)
+            row = 2 * model.n_layers * model.n_kv_heads * model.head_dim * ACTIVATION_BYTES
+            moved = away * (self._simulator.weights + tokens * row)
+            switch = moved / self._simulator.parameters.package_link.value
+        return PairScore(self.prefill(prefill), self.decode(decode), switch)
+
+
+def _share_away(prefill: Configuration, decode: Configuration) -> float:
+    """Return the share of head ranges that lies on nodes the reading process does not use.
+
+    Both cut the heads evenly and in order; ranges are compared at 256 points.
+    """
+    points = 256
+    away = 0.0
+    for point in range(points):
+        reader = prefill.processes[point * len(prefill.processes) // points]
+        owner = decode.processes[point * len(decode.processes) // points]
+        near = len(set(owner.nodes) & set(reader.nodes)) / len(owner.nodes)
+        away += (1 - near) / points
+    return away

@@ -32,9 +32,10 @@ from dovetail.ir.expr import NamedType, PointerType, Type
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low.print import print_low
 
-ABI = 1
+ABI = 2
 """`DT_ABI` of templates/abi.h."""
 SOURCE_NAME = "kernels.c"
+TEAM_SOURCES, TEAM_HEADERS = ("team.c", "collective.c"), ("abi.h", "wait.h")
 KERNELS_PER_PART = 4
 """Fewer kernels than this are not worth a compiler run of their own."""
 SPECIAL_KINDS = {"sched": "sched", "thread": "thread"}
@@ -42,7 +43,7 @@ SPECIAL_KINDS = {"sched": "sched", "thread": "thread"}
 
 @dataclass(frozen=True, slots=True)
 class LibrarySpec:
-    """What to build. `team` adds the thread team, `tvm_ffi` the `__tvm_ffi_*` wrappers.
+    """What to build. `team` adds thread team and all-reduce, `tvm_ffi` the `__tvm_ffi_*` wrappers.
 
     A request's module is looked up in `modules` (parsed kernel files of the user), then among ours.
     """
@@ -128,8 +129,8 @@ def _build_spec(spec: LibrarySpec, source: str, parts: int) -> BuildSpec:
     files = [(SOURCE_NAME, source)]
     units = [TranslationUnit(SOURCE_NAME, (f"-DDT_PART={part}",)) for part in range(parts)]
     if spec.team:
-        files += [("team.c", read_template("team.c")), ("abi.h", read_template("abi.h"))]
-        units.append(TranslationUnit("team.c"))
+        files += [(name, read_template(name)) for name in (*TEAM_HEADERS, *TEAM_SOURCES)]
+        units += [TranslationUnit(name) for name in TEAM_SOURCES]
     return BuildSpec(
         name=spec.name,
         target=spec.target,

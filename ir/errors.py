@@ -52,6 +52,10 @@ class CapacityError(DovetailError):
     """The machine is full (BUSY); the request may be sent again later."""
 
 
+class RankError(DovetailError):
+    """A process of a tensor-parallel group died; what ran is lost, the next request starts anew."""
+
+
 class RequestError(DovetailError):
     """One request is wrong (too long, bad sampling parameters); others are unaffected."""
 

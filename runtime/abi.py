@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 1
+ABI = 2
 SCHEDULE_LENGTH = 8
 
 
@@ -53,6 +53,7 @@ class Tape(ctypes.Structure):
         ("slots", ctypes.POINTER(Slot)),
         ("patches", ctypes.POINTER(Patch)),
         ("n_patches", ctypes.c_int64),
+        ("stop", ctypes.c_void_p),
     )
 
 
@@ -69,8 +70,22 @@ PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.POINTER(Tape), _SLOTS, ctypes.c_int64, ctypes.c_int64),
     ),
+    "dt_comm_bytes": (ctypes.c_int64, (ctypes.c_int64, ctypes.c_int64)),
+    "dt_comm_create": (
+        ctypes.c_void_p,
+        (ctypes.c_void_p, *(ctypes.c_int64,) * 4, _INT32S, ctypes.c_int64),
+    ),
+    "dt_comm_destroy": (None, (ctypes.c_void_p,)),
+    "dt_comm_fail": (None, (ctypes.c_void_p,)),
+    "dt_comm_failed": (ctypes.POINTER(ctypes.c_int32), (ctypes.c_void_p,)),
+    "dt_all_reduce": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 5)),
 }
 """Return and argument types of the functions every kernel library exports."""
+STOPPED = -2
+"""What dt_run returns when the tape's stop word ended it early."""
+ALL_REDUCE = "all_reduce"
+ALL_REDUCE_SLOTS = ("comm", "rows", "columns", "x", "stride")
+"""The kernel of collective.c as tapes call it: every library has it beside those of its index."""
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:

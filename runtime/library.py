@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.ir.artifact import KernelIndex, PhasePlan
-from dovetail.ir.errors import ArtifactError, CapacityError
+from dovetail.ir.errors import ArtifactError, CapacityError, RankError
 from dovetail.runtime import abi
 
 
@@ -24,14 +24,14 @@ class KernelLibrary:
         if index.abi != abi.ABI:
             raise self._error(f"was built for kernel ABI {index.abi}, this version has {abi.ABI}")
         try:
-            self._c = abi.declare(ctypes.CDLL(str(path.resolve())))
+            self.c = abi.declare(ctypes.CDLL(str(path.resolve())))
         except (OSError, AttributeError) as error:
             raise self._error(f"cannot be loaded ({error})") from None
-        found = self._c.dt_abi()
+        found = self.c.dt_abi()
         if found != abi.ABI:
             raise self._error(f"has kernel ABI {found}, this version has {abi.ABI}")
         self.kernels = {kernel.name: kernel for kernel in index.kernels}
-        self._addresses = {name: self._address(name) for name in self.kernels}
+        self._addresses = {name: self._address(name) for name in (*self.kernels, abi.ALL_REDUCE)}
 
     def entry(self, kernel: str) -> int:
         """Return the address of `dt_entry_<kernel>`; ArtifactError where there is none."""
@@ -40,28 +40,32 @@ class KernelLibrary:
         except KeyError:
             raise self._error(f"has no kernel {kernel!r}") from None
 
-    def slot_types(self, kernel: str) -> tuple[str, ...]:
-        """Return the C types of the operands `kernel` takes from a tape, in order."""
-        return tuple(p.type for p in self.kernels[kernel].params if p.kind == "slot")
+    def slots(self, kernel: str) -> tuple[str, ...]:
+        """Return the names of the operands `kernel` takes from a tape, in order."""
+        if kernel == abi.ALL_REDUCE:
+            return abi.ALL_REDUCE_SLOTS
+        return tuple(p.name for p in self.kernels[kernel].params if p.kind == "slot")
 
     def run(self, team: Team, tape: abi.Tape, args: ctypes.Array[abi.Slot], span: range) -> None:
-        """Run the entries `span` of a bound tape on `team`."""
-        status = self._c.dt_run(
+        """Run the entries `span` of a bound tape on `team`; RankError when it was stopped."""
+        status = self.c.dt_run(
             team.handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop)
         )
+        if status == abi.STOPPED:
+            raise RankError("a process of the group ended while it was computing")
         if status:
             raise RuntimeError(f"the team refused to run entries {span} of a tape")
 
     def make_team(self, threads: int, spin: int) -> Team:
         """Return a new team of `threads` threads, the caller included."""
-        handle = self._c.dt_team_create(threads, None, spin)
+        handle = self.c.dt_team_create(threads, None, spin)
         if not handle:
             raise CapacityError(f"cannot start {threads} threads; give a smaller number of threads")
-        return Team(self._c, handle, threads)
+        return Team(self.c, handle, threads)
 
     def _address(self, kernel: str) -> int:
         try:
-            function = getattr(self._c, f"dt_entry_{kernel}")
+            function = getattr(self.c, f"dt_entry_{kernel}")
         except AttributeError:
             raise self._error(f"lacks the kernel {kernel!r} that its index lists") from None
         return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
@@ -82,11 +86,20 @@ class Team:
         self._end.atexit = False  # another thread may be in a run while the process ends
 
     def set_active(self, plan: PhasePlan) -> None:
-        """Use the first `plan.threads` threads from now on, pinned to `plan.cpus`."""
+        """Use the first `plan.threads` threads from now on, pinned to `plan.cpus`.
+
+        Raises CapacityError when one of these CPUs is not there any more.
+        """
         wanted = (plan.threads, plan.cpus)
-        if wanted != self._active:
-            self._c.dt_team_set_active(self.handle, plan.threads, abi.int32_array(plan.cpus))
-            self._active = wanted
+        if wanted == self._active:
+            return
+        if self._c.dt_team_set_active(self.handle, plan.threads, abi.int32_array(plan.cpus)):
+            self._active = (0, ())
+            raise CapacityError(
+                f"threads cannot be bound to CPUs {', '.join(map(str, plan.cpus))}: one is offline "
+                "or no longer allowed to this process; load the artifact again to plan anew"
+            )
+        self._active = wanted
 
     def close(self) -> None:
         """End the threads; safe to call twice."""

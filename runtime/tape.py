@@ -96,7 +96,12 @@ class BoundTape:
         self._patch_array = (abi.Patch * max(1, len(self._patches)))(*self._patches)
         self._args = (abi.Slot * max(1, len(tape.args)))()
         self._tape = abi.Tape(
-            self._entries, len(tape.entries), self._slots, self._patch_array, len(self._patches)
+            self._entries,
+            len(tape.entries),
+            self._slots,
+            self._patch_array,
+            len(self._patches),
+            None,
         )
 
     def set_args(self, args: Mapping[str, int]) -> None:
@@ -204,7 +209,7 @@ class BoundTape:
             if kernel is None:
                 continue
             self._library.entry(kernel)
-            wanted = len(self._library.slot_types(kernel))
+            wanted = len(self._library.slots(kernel))
             if wanted != len(entry.slots):
                 raise self._error(
                     f"{kernel!r} takes {wanted} operands, operator {entry.op!r} has "

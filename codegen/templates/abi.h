@@ -4,7 +4,7 @@
 #define DOVETAIL_ABI_H
 #include <stdint.h>
 
-#define DT_ABI 1
+#define DT_ABI 2
 #define DT_SCHEDULE_VALUES 8
 
 /* One operand: an address, an integer or a double. */
@@ -49,6 +49,7 @@ typedef struct dt_tape {
   dt_slot *slots;
   const dt_patch *patches;
   int64_t n_patches;
+  const int32_t *stop; /* kernels are passed over once this is not 0; NULL = never */
 } dt_tape;
 
 typedef struct dt_team dt_team;
@@ -56,11 +57,32 @@ typedef struct dt_team dt_team;
 /* A team of n_threads, the caller included as thread 0. cpus[i] pins thread i (-1 or cpus == NULL: not pinned).
  * spin: iterations to spin at a barrier before sleeping. NULL when threads cannot be made. */
 dt_team *dt_team_create(int64_t n_threads, const int32_t *cpus, int64_t spin);
-/* Use the first `active` threads from now on, pinned to cpus; the others sleep and cost nothing. 0 on success. */
+/* Use the first `active` threads from now on, pinned to cpus; the others sleep and cost nothing. 0 on success;
+ * -1 when one of cpus is not there (any more): its thread runs where the system likes. */
 int dt_team_set_active(dt_team *team, int64_t active, const int32_t *cpus);
 int64_t dt_team_size(const dt_team *team);
 void dt_team_destroy(dt_team *team);
-/* Run entries [first, last) of a tape. 0 on success, -1 for a malformed call. */
+/* Run entries [first, last) of a tape. 0 on success, -1 for a malformed call, -2 when `stop` ended it early. */
 int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last);
+
+/* A group of processes that add up their float32 values through shared memory (collective.c). */
+typedef struct dt_comm dt_comm;
+
+/* Bytes of zeroed memory that `ranks` processes share to reduce with up to `lanes` threads each; -1: not possible. */
+int64_t dt_comm_bytes(int64_t ranks, int64_t lanes);
+/* This process as `rank` of the group in `shared`. `peers` are sockets: when one hangs up, a rank has died.
+ * spin: looks at another rank's mark before sleeping. NULL without memory or for impossible numbers. */
+dt_comm *dt_comm_create(void *shared, int64_t rank, int64_t ranks, int64_t lanes, int64_t spin, const int32_t *peers,
+                        int64_t n_peers);
+void dt_comm_destroy(dt_comm *comm);
+/* Make every all-reduce of the group, also those under way, return -1. */
+void dt_comm_fail(dt_comm *comm);
+/* The word that is not 0 once the group has failed. */
+const int32_t *dt_comm_failed(const dt_comm *comm);
+/* Replace x [rows][columns], rows `stride` apart, by its sum over the ranks; no values: wait for all ranks. Called by
+ * threads tid of nth; all ranks call with equal rows and columns. 0, or -1 when the group has failed. */
+int dt_all_reduce(dt_comm *comm, float *x, int64_t rows, int64_t columns, int64_t stride, int64_t tid, int64_t nth);
+/* The same as tapes call it: slots comm, rows, columns, x, stride. */
+void dt_entry_all_reduce(const dt_slot *slots, const int64_t *schedule, int64_t tid, int64_t nth);
 
 #endif

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #endif
 #include "abi.h"
+#include "wait.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -19,7 +20,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define DT_LINE 64
 #define DT_STACK_BYTES (8u << 20) /* kernels keep tiles on the stack; musl's default of 128 KiB is too small */
 
 /* A counter that others wait on: the word only grows, so a waiter that knows its old value cannot miss a change. */
@@ -55,14 +55,6 @@ struct dt_team {
   _Atomic int busy;
   dt_worker *workers; /* [size]; workers[0] is the caller and unused */
 };
-
-static inline void dt_pause(void) {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("isb" ::: "memory"); /* yield is a no-op on most cores; isb waits about as long as x86's pause */
-#endif
-}
 
 static void dt_futex(_Atomic uint32_t *word, int operation, uint32_t value) {
   syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
@@ -106,6 +98,9 @@ static const dt_row *dt_find_row(const dt_entry *entry, int64_t m) {
   return &entry->rows[low];
 }
 
+/* Threads may see the stop at different entries: each still comes to every barrier. */
+static int dt_stopped(const dt_tape *tape) { return tape->stop && __atomic_load_n(tape->stop, __ATOMIC_RELAXED); }
+
 static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
   const int64_t threads = job->threads;
   int owed = 0; /* a skipped entry's barrier is owed by the next one that runs */
@@ -118,10 +113,10 @@ static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
     owed = 0;
     const dt_row *row = dt_find_row(entry, m);
     const dt_slot *slots = job->tape->slots + entry->first_slot;
-    row->kernel(slots, row->schedule, tid, threads);
+    if (!dt_stopped(job->tape)) row->kernel(slots, row->schedule, tid, threads);
     if (row->reduce) {
       dt_barrier(team, threads, 1);
-      row->reduce(slots, row->schedule, tid, threads);
+      if (!dt_stopped(job->tape)) row->reduce(slots, row->schedule, tid, threads);
     }
   }
   dt_barrier(team, threads, tid == 0);
@@ -149,8 +144,17 @@ static int dt_pin(pthread_t thread, int32_t cpu) {
 /* Phases change many times a second, mostly between the same CPUs: those cost no system call. */
 static int dt_pin_worker(dt_worker *worker, int32_t cpu) {
   if (cpu < 0 || cpu == worker->cpu) return 0;
-  worker->cpu = cpu;
-  return dt_pin(worker->thread, cpu);
+  const int status = dt_pin(worker->thread, cpu);
+  worker->cpu = status ? -1 : cpu;
+  return status;
+}
+
+/* Pin the caller, which gets its affinity back: a run could not say that its CPU has gone. */
+static int dt_pin_probe(int32_t cpu) {
+  cpu_set_t before;
+  if (pthread_getaffinity_np(pthread_self(), sizeof before, &before)) return -1;
+  if (dt_pin(pthread_self(), cpu)) return -1;
+  return pthread_setaffinity_np(pthread_self(), sizeof before, &before) ? -1 : 0;
 }
 
 /* With more threads than CPUs a spinning thread only delays the one it waits for. */
@@ -164,8 +168,10 @@ int dt_team_set_active(dt_team *team, int64_t active, const int32_t *cpus) {
   if (!team || active < 1 || active > team->size) return -1;
   if (atomic_exchange(&team->busy, 1)) return -1;
   int status = 0;
+  const int32_t caller_cpu = cpus ? cpus[0] : -1;
+  if (caller_cpu >= 0 && caller_cpu != team->caller_cpu) status = dt_pin_probe(caller_cpu);
   team->active = active;
-  team->caller_cpu = cpus ? cpus[0] : -1;
+  team->caller_cpu = status ? -1 : caller_cpu;
   team->spin = dt_useful_spin(active, team->spin_asked);
   if (getpid() == team->owner) {
     for (int64_t i = 1; cpus && i < active; i++) status |= dt_pin_worker(&team->workers[i], cpus[i]);
@@ -228,6 +234,7 @@ dt_team *dt_team_create(int64_t n_threads, const int32_t *cpus, int64_t spin) {
   team->size = n_threads;
   team->spin_asked = spin;
   team->owner = getpid();
+  team->caller_cpu = -1;
   team->spin = dt_useful_spin(n_threads, spin); /* workers read it as soon as they start */
   int64_t made = dt_start_workers(team);
   if (made < n_threads) {
@@ -265,5 +272,5 @@ int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t firs
   dt_execute(team, &team->job, 0);
   if (pinned) pthread_setaffinity_np(pthread_self(), sizeof before, &before);
   atomic_store(&team->busy, 0);
-  return 0;
+  return dt_stopped(tape) ? -2 : 0;
 }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.emit import KernelSpec, UnitSpec, deal, emit_unit, kernel_text
+from dovetail.codegen.library import ABI
 from dovetail.codegen.targets import TARGETS, host_target
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
 from dovetail.ir.artifact import KernelEntry, KernelParam
@@ -103,7 +104,7 @@ def test_entries_unpack_slots_schedule_and_threads(tmp_path, parts):
     for tid in range(nth):
         library.dt_entry_scale(slots, schedule, ctypes.c_int64(tid), ctypes.c_int64(nth))
     np.testing.assert_array_equal(out, x * np.float32(2.5) + 7 + bias)
-    assert library.dt_abi() == 1
+    assert library.dt_abi() == ABI
 
 
 def test_helpers_come_before_kernels_and_only_those_used():

@@ -18,7 +18,12 @@ import pytest
 from dovetail.runtime import abi
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (ROOT / "codegen/templates/team.c", Path(__file__).parent / "team_kernels.c")
+TEMPLATES = ROOT / "codegen/templates"
+SOURCES = (
+    TEMPLATES / "team.c",
+    TEMPLATES / "collective.c",
+    Path(__file__).parent / "team_kernels.c",
+)
 COMPILERS = {
     "gcc": ["gcc"],
     "clang": ["clang"],
@@ -30,7 +35,7 @@ def build(compiler: str, out: Path, *flags: str) -> Path:
     command = COMPILERS[compiler]
     if shutil.which(command[0]) is None:
         pytest.skip(f"{compiler} is not installed")
-    flags = ("-std=c11", "-O2", "-fPIC", "-pthread", f"-I{SOURCES[0].parent}", *flags)
+    flags = ("-std=c11", "-O2", "-fPIC", "-pthread", f"-I{TEMPLATES}", *flags)
     subprocess.run(
         [*command, *flags, "-Wall", "-Wextra", "-Werror", "-o", str(out), *map(str, SOURCES)],
         check=True,
@@ -312,7 +317,7 @@ int main(void) {
   dt_slot args[1] = {{.i = 1}}, slots[5];
   dt_row rows[2] = {{1, write_cell, 0, {0}}, {1, check_cells, 0, {0}}};
   dt_entry entries[2] = {{rows, 1, 0, 0, -1, 1}, {rows + 1, 1, 2, 0, -1, 1}};
-  dt_tape tape = {entries, 2, slots, 0, 0};
+  dt_tape tape = {entries, 2, slots, 0, 0, 0};
   dt_team *team = dt_team_create(4, 0, 50);
   for (int64_t i = 1; i < 300; i++) {
     slots[0].p = slots[2].p = cells, slots[1].i = slots[3].i = i, slots[4].p = &faults;

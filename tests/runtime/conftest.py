@@ -23,6 +23,7 @@ from dovetail.ir.artifact import (
 from dovetail.ir.model import ModelFile, ModelSpec, RopeSpec, WeightChunks, WeightEntry
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
 from dovetail.ir.tape import FORWARD_ARGS, SAMPLE_ARGS, ArgRef, Entry, IntConst, KvRef, Slot, Tape
+from dovetail.runtime.abi import ABI
 
 ROOT = Path(__file__).parents[2]
 VOCAB, HEAD_DIM, MAX_CONTEXT = 97, 2, 256
@@ -142,7 +143,8 @@ def seal(path: Path) -> None:
 def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("toy") / "toy.so"
     templates = ROOT / "codegen/templates"
-    sources = [str(Path(__file__).parent / "toy_model.c"), str(templates / "team.c")]
+    sources = [str(Path(__file__).parent / "toy_model.c")]
+    sources += [str(templates / name) for name in ("team.c", "collective.c")]
     flags = ["-O1", "-shared", "-fPIC", "-pthread", f"-I{templates}", "-o", str(out)]
     subprocess.run(["gcc", "-std=c11", *flags, *sources], check=True)
     return out
@@ -165,6 +167,7 @@ def make_artifact(tmp_path: Path, toy_library: Path) -> Callable[..., Path]:
         chunks = [weights[i : i + 4096] for i in range(0, len(weights), 4096)]
         index = KernelIndex(
             target="generic",
+            abi=ABI,
             library="toy.so",
             source="toy.c",
             compiler="gcc",

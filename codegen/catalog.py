@@ -43,6 +43,14 @@ KERNELS: dict[str, str] = {
 }
 """Family to kernel module: every kernel of a model but GEMM, whose binding the search chooses."""
 
+STANDALONE: dict[str, str] = {
+    "silu_mul": "activation",
+    "ivf_scan": "ivf",
+    "gemm_skinny": "gemm_skinny",
+    "gemm_skinny_merge": "gemm_skinny",
+}
+"""Families that no tape of a CPU calls: of accelerators, and of retrieval."""
+
 DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
     "embed_packed": "W",
@@ -50,8 +58,11 @@ DTYPE_PARAMETER: dict[str, str] = {
     "prefill_attention": "KV",
     "decode_attention": "KV",
     "decode_attention_merge": "KV",
+    "ivf_scan": "METRIC",
+    "gemm_skinny": "W",
+    "gemm_skinny_merge": "W",
 }
-"""The tunable of a family that names its dtype; its value ends the kernel's name."""
+"""The tunable of a family that names its dtype (or metric); its value ends the kernel's name."""
 
 TILES: dict[tuple[str, str], dict[str, int]] = {
     ("prefill_attention", "avx512"): {"KT": 8, "RV": 1, "STRIPS": 6, "RT": 8, "DV": 2},
@@ -63,6 +74,9 @@ TILES: dict[tuple[str, str], dict[str, int]] = {
     ("decode_attention", "neon"): {"HT": 4, "KT": 4, "DV": 4},
     ("decode_attention", "generic"): {"HT": 2, "KT": 2, "DV": 2},
     ("decode_attention", "cuda"): {"CHUNK": 32, "HT": 4, "KT": 4, "DV": 4},
+    ("ivf_scan", "avx512"): {"QT": 4, "NT": 4},
+    ("ivf_scan", "neon"): {"QT": 4, "NT": 4},
+    ("ivf_scan", "cuda"): {"QT": 4, "NT": 4},
 }
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
 
@@ -94,11 +108,12 @@ def resolve_imports(unit: Unit) -> Unit:
 def kernel_request(family: str, target: Target, dtype: str | None = None) -> KernelRequest:
     """Return the request for `family` with the target's tiles and, where it has one, a dtype."""
     binding: dict[str, int | str] = dict(TILES.get((family, target.isa), {}))
+    module = KERNELS.get(family) or STANDALONE[family]
     if family not in DTYPE_PARAMETER:
-        return KernelRequest(KERNELS[family], family, binding, family)
+        return KernelRequest(module, family, binding, family)
     assert dtype is not None, f"{family} needs a dtype"
     binding[DTYPE_PARAMETER[family]] = dtype
-    return KernelRequest(KERNELS[family], family, binding, f"{family}_{dtype}")
+    return KernelRequest(module, family, binding, f"{family}_{dtype}")
 
 
 def model_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:

@@ -5,12 +5,13 @@ import pytest
 from dovetail.codegen.catalog import (
     DTYPE_PARAMETER,
     KERNELS,
+    STANDALONE,
     TILES,
     kernel_request,
     load_kernel_module,
     model_kernels,
 )
-from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.targets import ALL_TARGETS, TARGETS
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec, RopeSpec
 
@@ -33,21 +34,22 @@ SPEC = ModelSpec(
 
 
 def test_every_family_is_a_kernel_of_its_module() -> None:
-    for family, module in KERNELS.items():
+    for family, module in {**KERNELS, **STANDALONE}.items():
         assert load_kernel_module(module).function(family).kind == "kernel"
 
 
 def test_bindings_are_choices_the_kernel_offers() -> None:
-    for family in KERNELS:
+    for family in (*KERNELS, *STANDALONE):
         tunables = {t.name: t.choices for t in kernel_function(family).tunables}
-        for target in TARGETS.values():
-            request = kernel_request(family, target, "f32" if family in DTYPE_PARAMETER else None)
+        dtype = tunables.get(DTYPE_PARAMETER.get(family, ""), (None,))[0]
+        for target in ALL_TARGETS.values():
+            request = kernel_request(family, target, dtype)
             for name, value in request.binding.items():
                 assert value in tunables[name], (family, target.name, name)
 
 
 def kernel_function(family: str):
-    return load_kernel_module(KERNELS[family]).function(family)
+    return load_kernel_module({**KERNELS, **STANDALONE}[family]).function(family)
 
 
 def test_prefill_tiles_divide_each_other() -> None:

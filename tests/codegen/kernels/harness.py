@@ -18,6 +18,7 @@ import numpy as np
 from dovetail.codegen.catalog import (
     DTYPE_PARAMETER,
     KERNELS,
+    STANDALONE,
     KernelRequest,
     kernel_request,
     load_kernel_module,
@@ -67,7 +68,7 @@ def vsilu_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
         vstore(out + c, vsilu(vload(x + c)))
 """
 """Kernels that show the @inline functions of math_f32 one by one."""
-DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16")}
+DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
 DISTINCT = {n: t for n, t in TARGETS.items() if not t.bf16_dot}
 """Targets that differ in more than the matrix products, which have tests of their own."""
 NATIVE = [
@@ -108,7 +109,8 @@ def requests(target: Target) -> tuple[KernelRequest, ...]:
     """Return every catalogued kernel in every dtype, and the probes."""
     catalogued = tuple(
         kernel_request(family, target, dtype)
-        for family in KERNELS
+        for family in (*KERNELS, *STANDALONE)
+        if target.device or not family.startswith("gemm_skinny")
         for dtype in DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,))
     )
     probes = [f.name for f in probe_unit().functions if f.kind == "kernel"]

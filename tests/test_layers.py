@@ -17,7 +17,12 @@ MAY_IMPORT = {
     "ir": set(),
 }
 HEAVY = {"torch", "transformers", "faiss", "safetensors", "tvm", "tvm_ffi", "ray", "sklearn"}
-ALLOWED = {"dovetail.cli.quickstart": {"torch", "transformers"}, "dovetail.ffi": {"tvm_ffi"}}
+TIR = ("build", "expressions", "operations", "statements", "values")
+ALLOWED = {
+    "dovetail.cli.quickstart": {"torch", "transformers"},
+    "dovetail.ffi": {"tvm_ffi"},
+    **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
+}
 MODULES = module_files()
 
 

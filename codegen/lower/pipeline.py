@@ -31,6 +31,18 @@ def lower(
     Tunables missing in `binding` take their defaults. ScheduleError: unknown kernel or tunable, a
     value outside its choices, or a binding under which bounds, tile indices or types make no sense.
     """
+    flat, names = flatten(unit, kernel, binding, target, name=name)
+    lowered = select(flat, target, names, name)
+    return low.Unit(items=(*collect_helpers(lowered, target), lowered))
+
+
+def flatten(
+    unit: Unit, kernel: str, binding: Mapping[str, int | str], target: Target, *, name: str
+) -> tuple[Function, Names]:
+    """Return `kernel` without tunables, tiles, inline calls, `unroll` and `vrange`.
+
+    Only the choice of instructions is left, which each backend makes. Raises as `lower` does.
+    """
     function = find_kernel(unit, kernel)
     values = bind_tunables(function, binding, target)
     names = Names({name, *values})
@@ -39,9 +51,7 @@ def lower(
     body = unroll_body(function.body, values, names)
     body = expand_tiles(body, names)
     body = split_vranges(body, target.lanes, names)
-    body = drop_dead(body)
-    lowered = select(replace(function, body=body), target, names, name)
-    return low.Unit(items=(*collect_helpers(lowered, target), lowered))
+    return replace(function, body=drop_dead(body)), names
 
 
 def find_kernel(unit: Unit, kernel: str) -> Function:

@@ -1,0 +1,134 @@
+"""The vector builtins of the high IR in TensorIR: a table from name to expression.
+
+In: lanes and argument expressions. Out: an expression. Fused and rounding operations are LLVM's
+intrinsics, so that results do not hang on what an optimiser contracts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx as tir
+
+from dovetail.codegen.tir.values import Tir, number, ramp, spread, wide
+
+QUIET_NAN, ABOVE_INFINITY = 0x40, 0x7F800000
+
+
+def intrinsic(name: str, dtype: str, *args: Tir) -> Tir:
+    """Return a call of an LLVM intrinsic without side effects."""
+    return tir.call_llvm_pure_intrin(dtype, name, *args)
+
+
+def fused(lanes: int, a: Tir, b: Tir, c: Tir) -> Tir:
+    """Return a * b + c, rounded once; twice, as in C, where a vector is one float."""
+    if lanes == 1:
+        return a * b + c
+    return intrinsic("llvm.fma", wide("float32", lanes), a, b, c)
+
+
+def negated(lanes: int, value: Tir) -> Tir:
+    """Return -value; a product keeps the sign of zero right."""
+    return value * spread(number(-1.0, "float32"), lanes)
+
+
+def lesser(a: Tir, b: Tir) -> Tir:
+    """Return min(a, b); NaN in either gives b, as the instructions of x86 do."""
+    return tir.Select(a < b, a, b)
+
+
+def greater(a: Tir, b: Tir) -> Tir:
+    """Return max(a, b); NaN in either gives b."""
+    return tir.Select(b < a, a, b)
+
+
+def reduced(lanes: int, value: Tir, join: Callable[[Tir, Tir], Tir]) -> Tir:
+    """Return all lanes joined pairwise, halves first."""
+    if lanes == 1:
+        return value
+    while lanes > 2:
+        lanes //= 2
+        half = wide("float32", lanes)
+        value = join(tir.vectorlow(half, value), tir.vectorhigh(half, value))
+    return join(*(tir.Shuffle([value], [number(lane, "int32")]) for lane in range(2)))
+
+
+def with_tail(lanes: int, value: Tir, fill: Tir, count: Tir) -> Tir:
+    """Return `value` in the first `count` lanes, `fill` in the others."""
+    return tir.Select(in_use(lanes, count), value, spread(fill, lanes))
+
+
+def in_use(lanes: int, count: Tir) -> Tir:
+    """Return the mask of the first `count` lanes."""
+    return ramp(tir.const(0, "int64"), lanes) < spread(count, lanes)
+
+
+def widened(elem: str, stored: Tir, lanes: int) -> Tir:
+    """Return what memory holds as float32."""
+    if elem == "f16":
+        return tir.Cast(wide("float32", lanes), stored)
+    if elem == "bf16":
+        bits = tir.Cast(wide("uint32", lanes), stored)
+        shifted = tir.shift_left(bits, spread(tir.const(16, "uint32"), lanes))
+        return tir.reinterpret(wide("float32", lanes), shifted)
+    return stored
+
+
+def narrowed(elem: str, value: Tir, lanes: int) -> Tir:
+    """Return float32 as memory holds it, rounded to nearest even."""
+    if elem == "f16":
+        return tir.Cast(wide("float16", lanes), value)
+    if elem != "bf16":
+        return value
+
+    def word(bits: int) -> Tir:
+        return spread(tir.const(bits, "uint32"), lanes)
+
+    bits = tir.reinterpret(wide("uint32", lanes), value)
+    high = tir.shift_right(bits, word(16))
+    rounded = tir.shift_right(bits + word(0x7FFF) + tir.bitwise_and(high, word(1)), word(16))
+    magnitude = tir.bitwise_and(bits, word(0x7FFFFFFF))
+    nan = word(ABOVE_INFINITY) < magnitude
+    chosen = tir.Select(nan, tir.bitwise_or(high, word(QUIET_NAN)), rounded)
+    return tir.Cast(wide("uint16", lanes), chosen)
+
+
+def _unary(name: str) -> Callable[..., Tir]:
+    return lambda lanes, a: intrinsic(name, wide("float32", lanes), a)
+
+
+OPERATIONS: dict[str, Callable[..., Tir]] = {
+    "vzero": lambda lanes: spread(number(0.0, "float32"), lanes),
+    "vbroadcast": lambda lanes, a: spread(a, lanes),
+    "vbroadcast_i32": lambda lanes, a: spread(a, lanes),
+    "vadd": lambda lanes, a, b: a + b,
+    "vsub": lambda lanes, a, b: a - b,
+    "vmul": lambda lanes, a, b: a * b,
+    "vdiv": lambda lanes, a, b: tir.Div(a, b),
+    "vmin": lambda lanes, a, b: lesser(a, b),
+    "vmax": lambda lanes, a, b: greater(a, b),
+    "vfma": fused,
+    "vfnma": lambda lanes, a, b, c: fused(lanes, negated(lanes, a), b, c),
+    "vabs": _unary("llvm.fabs"),
+    "vneg": negated,
+    "vsqrt": _unary("llvm.sqrt"),
+    "vround": _unary("llvm.roundeven"),
+    "vreduce_add": lambda lanes, a: reduced(lanes, a, lambda x, y: x + y),
+    "vreduce_max": lambda lanes, a: reduced(lanes, a, greater),
+    "vreduce_min": lambda lanes, a: reduced(lanes, a, lesser),
+    "vselect_gt": lambda lanes, a, b, x, y: tir.Select(b < a, x, y),
+    "vtail": with_tail,
+    "vcvt_i32": lambda lanes, a: tir.Cast(
+        wide("int32", lanes), intrinsic("llvm.roundeven", wide("float32", lanes), a)
+    ),
+    "vcvt_f32": lambda lanes, a: tir.Cast(wide("float32", lanes), a),
+    "vadd_i32": lambda lanes, a, b: a + b,
+    "vsub_i32": lambda lanes, a, b: a - b,
+    "vshl_i32": lambda lanes, a, n: tir.shift_left(a, spread(tir.Cast("int32", n), lanes)),
+    "vbitcast_f32": lambda lanes, a: tir.reinterpret(wide("float32", lanes), a),
+    "vbitcast_i32": lambda lanes, a: tir.reinterpret(wide("int32", lanes), a),
+    "viota": lambda lanes: ramp(tir.const(0, "int32"), lanes, "int32"),
+}
+"""Builtin to its expression; the first argument is the number of lanes."""
+REDUCTIONS = ("vreduce_add", "vreduce_max", "vreduce_min")
+"""Operations that use their argument many times: it is computed once, before."""

@@ -270,6 +270,10 @@ _MEMORY: dict[str, Callable[[Expressions, list[Typed]], Typed]] = {
     "load": _loader(""),
     "vload": _loader("vec[f32]"),
     "vload_i32": _loader("vec[i32]"),
+    "vload_pairs": lambda self, args: Typed(self.load(args[0].expr, "i32", "vec[i32]"), "vec[i32]"),
+    "vbroadcast_pair": lambda self, args: Typed(
+        spread(self.load(args[0].expr, "i32", "i32"), self.lanes), "vec[i32]"
+    ),
 }
 
 
@@ -285,6 +289,8 @@ def _scalar(name: str, args: list[Tir], type_: str) -> Tir:
         return intrinsic(f"llvm.{'fabs' if name == 'abs' else name}", SCALARS[type_], args[0])
     if name == "abs":
         return tir.Select(args[0] < number(0, SCALARS[type_]), -args[0], args[0])
+    if name not in ("min", "max"):
+        raise ScheduleError(f"the TIR backend has no `{name}`: use the C backend")
     choose = {"min": tir.Min, "max": tir.Max} if is_int(type_) else {"min": lesser, "max": greater}
     return choose[name](*args)
 

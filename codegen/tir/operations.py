@@ -93,6 +93,24 @@ def narrowed(elem: str, value: Tir, lanes: int) -> Tir:
     return tir.Cast(wide("uint16", lanes), chosen)
 
 
+def pair_low(lanes: int, pairs: Tir) -> Tir:
+    """Return the first of two bfloat16 in each 32-bit lane, as float32."""
+    bits = tir.shift_left(pairs, spread(tir.const(16, "int32"), lanes))
+    return tir.reinterpret(wide("float32", lanes), bits)
+
+
+def pair_high(lanes: int, pairs: Tir) -> Tir:
+    """Return the second of two bfloat16 in each 32-bit lane, as float32."""
+    bits = tir.bitwise_and(pairs, spread(tir.const(-65536, "int32"), lanes))
+    return tir.reinterpret(wide("float32", lanes), bits)
+
+
+def dot_pairs(lanes: int, a: Tir, b: Tir, c: Tir) -> Tir:
+    """Return c + a . b of pairs; the upper products first, as in the C helpers."""
+    upper = fused(lanes, pair_high(lanes, a), pair_high(lanes, b), c)
+    return fused(lanes, pair_low(lanes, a), pair_low(lanes, b), upper)
+
+
 def _unary(name: str) -> Callable[..., Tir]:
     return lambda lanes, a: intrinsic(name, wide("float32", lanes), a)
 
@@ -127,6 +145,9 @@ OPERATIONS: dict[str, Callable[..., Tir]] = {
     "vshl_i32": lambda lanes, a, n: tir.shift_left(a, spread(tir.Cast("int32", n), lanes)),
     "vbitcast_f32": lambda lanes, a: tir.reinterpret(wide("float32", lanes), a),
     "vbitcast_i32": lambda lanes, a: tir.reinterpret(wide("int32", lanes), a),
+    "vpair_low": pair_low,
+    "vpair_high": pair_high,
+    "vdot_pairs": dot_pairs,
     "viota": lambda lanes: ramp(tir.const(0, "int32"), lanes, "int32"),
 }
 """Builtin to its expression; the first argument is the number of lanes."""

@@ -25,6 +25,7 @@ from dovetail.ir.errors import ToolchainError
 from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG
 from dovetail.topology.hardware import HardwareSpec
 
+SKIPPED = "skipped"
 CACHE_FACTOR = 4
 """Weights cycle through this many times the last-level cache."""
 MIN_POOL_BYTES = 64 << 20
@@ -50,9 +51,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """`status` is ok, wrong, crash or timeout; times in seconds: median and quartiles of `runs`.
+    """`status` is ok, wrong, crash, timeout or skipped: not run, the budget is spent.
 
-    Measurements of one case compare, also those of different calls.
+    Times in seconds: median and quartiles of `runs`. Measurements of one case compare, also those
+    of different calls.
     """
 
     candidate: Candidate
@@ -76,7 +78,21 @@ class Measurer(Protocol):
         """
 
     def now(self) -> float:
-        """Return seconds on the clock that budgets run on; a recorded trial costs what it did."""
+        """Return seconds on the clock that budgets run on."""
+
+
+class StoppableMeasurer(Measurer, Protocol):
+    """A measurer that owns processes."""
+
+    def stop(self) -> None:
+        """End the processes now; `measure`, in whichever thread, raises StoppedError from then."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+class StoppedError(Exception):
+    """The measurer was stopped; what it was measuring is lost."""
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +161,8 @@ class Meter:
         self._timeout = timeout
         self._child: subprocess.Popen[bytes] | None = None
         self._lines = b""
+        self._stopped = False
+        self._starting = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -165,9 +183,15 @@ class Meter:
         child.kill()
         child.communicate()
 
+    def stop(self) -> None:
+        """Have `measure` end with StoppedError, in whichever thread it runs."""
+        self._stopped = True
+        if (child := self._child) is not None:
+            child.kill()
+
     def now(self) -> float:
-        """Return seconds of the machine's own clock."""
-        return time.monotonic()
+        """Return seconds of the machine's clock, less those in which the first child started."""
+        return time.monotonic() - self._starting
 
     def measure(
         self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
@@ -182,6 +206,8 @@ class Meter:
             try:
                 done.update(self._run(job))
             except _ChildEndedError as end:
+                if self._stopped:
+                    raise StoppedError from None
                 bad = waiting[end.index]
                 done[bad] = Measurement(candidate=bad, status=end.status)
                 self.close()
@@ -202,6 +228,8 @@ class Meter:
                 return wrong | {c: summarize(c, t) for c, t in timed if c not in wrong}
 
     def _send(self, job: Job) -> None:
+        if self._stopped:
+            raise StoppedError
         if self._child is None:
             self._start()
         try:
@@ -210,6 +238,7 @@ class Meter:
             raise _ChildEndedError(CRASH, 0) from None
 
     def _start(self) -> None:
+        begin = time.monotonic()
         # -P: the directory one happens to stand in must not hide the installed package
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", "dovetail.compiler.measure_child"],
@@ -222,10 +251,13 @@ class Meter:
             self._receive(0)
         except (BrokenPipeError, _ChildEndedError):
             self.close()
+            if self._stopped:
+                raise StoppedError from None
             raise ToolchainError(
                 f"the measuring process did not start with {self._setup.library}; "
                 "its own message stands above"
             ) from None
+        self._starting = self._starting or time.monotonic() - begin
 
     def _write(self, line: msgspec.Struct) -> None:
         assert self._child is not None and self._child.stdin is not None

@@ -27,6 +27,7 @@ from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.database import TuningDatabase, default_path
 from dovetail.compiler.gain import Gain, measure_gain
+from dovetail.compiler.jobs import plan_job, spent_seconds
 from dovetail.compiler.measure import Meter, pool_bytes
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.payload import Payload, make_payload
@@ -305,6 +306,7 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
             database = TuningDatabase(request.database or default_path(request.cache))
             identity = Identity.of(inputs.hardware, library.index)
             recorder = Recorder(meter, identity, database)
+            recorder.limit = _seconds_left(inputs, database, identity)
             found = search_tables(
                 inputs.spec,
                 inputs.plan,
@@ -322,6 +324,13 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
         measured += recorder.measured
         notes |= dict.fromkeys([database.warning] if database.warning else [])
     return _Tuned(ScheduleFile(tables=tuple(tables)), records, measured, tuple(notes))
+
+
+def _seconds_left(inputs: _Inputs, database: TuningDatabase, identity: Identity) -> float:
+    """Return what is left of the budget after what the trials on record cost when they were run."""
+    tokens, sequences = inputs.payload.largest("qkv"), inputs.payload.largest("head")
+    items = plan_job(inputs.spec, inputs.plan, max_tokens=tokens, max_sequences=sequences)
+    return max(0.0, inputs.request.search_seconds - spent_seconds(database, items, identity))
 
 
 def _pack(

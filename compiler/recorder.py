@@ -7,6 +7,7 @@ Out: measurements that compare with each other, and a record of each trial as so
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail.codegen.targets import TARGETS
-from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Measurer
+from dovetail.compiler.measure import SKIPPED, Candidate, GemmCase, Measurement, StoppableMeasurer
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.tuning import (
     OK,
@@ -63,6 +64,10 @@ class Identity:
         }
         return cls(hardware, index, builds)
 
+    def machine(self, cores: int) -> HardwareKey:
+        """Return the key of the machine when so many cores are used."""
+        return hardware_key(self.hardware, cores, self.index.abi)
+
     def key(self, case: GemmCase, candidate: Candidate, rounds: int) -> RecordKey:
         """Return what a record of this trial answers for."""
         unknown = Measurement(candidate=candidate, status=TIMEOUT)
@@ -80,7 +85,7 @@ class Identity:
         """Return the record of a trial that ended now."""
         return TuningRecord(
             target=self.index.target,
-            hardware=hardware_key(self.hardware, case.threads, self.index.abi),
+            hardware=self.machine(case.threads),
             kernel=found.candidate.kernel,
             build=self.builds[found.candidate.kernel],
             kind=case.kind,
@@ -124,22 +129,24 @@ class Recorder:
     """A `Measurer` over another one: looks trials up first, records those it has to run.
 
     trials: all records that were asked for, in order, times as they were measured. measured:
-    how many of them were run. since: earlier records do not count. notify: told of every record.
+    how many of them were run. since: earlier records do not count. limit: seconds of running
+    trials after which those that are missing are skipped. notify: told of every record.
     """
 
-    inner: Measurer
+    inner: StoppableMeasurer
     identity: Identity
     records: Records = field(default_factory=MemoryRecords)
     since: datetime | None = None
+    limit: float = math.inf
     notify: Callable[[TuningRecord], None] | None = None
     trials: list[TuningRecord] = field(default_factory=list)
     measured: int = 0
-    _saved: float = 0.0
+    _spent: float = 0.0
     _references: dict[GemmCase, Reference | None] = field(default_factory=dict)
 
     def now(self) -> float:
-        """Return the inner clock, ahead by what the trials on record cost when they were run."""
-        return self.inner.now() + self._saved
+        """Return the inner clock: budgets are for trials that are run."""
+        return self.inner.now()
 
     def measure(
         self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
@@ -147,17 +154,23 @@ class Recorder:
         """Return one measurement per candidate; times are scaled to the case's first reference."""
         wanted = tuple(dict.fromkeys(candidates))
         found = {c: r for c in wanted if (r := self._on_record(case, c, rounds)) is not None}
-        self._saved += sum(record.cost for record in found.values())
         for record in found.values():
             self._note(record)
         missing = [c for c in wanted if c not in found]
         first = self._first(case, wanted[0], found)
         for start in range(0, len(missing), BATCH):
+            if self._spent >= self.limit:
+                break
             batch = missing[start : start + BATCH]
             share = seconds * len(batch) / len(missing)
             found |= self._run(case, first, batch, rounds, share)
-        base = self._references.setdefault(case, found[wanted[0]].reference)
-        return tuple(_measurement(found[c], base) for c in candidates)
+        if wanted[0] in found:
+            self._references.setdefault(case, found[wanted[0]].reference)
+        base = self._references.get(case)
+        return tuple(
+            _measurement(found[c], base) if c in found else Measurement(candidate=c, status=SKIPPED)
+            for c in candidates
+        )
 
     def _first(
         self, case: GemmCase, wanted: Candidate, found: Mapping[Candidate, TuningRecord]
@@ -186,6 +199,7 @@ class Recorder:
         asked = tuple(dict.fromkeys((first, *batch)))
         measured = self.inner.measure(case, asked, rounds=rounds, seconds=seconds)
         cost = (self.inner.now() - start) / len(batch)
+        self._spent += cost * len(batch)
         reference = self._reference(measured[0])
         made = {
             m.candidate: self.identity.record(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.compiler.pipeline import compile_model as compile
+    from dovetail.compiler.tune import tune_model as tune
     from dovetail.errors import (
         ArtifactError,
         CapacityError,
@@ -40,12 +41,14 @@ __all__ = [
     "compile",
     "kernels",
     "load",
+    "tune",
 ]
 
 _VERBS = {
     "compile": ("dovetail.compiler.pipeline", "compile_model"),
     "kernels": ("dovetail.ffi", "kernels"),
     "load": ("dovetail.runtime.app", "load"),
+    "tune": ("dovetail.compiler.tune", "tune_model"),
 }
 
 

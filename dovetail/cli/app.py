@@ -15,6 +15,7 @@ from dovetail.cli.kernel import build_command, check_command, lift_command
 from dovetail.cli.quickstart import quickstart_command
 from dovetail.cli.report import NOT_DONE
 from dovetail.cli.run import run_command
+from dovetail.cli.tune import tune_command
 from dovetail.cli.verify import verify_command
 
 HELP = """Compile a model into one artifact of native kernels and plans, and run it.
@@ -29,6 +30,7 @@ kernels = typer.Typer(help="The kernel languages on a kernel of your own.", no_a
 
 VERBS: dict[str, Callable[..., None]] = {
     "compile": compile_command,
+    "tune": tune_command,
     "run": run_command,
     "inspect": inspect_command,
     "verify": verify_command,

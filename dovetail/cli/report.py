@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check failed, 2 bad input, bad environment or interrupte
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, SpecError
 
 CHECK_FAILED, NOT_DONE = 1, 2
 
@@ -90,6 +91,25 @@ def show_bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
+
+
+def read_duration(text: str) -> float:
+    """Return the seconds that `90`, `60s`, `15m` or `1h` say; SpecError for anything else."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        seconds = float(number) * units[unit]
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < 1e9:
+        raise SpecError(f"{text!r} is no duration; write 90, 60s, 15m or 1h")
+    return seconds
+
+
+def show_seconds(seconds: float) -> str:
+    """Return a duration as minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 def stdout_console() -> Console:

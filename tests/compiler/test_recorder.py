@@ -105,14 +105,16 @@ def test_a_failed_reference_scales_nothing():
     assert [m.seconds for m in found] == [0.0, 0.5]
 
 
-def test_the_clock_counts_what_recorded_trials_cost():
-    records, script = MemoryRecords(), Script()
-    first = recorder(script, records)
-    first.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
-    assert first.now() == 10.0
-    replay = recorder(Script(), records)
-    replay.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
-    assert replay.now() == pytest.approx(10.0)
+def test_a_spent_budget_leaves_what_is_on_record():
+    records, script = MemoryRecords(), Script(other=0.8, more=0.9)
+    recorder(script, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    now = recorder(script, records, limit=5.0)
+    found = now.measure(CASE, names("default", "other"), rounds=3, seconds=1)
+    assert [m.status for m in found] == ["ok", "ok"]  # begun before five seconds had passed
+    found = now.measure(CASE, names("more", "fast", "default"), rounds=3, seconds=1)
+    assert [m.status for m in found] == ["skipped", "ok", "ok"]
+    assert now.measured == 1 and now.now() == 20.0
+    assert [record.cost for record in now.trials] == [5.0, 10.0, 5.0, 5.0]
 
 
 def test_other_code_shapes_and_older_records_do_not_answer():

@@ -1,0 +1,362 @@
+"""Runs a tuning job: searches the schedules of a model's products and keeps every trial on record.
+
+In: a model, a machine, a database and how much to spend. Out: a TuneReport; the records are in the
+database as soon as each batch is timed, so that a killed job goes on where it was.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import BuiltLibrary
+from dovetail.codegen.targets import runs_on
+from dovetail.compiler.database import TuningDatabase, default_path
+from dovetail.compiler.jobs import (
+    Scoreboard,
+    TunedPoint,
+    TuneProgress,
+    WorkItem,
+    core_sets,
+    job_name,
+    plan_job,
+    spent_seconds,
+)
+from dovetail.compiler.measure import (
+    Candidate,
+    GemmCase,
+    Measurement,
+    Measurer,
+    Meter,
+    StoppableMeasurer,
+    pool_bytes,
+)
+from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.payload import make_payload
+from dovetail.compiler.pipeline import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choose_targets
+from dovetail.compiler.recorder import Identity, Recorder
+from dovetail.compiler.search.tables import EFFORTS, SearchSetting, search_op, tuning_library
+from dovetail.compiler.service import plan_service
+from dovetail.compiler.workload import read_workload
+from dovetail.ir.errors import SpecError
+from dovetail.ir.tuning import TuningRecord
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+
+Progress = Callable[[TuneProgress], None]
+BUDGETS = {"fast": 60.0, "full": 900.0}
+"""Seconds that an effort may take, unless the request says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What to tune. `database`: by default the one in the build cache, which compiles read.
+
+    missing: trials on record, of whatever job, are not run again. resume: nor are those of this
+    job, which was interrupted. Else all are run anew. budget: seconds, by default of the effort.
+    workers: processes that measure at once, each on cores of its own. ray: address of a cluster
+    whose nodes measure instead. The other fields are those of a CompileRequest.
+    """
+
+    model: str | Path
+    database: str | Path | None = None
+    resume: bool = False
+    missing: bool = False
+    effort: str = "fast"
+    budget: float | None = None
+    workers: int = 1
+    hardware: str | Path = "auto"
+    workload: str | Path | None = None
+    target: str | None = None
+    threads: int | None = None
+    weight_dtype: str | None = None
+    max_step_tokens: int = MAX_STEP_TOKENS
+    max_step_sequences: int = MAX_STEP_SEQUENCES
+    cache: Path | None = None
+
+
+class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job did. trials: asked for; measured: run now, the others were on record."""
+
+    database: str
+    target: str
+    machine: str
+    effort: str
+    workers: int
+    trials: int
+    measured: int
+    seconds: float
+    progress: TuneProgress
+    points: tuple[TunedPoint, ...]
+    notes: tuple[str, ...]
+
+
+def tune_model(
+    model: str | Path, *, progress: Progress | None = None, **options: object
+) -> TuneReport:
+    """Tune the kernels of `model`; `options` are the fields of TuneRequest.
+
+    Raises SpecError for bad input. Interrupted, it leaves every finished trial in the database.
+    """
+    unknown = options.keys() - TuneRequest.__slots__
+    if unknown:
+        raise SpecError(f"tune has no option {', '.join(sorted(unknown))}")
+    return run_tuning(TuneRequest(model=model, **options), progress)  # type: ignore[arg-type]
+
+
+def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneReport:
+    """Run the job of `request`."""
+    job = _prepare(request)
+    database = TuningDatabase(job.database)
+    start = time.monotonic()
+    with _job_file(request, job) as since, ExitStack() as stack:
+        budget = job.budget
+        if request.resume:
+            budget -= spent_seconds(database, job.items, job.identity, since)
+        board = Board(len(job.items), budget, progress)
+        recorders = [
+            Recorder(m, job.identity, database, since, max(0.0, budget), board.add)
+            for m in job.open_measurers(stack)
+        ]
+        run_items(job.items, recorders, job.search, job.budget, board.finish)
+    return TuneReport(
+        database=str(job.database),
+        target=job.target.name,
+        machine=job.identity.machine(1).label,
+        effort=request.effort,
+        workers=len(recorders),
+        trials=board.scores.trials,
+        measured=sum(recorder.measured for recorder in recorders),
+        seconds=time.monotonic() - start,
+        progress=board.progress(),
+        points=board.scores.points(),
+        notes=tuple(note for note in (job.note, database.warning) if note),
+    )
+
+
+# ---- preparing ----
+
+
+@dataclass(frozen=True, slots=True)
+class TuningJob:
+    """Everything that was read, checked and chosen before the first trial."""
+
+    database: Path
+    target: Target
+    hardware: HardwareSpec
+    library: BuiltLibrary
+    identity: Identity
+    items: tuple[WorkItem, ...]
+    name: str
+    budget: float
+    cores: tuple[tuple[int, ...], ...]
+    note: str | None
+
+    def open_measurers(self, stack: ExitStack) -> list[StoppableMeasurer]:
+        """Return a measurer for each worker; `stack` closes them."""
+        pool = pool_bytes(self.hardware)
+        meters = [
+            stack.enter_context(Meter(self.library.path, self.library.index, pool_bytes=pool))
+            for _ in self.cores
+        ]
+        return [Pinned(meter, cpus) for meter, cpus in zip(meters, self.cores, strict=True)]
+
+    def search(self, item: WorkItem, measurer: Measurer, seconds: float) -> None:
+        """Search one product; what it finds is in the records."""
+        setting = SearchSetting(self.target, self.hardware, measurer)
+        search_op(setting, item.op, item.phase, item.points, seconds)
+
+
+def _prepare(request: TuneRequest) -> TuningJob:
+    _check_request(request)
+    spec = read_model_spec(request.model, weight_dtype=request.weight_dtype)
+    hardware = read_hardware(request.hardware)
+    (target,) = choose_targets((request.target,) if request.target else (), hardware)
+    if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
+        raise SpecError(f"this machine does not run {target.name}; tune for it where it does")
+    plan = plan_service(hardware, request.threads)
+    payload = make_payload(
+        spec, read_workload(request.workload), request.max_step_tokens, request.max_step_sequences
+    )
+    items = plan_job(
+        spec, plan, max_tokens=payload.largest("qkv"), max_sequences=payload.largest("head")
+    )
+    library = tuning_library(spec, target, request.cache)
+    identity = Identity.of(hardware, library.index)
+    threads = max(item.phase.threads for item in items)
+    cores, note = core_sets(hardware, threads, request.workers)
+    return TuningJob(
+        database=Path(request.database or default_path(request.cache)),
+        target=target,
+        hardware=hardware,
+        library=library,
+        identity=identity,
+        items=items,
+        name=job_name(items, identity, request.effort),
+        budget=BUDGETS[request.effort] if request.budget is None else request.budget,
+        cores=cores,
+        note=note,
+    )
+
+
+def _check_request(request: TuneRequest) -> None:
+    if request.effort not in EFFORTS:
+        raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
+    if request.resume and request.missing:
+        raise SpecError("resume goes on with one job, missing counts all records; choose one")
+    if request.workers < 1:
+        raise SpecError(f"{request.workers} workers cannot measure; give 1 or more")
+    if request.budget is not None and not 0 < request.budget < 1e9:
+        raise SpecError(f"a budget of {request.budget} seconds is not possible; give more than 0")
+    if request.hardware != "auto":
+        raise SpecError("only this machine can measure; leave the hardware out, or tune over there")
+
+
+# ---- running ----
+
+
+@dataclass(slots=True)
+class Pinned:
+    """A measurer whose threads run on a set of PUs of its own."""
+
+    inner: StoppableMeasurer
+    cpus: tuple[int, ...]
+
+    def now(self) -> float:
+        """Return seconds on the inner clock."""
+        return self.inner.now()
+
+    def stop(self) -> None:
+        """Stop the inner measurer."""
+        self.inner.stop()
+
+    def close(self) -> None:
+        """Close the inner measurer."""
+        self.inner.close()
+
+    def measure(
+        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+    ) -> tuple[Measurement, ...]:
+        """Measure on this worker's PUs."""
+        here = msgspec.structs.replace(case, cpus=self.cpus[: case.threads])
+        return self.inner.measure(here, candidates, rounds=rounds, seconds=seconds)
+
+
+def run_items(
+    items: Sequence[WorkItem],
+    recorders: Sequence[Recorder],
+    search: Callable[[WorkItem, Measurer, float], None],
+    budget: float,
+    finished: Callable[[], None],
+) -> None:
+    """Search all items, as many at once as there are recorders, in `budget` seconds in all.
+
+    Whatever ends this early stops the measurers first; an unfinished batch is not recorded.
+    """
+    free: SimpleQueue[Recorder] = SimpleQueue()
+    for recorder in recorders:
+        free.put(recorder)
+    end = time.monotonic() + budget
+    waiting = list(items)
+
+    def work(item: WorkItem) -> None:
+        recorder = free.get()
+        share = (end - time.monotonic()) * len(recorders) / max(len(waiting), len(recorders))
+        waiting.remove(item)
+        try:
+            search(item, recorder, share)
+        finally:
+            free.put(recorder)
+
+    with ThreadPoolExecutor(len(recorders)) as pool:
+        try:
+            for future in as_completed([pool.submit(work, item) for item in items]):
+                future.result()
+                finished()
+        except BaseException:
+            for recorder in recorders:
+                recorder.inner.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@dataclass(slots=True)
+class Board:
+    """A scoreboard that several workers write to, and a job's progress is read from."""
+
+    items: int
+    budget: float
+    tell: Progress | None
+    scores: Scoreboard = field(default_factory=Scoreboard)
+    done: int = 0
+    start: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, record: TuningRecord) -> None:
+        """Take in a record."""
+        with self._lock:
+            self.scores.add(record)
+            self._tell()
+
+    def finish(self) -> None:
+        """Count an item as done."""
+        with self._lock:
+            self.done += 1
+            self._tell()
+
+    def progress(self) -> TuneProgress:
+        """Return where the job stands."""
+        elapsed = time.monotonic() - self.start
+        return self.scores.progress(self.done, self.items, elapsed, self.budget)
+
+    def _tell(self) -> None:
+        if self.tell:
+            self.tell(self.progress())
+
+
+# ---- resuming ----
+
+
+class JobFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Lies beside the database while a job is not complete: since when records count for it."""
+
+    schema: int = 1
+    since: datetime | None
+
+
+@contextmanager
+def _job_file(request: TuneRequest, job: TuningJob) -> Iterator[datetime | None]:
+    """Yield since when records count; the file goes when the job is complete."""
+    path = job.database.with_name(f"{job.database.name}.job-{job.name}")
+    if request.resume:
+        since = _read_job(path)
+    else:
+        since = None if request.missing else datetime.now(UTC)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(msgspec.json.encode(JobFile(since=since)))
+        except OSError as error:
+            raise SpecError(f"cannot write {path}: {error.strerror}; choose another --db") from None
+    yield since
+    path.unlink(missing_ok=True)
+
+
+def _read_job(path: Path) -> datetime | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=JobFile).since
+    except FileNotFoundError:
+        raise SpecError(
+            "no interrupted job of this model, effort and machine is on record in this database; "
+            "leave out --resume to start one, or use --missing"
+        ) from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise SpecError(f"{path} is damaged ({error}); use --missing instead") from None

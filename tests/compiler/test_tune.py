@@ -1,0 +1,164 @@
+"""Tuning jobs on a small model: measured, recorded, killed, resumed, and split over workers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.jobs import WorkItem
+from dovetail.compiler.measure import SKIPPED, Measurement, StoppedError
+from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.recorder import MemoryRecords
+from dovetail.compiler.schedules import LINEAR, GemmOp
+from dovetail.compiler.tune import Pinned, run_items, tune_model
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.errors import SpecError
+from tests.compiler.test_recorder import CASE, Script, names, recorder
+from tests.models import save_model
+
+ITEMS = tuple(
+    WorkItem(GemmOp("o", LINEAR, n, 16, "f32"), PhasePlan(threads=1, cpus=()), (1,))
+    for n in (16, 32, 48, 64)
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("tune") / "model", "llama")
+
+
+class Switched(Script):
+    """A scripted measurer that waits for the test before it answers, and can be stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.stopped = threading.Event(), False
+
+    def stop(self):
+        self.stopped = True
+        self.go.set()
+
+    def measure(self, case, candidates, *, rounds, seconds):
+        self.go.wait()
+        if self.stopped:
+            raise StoppedError
+        return super().measure(case, candidates, rounds=rounds, seconds=seconds)
+
+
+def search(item, measurer, seconds):
+    measurer.measure(CASE, names("default", "fast"), rounds=item.op.n, seconds=seconds)
+
+
+def test_items_are_shared_out_among_the_recorders():
+    records, done = MemoryRecords(), []
+    scripts = [Switched(), Switched()]
+    for script in scripts:
+        script.go.set()
+    workers = [recorder(script, records) for script in scripts]
+    run_items(ITEMS, workers, search, 10.0, lambda: done.append(1))
+    assert len(done) == len(ITEMS) and len(records.known) == 2 * len(ITEMS)
+    assert sum(len(script.asked) for script in scripts) == len(ITEMS)
+
+
+def test_an_interrupt_stops_every_worker_and_keeps_what_is_finished():
+    records, scripts = MemoryRecords(), [Switched(), Switched()]
+    scripts[0].go.set()
+    workers = [recorder(script, records) for script in scripts]
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_items(ITEMS, workers, search, 10.0, interrupt)
+    assert scripts[0].stopped and scripts[1].stopped
+    assert len(records.known) == 2 * len(scripts[0].asked) > 0
+    assert scripts[1].asked == []  # its batch was in flight, and is the one that is lost
+
+
+def test_a_failure_of_one_item_ends_the_job():
+    def fail(item, measurer, seconds):
+        raise SpecError("no such thing")
+
+    with pytest.raises(SpecError, match="no such thing"):
+        run_items(ITEMS, [recorder(Switched(), MemoryRecords())], fail, 1.0, lambda: None)
+
+
+def test_workers_are_pinned_to_cores_of_their_own():
+    class Seen(Switched):
+        def measure(self, case, candidates, *, rounds, seconds):
+            self.asked.append(case.cpus)
+            return tuple(Measurement(candidate=c, status=SKIPPED) for c in candidates)
+
+    seen = Seen()
+    Pinned(seen, (4, 5)).measure(CASE, names("fast"), rounds=1, seconds=1)
+    assert seen.asked == [(4,)]
+
+
+def tune(model, database, **options):
+    return tune_model(model, database=database, threads=1, budget=2.0, **options)
+
+
+def test_a_job_fills_the_database_and_a_compile_uses_it(model, tmp_path):
+    database, seen = tmp_path / "tuning.jsonl", []
+    first = tune(model, database, progress=seen.append)
+    assert first.measured == first.trials == len(TuningDatabase(database)) > 0
+    assert (first.progress.done, first.workers) == (first.progress.items, 1)
+    assert [at.trials for at in seen] == sorted(at.trials for at in seen)
+    assert all(point.gain > 0 and point.gflops > 0 for point in first.points)
+    report = compile_model(
+        model, output=tmp_path / "a.dove", database=database, threads=1, search_seconds=1.0
+    )
+    assert report.measured == 0 < report.trials  # the job spent more than the compile would
+    again = tune(model, database)
+    assert again.measured == again.trials  # without --missing all is measured anew
+    missing = tune(model, database, missing=True)
+    assert missing.trials - missing.measured >= first.trials / 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "a.dove", "tuning.jsonl", "tuning.jsonl.lock"
+    ]  # fmt: skip
+
+
+def test_a_stopped_job_is_resumed(model, tmp_path):
+    database = tmp_path / "tuning.jsonl"
+
+    def stop(at):
+        if at.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(model, database, progress=stop)
+    kept = len(TuningDatabase(database))
+    assert kept > 0 and len(list(tmp_path.glob("*.job-*"))) == 1
+    with pytest.raises(SpecError, match="no interrupted job"):
+        tune(model, database, resume=True, max_step_tokens=4, max_step_sequences=2)
+    report = tune(model, database, resume=True)
+    assert report.trials - report.measured >= kept and report.progress.done == report.progress.items
+    assert list(tmp_path.glob("*.job-*")) == []
+    with pytest.raises(SpecError, match="no interrupted job"):
+        tune(model, database, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"effort": "heroic"}, "effort"),
+        ({"resume": True, "missing": True}, "choose one"),
+        ({"workers": 0}, "workers"),
+        ({"budget": -1.0}, "budget"),
+        ({"hardware": "there.json"}, "this machine"),
+        ({"speed": 2}, "no option speed"),
+        ({"target": "aarch64-neon"}, "does not run|unknown target"),
+    ],
+)
+def test_bad_requests_are_one_sentence(model, tmp_path, options, complaint):
+    with pytest.raises(SpecError, match=complaint):
+        tune_model(model, database=tmp_path / "db", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fewer_workers_than_asked_for_are_named(model, tmp_path):
+    report = tune(model, tmp_path / "db", workers=1000)
+    assert 1 <= report.workers < 1000
+    assert any("of 1000 workers" in note for note in report.notes)

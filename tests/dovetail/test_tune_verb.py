@@ -1,0 +1,81 @@
+"""`dovetail tune` as a user calls it: progress, report, stopped by any signal and resumed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli.report import read_duration, show_seconds
+from dovetail.compiler.database import TuningDatabase
+from dovetail.errors import SpecError
+from tests.dovetail.commands import assert_one_sentence, dovetail
+
+OPTIONS = ("--threads", "1", "--budget")
+COMMAND = [sys.executable, "-P", "-c", "from dovetail.cli import main; main()", "tune"]
+
+
+def test_tune_reports(model: Path, tmp_path: Path) -> None:
+    database = tmp_path / "tuning.jsonl"
+    result = dovetail("tune", model, "--db", database, *OPTIONS, "2s", "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert report["database"] == str(database) and report["effort"] == "fast"
+    assert report["trials"] == report["measured"] == len(TuningDatabase(database))
+    assert "GFLOP/s" in result.err and "x the default" in result.err
+    said = dovetail("tune", model, "--db", database, *OPTIONS, "1s", "--missing", "--workers", "9")
+    assert "on record" in said.out and "as fast as by the default" in said.out
+    assert "note: " in said.out and "of 9 workers" in said.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Signals) -> None:
+    database = tmp_path / "tuning.jsonl"
+    arguments = [model, "--db", database, *OPTIONS, "60s"]
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while process.poll() is None and not (database.is_file() and database.read_bytes()):
+            pass
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    found = TuningDatabase(database)
+    assert len(found) > 0 and found.skipped.total() <= 1
+    if number != signal.SIGKILL:
+        assert process.returncode == 2 and "Traceback" not in err, err
+        assert "all on record; the same command with --resume goes on" in err.replace("\n", " ")
+        assert found.warning is None
+    result = dovetail("tune", model, "--db", database, *OPTIONS, "1s", "--resume", "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert report["trials"] - report["measured"] >= len(found)
+
+
+def test_bad_input_is_one_sentence(model: Path, tmp_path: Path) -> None:
+    database = tmp_path / "tuning.jsonl"
+    assert_one_sentence(dovetail("tune", model, "--db", database, "--budget", "soon"))
+    assert_one_sentence(dovetail("tune", model, "--db", database, "--resume"))
+    assert_one_sentence(dovetail("tune", model, "--db", tmp_path))
+    assert_one_sentence(dovetail("tune", tmp_path / "none"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("60s", 60), ("15m", 900), ("1h", 3600), ("0.5s", 0.5)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert read_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1", "0", "nan", "1e99h", "ten", "5 weeks"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(SpecError, match="duration"):
+        read_duration(text)
+
+
+def test_seconds_are_shown_as_minutes() -> None:
+    assert [show_seconds(s) for s in (0, 59.6, 61, 3601)] == ["0:00", "1:00", "1:01", "60:01"]

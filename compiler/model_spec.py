@@ -122,6 +122,26 @@ def read_model_spec(
     return spec
 
 
+def read_dimensions(path: str | Path, *, weight_dtype: str | None = None) -> ModelSpec:
+    """Read a model's dimensions from config.json alone (a directory that has one, or the file).
+
+    For planning without weights; their dtype is the one config.json names unless it is given.
+    """
+    file = Path(path)
+    config = Config.read(file / _CONFIG if file.is_dir() else file)
+    name = config.text("dtype", config.text("torch_dtype", "float32"))
+    stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
+    return _architecture(
+        config,
+        _family(config),
+        weight_dtype=_choose(weight_dtype, WEIGHT_DTYPES, _packed_dtype(stored), "weight dtype"),
+        kv_dtype="f32",
+        checkpoint_dtype=stored,
+        max_context=None,
+        eos_token_ids=(),
+    )
+
+
 def read_generation_defaults(path: str | Path) -> dict[str, Any]:
     """Return the plain values (temperature, top_p, ...) of generation_config.json, if there."""
     file = Path(path) / _GENERATION

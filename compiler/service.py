@@ -1,14 +1,16 @@
 """Plans how one machine serves a model: threads and pinned PUs of each phase.
 
-In: HardwareSpec. Out: ServicePlan. All cores serve both phases here; grouped and cut-down trees
-come with the topology search, which returns the same plan.
+In: HardwareSpec, WorkloadSpec. Out: ServicePlan (all cores serve both phases in it), and the trace
+that the topology search scores its plans on.
 """
 
 from __future__ import annotations
 
+from dovetail.compiler.workload import WorkloadSpec
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
+from dovetail.topology.replay import Trace
 
 
 def plan_service(hardware: HardwareSpec, threads: int | None = None) -> ServicePlan:
@@ -19,3 +21,9 @@ def plan_service(hardware: HardwareSpec, threads: int | None = None) -> ServiceP
     count = hardware.usable_threads if threads is None else threads
     phase = PhasePlan(threads=count, cpus=choose_pus(hardware, count))
     return ServicePlan(prefill=phase, decode=phase)
+
+
+def sample_trace(workload: WorkloadSpec, batch: int = 1) -> Trace:
+    """Return the requests of a workload for the topology search, `batch` decoded together."""
+    requests = tuple(zip(workload.prompt_lengths, workload.output_lengths, strict=True))
+    return Trace(workload.source, requests, batch).sample()

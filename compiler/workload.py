@@ -1,7 +1,7 @@
 """What a model will be asked: prompt and output lengths, from a trace or assumed.
 
-In: a CSV or JSONL trace (columns of the Azure, Mooncake, Vidur or NEO sets). Out: WorkloadSpec,
-from which the payload takes its M values and their weights.
+In: a CSV or JSONL trace (columns of the Azure, Mooncake, BurstGPT, Vidur, NEO or ShareGPT sets, or
+our own). Out: WorkloadSpec, from which the payload takes its M values and their weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,26 @@ from dovetail.ir.errors import SpecError
 
 MAX_TRACE_BYTES = 1 << 30
 MAX_TOKENS = 1 << 27
-PROMPT_COLUMNS = ("ContextTokens", "input_length", "num_prefill_tokens", "input_tokens")
-OUTPUT_COLUMNS = ("GeneratedTokens", "output_length", "num_decode_tokens", "output_tokens")
+PROMPT_COLUMNS = (
+    "ContextTokens",  # Azure
+    "input_length",  # Mooncake
+    "Request tokens",  # BurstGPT
+    "num_prefill_tokens",  # Vidur
+    "input_tokens",
+    "prompt_tokens",  # our own
+    "prompt_len",  # ShareGPT samplers
+    "prompt_length",
+)
+OUTPUT_COLUMNS = (
+    "GeneratedTokens",
+    "output_length",
+    "Response tokens",
+    "num_decode_tokens",
+    "output_tokens",
+    "completion_tokens",
+    "output_len",
+    "response_length",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,17 @@ class Ranking:
         return score
 
     def top(self, count: int) -> list[tuple[Configuration, float]]:
-        """Return the `count` best that were not discarded, the best first."""
-        return sorted(self.scores.items(), key=lambda item: item[1])[:count]
+        """Return the `count` best that were not discarded, the best first.
+
+        Of those alike in processes, memory, threads and score, the one that was found first.
+        """
+        found: dict[object, tuple[Configuration, float]] = {}
+        for configuration, score in sorted(self.scores.items(), key=lambda item: item[1]):
+            threads = tuple(sorted(len(process.pus) for process in configuration.processes))
+            found.setdefault(
+                (configuration.family, threads, f"{score:.9e}"), (configuration, score)
+            )
+        return list(found.values())[:count]
 
     def _close(self, family: Family) -> None:
         self.closed.add(family)

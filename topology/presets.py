@@ -25,7 +25,13 @@ PRESETS = tuple(_MODELS)
 
 
 def preset_model(name: str, *, weight_dtype: str = "bf16", kv_dtype: str = "f32") -> ModelSpec:
-    """Return the dimensions of a model by name; SpecError listing the names where unknown."""
+    """Return the dimensions of a model by name.
+
+    Raises:
+        SpecError: no such name (all are listed), or weights of another dtype than f32 and bf16.
+    """
+    if weight_dtype not in ("f32", "bf16"):
+        raise SpecError(f"weight dtype {weight_dtype!r} is not supported; choose f32 or bf16")
     found = _MODELS.get(name.lower())
     if found is None:
         raise SpecError(f"no model is called {name!r}; known without files: {', '.join(PRESETS)}")

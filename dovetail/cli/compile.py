@@ -21,7 +21,7 @@ def compile_command(
     model: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
     hardware: Annotated[
-        str, typer.Option(help="auto, or the hardware.json of another machine.")
+        str, typer.Option(help="auto, or a machine as `dovetail topo` reads it.")
     ] = "auto",
     workload: Annotated[
         Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")

@@ -36,6 +36,25 @@ def test_other_columns_and_gzip(tmp_path):
     assert read_workload(mooncake).output_lengths == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "output"),
+    [
+        ("Request tokens", "Response tokens"),
+        ("prompt_len", "output_len"),
+        ("prompt_tokens", "completion_tokens"),
+        ("prompt_tokens", "output_tokens"),
+    ],
+)
+def test_columns_of_other_sets(tmp_path, prompt, output):
+    """Other columns (time stamps, models) may stand beside the two that matter."""
+    table = tmp_path / "t.csv"
+    table.write_text(f"Timestamp,Model,{prompt},{output}\n5,ChatGPT,472,18\n")
+    lines = tmp_path / "t.jsonl"
+    lines.write_text(json.dumps({"arrival_s": 0.5, prompt: 472, output: 18}) + "\n")
+    for path in (table, lines):
+        assert read_workload(path) == WorkloadSpec(path.name, (472,), (18,))
+
+
 BAD = {
     "columns.csv": ("a,b\n1,2\n", "none of the columns ContextTokens"),
     "empty.csv": ("", "no requests"),

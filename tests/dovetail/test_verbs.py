@@ -18,7 +18,7 @@ from tests.dovetail.commands import Result, assert_one_sentence, dovetail
 
 
 def test_help_of_every_verb() -> None:
-    for verb in ("compile", "tune", "run", "inspect", "verify", "quickstart", "kernel"):
+    for verb in ("compile", "tune", "run", "inspect", "verify", "quickstart", "topo", "kernel"):
         result = dovetail(verb, "--help")
         assert (result.code, result.err) == (0, "")
     assert dovetail("--version").out == f"dovetail {face.__version__}\n"

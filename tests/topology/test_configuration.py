@@ -106,3 +106,12 @@ def test_the_family_of_the_best_is_closed_but_kept() -> None:
         ranking.offer(config(n))
     assert ranking.closed == {(1, ((0,),))}
     assert [score for _, score in ranking.top(2)] == [1.0, 2.0]
+
+
+def test_candidates_that_are_alike_count_once() -> None:
+    ranking = Ranking(lambda c: float(len(c.processes)))
+    left = Configuration((Process((0, 1), (0,)),))
+    right = Configuration((Process((2, 3), (0,)),))
+    for item in (left, right, config(4), config(2, node=1)):
+        ranking.offer(item)
+    assert [c for c, _ in ranking.top(9)] == [left, config(4), config(2, node=1)]

@@ -1,0 +1,201 @@
+"""`dovetail topo`: what a machine is, and how it would serve a model.
+
+In: this machine, a file of another one or a line that describes one; a model to plan for.
+Out: its TopoTree, and the candidates of both phases with their scores and the winner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree
+
+from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
+
+if TYPE_CHECKING:
+    from dovetail.ir.model import ModelSpec
+    from dovetail.topology.report import CandidateReport, PlanReport, TopologyReport, TreeNode
+    from dovetail.topology.values import HardwareSpec
+
+CORE_KINDS = ("core", "pu")
+
+
+@report_errors
+def topo_command(
+    hardware: Annotated[
+        str,
+        typer.Option(
+            help="auto; a file (hwloc XML, output of lscpu -p or -J, hardware.json); or a line "
+            "such as 'package:2 numa:2 l3:4 core:4 pu:2'."
+        ),
+    ] = "auto",
+    plan: Annotated[
+        str | None,
+        typer.Option(help="Plan for this model: a model directory, or a name such as llama-3-8b."),
+    ] = None,
+    workload: Annotated[
+        Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
+    weight_dtype: Annotated[str | None, typer.Option(help="f32 or bf16.")] = None,
+    every_divisor: Annotated[
+        bool, typer.Option("--every-divisor", help="Groups of any size, not of powers of two.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show a machine's topology, and with --plan the best plans of a model for it."""
+    from dovetail.topology.hardware import read_hardware
+    from dovetail.topology.report import report_topology
+
+    spec = read_hardware(hardware)
+    planned = None
+    if plan is not None:
+        planned = _plan(spec, plan, workload, batch, weight_dtype, every_divisor)
+    report = report_topology(spec, planned)
+    if json:
+        print_json(report)
+    else:
+        print_topology(report, stdout_console())
+
+
+def _plan(
+    spec: HardwareSpec,
+    model: str,
+    workload: Path | None,
+    batch: int,
+    weight_dtype: str | None,
+    every_divisor: bool,
+) -> PlanReport:
+    from dovetail.compiler.service import sample_trace
+    from dovetail.compiler.workload import read_workload
+    from dovetail.topology.plan import PlanBudget, plan_topology
+    from dovetail.topology.report import report_plan
+
+    trace = sample_trace(read_workload(workload), batch)
+    budget = PlanBudget(every_divisor=every_divisor)
+    return report_plan(
+        plan_topology(spec, _read_model(model, weight_dtype), trace, budget=budget), model
+    )
+
+
+def _read_model(name: str, weight_dtype: str | None) -> ModelSpec:
+    from dovetail.compiler.model_spec import read_dimensions
+    from dovetail.topology.presets import preset_model
+
+    if Path(name).exists():
+        return read_dimensions(name, weight_dtype=weight_dtype)
+    return preset_model(name, weight_dtype=weight_dtype or "bf16")
+
+
+def print_topology(report: TopologyReport, console: Console) -> None:
+    """Print a report as a tree and tables."""
+    console.print(_machine_tree(report))
+    for note in report.notes:
+        console.print(f"note: {note}")
+    if report.plan is not None:
+        _print_plan(report.plan, console)
+
+
+def _machine_tree(machine: TopologyReport) -> Tree:
+    facts = (
+        f"{machine.cpu} ({machine.arch}): {machine.sockets} sockets, {machine.numa_nodes} NUMA "
+        f"nodes ({machine.memory_only_nodes} memory only), {machine.l3_groups} L3 groups, "
+        f"{machine.cores} cores, {machine.pus} PUs ({machine.allowed_pus} allowed)"
+    )
+    memory = show_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown memory"
+    quota = f", quota {machine.cpu_quota:.2f} cores" if machine.cpu_quota else ""
+    tree = Tree(f"{facts}, {memory}{quota}")
+    _grow(tree, machine.tree)
+    for node in machine.nodes:
+        if not node.pus:
+            tree.add(f"NUMA node {node.id}: {show_bytes(node.memory_bytes)} {node.kind}, no PUs")
+    for device in machine.accelerators:
+        tree.add(f"{device.name} {device.model}")
+    return tree
+
+
+def _grow(tree: Tree, node: TreeNode) -> None:
+    if _only_cores(node):
+        tree.label = f"{tree.label}: {_describe_cores(node)}"
+        return
+    for number, child in enumerate(node.children):
+        _grow(tree.add(f"{child.kind} {number}"), child)
+
+
+def _only_cores(node: TreeNode) -> bool:
+    return all(
+        item.kind in CORE_KINDS for child in node.children for item in (child, *child.children)
+    )
+
+
+def _describe_cores(node: TreeNode) -> str:
+    threads = len(node.children[0].children) if node.children else 0
+    smt = f" of {threads} PUs" if threads else ""
+    return f"{len(node.children)} cores{smt}, PUs {show_ids(_pus(node))}"
+
+
+def _pus(node: TreeNode) -> Iterable[int]:
+    if node.pu is not None:
+        yield node.pu
+    for child in node.children:
+        yield from _pus(child)
+
+
+def show_ids(ids: Iterable[int]) -> str:
+    """Return ids as the kernel lists them: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(ids):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _print_plan(plan: PlanReport, console: Console) -> None:
+    console.print(f"\nplan for {plan.model}, batch {plan.batch}, trace {plan.trace}")
+    console.print(f"{plan.evaluation}; every figure and its source are in --json")
+    console.print(_candidate_table("prefill", plan.prefill_candidates, plan.prefill))
+    console.print(_candidate_table("decode", plan.decode_candidates, plan.decode))
+    for phase, winner in (("prefill", plan.prefill), ("decode", plan.decode)):
+        console.print(f"{phase}: {winner.processes} processes of {winner.threads} threads")
+        for rank, process in enumerate(winner.ranks):
+            nodes = show_ids(process.memory_nodes)
+            console.print(f"  rank {rank}: PUs {show_ids(process.pus)}, memory node {nodes}")
+    score = plan.score
+    console.print(
+        f"{plan.seconds_per_request:.3f} s per request: prefill {score.prefill:.3f}, decode "
+        f"{score.decode:.3f}, switch {score.switch:.3f}"
+    )
+    search = plan.search
+    console.print(
+        f"looked at {search.group_trees} of {search.group_trees_total} group patterns, "
+        f"{search.trees_scored} trees, {search.configurations} configurations"
+    )
+    for text in search.cut:
+        console.print(f"cut: {text}")
+
+
+def _candidate_table(
+    phase: str, candidates: Sequence[CandidateReport], winner: CandidateReport
+) -> Table:
+    table = Table(title=f"{phase} candidates", title_justify="left")
+    for column in ("", "processes", "threads each", "tree", "memory nodes", "s per request"):
+        numeric = column in ("processes", "threads each", "s per request")
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for item in candidates if winner in candidates else (*candidates, winner):
+        nodes = [show_ids(process.memory_nodes) for process in item.ranks]
+        table.add_row(
+            "chosen" if item == winner else "",
+            str(item.processes),
+            str(item.threads),
+            item.tree,
+            " ".join(dict.fromkeys(nodes)),
+            f"{item.seconds:.4f}",
+        )
+    return table

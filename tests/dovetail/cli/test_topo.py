@@ -1,0 +1,115 @@
+"""`dovetail topo`, on this machine and on those of the corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.topology.hardware import dump_hardware, read_hardware
+from tests.dovetail.commands import assert_one_sentence, dovetail
+from tests.topology.corpus import TOPOLOGIES, corpus_file, truths
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 512,
+    "vocab_size": 1000,
+    "torch_dtype": "bfloat16",
+}  # no weights beside it: config.json is enough to plan
+
+
+def report(*arguments: object) -> dict[str, Any]:
+    result = dovetail("topo", *arguments, "--json")
+    assert (result.code, result.err) == (0, "")
+    return json.loads(result.out)
+
+
+def test_this_machine() -> None:
+    machine = report()
+    spec = read_hardware()
+    assert machine["allowed_pus"] == len(spec.allowed_pus)
+    assert machine["tree"]["kind"] == "machine" and machine["tree"]["children"]
+    text = dovetail("topo").out
+    assert f"{spec.cores} cores" in text
+
+
+KINDS = {
+    "epyc-7h12-2s-nps4.xml": (2, 8, 0, 32, 128, 256, 256),
+    "opteron-865-8s-cpuset-disallowed.xml": (8, 8, 0, 0, 15, 15, 10),
+    "jetson-orin-nx.lscpu-p.csv": (2, 0, 0, 2, 8, 8, 8),
+}
+COUNTS = (
+    "sockets",
+    "numa_nodes",
+    "memory_only_nodes",
+    "l3_groups",
+    "cores",
+    "pus",
+    "allowed_pus",
+)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_json_counts(name: str) -> None:
+    machine = report("--hardware", corpus_file(f"topologies/{name}"))
+    assert tuple(machine[count] for count in COUNTS) == KINDS[name]
+
+
+def test_a_plan_as_tables_and_as_json(tmp_path: Path) -> None:
+    line = ("--hardware", "package:2 l3:2 core:4 pu:2", "--plan", "tinyllama")
+    text = dovetail("topo", *line).out
+    for word in ("prefill candidates", "decode candidates", "chosen", "rank 1", "s per request"):
+        assert word in text
+    plan = report(*line)["plan"]
+    assert plan["evaluation"].startswith("simulated")
+    assert plan["prefill"]["processes"] * plan["prefill"]["threads"] >= 16
+    assert {"patterns", "cut", "group_trees_total"} <= plan["search"].keys()
+
+
+def test_workload_batch_and_model_directory(tmp_path: Path) -> None:
+    config = tmp_path / "tiny/config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(CONFIG))
+    trace = tmp_path / "t.csv"
+    trace.write_text("prompt_tokens,output_tokens\n64,8\n")
+    options = ("--hardware", "core:4", "--workload", trace, "--batch", "4", "--every-divisor")
+    plan = report(*options, "--plan", tmp_path / "tiny")["plan"]
+    assert (plan["trace"], plan["batch"]) == ("t.csv", 4)
+    file = report(*options, "--plan", config)["plan"]
+    assert file["seconds_per_request"] == plan["seconds_per_request"]
+    wide = report(*options, "--plan", config, "--weight-dtype", "f32")["plan"]
+    assert wide["score"]["decode"] > plan["score"]["decode"]
+
+
+def test_a_saved_machine_is_the_machine(tmp_path: Path) -> None:
+    file = tmp_path / "hardware.json"
+    file.write_bytes(dump_hardware(read_hardware("package:2 core:3 pu:2")))
+    one = report("--hardware", file)
+    assert one == report("--hardware", "package:2 core:3 pu:2")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--hardware", "/nowhere/x.xml"),
+        ("--hardware", "package:2"),
+        ("--plan", "no-such-model"),
+        ("--plan", "tinyllama", "--weight-dtype", "int3"),
+        ("--plan", "tinyllama", "--workload", "/nowhere/t.csv"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
+    assert_one_sentence(dovetail("topo", *arguments))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", [truth.file for truth in truths()])
+def test_planning_for_every_machine_says_what_it_used_and_cut(file: str) -> None:
+    plan = report("--hardware", TOPOLOGIES / file, "--plan", "llama-3-8b")["plan"]
+    assert plan["search"]["patterns"] and plan["decode"]["ranks"]

@@ -5,6 +5,7 @@ import pytest
 from dovetail.codegen.targets import DEVICE_TARGETS
 from tests.codegen.kernels.harness import (
     DISTINCT,
+    GPU,
     NATIVE,
     Runner,
     interpreted_runner,
@@ -35,13 +36,21 @@ def any_runner(request: pytest.FixtureRequest) -> Runner:
     return MAKERS[kind](name)
 
 
+@pytest.fixture(scope="session", params=["warp", GPU])
+def cuda(request: pytest.FixtureRequest) -> Runner:
+    """The target cuda as plain C++, and on a GPU."""
+    if request.param == GPU and GPU not in NATIVE:
+        pytest.skip("no NVIDIA GPU is at hand")
+    return native_runner({"warp": "cuda"}.get(request.param, GPU))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave prefill attention out on devices: its arrays exceed the shared memory of a block."""
 
     def fits(item: pytest.Item) -> bool:
         params = getattr(item, "callspec", None)
         runner = params.params.get("native", params.params.get("interpreted")) if params else None
-        return "prefill" not in item.nodeid or runner not in DEVICE_TARGETS
+        return "prefill" not in item.nodeid or runner not in (*DEVICE_TARGETS, GPU)
 
     dropped = [item for item in items if not fits(item)]
     items[:] = [item for item in items if fits(item)]

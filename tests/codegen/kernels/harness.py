@@ -38,6 +38,8 @@ from dovetail.codegen.targets import (
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
+from dovetail.runtime.cuda import CudaDevice, count_devices
+from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.warp_host import WarpLibrary
 
 PROBES = """
@@ -69,13 +71,15 @@ def vsilu_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 """
 """Kernels that show the @inline functions of math_f32 one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
+GPU = "gpu"
 DISTINCT = {n: t for n, t in TARGETS.items() if not t.bf16_dot}
 """Targets that differ in more than the matrix products, which have tests of their own."""
 NATIVE = [
     *(n for n, t in DISTINCT.items() if runs_on(t, platform.machine(), host_features())),
     *DEVICE_TARGETS,
+    *([GPU] if count_devices() else []),
 ]
-"""Targets whose text runs here; that of a GPU as plain C++, a warp being 32 floats."""
+"""Targets whose text runs here; cuda as plain C++, a warp being 32 floats; and a GPU, if any."""
 NOT_ON_DEVICES = ("prefill_attention",)
 """Families whose arrays are too large for the shared memory of a block."""
 
@@ -142,8 +146,26 @@ def warp_runner(name: str) -> Runner:
 
 
 @cache
+def gpu_runner() -> Runner:
+    """Return the runner of the first NVIDIA GPU, which runs all shares in one launch."""
+    target = DEVICE_TARGETS["cuda"]
+    wanted = tuple(r for r in requests(target) if r.kernel not in NOT_ON_DEVICES)
+    spec = LibrarySpec(target=target, kernels=wanted, modules={"probes": probe_unit()})
+    built = build_library(spec)
+    gpu = GpuKernels(CudaDevice(), built.path, built.index)
+
+    def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
+        if tid == 0:
+            gpu.call(kernel, slots, nth)
+
+    return Runner("gpu", target.lanes, call)
+
+
+@cache
 def native_runner(name: str) -> Runner:
     """Return the runner of a library compiled for the target `name`, built once."""
+    if name == GPU:
+        return gpu_runner()
     if name in DEVICE_TARGETS:
         return warp_runner(name)
     target = TARGETS[name]

@@ -15,15 +15,10 @@ from dovetail.compiler.polymerize import (
     cut_columns,
     plan_skinny,
 )
-from tests.codegen.kernels.harness import Runner, interpreted_runner, warp_runner
+from tests.codegen.kernels.harness import Runner, interpreted_runner
 from tests.codegen.kernels.reference import stored, widened
 
 H100 = assumed_costs(GPUS["H100"], 4)
-
-
-@pytest.fixture(scope="module")
-def run() -> Runner:
-    return warp_runner("cuda")
 
 
 def check(
@@ -62,30 +57,30 @@ def check(
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.columns}")
-def test_every_tile(run: Runner, tile: Tile) -> None:
+def test_every_tile(cuda: Runner, tile: Tile) -> None:
     n = tile.columns + 1
     plan = SkinnyPlan(tuple(cut_columns(0, n, 1, tile)), 1, 0.0)
-    check(run, plan, (tile.rows, n, 33))
+    check(cuda, plan, (tile.rows, n, 33))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 37, 70), (3, 5, 31), (13, 11, 64), (7, 2, 97)])
-def test_planned_products(run: Runner, dtype: str, shape: tuple[int, int, int]) -> None:
-    check(run, plan_skinny(*shape, H100), shape, dtype)
-    check(run, plan_skinny(*shape, H100), shape, dtype, extras=False)
+def test_planned_products(cuda: Runner, dtype: str, shape: tuple[int, int, int]) -> None:
+    check(cuda, plan_skinny(*shape, H100), shape, dtype)
+    check(cuda, plan_skinny(*shape, H100), shape, dtype, extras=False)
 
 
 @pytest.mark.parametrize("splits", [2, 4])
 @pytest.mark.parametrize("k", [31, 32, 65, 130])
-def test_sums_of_split_stretches_are_merged(run: Runner, splits: int, k: int) -> None:
+def test_sums_of_split_stretches_are_merged(cuda: Runner, splits: int, k: int) -> None:
     regions = (Region(0, 0, 1, 4, Tile(1, 1)), Region(2, 0, 1, 2, Tile(0, 2)))
     plan = SkinnyPlan(regions, splits, 0.0)
-    check(run, plan, (3, 8, k))
-    check(run, plan, (3, 8, k), extras=False, nth=1)
+    check(cuda, plan, (3, 8, k))
+    check(cuda, plan, (3, 8, k), extras=False, nth=1)
 
 
-def test_more_warps_than_tiles(run: Runner) -> None:
-    check(run, plan_skinny(2, 3, 40, H100), (2, 3, 40), nth=40)
+def test_more_warps_than_tiles(cuda: Runner) -> None:
+    check(cuda, plan_skinny(2, 3, 40, H100), (2, 3, 40), nth=40)
 
 
 def test_the_interpreted_text_computes_the_same() -> None:
@@ -94,6 +89,6 @@ def test_the_interpreted_text_computes_the_same() -> None:
         check(interpreted_runner("cuda"), SkinnyPlan(regions, splits, 0.0), (3, 4, 70), "bf16")
 
 
-def test_a_large_product_on_many_warps(run: Runner) -> None:
+def test_a_large_product_on_many_warps(cuda: Runner) -> None:
     shape = (64, 333, 257)
-    check(run, plan_skinny(*shape, H100), shape, "bf16", nth=50)
+    check(cuda, plan_skinny(*shape, H100), shape, "bf16", nth=50)

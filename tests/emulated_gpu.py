@@ -1,0 +1,107 @@
+"""A CUDA driver of our own for tests: a library with its C interface, on the CPU.
+
+In: lowered kernels. Out: the library's path. Device memory is the heap, a launch calls the text of
+the kernels, compiled as C++, once for each warp of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.codegen.emit import KernelSpec, UnitSpec
+from dovetail.codegen.emit_cuda import emit_cuda
+from dovetail.codegen.targets import DEVICE_TARGETS, host_target
+from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+from dovetail.ir.artifact import KernelEntry
+from tests.codegen.warp_host import FLAGS, HEADER
+
+DRIVER = r"""
+#include <cstdlib>
+
+struct dt_kernel { const char* name; void (*run)(void** params); };
+static const dt_kernel dt_kernels[] = { KERNELS };
+static int dt_busy;  /* allocations and contexts not given back */
+
+extern "C" {
+int dt_left(void) { return dt_busy; }
+int cuInit(unsigned) { return 0; }
+int cuDeviceGetCount(int* n) { *n = 1; return 0; }
+int cuDeviceGet(int* device, int ordinal) { *device = ordinal + 7; return 0; }
+int cuDeviceGetName(char* name, int size, int device) {
+  strncpy(name, device == 7 ? "emulated" : "?", size);
+  return 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  *value = device != 7 ? -1 : attribute == 75 ? 9 : attribute == 76 ? 0 : 132;
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(void** context, int) { ++dt_busy; *context = &dt_busy; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { --dt_busy; return device == 7 ? 0 : 101; }
+int cuCtxSetCurrent(void* context) { return context == &dt_busy ? 0 : 201; }
+int cuCtxSynchronize(void) { return 0; }
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  if (bytes > (size_t)1 << 40) return 2;
+  ++dt_busy;
+  *address = (uint64_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return 0;
+}
+int cuMemFree_v2(uint64_t address) { --dt_busy; free((void*)address); return 0; }
+int cuMemcpyHtoD_v2(uint64_t to, void* from, size_t n) { memcpy((void*)to, from, n); return 0; }
+int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t n) { memcpy(to, (void*)from, n); return 0; }
+int cuModuleLoadData(void** module, const void* image) {
+  if (strncmp((const char*)image, "emulated", 8)) return 200;
+  *module = &dt_busy;
+  return 0;
+}
+int cuModuleUnload(void*) { return 0; }
+int cuModuleGetFunction(void** function, void*, const char* name) {
+  for (const dt_kernel& kernel : dt_kernels) {
+    if (!strcmp(kernel.name, name)) { *function = (void*)&kernel; return 0; }
+  }
+  return 500;
+}
+int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                   unsigned bz, unsigned shared, void* stream, void** params, void** extra) {
+  if (gy != 1 || gz != 1 || by != 1 || bz != 1 || shared || stream || extra || bx % 32) return 1;
+  for (int64_t warp = 0; warp < (int64_t)gx * (bx / 32); ++warp) {
+    dt_host_set(warp, (int64_t)gx * (bx / 32));
+    ((const dt_kernel*)function)->run(params);
+  }
+  return 0;
+}
+int cuGetErrorString(int status, const char** text) {
+  *text = status == 200 ? "device kernel image is invalid" : "refused";
+  return 0;
+}
+}
+"""
+C_TYPES = {"f32": "float", "f64": "double", "i64": "int64_t", "i32": "int32_t"}
+POINTED = {**C_TYPES, "bf16": "uint16_t", "f16": "uint16_t"}
+
+
+def trampoline(entry: KernelEntry) -> str:
+    """Return the C++ function that unpacks a launch's parameters."""
+    kinds = [
+        f"{POINTED[p.type[4:-1]]}*" if p.type.startswith("ptr[") else C_TYPES[p.type]
+        for p in entry.params
+        if p.kind != "thread"
+    ]
+    values = ", ".join(f"*({kind}*)params[{i}]" for i, kind in enumerate(kinds))
+    return f"static void run_{entry.name}(void** params) {{ dt_cuda_{entry.name}({values}); }}\n"
+
+
+def build_driver(kernels: Sequence[KernelSpec], cache: Path | None = None) -> Path:
+    """Return a driver library that knows `kernels`."""
+    text = emit_cuda(UnitSpec("gpu", DEVICE_TARGETS["cuda"], tuple(kernels), tvm_ffi=False))
+    entries = [kernel.entry for kernel in kernels]
+    table = ", ".join(f'{{"dt_cuda_{e.name}", run_{e.name}}}' for e in entries)
+    runs = "".join(map(trampoline, entries))
+    header = (Path(__file__).parent / "codegen" / HEADER).read_text(encoding="utf-8")
+    spec = BuildSpec(
+        name="emulated_gpu",
+        target=host_target(),
+        files=(("driver.cpp", text + runs + DRIVER.replace("KERNELS", table)), (HEADER, header)),
+        units=(TranslationUnit("driver.cpp", FLAGS),),
+    )
+    return compile_shared(spec, cache)

@@ -27,7 +27,7 @@ typedef float dt_f32x32;
 typedef int32_t dt_i32x32;
 
 #define DT_DEVICE __device__ __forceinline__
-#define DT_ENTRY(warps) extern "C" __global__ void __launch_bounds__(32 * (warps))
+#define DT_ENTRY(warps) extern "C" __global__ void __launch_bounds__(32 * (warps), 2)
 /* An array of the warp's own, in shared memory. */
 #define DT_LOCAL(type, name, count, warps)          \
   __shared__ __align__(64) type name##_of[warps][count]; \

@@ -63,8 +63,9 @@ class TuneRequest:
 
     missing: trials on record, of whatever job, are not run again. resume: nor are those of this
     job, which was interrupted. Else all are run anew. budget: seconds, by default of the effort.
-    workers: processes that measure at once, each on cores of its own. ray: address of a cluster
-    whose nodes measure instead. The other fields are those of a CompileRequest.
+    workers: processes that measure at once, each on cores of its own; by default one, or all that
+    a Ray cluster offers. ray: address of a cluster whose nodes measure instead of this machine.
+    The other fields are those of a CompileRequest.
     """
 
     model: str | Path
@@ -73,7 +74,8 @@ class TuneRequest:
     missing: bool = False
     effort: str = "fast"
     budget: float | None = None
-    workers: int = 1
+    workers: int | None = None
+    ray: str | None = None
     hardware: str | Path = "auto"
     workload: str | Path | None = None
     target: str | None = None
@@ -123,9 +125,10 @@ def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneRe
         if request.resume:
             budget -= spent_seconds(database, job.items, job.identity, since)
         board = Board(len(job.items), budget, progress)
+        measurers, note = job.open_measurers(request, stack)
         recorders = [
             Recorder(m, job.identity, database, since, max(0.0, budget), board.add)
-            for m in job.open_measurers(stack)
+            for m in measurers
         ]
         run_items(job.items, recorders, job.search, job.budget, board.finish)
     return TuneReport(
@@ -139,7 +142,7 @@ def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneRe
         seconds=time.monotonic() - start,
         progress=board.progress(),
         points=board.scores.points(),
-        notes=tuple(note for note in (job.note, database.warning) if note),
+        notes=tuple(note for note in (note, database.warning) if note),
     )
 
 
@@ -158,17 +161,39 @@ class TuningJob:
     items: tuple[WorkItem, ...]
     name: str
     budget: float
-    cores: tuple[tuple[int, ...], ...]
-    note: str | None
 
-    def open_measurers(self, stack: ExitStack) -> list[StoppableMeasurer]:
-        """Return a measurer for each worker; `stack` closes them."""
+    @property
+    def threads(self) -> int:
+        """Threads of the widest phase."""
+        return max(item.phase.threads for item in self.items)
+
+    def open_measurers(
+        self, request: TuneRequest, stack: ExitStack
+    ) -> tuple[Sequence[StoppableMeasurer], str | None]:
+        """Return a measurer for each worker, which `stack` closes, and a note if they are few."""
+        if request.ray is not None:
+            return self._join_cluster(request.ray, request.workers, stack), None
+        cores, note = core_sets(self.hardware, self.threads, request.workers or 1)
         pool = pool_bytes(self.hardware)
         meters = [
             stack.enter_context(Meter(self.library.path, self.library.index, pool_bytes=pool))
-            for _ in self.cores
+            for _ in cores
         ]
-        return [Pinned(meter, cpus) for meter, cpus in zip(meters, self.cores, strict=True)]
+        return [Pinned(meter, cpus) for meter, cpus in zip(meters, cores, strict=True)], note
+
+    def _join_cluster(
+        self, address: str, workers: int | None, stack: ExitStack
+    ) -> Sequence[StoppableMeasurer]:
+        try:
+            from dovetail.compiler import ray_jobs  # noqa: PLC0415 - an extra, and slow to load
+        except ImportError:
+            raise SpecError(
+                "Ray is not installed; add the extra: pip install 'dovetail[ray]'"
+            ) from None
+        stack.enter_context(ray_jobs.connect(address))
+        slots = ray_jobs.count_slots(self.identity.machine(self.threads))
+        count = min(slots, workers or slots, len(self.items))
+        return ray_jobs.open_measurers(self.library, self.identity, count)
 
     def search(self, item: WorkItem, measurer: Measurer, seconds: float) -> None:
         """Search one product; what it finds is in the records."""
@@ -182,7 +207,7 @@ def _prepare(request: TuneRequest) -> TuningJob:
     hardware = read_hardware(request.hardware)
     (target,) = choose_targets((request.target,) if request.target else (), hardware)
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
-        raise SpecError(f"this machine does not run {target.name}; tune for it where it does")
+        raise SpecError(f"the machine does not run {target.name}; tune for it where it does")
     plan = plan_service(hardware, request.threads)
     payload = make_payload(
         spec, read_workload(request.workload), request.max_step_tokens, request.max_step_sequences
@@ -192,8 +217,6 @@ def _prepare(request: TuneRequest) -> TuningJob:
     )
     library = tuning_library(spec, target, request.cache)
     identity = Identity.of(hardware, library.index)
-    threads = max(item.phase.threads for item in items)
-    cores, note = core_sets(hardware, threads, request.workers)
     return TuningJob(
         database=Path(request.database or default_path(request.cache)),
         target=target,
@@ -203,8 +226,6 @@ def _prepare(request: TuneRequest) -> TuningJob:
         items=items,
         name=job_name(items, identity, request.effort),
         budget=BUDGETS[request.effort] if request.budget is None else request.budget,
-        cores=cores,
-        note=note,
     )
 
 
@@ -213,12 +234,15 @@ def _check_request(request: TuneRequest) -> None:
         raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
     if request.resume and request.missing:
         raise SpecError("resume goes on with one job, missing counts all records; choose one")
-    if request.workers < 1:
+    if request.workers is not None and request.workers < 1:
         raise SpecError(f"{request.workers} workers cannot measure; give 1 or more")
     if request.budget is not None and not 0 < request.budget < 1e9:
         raise SpecError(f"a budget of {request.budget} seconds is not possible; give more than 0")
-    if request.hardware != "auto":
-        raise SpecError("only this machine can measure; leave the hardware out, or tune over there")
+    if request.hardware != "auto" and request.ray is None:
+        raise SpecError(
+            "here only this machine can be measured; leave the hardware out, or name a Ray cluster "
+            "that has nodes of that kind"
+        )
 
 
 # ---- running ----

@@ -21,6 +21,7 @@ TIR = ("build", "expressions", "operations", "statements", "values")
 ALLOWED = {
     "dovetail.cli.quickstart": {"torch", "transformers"},
     "dovetail.ffi": {"tvm_ffi"},
+    "dovetail.compiler.ray_jobs": {"ray"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
 }
 MODULES = module_files()

@@ -48,8 +48,15 @@ def tune_command(
         str | None, typer.Option(help="Time to spend: 60s, 15m, 1h. Default as the effort.")
     ] = None,
     workers: Annotated[
-        int, typer.Option(help="Processes that measure at once, each on cores of its own.")
-    ] = 1,
+        int | None,
+        typer.Option(help="Processes that measure at once, each on cores of its own; default 1."),
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster whose nodes measure instead.")
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option(help="auto, or the hardware.json of the machines in the Ray cluster.")
+    ] = "auto",
     workload: Annotated[
         Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
     ] = None,
@@ -75,6 +82,8 @@ def tune_command(
                 effort=effort,
                 budget=None if budget is None else read_duration(budget),
                 workers=workers,
+                ray=ray,
+                hardware=hardware,
                 workload=workload,
                 target=target,
                 threads=threads,

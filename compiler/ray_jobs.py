@@ -1,0 +1,198 @@
+"""Trials as Ray tasks, on nodes of the machine that is tuned for.
+
+In: the address of a Ray cluster, a tuning library and a hardware key. Out: measurers for a tuning
+job. A node says what it is by a resource named as `HardwareKey.label`, one unit for each trial it
+may run at once; Ray repeats trials of nodes that die. Records are kept where the job runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+import ray.exceptions
+
+from dovetail.codegen.library import BuiltLibrary
+from dovetail.codegen.toolchain import cache_directory
+from dovetail.compiler.measure import (
+    Candidate,
+    GemmCase,
+    Measurement,
+    Meter,
+    StoppedError,
+    pool_bytes,
+)
+from dovetail.compiler.recorder import Identity, hardware_key
+from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.errors import SpecError
+from dovetail.ir.tuning import HardwareKey
+from dovetail.topology.binding import choose_pus
+from dovetail.topology.hardware import read_hardware
+
+POLL_SECONDS = 0.5
+PATIENCE_SECONDS = 30.0
+"""How long to wait for a node of the right kind, when the last one is gone."""
+
+
+class Trials(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task is asked to measure, and on which machine."""
+
+    machine: HardwareKey
+    index: KernelIndex
+    case: GemmCase
+    candidates: tuple[Candidate, ...]
+    rounds: int
+    seconds: float
+
+
+@contextmanager
+def connect(address: str) -> Iterator[None]:
+    """Join the cluster at `address` as a driver; SpecError where there is none."""
+    if ray.is_initialized():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise SpecError(
+            f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); "
+            "start one with `ray start --head`"
+        ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def count_slots(machine: HardwareKey) -> int:
+    """Return how many trials of this machine's kind the cluster can run at once.
+
+    Raises SpecError, with the command that starts such a node, where there is none.
+    """
+    fits = [node["Resources"] for node in _nodes() if _fits(node, machine)]
+    if not fits:
+        raise SpecError(
+            f"no node of the Ray cluster offers {machine.label} and {machine.cores} CPUs; on each "
+            f"machine of that kind run: ray start --address=HEAD "
+            f"--resources='{{\"{machine.label}\": 1}}'"
+        )
+    return sum(int(min(have[machine.label], have["CPU"] // machine.cores)) for have in fits)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return list(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def _fits(node: dict[str, Any], machine: HardwareKey) -> bool:
+    have = node["Resources"]
+    return bool(
+        node["Alive"] and have.get(machine.label, 0) >= 1 and have.get("CPU", 0) >= machine.cores
+    )
+
+
+class RayMeasurer:
+    """A measurer whose trials run on whichever node of the right kind is free."""
+
+    def __init__(self, library: Any, identity: Identity) -> None:
+        """`library`: a Ray object with the bytes of the tuning library."""
+        self._library, self._identity = library, identity
+        self._stopped = False
+
+    def now(self) -> float:
+        """Return seconds of the clock here."""
+        return time.monotonic()
+
+    def stop(self) -> None:
+        """Have `measure` end with StoppedError, in whichever thread it runs."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Nothing is held between trials."""
+
+    def measure(
+        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+    ) -> tuple[Measurement, ...]:
+        """Return one measurement per candidate, all from one node."""
+        machine = self._identity.machine(case.threads)
+        trials = Trials(
+            machine=machine,
+            index=self._identity.index,
+            case=case,
+            candidates=tuple(candidates),
+            rounds=rounds,
+            seconds=seconds,
+        )
+        placed = _run_trials.options(
+            num_cpus=case.threads, resources={machine.label: 1}, max_retries=-1
+        )
+        return self._wait(placed.remote(self._library, msgspec.json.encode(trials)), machine)
+
+    def _wait(self, task: Any, machine: HardwareKey) -> tuple[Measurement, ...]:
+        lonely_since = None
+        while not ray.wait([task], timeout=POLL_SECONDS)[0]:
+            if self._stopped:
+                ray.cancel(task, force=True)
+                raise StoppedError
+            if any(_fits(node, machine) for node in _nodes()):
+                lonely_since = None
+            elif lonely_since is None:
+                lonely_since = time.monotonic()
+            elif time.monotonic() - lonely_since > PATIENCE_SECONDS:
+                count_slots(machine)
+        try:
+            return msgspec.json.decode(ray.get(task), type=tuple[Measurement, ...])
+        except ray.exceptions.RayTaskError as error:
+            raise SpecError(f"a node could not measure: {error.cause}") from None
+
+
+def open_measurers(
+    library: BuiltLibrary, identity: Identity, count: int
+) -> tuple[RayMeasurer, ...]:
+    """Return `count` measurers that share one copy of the library in the cluster."""
+    stored = ray.put(library.path.read_bytes())
+    return tuple(RayMeasurer(stored, identity) for _ in range(count))
+
+
+# ---- on the nodes ----
+
+
+@ray.remote
+def _run_trials(library: bytes, request: bytes) -> bytes:
+    """Measure on this node, in the child process that earlier tasks of this worker left."""
+    trials = msgspec.json.decode(request, type=Trials)
+    threads = trials.case.threads
+    here = read_hardware()
+    if hardware_key(here, threads, trials.index.abi) != trials.machine:
+        raise SpecError(
+            f"node {os.uname().nodename} offers {trials.machine.label} but is another machine"
+        )
+    case = msgspec.structs.replace(trials.case, cpus=choose_pus(here, threads))
+    meter = _meter(library, msgspec.json.encode(trials.index))
+    found = meter.measure(case, trials.candidates, rounds=trials.rounds, seconds=trials.seconds)
+    return msgspec.json.encode(found)
+
+
+@functools.lru_cache(maxsize=1)
+def _meter(library: bytes, index: bytes) -> Meter:
+    path = cache_directory() / "tuning" / f"{hashlib.sha256(library).hexdigest()}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(library)
+        Path(file.name).replace(path)
+    decoded = msgspec.json.decode(index, type=KernelIndex)
+    return Meter(path, decoded, pool_bytes=pool_bytes(read_hardware()))

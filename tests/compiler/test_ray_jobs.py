@@ -1,0 +1,82 @@
+"""Tuning over a real Ray cluster on this machine, of which nodes are killed while they measure."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dovetail.codegen.library import ABI
+from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.recorder import hardware_key
+from dovetail.compiler.tune import tune_model
+from dovetail.ir.errors import SpecError
+from dovetail.topology.hardware import read_hardware
+from tests.models import save_model
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'dovetail[ray]'")
+
+LABEL = hardware_key(read_hardware(), 1, ABI).label
+FAST_DEATH = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("ray") / "model", "llama")
+
+
+@pytest.fixture
+def cluster(monkeypatch, tmp_path):
+    """A cluster whose head measures nothing; nodes are added by the test."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.chdir(tmp_path)  # Ray's workers look for packages where the driver stands
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": FAST_DEATH}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    yield made
+    made.shutdown()
+
+
+def add_node(cluster, label=LABEL):
+    return cluster.add_node(num_cpus=1, resources={label: 1}, object_store_memory=80 << 20)
+
+
+def tune(model, database, cluster, **options):
+    options = {"threads": 1, "budget": 6.0, "ray": cluster.address} | options
+    return tune_model(model, database=database, **options)
+
+
+def test_trials_run_on_nodes_of_the_machine_that_is_tuned_for(model, tmp_path, cluster):
+    database = tmp_path / "tuning.jsonl"
+    add_node(cluster, "dovetail-000000000000")
+    with pytest.raises(SpecError, match=rf"offers {LABEL}.*--resources='{{\"{LABEL}\": 1}}'"):
+        tune(model, database, cluster)
+    add_node(cluster)
+    report = tune(model, database, cluster, budget=2.0)
+    assert report.workers == 1 and report.progress.done == report.progress.items
+    assert report.measured == report.trials == len(TuningDatabase(database)) > 0
+    assert {record.hardware.label for record in TuningDatabase(database)} == {LABEL}
+
+
+@pytest.mark.long
+def test_a_node_that_dies_loses_no_record_and_the_job_ends_complete(model, tmp_path, cluster):
+    database, seen = tmp_path / "tuning.jsonl", []
+    nodes = [add_node(cluster), add_node(cluster)]
+    killed = threading.Event()
+
+    def kill_one(at):
+        seen.append(at.trials)
+        if not killed.is_set():
+            killed.set()
+            cluster.remove_node(nodes[0], allow_graceful=False)
+
+    report = tune(model, database, cluster, progress=kill_one)
+    assert report.workers == 2 and killed.is_set()
+    assert report.progress.done == report.progress.items and not report.progress.failed
+    assert report.measured == report.trials == seen[-1] == len(TuningDatabase(database))
+
+
+def test_no_cluster_at_the_address_is_one_sentence(model, tmp_path):
+    with pytest.raises(SpecError, match="no Ray cluster answers"):
+        tune_model(model, database=tmp_path / "db", ray="no-such-scheme://127.0.0.1:1")

@@ -133,7 +133,9 @@ def _place(
     rows: Sequence[PuRow], nodes: Sequence[NodeSpec], domains: Sequence[frozenset[int]]
 ) -> list[PuRow]:
     """Give PUs on no NUMA node the node in the smallest domain around them, evenly by PUs."""
-    homes = {pu: node.id for node in nodes for pu in node.pus}
+    # where nodes are nested (memory of a package beside that of its dies) the smallest is home
+    ranked = sorted(nodes, key=lambda node: len(node.pus), reverse=True)
+    homes = {pu: node.id for node in ranked for pu in node.pus}
     load = {node.id: len(node.pus) for node in nodes if node.pus}
     placed: list[PuRow] = []
     chosen: dict[frozenset[int], int] = {}

@@ -62,6 +62,8 @@ def build_tree(spec: HardwareSpec) -> Fundamental:
     left_out = len(allowed) - len(best.tree.pus)
     if left_out:
         notes.append(f"the largest symmetric part has {len(best.tree.pus)} of {len(allowed)} PUs")
+    if spec.cpu_quota is not None and spec.cpu_quota < len(allowed):
+        notes.append(f"a CPU quota of {spec.cpu_quota:.2f} cores slows {len(allowed)} PUs down")
     if len(spec.pus) > len(allowed):
         notes.append(f"{len(spec.pus) - len(allowed)} PUs are offline or not allowed")
     return Fundamental(best.tree, tuple(notes))
@@ -104,7 +106,7 @@ def _layers(spec: HardwareSpec, pus: frozenset[int]) -> list[_Layer]:
     """Return the levels a spec shows, the ones that matter most first; each over `pus` only."""
     found: list[tuple[str, Iterable[Collection[int]]]] = [
         ("core", _classes((pu.core, pu.id) for pu in spec.pus)),
-        ("numa", [node.pus for node in spec.nodes]),
+        ("numa", _homes(spec)),
         ("l3", _caches(spec, 3)),
         ("package", _classes((pu.socket, pu.id) for pu in spec.pus)),
         *((f"l{level}", _caches(spec, level)) for level in (2, 4, 1)),
@@ -124,6 +126,13 @@ def _classes(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
     for key, pu in pairs:
         classes.setdefault(key, []).append(pu)
     return [tuple(members) for members in classes.values()]
+
+
+def _homes(spec: HardwareSpec) -> list[tuple[int, ...]]:
+    """Return the PUs that have each node for their own; nodes may be nested in larger ones."""
+    local = {node.id: set(node.pus) for node in spec.nodes}
+    pairs = ((pu.node, pu.id) for pu in spec.pus if pu.id in local.get(pu.node, ()))
+    return _classes(pairs)
 
 
 def _caches(spec: HardwareSpec, level: int) -> list[tuple[int, ...]]:

@@ -27,6 +27,7 @@ MAX_DEPTH = 128
 MAX_TEXT = 1 << 20
 MAX_WORDS = MAX_PUS // 32
 MAX_GROUPS = 4096
+MAX_NODES = 1024
 
 _CACHE = re.compile(r"L([1-8])([di]?)Cache$")
 _CACHE_KINDS = {"0": "unified", "1": "data", "2": "instruction"}
@@ -72,7 +73,7 @@ class Reader:
         self.where = where
         self.elements = 0
         self.objects: list[_Object] = []
-        self.left = {"PU": MAX_PUS, "Group": MAX_GROUPS}
+        self.left = {"PU": MAX_PUS, "Group": MAX_GROUPS, "NUMANode": MAX_NODES}
         self.open: list[_Object | _Block | None] = []
         self.blocks: dict[str, list[_Block]] = {"distances": [], "distances2": [], "cpukind": []}
         self.text: list[str] = []
@@ -127,7 +128,7 @@ class Reader:
             side = "i" if attributes.get("cache_type") == "2" else ""
             kind = f"L{attributes.get('depth', '')}{side}Cache"
         found = _Object(kind, attributes, len(self.objects), len(parents))
-        limited = "Group" if kind in _GROUPS else kind
+        limited = "Group" if kind in _GROUPS else "NUMANode" if kind in _NODES else kind
         if limited in self.left:
             self.left[limited] -= 1
             if self.left[limited] < 0:
@@ -238,16 +239,16 @@ class Reader:
         return scale_capacity(rates)
 
     def _nodes(self, known: set[int], top: _Object) -> list[NodeSpec]:
-        taken: set[int] = set()
+        taken: set[frozenset[int]] = set()
         nodes: list[NodeSpec] = []
         # ordinary memory first: device memory and HBM have the PUs of the node they stand beside
         for item in sorted(self.of(*_NODES), key=lambda i: "subtype" in i.attributes):
             text = item.attributes.get("cpuset")
-            pus = (self._set(text) if text is not None else item.pus) & known
-            own = pus if not pus & taken else set()
-            if pus & taken and not pus <= taken:
-                raise self.fail("two NUMA nodes share some of their PUs but not all")
-            taken |= own
+            pus = frozenset((self._set(text) if text is not None else item.pus) & known)
+            if any(pus & other and not (pus <= other or other <= pus) for other in taken):
+                raise self.fail("two NUMA nodes share some of their PUs but not all of either")
+            own = frozenset() if pus in taken else pus
+            taken.add(pus)
             nodes.append(
                 NodeSpec(
                     id=self._number(item.attributes, "os_index"),

@@ -99,8 +99,14 @@ def _build(rows: Sequence[Row], where: str) -> HardwareSpec:
         NodeSpec(id=node, pus=pus, memory_bytes=0)
         for node, pus in _members(live, "node", where).items()
     ]
-    clusters = _members(live, "cluster", where) if live and "socket" in live[0] else {}
-    groups = [GroupSpec(kind="cluster", pus=pus) for pus in clusters.values()]
+    columns = set(live[0]) if live else set()
+    # firmware without packages: clusters stand in for them, and are groups only beside sockets
+    kinds = columns & {"book", "drawer", "cluster" if "socket" in columns else ""}
+    groups = [
+        GroupSpec(kind=kind, pus=pus)
+        for kind in kinds
+        for pus in _members(live, kind, where).values()
+    ]
     return build_hardware(
         Machine(source=where, rows=found, nodes=nodes, caches=_caches(live, where), groups=groups)
     )

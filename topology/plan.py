@@ -31,7 +31,11 @@ from dovetail.topology.values import HardwareSpec
 
 @dataclass(frozen=True, slots=True)
 class PlanBudget:
-    """Bounds of a search: trees by `group`, trees in all, candidates kept, patience (§5.3)."""
+    """Bounds of a search: trees by `group`, trees in all, candidates kept, patience (§5.3).
+
+    every_divisor: groups of any size that divides; else of powers of two (A.3), unless the trees
+    with all sizes are no more than `group_trees`.
+    """
 
     group_trees: int = 256
     trees: int = 6000
@@ -51,8 +55,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """What was looked at and what was not; `cut` has a sentence for each thing left out."""
+    """What was looked at and what was not; `cut` has a sentence for each thing left out.
 
+    group_trees_total: the trees there are with the group sizes that were used.
+    """
+
+    group_sizes: str
     patterns: tuple[str, ...]
     group_trees: int
     group_trees_total: int
@@ -96,9 +104,7 @@ def plan_topology(
     found = build_tree(spec)
     figures = parameters or default_parameters(spec)
     replay = Replay(Simulator(spec, figures, model), trace)
-    groups = enumerate_groups(
-        found.tree, budget=budget.group_trees, every_divisor=budget.every_divisor
-    )
+    groups = _enumerate(found.tree, budget)
     search = _Search(spec, model, budget)
     search.prefill(groups, replay.prefill)
     search.decode(groups, replay.decode)
@@ -118,6 +124,13 @@ def plan_topology(
         trace=trace,
         report=search.report(groups),
     )
+
+
+def _enumerate(tree: TopoTree, budget: PlanBudget) -> GroupSearch:
+    every = enumerate_groups(tree, budget=budget.group_trees, every_divisor=True)
+    if budget.every_divisor or every.total <= budget.group_trees:
+        return every
+    return enumerate_groups(tree, budget=budget.group_trees)
 
 
 def describe_levels(tree: TopoTree) -> str:
@@ -205,6 +218,7 @@ class _Search:
             f"{len(closed)} families of equal processes and memory, by patience": len(closed),
         }
         return SearchReport(
+            group_sizes="every divisor" if groups.every_divisor else "powers of two",
             patterns=tuple(dict.fromkeys(_describe_steps(item) for item in groups.trees)),
             group_trees=len(groups.trees),
             group_trees_total=groups.total,

@@ -48,6 +48,7 @@ class GroupSearch:
 
     trees: tuple[GroupedTree, ...]
     total: int
+    every_divisor: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def enumerate_groups(
         for plan in _plans(widths, length, every_divisor)
     )
     trees = [_apply(tree, depths, plan) for plan in islice(plans, min(budget, total))]
-    return GroupSearch(tuple(trees), total)
+    return GroupSearch(tuple(trees), total, every_divisor)
 
 
 def walk_removals(

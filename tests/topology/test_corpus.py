@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dovetail.topology.hardware import check_hardware, dump_hardware, load_hardware, read_hardware
+from dovetail.ir.errors import SpecError
+from dovetail.topology.fundamental import build_tree
+from dovetail.topology.hardware import dump_hardware, load_hardware, read_hardware
 from tests.topology.corpus import CORPUS, TOPOLOGIES, Truth, corpus_file, truths
 
 TRUTHS = truths()
@@ -33,6 +38,9 @@ def test_counts(truth: Truth) -> None:
         len(spec.allowed_pus),
     )
     assert counts == truth
+    tree = build_tree(spec).tree
+    tree.check_integrity()
+    assert set(tree.pus) <= set(spec.allowed_pus)
 
 
 def test_json_keeps_all_that_a_file_says(tmp_path: Path) -> None:
@@ -67,6 +75,16 @@ def test_sixteen_gpus_and_hidden_clusters() -> None:
     assert [pu.capacity for pu in hybrid.pus] == [1024] * 12 + [799] * 8
 
 
-def test_check_passes_on_all() -> None:
-    for truth in TRUTHS:
-        check_hardware(load_hardware(TOPOLOGIES / truth.file), truth.file)
+@settings(deadline=None, max_examples=40)
+@given(st.randoms(use_true_random=False))
+def test_damaged_files_are_spec_errors_or_sound(tmp_path_factory, draw) -> None:
+    names = ("core-i7-1370p-hybrid.xml", "epyc-7451-2s.lscpu-p.csv")
+    data = bytearray(corpus_file(f"topologies/{draw.choice(names)}").read_bytes())
+    for _ in range(draw.randrange(1, 4)):
+        first = draw.randrange(len(data))
+        junk = draw.choice((b"", b"9", b"-1", b"0xffffffff", b'"', b",", b"\xff", b"<object/>"))
+        data[first : first + draw.randrange(12)] = junk
+    file = tmp_path_factory.mktemp("damaged") / "file"
+    file.write_bytes(data)
+    with contextlib.suppress(SpecError):
+        build_tree(read_hardware(file)).tree.check_integrity()

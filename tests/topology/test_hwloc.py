@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.ir.errors import SpecError
+from dovetail.topology.fundamental import build_tree
 from dovetail.topology.hardware import check_hardware
 from dovetail.topology.hwloc import MAX_ELEMENTS, Reader, read_hwloc
 
@@ -58,6 +59,18 @@ def test_version_1_without_numa_has_one_node() -> None:
     assert [(n.pus, n.memory_bytes) for n in spec.nodes] == [((3,), 7)]
 
 
+def test_nested_nodes_are_home_to_the_pus_of_the_smallest() -> None:
+    inside = "".join(pu(i) for i in range(4)) + "".join(
+        f'<object type="NUMANode" os_index="{node}" cpuset="{pus}"/>'
+        for node, pus in ((0, "0xf"), (1, "0x3"), (2, "0xc"), (3, "0xf"), (4, "0x0"))
+    )
+    spec = check_hardware(read_hwloc(machine(inside).encode(), "f"), "f")
+    assert [p.node for p in spec.pus] == [1, 1, 2, 2]
+    assert [n.id for n in spec.memory_only_nodes] == [3, 4]
+    tree = build_tree(spec).tree
+    assert [(level.kind, level.arity) for level in tree.levels] == [("numa", 2), ("core", 2)]
+
+
 def machine(inside: str, attributes: str = "") -> str:
     return f'{HEAD}<object type="Machine" {attributes}>{inside}</object></topology>'
 
@@ -82,8 +95,9 @@ BAD = {
     "nodes overlap": machine(
         pu(0)
         + pu(1)
-        + '<object type="NUMANode" os_index="0" cpuset="0x1"/>'
-        + '<object type="NUMANode" os_index="1" cpuset="0x3"/>'
+        + pu(2)
+        + '<object type="NUMANode" os_index="0" cpuset="0x3"/>'
+        + '<object type="NUMANode" os_index="1" cpuset="0x6"/>'
     ),
     "nodes share an id": machine(pu(0) + '<object type="NUMANode" os_index="0"/>' * 2),
     "distances of other nodes": VERSION_1.replace("<distances ", "<distances2 type='NUMANode' ")
@@ -114,11 +128,15 @@ def test_expanding_entities_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [("Misc", f"more than {MAX_ELEMENTS}"), ("Group", "too many"), ("PU", "too many")],
+    ("kind", "count", "message"),
+    [
+        ("Misc", MAX_ELEMENTS, f"more than {MAX_ELEMENTS}"),
+        ("Group", 1_000_000, "too many"),
+        ("PU", 1_000_000, "too many"),
+    ],
 )
-def test_a_million_objects_end_in_bounded_memory(kind: str, message: str) -> None:
-    data = (HEAD + f'<object type="{kind}" os_index="1"/>' * 1_000_000 + "</topology>").encode()
+def test_a_million_objects_end_in_bounded_memory(kind: str, count: int, message: str) -> None:
+    data = (HEAD + f'<object type="{kind}" os_index="1"/>' * count + "</topology>").encode()
     reader = Reader("f")
     with pytest.raises(SpecError, match=message):
         reader.feed(data)

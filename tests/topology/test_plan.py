@@ -1,17 +1,26 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import msgspec
 import pytest
 
 from dovetail.ir.errors import SpecError
-from dovetail.topology.configuration import allows_processes
+from dovetail.topology.configuration import (
+    Configuration,
+    allows_processes,
+    enumerate_configurations,
+    memory_homes,
+)
+from dovetail.topology.contention import Simulator
+from dovetail.topology.fundamental import build_tree
 from dovetail.topology.hardware import load_hardware, read_hardware
 from dovetail.topology.parameters import default_parameters
 from dovetail.topology.plan import PlanBudget, TopologyPlan, plan_topology
 from dovetail.topology.presets import preset_model
-from dovetail.topology.replay import Trace
+from dovetail.topology.replay import Replay, Trace
+from dovetail.topology.transform import enumerate_groups
 from dovetail.topology.values import HardwareSpec
 from tests.topology.corpus import TOPOLOGIES, truths
 
@@ -68,6 +77,40 @@ def test_every_plan_keeps_to_allowed_pus_and_operator_limits() -> None:
     for item in (*found.prefill, *found.decode, *found.chosen):
         assert set(item.configuration.pus) <= set(cut.allowed_pus)
         assert allows_processes(MODEL, len(item.configuration.processes))
+
+
+def all_configurations(spec: HardwareSpec) -> list[Configuration]:
+    """Every cross-section of every tree by every grouping and removal, nothing pruned."""
+    found: dict[object, Configuration] = {}
+    base = build_tree(spec).tree
+    for grouped in enumerate_groups(base, budget=10**6, every_divisor=True).trees:
+        for widths in product(*(range(1, level.arity + 1) for level in grouped.tree.levels)):
+            tree = grouped.tree
+            for depth, kept in enumerate(widths, 1):
+                if kept < tree.levels[depth - 1].arity:
+                    tree = tree.remove(tree.levels[depth - 1].arity - kept, depth)
+            for item in enumerate_configurations(
+                tree, memory_homes(spec), lambda count: allows_processes(MODEL, count)
+            ):
+                found[item.identity] = item
+    return list(found.values())
+
+
+@pytest.mark.parametrize(
+    "line", ["core:12 pu:2", "package:2 l3:2 core:3", "package:2 numa:2 core:4", "core:16"]
+)
+def test_the_choice_is_near_the_best_of_all(line: str) -> None:
+    spec = read_hardware(line)
+    found = plan(line)
+    replay = Replay(Simulator(spec, found.parameters, MODEL), found.trace)
+    best = min(replay.decode(item) for item in all_configurations(spec))
+    assert best >= 0.98 * found.decode[0].seconds
+
+
+def test_group_sizes_are_powers_of_two_where_all_would_be_too_many() -> None:
+    assert plan("core:12 pu:2").report.group_sizes == "every divisor"
+    large = plan("package:4 numa:2 core:24").report
+    assert large.group_sizes == "powers of two"
 
 
 def test_one_core_is_enough() -> None:

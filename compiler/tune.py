@@ -282,24 +282,23 @@ def run_items(
     budget: float,
     finished: Callable[[], None],
 ) -> None:
-    """Search all items, as many at once as there are recorders, in `budget` seconds in all.
+    """Search all items, as many at once as there are recorders, in `budget` seconds of each clock.
 
     Whatever ends this early stops the measurers first; an unfinished batch is not recorded.
     """
-    free: SimpleQueue[Recorder] = SimpleQueue()
+    free: SimpleQueue[tuple[Recorder, float]] = SimpleQueue()
     for recorder in recorders:
-        free.put(recorder)
-    end = time.monotonic() + budget
+        free.put((recorder, recorder.now() + budget))
     waiting = list(items)
 
     def work(item: WorkItem) -> None:
-        recorder = free.get()
-        share = (end - time.monotonic()) * len(recorders) / max(len(waiting), len(recorders))
+        recorder, end = free.get()
+        share = (end - recorder.now()) * len(recorders) / max(len(waiting), len(recorders))
         waiting.remove(item)
         try:
             search(item, recorder, share)
         finally:
-            free.put(recorder)
+            free.put((recorder, end))
 
     with ThreadPoolExecutor(len(recorders)) as pool:
         try:

@@ -243,12 +243,9 @@ def test_a_second_compile_finds_its_trials_on_record(model, tmp_path):
         return compile_model(model, output=tmp_path / name, **options)
 
     first, second = compile_again("a.dove"), compile_again("b.dove")
-    assert first.measured > first.trials / 2 and second.measured < first.measured / 4
+    assert first.measured > first.trials / 2
+    assert second.trials - second.measured >= first.trials / 2
     assert any("skipped 1 lines (1 not a whole record)" in note for note in first.notes)
-    schedules = "models/llm/schedules.json"
-    a, b = (read(tmp_path / name / schedules, ScheduleFile) for name in ("a.dove", "b.dove"))
-    same = [x == y for x, y in zip(a.tables, b.tables, strict=True)]
-    assert sum(same) >= len(same) - 1  # the budget may end one trial later
     kept = (tmp_path / "b.dove/tuning.jsonl").read_bytes().splitlines()
     assert {decode_record(line).key for line in kept} <= {r.key for r in TuningDatabase(database)}
 

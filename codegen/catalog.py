@@ -125,3 +125,27 @@ def model_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
         kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")))
         for family in families
     )
+
+
+DEVICE_FAMILIES = (
+    "embed",
+    "gather_rows",
+    "rmsnorm",
+    "rope_store",
+    "decode_attention",
+    "decode_attention_merge",
+    "silu_mul",
+    "gemm_skinny",
+    "gemm_skinny_merge",
+    "sample",
+)
+"""What a decode step on an accelerator is made of."""
+
+
+def device_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
+    """Return what an accelerator runs of a model."""
+    dtypes = {"W": spec.weight_dtype, "KV": spec.kv_dtype}
+    return tuple(
+        kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")))
+        for family in DEVICE_FAMILIES
+    )

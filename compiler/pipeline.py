@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.codegen.catalog import model_kernels
+from dovetail.codegen.catalog import device_kernels, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
-from dovetail.codegen.targets import TARGETS, get_target, runs_on
+from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import parse_json_object, read_bounded
@@ -69,7 +69,8 @@ STEPS = ("read", "schedules", "kernels", "weights", "write")
 class CompileRequest:
     """What to compile. `hardware` is `auto` or a HardwareSpec file, `workload` a trace.
 
-    targets: names of `dovetail.codegen.targets`, best for the machine by default. effort: `none`
+    targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
+    accelerator's adds its kernels. effort: `none`
     (schedules by rules) or `fast` (and a search of `search_seconds` on this machine). database:
     of tuning records, by default the one in the build cache; what it holds is not measured again.
     threads: of both phases.
@@ -197,6 +198,7 @@ class _Inputs:
     hardware: HardwareSpec
     workload: WorkloadSpec
     targets: tuple[Target, ...]
+    devices: tuple[Target, ...]
     plan: ServicePlan
     payload: Payload
 
@@ -212,13 +214,15 @@ def _read_inputs(request: CompileRequest) -> _Inputs:
     hardware = read_hardware(request.hardware)
     workload = read_workload(request.workload)
     _check_tokenizer(Path(request.model) / TOKENIZER)
+    cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
     return _Inputs(
         request=request,
         directory=Path(request.model),
         spec=spec,
         hardware=hardware,
         workload=workload,
-        targets=choose_targets(request.targets, hardware),
+        targets=choose_targets(cpus, hardware),
+        devices=tuple(device for name, device in DEVICE_TARGETS.items() if name in request.targets),
         plan=plan_service(hardware, request.threads),
         payload=make_payload(spec, workload, request.max_step_tokens, request.max_step_sequences),
     )
@@ -238,15 +242,12 @@ class _Tuned:
 
 
 def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Target, ...]:
-    """Return the targets to build: those named, else the best one that the machine runs."""
+    """Return the CPU targets to build: those named, else the best one that the machine runs."""
     if names:
         targets = tuple(get_target(name) for name in dict.fromkeys(names))
         for target in targets:
             if target.device:
-                raise SpecError(
-                    f"models are not compiled for {target.name} yet; name a CPU target, or build "
-                    "single kernels with `dovetail kernel build`"
-                )
+                raise SpecError(f"schedules are for CPUs, which {target.name} is none of")
         return targets
     features = frozenset(hardware.isa_flags)
     return (next(t for t in TARGETS.values() if runs_on(t, hardware.arch, features)),)
@@ -287,7 +288,10 @@ def _build_libraries(
         kernels = (*model_kernels(inputs.spec, target), *products)
         wanted = LibrarySpec(target=target, kernels=kernels)
         libraries[target.name] = build_library(wanted, inputs.request.cache)
-        steps.advance(number + 1, len(inputs.targets))
+        steps.advance(number + 1, len(inputs.targets) + len(inputs.devices))
+    for device in inputs.devices:
+        wanted = LibrarySpec(target=device, kernels=device_kernels(inputs.spec, device))
+        libraries[device.name] = build_library(wanted, inputs.request.cache)
     return libraries
 
 
@@ -403,7 +407,7 @@ def _commit(artifact: ArtifactWriter, inputs: _Inputs, chunks: WeightChunks) -> 
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         model_fingerprint=hashlib.sha256(content).hexdigest(),
         workload_fingerprint=inputs.workload.fingerprint,
-        targets=tuple(target.name for target in inputs.targets),
+        targets=tuple(target.name for target in (*inputs.targets, *inputs.devices)),
         models=(MODEL_NAME,),
         effort=inputs.request.effort,
     )

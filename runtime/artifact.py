@@ -185,6 +185,22 @@ def open_artifact(
     )
 
 
+def device_module(artifact: Artifact, target: str = "cuda") -> tuple[Path, KernelIndex]:
+    """Return the module of an accelerator's target in an artifact, and its index.
+
+    Raises:
+        ArtifactError: the artifact has none.
+    """
+    if target not in artifact.manifest.targets:
+        raise ArtifactError(
+            f"{artifact.path} has no kernels for {target}; run `dovetail compile MODEL "
+            f"-o {artifact.path} --target {target}`"
+        )
+    reader = Reader(artifact.path)
+    index = reader.json(f"kernels/{target}/index.json", KernelIndex)
+    return reader.file(f"kernels/{target}/{index.library}"), index
+
+
 def _read_model(reader: Reader, name: str) -> ModelPart:
     folder = f"models/{name}"
     file = reader.json(f"{folder}/model.json", ModelFile)

@@ -27,7 +27,7 @@ def compile_command(
         Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
     ] = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="Instruction sets to build for; repeatable.")
+        list[str] | None, typer.Option(help="Instruction sets to build for, and cuda; repeatable.")
     ] = None,
     effort: Annotated[
         str, typer.Option(help="none: schedules by rules; fast: and a short measured search.")

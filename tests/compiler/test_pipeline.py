@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,16 +12,23 @@ import textwrap
 import msgspec
 import pytest
 
+from dovetail.codegen.nvidia import ARCHITECTURES
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.database import TuningDatabase
-from dovetail.compiler.pipeline import STEPS, CompileRequest, compile_artifact, compile_model
+from dovetail.compiler.pipeline import (
+    STEPS,
+    CompileRequest,
+    choose_targets,
+    compile_artifact,
+    compile_model,
+)
 from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import decode_record
-from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.artifact import device_module, open_artifact
 from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
 
@@ -121,6 +129,31 @@ def test_several_targets_side_by_side(model, tmp_path):
     tables = read(tmp_path / "a.dove/models/llm/schedules.json", ScheduleFile).tables
     assert {t.target for t in tables} == set(report.targets)
     assert {t.threads for t in tables} == {1}
+
+
+@pytest.mark.long  # nvcc takes its time
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed (CUDA toolkit)")
+def test_a_device_target_adds_its_module(model, tmp_path):
+    path = tmp_path / "a.dove"
+    report = compile_model(model, output=path, effort="none", targets=("cuda", "generic"))
+    assert report.targets == ("generic", "cuda")
+    opened = open_artifact(path, read_hardware())
+    assert opened.target == "generic"
+    module, index = device_module(opened)
+    assert module.read_bytes().count(b"\x7fELF") == len(ARCHITECTURES)
+    assert {"rmsnorm", "silu_mul", "sample"} < {k.name for k in index.kernels}
+    assert all(k.warps > 0 for k in index.kernels)
+    assert (module.parent / index.source).read_text().count("DT_ENTRY(") > len(index.kernels)
+
+
+def test_artifacts_without_device_kernels_say_so(artifact):
+    with pytest.raises(ArtifactError, match=r"no kernels for cuda; .* --target cuda"):
+        device_module(open_artifact(artifact[0], read_hardware()))
+
+
+def test_schedules_are_for_cpus():
+    with pytest.raises(SpecError, match="schedules are for CPUs, which cuda is none of"):
+        choose_targets(("cuda",), read_hardware())
 
 
 def test_a_short_search_leaves_its_records(model, tmp_path):

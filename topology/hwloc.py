@@ -232,8 +232,8 @@ class Reader:
     def _capacities(self) -> dict[int, int]:
         rates: dict[int, float] = {}
         for kind in self.blocks["cpukind"]:
-            rate = kind.infos.get("FrequencyMaxMHz", "")
-            if rate.isdigit():
+            rate = kind.infos.get("LinuxCapacity", kind.infos.get("FrequencyMaxMHz", ""))
+            if rate.isascii() and rate.isdigit() and len(rate) < 12:
                 for pu in self._set(kind.attributes.get("cpuset", "")):
                     rates[pu] = float(rate)
         return scale_capacity(rates)

@@ -103,7 +103,8 @@ def plan_topology(
         raise SpecError(f"trace {trace.source} has no requests to plan for")
     found = build_tree(spec)
     figures = parameters or default_parameters(spec)
-    replay = Replay(Simulator(spec, figures, model), trace)
+    simulator = Simulator(spec, figures, model)
+    replay = Replay(simulator, trace)
     groups = _enumerate(found.tree, budget)
     search = _Search(spec, model, budget)
     search.prefill(groups, replay.prefill)
@@ -115,7 +116,7 @@ def plan_topology(
     )
     return TopologyPlan(
         tree=found.tree,
-        notes=found.notes,
+        notes=(*found.notes, *_memory_notes(spec, simulator.weights)),
         prefill=prefill,
         decode=decode,
         chosen=chosen,
@@ -124,6 +125,13 @@ def plan_topology(
         trace=trace,
         report=search.report(groups),
     )
+
+
+def _memory_notes(spec: HardwareSpec, weights: int) -> tuple[str, ...]:
+    if not 0 < spec.usable_memory < weights:
+        return ()
+    sizes = f"{weights >> 20} MiB, the memory {spec.usable_memory >> 20} MiB"
+    return (f"the model does not fit: its weights have {sizes}",)
 
 
 def _enumerate(tree: TopoTree, budget: PlanBudget) -> GroupSearch:

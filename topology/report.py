@@ -60,6 +60,7 @@ class PlanReport:
     seconds_per_request: float
     search: SearchReport
     figures: dict[str, Figure]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ def report_plan(plan: TopologyPlan, model: str) -> PlanReport:
         seconds_per_request=plan.score.total,
         search=plan.report,
         figures=plan.parameters.sources(),
+        notes=plan.notes,
     )
 
 

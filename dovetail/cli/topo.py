@@ -95,7 +95,8 @@ def _read_model(name: str, weight_dtype: str | None) -> ModelSpec:
 def print_topology(report: TopologyReport, console: Console) -> None:
     """Print a report as a tree and tables."""
     console.print(_machine_tree(report))
-    for note in report.notes:
+    notes = report.notes if report.plan is None else report.plan.notes
+    for note in notes:
         console.print(f"note: {note}")
     if report.plan is not None:
         _print_plan(report.plan, console)

@@ -11,6 +11,7 @@ from dovetail.compiler.payload import make_payload
 from dovetail.compiler.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_workload
 from dovetail.ir.errors import SpecError
 from tests.compiler.test_tapes import make_spec, make_tape
+from tests.topology.corpus import corpus_file
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023,110,27"
 
@@ -53,6 +54,21 @@ def test_columns_of_other_sets(tmp_path, prompt, output):
     lines.write_text(json.dumps({"arrival_s": 0.5, prompt: 472, output: 18}) + "\n")
     for path in (table, lines):
         assert read_workload(path) == WorkloadSpec(path.name, (472,), (18,))
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "mean_prompt"),
+    [
+        ("AzureLLMInferenceTrace_code.csv", 8819, 2048),
+        ("mooncake_conversation_trace.jsonl.gz", 12031, 12035),
+        ("osc_summarize_lengths_neo.csv", 2000, 373),
+        ("arxiv_summarization_lengths_vidur.csv", 28257, 2588),
+    ],
+)
+def test_real_traces(name, requests, mean_prompt):
+    workload = read_workload(corpus_file(f"traces/{name}"))
+    assert len(workload.prompt_lengths) == len(workload.output_lengths) == requests
+    assert round(sum(workload.prompt_lengths) / requests) == mean_prompt
 
 
 BAD = {

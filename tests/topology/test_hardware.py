@@ -172,18 +172,3 @@ def test_clusters_dies_and_kinds_of_cores(tmp_path: Path) -> None:
     spec = read_hardware(root=Machine(cores=4, extra=extra).build(tmp_path))
     assert [(g.kind, g.pus) for g in spec.groups] == [("cluster", (2, 3))]
     assert [pu.capacity for pu in spec.pus] == [1024, 1024, 799, 799]
-
-
-def test_cuda_devices(tmp_path: Path) -> None:
-    gpu = "0000:3b:00.0"
-    extra = {
-        f"proc/driver/nvidia/gpus/{gpu}/information": "Model: \t\t Acme GPU\nIRQ: 1",
-        f"sys/bus/pci/devices/{gpu}/local_cpulist": "1-7",
-    }
-    (device,) = read_hardware(root=Machine(extra=extra).build(tmp_path)).accelerators
-    assert (device.kind, device.name, device.model, device.near) == (
-        "cuda",
-        "cuda0",
-        "Acme GPU",
-        (1,),
-    )

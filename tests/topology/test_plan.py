@@ -127,6 +127,12 @@ def test_a_small_budget_is_kept_and_reported() -> None:
     assert len(found.report.cut) >= 2
 
 
+def test_a_model_that_does_not_fit_is_said() -> None:
+    assert plan("package:2 [NUMANode(memory=64G)] core:4").notes == ()
+    (note,) = plan("package:2 [NUMANode(memory=1G)] core:4").notes
+    assert note.startswith("the model does not fit") and "2048 MiB" in note
+
+
 def test_a_trace_without_requests() -> None:
     with pytest.raises(SpecError, match="no requests"):
         plan("core:2", trace=Trace("empty.csv", ()))

@@ -66,7 +66,10 @@ class KernelIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhasePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Threads of one phase: `cpus[i]` is the PU of thread i (empty = unpinned)."""
+    """Threads of one phase, in each process.
+
+    `cpus` are the PUs of the first process's threads, then of the second's ... (empty = unpinned).
+    """
 
     threads: int
     cpus: tuple[int, ...]

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from dovetail.ir.errors import RequestError
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.errors import RankError, RequestError
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.engine import Engine
+from dovetail.runtime.engine import LOST, Engine
 from dovetail.runtime.request import Chunk, Completion, Request, SamplingParams, State
 from dovetail.runtime.tokenizer import TextStream, Tokenizer
 from dovetail.topology.hardware import read_hardware
@@ -24,6 +25,7 @@ Prompt: TypeAlias = str | Sequence[int]
 def load(
     path: str | os.PathLike[str],
     *,
+    plan: ServicePlan | None = None,
     threads: int | None = None,
     kv_blocks: int | None = None,
     check_weights: bool = False,
@@ -32,7 +34,8 @@ def load(
 
     Args:
         path: the artifact directory.
-        threads: use this many threads in both phases instead of the plan's.
+        plan: processes, threads and PUs to run with instead of the artifact's plan.
+        threads: use this many threads in both phases of each process instead of the plan's.
         kv_blocks: size of the KV pool in blocks of 16 tokens; default from the plan or memory.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
@@ -40,6 +43,8 @@ def load(
         ArtifactError: the artifact is damaged, too new, or does not fit this machine.
         CapacityError: there is not enough memory, or threads cannot be started.
         RequestError: `threads` or `kv_blocks` is below 1.
+        SpecError: the model cannot be shared by the processes of `plan`.
+        RankError: a process could not be started.
     """
     for name, value in (("threads", threads), ("kv_blocks", kv_blocks)):
         if value is not None and value < 1:
@@ -47,7 +52,7 @@ def load(
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     part = next(iter(artifact.models.values()))
-    engine = Engine(artifact, part, hardware, threads=threads, kv_blocks=kv_blocks)
+    engine = Engine(artifact, part, hardware, plan=plan, threads=threads, kv_blocks=kv_blocks)
     return App(artifact, engine, Tokenizer(part.tokenizer) if part.tokenizer else None)
 
 
@@ -82,12 +87,14 @@ class App:
         Raises:
             RequestError: an option or a prompt is wrong; nothing has been generated.
             CapacityError: a request is larger than the whole KV pool.
+            RankError: a process of the group died; the requests under way are lost.
         """
         params = SamplingParams.make(options)
         jobs = self._submit([self._encode(p) for p in _as_list(prompts)], params)
         try:
             while not all(job.done for job in jobs):
                 self._step(jobs)
+            _check_lost(jobs)
         finally:
             self._abandon(jobs)
         return [_completion(job) for job in jobs]
@@ -126,6 +133,7 @@ class App:
             shown = 0
             while not job.done:
                 self._step(jobs)
+                _check_lost(jobs)
                 text = "" if job.text is None else job.text.text[shown:]
                 shown += len(text)
                 fresh = tuple(job.request.output[job.read :])
@@ -211,6 +219,12 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not all(isinstance(item, str | Sequence) or hasattr(item, "__len__") for item in listed):
         raise RequestError("prompts must be texts or lists of token ids")
     return listed  # type: ignore[return-value]
+
+
+def _check_lost(jobs: Sequence[_Job]) -> None:
+    """Raise RankError where a request was lost in a step that another thread ran."""
+    if any(job.request.finish_reason == LOST for job in jobs):
+        raise RankError("a process of the group has died; send the request again")
 
 
 def _completion(job: _Job) -> Completion:

@@ -52,10 +52,15 @@ class SharedMemory:
             raise CapacityError(f"cannot get {nbytes} bytes of shared memory ({error})") from None
         return cls(fd, nbytes)
 
-    @property
-    def address(self) -> int:
-        """Where the memory lies in this process."""
-        return int(self.bytes.ctypes.data)
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return the next `nbytes` bytes from a page's start on.
+
+        Processes that take alike get the same bytes.
+        """
+        start = self._used
+        self._used += -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        assert self._used <= len(self.bytes), "more was taken than was made"
+        return self.bytes[start : start + nbytes]
 
     def close(self) -> None:
         """Give back the descriptor, so that nobody else can join; safe to call twice."""

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.dtypes import DTYPES
-from dovetail.ir.errors import ArtifactError, CapacityError
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.errors import CapacityError, RankError
 from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS, ModelSpec
-from dovetail.ir.tape import Tape
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.device import CpuDevice, Device, Segment
+from dovetail.runtime.collective import SharedMemory
+from dovetail.runtime.device import Device, Segment
+from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block_bytes
 from dovetail.runtime.kv_pool import KvPool, blocks_for
-from dovetail.runtime.library import KernelLibrary, fit_plan
+from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.memory import available_memory
 from dovetail.runtime.predictor import ZeroPredictor
-from dovetail.runtime.request import Request, SamplingParams, TokenLogprob
+from dovetail.runtime.ranks import RankGroup, make_setups, plan_ranks
+from dovetail.runtime.request import Request, SamplingParams, State, TokenLogprob
 from dovetail.runtime.sampling import draw_uniform, top_logprobs
 from dovetail.runtime.scheduler import Batch, Limits, Scheduler
-from dovetail.runtime.step import StepBuffers, StepShape
-from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
-from dovetail.runtime.weights import Weights
+from dovetail.runtime.step import StepBuffers, StepShape, step_bytes
+from dovetail.runtime.tape import Operands
 from dovetail.topology.hardware import HardwareSpec
 
 MEMORY_SHARE = 0.5
@@ -34,28 +33,10 @@ MEMORY_SHARE = 0.5
 SPLIT_TOKENS = 64
 """A part of a sequence's keys below this many tokens is not worth its merge."""
 
+LOST = "error"
+"""Finish reason of requests whose KV died with a process."""
+
 log = logging.getLogger("dovetail")
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """The forward tape as one phase runs it."""
-
-    tape: BoundTape
-    plan: PhasePlan
-
-
-@dataclass(frozen=True, slots=True)
-class _Binder:
-    """Binds tapes of one model with the schedule tables of a phase."""
-
-    artifact: Artifact
-    part: ModelPart
-    library: KernelLibrary
-
-    def bind(self, tape: Tape, operands: Operands, phase: str, plan: PhasePlan) -> Phase:
-        tables = pick_tables(self.part.schedules.tables, self.artifact.target, phase, plan.threads)
-        return Phase(BoundTape(self.library, tape, tables, operands), plan)
 
 
 class Engine:
@@ -67,36 +48,41 @@ class Engine:
         part: ModelPart,
         hardware: HardwareSpec,
         *,
+        plan: ServicePlan | None = None,
         threads: int | None = None,
         kv_blocks: int | None = None,
     ) -> None:
-        """Map weights, start threads, size the KV pool and bind the tapes.
+        """Map weights, start threads and processes, size the KV pool and bind the tapes.
+
+        `plan` stands for the artifact's own; `threads` count for each process.
 
         Raises:
             ArtifactError: the artifact's parts do not fit each other.
             CapacityError: the KV pool does not fit into memory, or threads cannot be started.
+            SpecError: the model cannot be shared by so many processes.
+            RankError: a process could not be started.
         """
         self.spec: ModelSpec = part.file.spec
-        service = artifact.service
+        service = artifact.service if plan is None else plan
         self.threshold = service.prefill_token_threshold
-        prefill, decode = (
-            _shrink(plan, threads, hardware) for plan in (service.prefill, service.decode)
-        )
-        library = KernelLibrary(artifact.library, artifact.kernels)
-        most = max(prefill.threads, decode.threads)
-        self.device: Device = CpuDevice(library, most, service.spin_iterations)
-        self.weights = Weights(part)
-        self.pool = KvPool(_count_blocks(part, hardware, kv_blocks, service.kv_blocks))
-        forward, sample = _tape(part, "forward"), _tape(part, "sample")
-        arena = self.device.alloc(forward.arena_bytes)
-        operands = Operands(self.weights, arena, self._alloc_kv())
-        binder = _Binder(artifact, part, library)
-        self.prefill = binder.bind(forward, operands, "prefill", prefill)
-        self.decode = binder.bind(forward, operands, "decode", decode)
-        operands = Operands(self.weights, self.device.alloc(sample.arena_bytes))
-        self.sampler = binder.bind(sample, operands, "decode", decode)
+        forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
         tokens, sequences = forward.max_tokens, min(forward.max_sequences, sample.max_sequences)
-        self.buffers = StepBuffers(self.device.alloc, self.spec, tokens, sequences)
+        self.pool = KvPool(_count_blocks(part, hardware, kv_blocks, service))
+        plans = plan_ranks(service, hardware, threads, self.pool.n_blocks)
+        library = KernelLibrary(artifact.library, artifact.kernels)
+        self.model = ForwardModel(artifact, part, library, plans[0])
+        self.device: Device = self.model.device
+        alloc, self.group = self.device.alloc, None
+        if len(plans) > 1:
+            steps = SharedMemory.create(step_bytes(self.spec, tokens, sequences))
+            alloc = steps.take
+            setups = make_setups(artifact, part, plans, tokens, sequences)
+            self.group = RankGroup(library, steps, setups)
+            self.model.join(self.group.comm)
+        decode = self.model.decode.plan
+        operands = Operands(self.model.weights, self.device.alloc(sample.arena_bytes))
+        self.sampler = Phase(self.model.bind(sample, operands, "decode", decode), decode)
+        self.buffers = StepBuffers(alloc, self.spec, tokens, sequences)
         limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size)
         self.scheduler = Scheduler(limits, self.pool, ZeroPredictor(), self.device.now)
 
@@ -109,13 +95,47 @@ class Engine:
         self.scheduler.finish(request, reason)
 
     def step(self) -> list[Request]:
-        """Run one step; return the requests that got a token, finished ones included."""
+        """Run one step; return the requests that got a token, finished ones included.
+
+        Raises RankError when a process of the group has died: its KV is lost, and with it all
+        running requests. The next step starts the group anew.
+        """
+        self._mend_group()
         plan = self.scheduler.plan()
-        return [request for batch in plan.batches for request in self._run(batch)]
+        try:
+            return [request for batch in plan.batches for request in self._run(batch)]
+        except BaseException:
+            self._lose_group()
+            raise
 
     def close(self) -> None:
-        """End the threads."""
-        self.device.close()
+        """End the threads and processes."""
+        if self.group is not None:
+            self.group.close()
+        self.model.close()
+
+    # ---- the group ----
+
+    def _mend_group(self) -> None:
+        """Start a group that has ended anew, when no request has KV in it."""
+        if self.group is None or self.group.alive:
+            return
+        if self._lose_group():
+            raise RankError("a process of the group has died; send the request again")
+        log.warning("a process of the group has died; starting its processes anew")
+        self.group.start()
+        self.model.join(self.group.comm)
+
+    def _lose_group(self) -> bool:
+        """End the group and the requests that have KV in it; return whether there were any."""
+        if self.group is None:
+            return False
+        self.group.fail()
+        requests = list(self.scheduler.requests.values())
+        lost = [request for request in requests if request.state is State.RUNNING]
+        for request in lost:
+            self.scheduler.finish(request, LOST)
+        return bool(lost)
 
     # ---- one step ----
 
@@ -135,9 +155,12 @@ class Engine:
 
     def forward(self, shape: StepShape) -> None:
         """Run the forward tape over a filled step, under the plan its prefill tokens call for."""
-        phase = self.prefill if shape.prefill_tokens >= self.threshold else self.decode
-        args = self.buffers.forward_args(shape, self._kv_splits(shape, phase.plan.threads))
-        self.device.run(Segment(phase.tape, phase.plan, args))
+        prefill = shape.prefill_tokens >= self.threshold
+        threads = self.model.phase(prefill).plan.threads
+        args = self.buffers.forward_args(shape, self._kv_splits(shape, threads))
+        if self.group is not None:
+            self.group.step(args, prefill=prefill)
+        self.model.run(args, prefill=prefill)
 
     def _kv_splits(self, shape: StepShape, threads: int) -> int:
         """Return the fewest parts of each sequence that keep all threads equally busy."""
@@ -175,48 +198,22 @@ class Engine:
         elif request.generated >= request.max_tokens:
             self.finish(request, "length")
 
-    def _alloc_kv(self) -> KvArrays:
-        layer = self.pool.n_blocks * _layer_block_bytes(self.spec)
-        size = layer * self.spec.n_layers
-        return KvArrays(self.device.alloc(size), self.device.alloc(size), layer)
-
-
-def _shrink(plan: PhasePlan, threads: int | None, hardware: HardwareSpec) -> PhasePlan:
-    """Return `plan` as this machine can run it: its CPUs and, unless asked otherwise, its quota."""
-    wanted = threads or plan.threads
-    quota = hardware.cpu_quota
-    cut = min(wanted, max(1, int(quota))) if quota is not None and threads is None else wanted
-    fitted = fit_plan(plan, cut, hardware.allowed_pus)
-    if fitted.threads < wanted:
-        log.warning("%d threads wanted, this process gets %d CPUs", wanted, fitted.threads)
-    return fitted
-
 
 def _first_threads(plan: PhasePlan, most: int) -> PhasePlan:
     """Return `plan` with no more than `most` threads; rows are sampled by one thread each."""
     return PhasePlan(threads=min(plan.threads, most), cpus=plan.cpus[:most])
 
 
-def _tape(part: ModelPart, name: str) -> Tape:
-    if name not in part.tapes:
-        raise ArtifactError(
-            f"{part.folder / 'tapes'}: has no tape {name!r}; run `dovetail compile MODEL` again"
-        )
-    return part.tapes[name]
-
-
-def _layer_block_bytes(spec: ModelSpec) -> int:
-    """Bytes of one block of K, or of V, in one layer."""
-    return KV_BLOCK * spec.n_kv_heads * spec.head_dim * DTYPES[spec.kv_dtype].size
-
-
-def _count_blocks(part: ModelPart, hardware: HardwareSpec, asked: int | None, planned: int) -> int:
+def _count_blocks(
+    part: ModelPart, hardware: HardwareSpec, asked: int | None, service: ServicePlan
+) -> int:
     """Return the blocks asked for, else those of the plan or of a full step of full contexts.
 
     Without `asked`, as many of these as free memory allows; CapacityError where that is not enough.
     """
     spec = part.file.spec
-    block = 2 * spec.n_layers * _layer_block_bytes(spec)
+    copies = max(1, service.processes // spec.n_kv_heads)  # of each KV head
+    block = 2 * spec.n_layers * layer_block_bytes(spec) * copies
     free = available_memory(hardware)
     if asked is not None and asked * block > free:
         raise CapacityError(
@@ -226,5 +223,5 @@ def _count_blocks(part: ModelPart, hardware: HardwareSpec, asked: int | None, pl
     fitting = int(free * MEMORY_SHARE) // block
     if asked is None and fitting < 1:
         raise CapacityError(f"no memory for KV: one block of {KV_BLOCK} tokens takes {block} bytes")
-    wanted = planned or part.file.max_step_sequences * blocks_for(spec.max_context)
+    wanted = service.kv_blocks or part.file.max_step_sequences * blocks_for(spec.max_context)
     return asked or min(wanted, fitting)

@@ -106,13 +106,26 @@ class Team:
         self._end()
 
 
-def fit_plan(plan: PhasePlan, threads: int | None, allowed: Sequence[int]) -> PhasePlan:
-    """Return `plan` cut to `threads` and to the CPUs this process may use.
+def fit_plans(
+    plan: PhasePlan, processes: int, threads: int | None, allowed: Sequence[int]
+) -> tuple[PhasePlan, ...]:
+    """Return the plan of each process: `plan` cut to `threads` and to the CPUs we may use.
 
-    More threads than planned run unpinned; a plan whose CPUs are not all allowed runs on others.
+    Threads count for each process; CPUs of the plan that are not allowed are replaced by others.
+    Unpinned are plans without CPUs, and processes for which there are too few.
     """
-    count = min(threads or plan.threads, max(1, len(allowed)))
-    usable = tuple(c for c in plan.cpus if c in allowed)[:count]
-    spare = tuple(c for c in allowed if c not in usable)
-    cpus = (usable + spare)[:count] if plan.cpus else ()
-    return PhasePlan(threads=count, cpus=cpus)
+    count = max(1, min(threads or plan.threads, len(allowed) // processes))
+    if not plan.cpus or len(allowed) < processes:
+        return (PhasePlan(threads=count, cpus=()),) * processes
+    spare = [c for c in allowed if c not in plan.cpus]
+    own = [
+        [c for c in plan.cpus[i * plan.threads : (i + 1) * plan.threads] if c in allowed]
+        for i in range(processes)
+    ]
+    spare = [c for cpus in own for c in cpus[count:]] + spare
+    filled = []
+    for cpus in own:
+        missing = max(0, count - len(cpus))
+        filled.append(tuple(cpus[:count] + spare[:missing]))
+        del spare[:missing]
+    return tuple(PhasePlan(threads=count, cpus=cpus) for cpus in filled)

@@ -180,7 +180,7 @@ class Request:
         self.metrics.preemptions += 1
 
     def finish(self, reason: str) -> None:
-        """Any state -> FINISHED. `reason`: stop, length or abort."""
+        """Any state -> FINISHED. `reason`: stop, length, abort or error."""
         assert self.state is not State.FINISHED
         self.state, self.finish_reason = State.FINISHED, reason
 

@@ -5,6 +5,8 @@ All arrays are allocated once for the largest step; filling them allocates nothi
 
 from __future__ import annotations
 
+import math
+import mmap
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,9 @@ from dovetail.runtime.request import Request
 from dovetail.runtime.scheduler import Batch, PrefillChunk
 
 ROW_ALIGN = 16
+PAGE = mmap.PAGESIZE
+
+_Shape = tuple[type[np.generic], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,12 @@ class StepShape:
     outputs: tuple[Request, ...]
 
 
+def step_bytes(spec: ModelSpec, max_tokens: int, max_sequences: int) -> int:
+    """Return the bytes that the arrays of StepBuffers take, each rounded up to a page."""
+    shapes = _shapes(spec, max_tokens, max_sequences)
+    return sum(-(-_nbytes(*shape) // PAGE) * PAGE for shape in shapes.values())
+
+
 class StepBuffers:
     """Argument arrays of one step. Row order: prefill sequences, then one row per decode."""
 
@@ -43,32 +54,17 @@ class StepBuffers:
         max_tokens: int,
         max_sequences: int,
     ) -> None:
-        def make(dtype: type[np.generic], *shape: int) -> npt.NDArray[Any]:
-            count = int(np.prod(shape))
-            return alloc(count * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
-
-        rows, table_stride = max_sequences, blocks_for(spec.max_context)
-        stride = -(-spec.vocab_size // ROW_ALIGN) * ROW_ALIGN + ROW_ALIGN
+        shapes = _shapes(spec, max_tokens, max_sequences)
         self.arrays: dict[str, npt.NDArray[Any]] = {
-            "token_ids": make(np.int32, max_tokens),
-            "positions": make(np.int32, max_tokens),
-            "kv_slots": make(np.int64, max_tokens),
-            "seq_starts": make(np.int32, rows + 1),
-            "seq_lengths": make(np.int32, rows),
-            "block_tables": make(np.int32, rows, table_stride),
-            "out_rows": make(np.int32, rows),
-            "logits": make(np.float32, rows, stride),
-            "temperature": make(np.float32, rows),
-            "top_k": make(np.int32, rows),
-            "top_p": make(np.float32, rows),
-            "min_p": make(np.float32, rows),
-            "uniform": make(np.float32, rows),
-            "out_ids": make(np.int32, rows),
-            "out_logprobs": make(np.float32, rows),
+            name: alloc(_nbytes(dtype, shape)).view(dtype).reshape(shape)
+            for name, (dtype, shape) in shapes.items()
         }
         self.vocab_size = spec.vocab_size
         self._addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
-        self._strides = {"table_stride": table_stride, "logits_stride": stride}
+        self._strides = {
+            "table_stride": self.arrays["block_tables"].shape[1],
+            "logits_stride": self.arrays["logits"].shape[1],
+        }
         self._iota = np.arange(spec.max_context, dtype=np.int32)
 
     def fill(self, batch: Batch, requests: Mapping[int, Request], pool: KvPool) -> StepShape:
@@ -118,11 +114,14 @@ class StepBuffers:
         arrays["seq_lengths"][sequence] = end
         arrays["block_tables"][sequence, : len(blocks)] = blocks
 
+    def forward_addresses(self) -> dict[str, int]:
+        """Return the forward tape's arguments that are the same in every step."""
+        return {**{name: self._addresses[name] for name in _FORWARD_ARRAYS}, **self._strides}
+
     def forward_args(self, shape: StepShape, kv_splits: int) -> dict[str, int]:
         """Return the forward tape's arguments for a filled step."""
         return {
-            **{name: self._addresses[name] for name in _FORWARD_ARRAYS},
-            **self._strides,
+            **self.forward_addresses(),
             "n_tokens": shape.n_tokens,
             "n_prefill": shape.n_prefill,
             "n_decode": shape.n_decode,
@@ -149,6 +148,32 @@ class StepBuffers:
         """Return the raw logits of output `row` [vocab]; overwritten by the next step."""
         found: npt.NDArray[np.float32] = self.arrays["logits"][row, : self.vocab_size]
         return found
+
+
+def _shapes(spec: ModelSpec, tokens: int, rows: int) -> dict[str, _Shape]:
+    """Return dtype and shape of each array of a step of `tokens` rows in `rows` sequences."""
+    stride = -(-spec.vocab_size // ROW_ALIGN) * ROW_ALIGN + ROW_ALIGN
+    return {
+        "token_ids": (np.int32, (tokens,)),
+        "positions": (np.int32, (tokens,)),
+        "kv_slots": (np.int64, (tokens,)),
+        "seq_starts": (np.int32, (rows + 1,)),
+        "seq_lengths": (np.int32, (rows,)),
+        "block_tables": (np.int32, (rows, blocks_for(spec.max_context))),
+        "out_rows": (np.int32, (rows,)),
+        "logits": (np.float32, (rows, stride)),
+        "temperature": (np.float32, (rows,)),
+        "top_k": (np.int32, (rows,)),
+        "top_p": (np.float32, (rows,)),
+        "min_p": (np.float32, (rows,)),
+        "uniform": (np.float32, (rows,)),
+        "out_ids": (np.int32, (rows,)),
+        "out_logprobs": (np.float32, (rows,)),
+    }
+
+
+def _nbytes(dtype: type[np.generic], shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
 
 
 _FORWARD_ARRAYS = (

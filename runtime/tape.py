@@ -109,6 +109,10 @@ class BoundTape:
         for name, value in args.items():
             self._args[self._arg_index[name]].i = value
 
+    def stop_at(self, word: int) -> None:
+        """Pass over kernels once the int32 at address `word` is not 0; runs raise RankError."""
+        self._tape.stop = word
+
     def run(self, team: Team, args: Mapping[str, int], span: range | None = None) -> None:
         """Set `args` and run all entries, or those in `span`, on `team`."""
         self.set_args(args)

@@ -56,7 +56,7 @@ def test_phases_switch_thread_counts(
 ) -> None:
     prompts = random_prompts(6, 8, 40)
     with load(make_artifact(threads=threads)) as app:
-        plans = (app.engine.prefill.plan.threads, app.engine.decode.plan.threads)
+        plans = (app.engine.model.prefill.plan.threads, app.engine.model.decode.plan.threads)
         assert plans == tuple(min(count, len(os.sched_getaffinity(0))) for count in threads)
         done = app.generate(prompts, max_tokens=20)
         assert [list(d.token_ids) for d in done] == [answer(p, 20) for p in prompts]

@@ -9,7 +9,7 @@ from pathlib import Path
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.runtime import abi
-from dovetail.runtime.library import fit_plan
+from dovetail.runtime.library import fit_plans
 from dovetail.runtime.tape import pick_tables
 
 TEMPLATES = Path(__file__).parents[2] / "codegen/templates"
@@ -50,9 +50,26 @@ def test_plans_are_cut_to_threads_and_allowed_cpus() -> None:
         (6, (0, 1, 2, 3, 4, 5, 6, 7), (6, (0, 2, 4, 6, 1, 3))),
     ]
     for threads, allowed, (count, cpus) in cases:
-        assert fit_plan(plan, threads, allowed) == PhasePlan(threads=count, cpus=cpus)
+        assert fit_plans(plan, 1, threads, allowed) == (PhasePlan(threads=count, cpus=cpus),)
     free = PhasePlan(threads=4, cpus=())
-    assert fit_plan(free, 3, (0, 1, 2, 3)) == PhasePlan(threads=3, cpus=())
+    assert fit_plans(free, 1, 3, (0, 1, 2, 3)) == (PhasePlan(threads=3, cpus=()),)
+
+
+def test_plans_of_several_processes_keep_to_their_own_cpus() -> None:
+    plan = PhasePlan(threads=2, cpus=(0, 2, 4, 6))
+    cases: list[tuple[int, int | None, tuple[int, ...], list[tuple[int, ...]]]] = [
+        (2, None, tuple(range(8)), [(0, 2), (4, 6)]),
+        (2, 1, tuple(range(8)), [(0,), (4,)]),
+        (2, 3, tuple(range(8)), [(0, 2, 1), (4, 6, 3)]),
+        (2, None, (0, 4, 5, 7), [(0, 5), (4, 7)]),
+        (2, None, (0, 2, 6), [(0,), (6,)]),
+        (2, None, (4, 6), [(6,), (4,)]),
+        (2, None, (3,), [(), ()]),
+    ]
+    for processes, threads, allowed, cpus in cases:
+        plans = fit_plans(plan, processes, threads, allowed)
+        assert [p.cpus for p in plans] == cpus
+        assert {p.threads for p in plans} == {max(1, len(cpus[0]))}
 
 
 def make_table(phase: str, threads: int, target: str = "generic") -> ScheduleTable:

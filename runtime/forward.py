@@ -1,0 +1,140 @@
+"""One rank's share of a model, ready to run: its weights, KV memory, threads and forward tape.
+
+In: an opened artifact, this rank's plan and, in a group, its communicator. Out: a `ForwardModel`,
+one native call per step. The parent process is rank 0; a group of one is the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.errors import ArtifactError
+from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
+from dovetail.ir.tape import Tape
+from dovetail.runtime.abi import ALL_REDUCE
+from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.collective import Communicator
+from dovetail.runtime.device import CpuDevice, Device, Segment
+from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.shard import COMM, shard_spec, shard_tape, split_model
+from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
+from dovetail.runtime.weights import Weights
+
+
+class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How rank `rank` of `ranks` runs; `spin` is what its threads do before they sleep."""
+
+    rank: int = 0
+    ranks: int = 1
+    prefill: PhasePlan
+    decode: PhasePlan
+    spin: int
+    kv_blocks: int
+
+    @property
+    def threads(self) -> int:
+        """Threads that it starts: those of its larger phase."""
+        return max(self.prefill.threads, self.decode.threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The forward tape as one phase runs it."""
+
+    tape: BoundTape
+    plan: PhasePlan
+
+
+class ForwardModel:
+    """The forward tape of one rank, bound for both phases."""
+
+    def __init__(
+        self, artifact: Artifact, part: ModelPart, library: KernelLibrary, plan: RankPlan
+    ) -> None:
+        """Start threads, map weights, take KV memory and bind the tape.
+
+        Raises:
+            ArtifactError: the artifact's parts do not fit each other.
+            CapacityError: memory or threads cannot be had.
+        """
+        self._artifact, self._part, self._library = artifact, part, library
+        self.device: Device = CpuDevice(library, plan.threads, plan.spin)
+        self.weights = Weights(part)
+        spec, tape = part.file.spec, find_tape(part, "forward")
+        if plan.ranks > 1:
+            shard = split_model(spec, plan.rank, plan.ranks)
+            tape = shard_tape(tape, spec, part.file.weights, self._operand_names, shard)
+            spec = shard_spec(spec, shard)
+        layer = plan.kv_blocks * layer_block_bytes(spec)
+        size = layer * spec.n_layers
+        kv = KvArrays(self.device.alloc(size), self.device.alloc(size), layer)
+        operands = Operands(self.weights, self.device.alloc(tape.arena_bytes), kv)
+        self.prefill = Phase(self.bind(tape, operands, "prefill", plan.prefill), plan.prefill)
+        self.decode = Phase(self.bind(tape, operands, "decode", plan.decode), plan.decode)
+        self._group_args: dict[str, int] = {}
+
+    def bind(self, tape: Tape, operands: Operands, phase: str, plan: PhasePlan) -> BoundTape:
+        """Bind a tape of this model with the schedule tables of a phase."""
+        artifact, tables = self._artifact, self._part.schedules.tables
+        chosen = pick_tables(tables, artifact.target, phase, plan.threads)
+        return BoundTape(self._library, tape, {**chosen, ALL_REDUCE: _ALL_REDUCE_TABLE}, operands)
+
+    def join(self, comm: Communicator) -> None:
+        """Sum over the group of `comm` from now on; runs stop when it fails."""
+        self._group_args = {COMM: comm.handle}
+        for phase in (self.prefill, self.decode):
+            phase.tape.stop_at(comm.stop_word)
+
+    def phase(self, prefill: bool) -> Phase:
+        """Return how a step runs."""
+        return self.prefill if prefill else self.decode
+
+    def run(self, args: Mapping[str, int], *, prefill: bool) -> None:
+        """Run one step; in a group all ranks must. Raises RankError when the group failed."""
+        phase = self.phase(prefill)
+        self.device.run(Segment(phase.tape, phase.plan, {**args, **self._group_args}))
+
+    def close(self) -> None:
+        """End the threads."""
+        self.device.close()
+
+    def _operand_names(self, op: str) -> tuple[str, ...]:
+        for table in self._part.schedules.tables:
+            if table.op == op and table.target == self._artifact.target:
+                return self._library.slots(table.rows[0].kernel)
+        raise ArtifactError(
+            f"{self._part.folder / 'schedules.json'}: has no table for {op!r}; "
+            "run `dovetail compile MODEL` again"
+        )
+
+
+def find_tape(part: ModelPart, name: str) -> Tape:
+    """Return a tape of a model; ArtifactError where there is none of that name."""
+    if name not in part.tapes:
+        raise ArtifactError(
+            f"{part.folder / 'tapes'}: has no tape {name!r}; run `dovetail compile MODEL` again"
+        )
+    return part.tapes[name]
+
+
+def layer_block_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of one block of K, or of V, in one layer."""
+    return KV_BLOCK * spec.n_kv_heads * spec.head_dim * DTYPES[spec.kv_dtype].size
+
+
+_ALL_REDUCE_TABLE = ScheduleTable(
+    target="",
+    op=ALL_REDUCE,
+    n=0,
+    k=0,
+    dtype="f32",
+    phase="any",
+    threads=0,
+    rows=(Row(m_lo=1, kernel=ALL_REDUCE, schedule=(0,) * len(SCHEDULE_VALUES)),),
+)

@@ -1,0 +1,287 @@
+"""The processes of a tensor-parallel group: started, told each step, watched and ended.
+
+In: the plan of each rank. Out: a `RankGroup` whose first rank is this process. Step arrays and
+sums lie in shared memory; a step itself is one small message per rank. Descriptors are inherited,
+and sockets hang up with their process: whatever ends a rank or the parent, the others notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+import struct
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from dovetail.ir import errors
+from dovetail.ir.artifact import Manifest, PhasePlan, ServicePlan
+from dovetail.ir.errors import RankError
+from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.collective import Communicator, SharedMemory, comm_bytes
+from dovetail.runtime.forward import RankPlan
+from dovetail.runtime.library import KernelLibrary, fit_plans
+from dovetail.runtime.step import step_bytes
+from dovetail.topology.hardware import HardwareSpec
+
+STEP_ARGS = ("n_tokens", "n_prefill", "n_decode", "n_out", "kv_splits")
+"""The arguments of a forward step that change, in the order of a message; then the phase."""
+STEP = struct.Struct(f"<{len(STEP_ARGS) + 1}q")
+LENGTH = struct.Struct("<q")
+START_SECONDS = 120.0
+END_SECONDS = 2.0
+MAX_MESSAGE = 1 << 24
+
+log = logging.getLogger("dovetail")
+
+T = TypeVar("T")
+
+
+class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new rank is told: where the model is, its plan, and what the descriptors hold."""
+
+    artifact: str
+    model: str
+    fingerprint: str
+    plan: RankPlan
+    lanes: int
+    comm_bytes: int = 0  # known when the group starts
+    step_bytes: int
+    max_tokens: int
+    max_sequences: int
+
+
+class RankReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's answer to its set-up; an empty `error` is success."""
+
+    error: str = ""
+    message: str = ""
+
+
+def plan_ranks(
+    service: ServicePlan, hardware: HardwareSpec, threads: int | None, kv_blocks: int
+) -> tuple[RankPlan, ...]:
+    """Return the plan of each rank as this machine can run it; says so where that is less.
+
+    Args:
+        service: what was planned, perhaps on a larger machine.
+        hardware: CPUs and quota of this process.
+        threads: of each process, instead of the plan's; then the quota is not looked at.
+        kv_blocks: size of the KV pool.
+    """
+    allowed, ranks = hardware.allowed_pus, service.processes
+    prefill, decode = (
+        fit_plans(plan, ranks, _within_quota(plan, ranks, threads, hardware), allowed)
+        for plan in (service.prefill, service.decode)
+    )
+    for name, plan, fitted in (
+        ("prefill", service.prefill, prefill[0]),
+        ("decode", service.decode, decode[0]),
+    ):
+        wanted = (threads or plan.threads) * ranks
+        if fitted.threads * ranks < wanted:
+            log.warning(
+                "%s: %d threads wanted, this process gets %g CPUs: %d run",
+                name, wanted, min(len(allowed), hardware.cpu_quota or len(allowed)),
+                fitted.threads * ranks,
+            )  # fmt: skip
+    most = max(prefill[0].threads, decode[0].threads) * ranks
+    spin = service.spin_iterations if most <= len(allowed) else 0  # who spins delays who works
+    return tuple(
+        RankPlan(rank=i, ranks=ranks, prefill=p, decode=d, spin=spin, kv_blocks=kv_blocks)
+        for i, (p, d) in enumerate(zip(prefill, decode, strict=True))
+    )
+
+
+def _within_quota(plan: PhasePlan, ranks: int, threads: int | None, hardware: HardwareSpec) -> int:
+    """Return the threads wanted of each process, cut to the CPU quota unless asked for."""
+    if threads is not None or hardware.cpu_quota is None:
+        return threads or plan.threads
+    return min(plan.threads, max(1, int(hardware.cpu_quota) // ranks))
+
+
+def make_setups(
+    artifact: Artifact, part: ModelPart, plans: Sequence[RankPlan], tokens: int, sequences: int
+) -> tuple[RankSetup, ...]:
+    """Return what ranks 1 and up are told, for steps of at most so many tokens and sequences."""
+    return tuple(
+        RankSetup(
+            artifact=str(artifact.path.resolve()),
+            model=part.name,
+            fingerprint=fingerprint(artifact.manifest),
+            plan=plan,
+            lanes=plan.threads,
+            step_bytes=step_bytes(part.file.spec, tokens, sequences),
+            max_tokens=tokens,
+            max_sequences=sequences,
+        )
+        for plan in plans[1:]
+    )
+
+
+class RankGroup:
+    """Ranks 1.. as child processes. Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self, library: KernelLibrary, steps: SharedMemory, setups: Sequence[RankSetup]
+    ) -> None:
+        """Start a process per setup (ranks 1..); raises what a rank raised on its start."""
+        self._library, self._steps, self._setups = library, steps, setups
+        self.start()
+
+    def start(self) -> None:
+        """Start the processes, anew after `end`, and wait until all are ready."""
+        first = self._setups[0]
+        ranks, lanes = first.plan.ranks, first.lanes
+        nbytes = comm_bytes(self._library.c, ranks, lanes)
+        shared = SharedMemory.create(nbytes)
+        self._links: list[_Link] = []
+        self._end = weakref.finalize(self, _end_links, self._links)
+        try:
+            for _ in self._setups:
+                self._links.append(_Link(shared.fd, self._steps.fd))
+            self.comm = Communicator(
+                self._library.c,
+                shared.bytes,
+                rank=0,
+                ranks=ranks,
+                lanes=lanes,
+                spin=first.plan.spin,
+                peers=[link.socket.fileno() for link in self._links],
+            )
+            for link, setup in zip(self._links, self._setups, strict=True):
+                send_value(link.socket, replace(setup, comm_bytes=nbytes))
+            deadline = time.monotonic() + START_SECONDS
+            for link in self._links:
+                link.await_ready(deadline)
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            shared.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of ranks 1 and up."""
+        return tuple(link.process.pid for link in self._links)
+
+    def step(self, args: Mapping[str, int], *, prefill: bool) -> None:
+        """Have the other ranks run a step; RankError when one has died."""
+        message = STEP.pack(*(args[name] for name in STEP_ARGS), prefill)
+        try:
+            for link in self._links:
+                link.socket.sendall(message)
+        except OSError:
+            raise RankError("a process of the group has died") from None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the group runs, and no rank has died."""
+        running = bool(self._end.alive) and not self.comm.failed
+        return running and all(link.process.poll() is None for link in self._links)
+
+    def fail(self) -> None:
+        """End the group at once: a rank may be in the middle of a step that others do not share."""
+        self.comm.fail()
+        for link in self._links:
+            link.process.kill()
+        self._end()
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
+        self._end()
+
+
+class _Link:
+    """A child process and our end of its socket."""
+
+    def __init__(self, comm_fd: int, step_fd: int) -> None:
+        self.socket, theirs = socket.socketpair()
+        fds = (theirs.fileno(), comm_fd, step_fd)
+        command = [sys.executable, "-P", "-m", "dovetail.runtime.rank_worker", *map(str, fds)]
+        try:
+            # A session of its own: Ctrl-C in a terminal is for the parent, which ends its ranks
+            self.process = subprocess.Popen(
+                command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            self.socket.close()
+            raise RankError(f"cannot start a process of the group ({error})") from None
+        finally:
+            theirs.close()
+
+    def await_ready(self, deadline: float) -> None:
+        self.socket.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            reply = receive_value(self.socket, RankReply)
+        except TimeoutError:
+            raise RankError(
+                f"a process of the group was not ready in {START_SECONDS:.0f} s"
+            ) from None
+        if reply is None:
+            raise RankError(f"a process of the group died on its start ({self._status()})")
+        if reply.error:
+            raise getattr(errors, reply.error, RankError)(reply.message)
+        self.socket.settimeout(None)
+
+    def _status(self) -> str:
+        try:
+            return f"status {self.process.wait(END_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            return "it hung up"
+
+
+def _end_links(links: list[_Link]) -> None:
+    """Hang up, and wait for the processes: an idle one goes by itself."""
+    for link in links:
+        link.socket.close()
+    deadline = time.monotonic() + END_SECONDS
+    for link in links:
+        try:
+            link.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            link.process.kill()
+            link.process.wait()
+    links.clear()
+
+
+# ---- messages ----
+
+
+def send_value(link: socket.socket, value: msgspec.Struct) -> None:
+    """Send a struct as JSON after its length; a peer that is gone is noticed when it is read."""
+    data = msgspec.json.encode(value)
+    with suppress(OSError):
+        link.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive_value(link: socket.socket, kind: type[T]) -> T | None:
+    """Return the next struct, or None when the peer has hung up."""
+    head = receive(link, LENGTH.size)
+    length = LENGTH.unpack(head)[0] if head else 0
+    data = receive(link, length) if 0 < length <= MAX_MESSAGE else b""
+    return msgspec.json.decode(data, type=kind) if data else None
+
+
+def receive(link: socket.socket, size: int) -> bytes:
+    """Return exactly `size` bytes, or none when the peer has hung up."""
+    try:
+        data = link.recv(size, socket.MSG_WAITALL)
+        while 0 < len(data) < size and (more := link.recv(size - len(data))):
+            data += more
+    except ConnectionError:
+        return b""
+    return data if len(data) == size else b""
+
+
+def fingerprint(manifest: Manifest) -> str:
+    """Return what tells one artifact from another."""
+    return hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()

@@ -1,0 +1,253 @@
+"""One rank's part of a model: which heads and columns it has, and the forward tape for them.
+
+In: a model, its whole forward tape and the number of ranks. Out: a `Shard` and that rank's tape.
+Weights are not copied: a shard is a view of the packed weight, from a panel or a row of K on. q, k,
+v, gate, up and head are cut by columns; o and down by rows, and summed over the ranks (Megatron's
+scheme: two sums a layer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import PANEL, ModelSpec, WeightEntry
+from dovetail.ir.tape import ArgRef, Entry, IntConst, Slot, Tape, WeightRef
+from dovetail.runtime.abi import ALL_REDUCE
+
+COMM = "comm"
+"""The argument that a rank's tape has beside those of the whole one: its communicator."""
+
+Slots = Callable[[str], tuple[str, ...]]
+"""The names of an operator's operands, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What rank `rank` of `ranks` computes: ranges of heads, of inner columns and of token ids."""
+
+    rank: int
+    ranks: int
+    heads: range
+    kv_heads: range
+    inner: range
+    vocab: range
+
+
+def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
+    """Return the part of one rank; ranges may differ by a head or a panel, where they start.
+
+    With more ranks than KV heads each head is kept by several ranks, which share its query heads.
+
+    Raises:
+        SpecError: heads, panels or ranks do not go into one another.
+    """
+    group = spec.n_heads // spec.n_kv_heads
+    if ranks <= spec.n_kv_heads:
+        kv_heads = _part(spec.n_kv_heads, rank, ranks)
+        heads = range(kv_heads.start * group, kv_heads.stop * group)
+    elif ranks % spec.n_kv_heads == 0 and spec.n_heads % ranks == 0:
+        heads = _part(spec.n_heads, rank, ranks)
+        kv_heads = range(heads.start // group, heads.start // group + 1)
+    else:
+        raise SpecError(
+            f"{spec.n_heads} query and {spec.n_kv_heads} KV heads cannot be shared by {ranks} "
+            f"processes; use at most {spec.n_kv_heads}, or a multiple that divides the query heads"
+        )
+    if spec.head_dim % PANEL:
+        raise SpecError(
+            f"heads of {spec.head_dim} values cannot be shared by processes, only multiples of "
+            f"{PANEL}; use one process"
+        )
+    if ranks > -(-spec.intermediate_size // PANEL):
+        raise SpecError(f"{ranks} processes are more than the feed-forward layers have panels")
+    inner, vocab = (_panels(n, rank, ranks) for n in (spec.intermediate_size, spec.vocab_size))
+    return Shard(rank, ranks, heads, kv_heads, inner, vocab)
+
+
+def shard_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
+    """Return the dimensions of one rank's part: its heads and inner columns."""
+    return replace(
+        spec,
+        n_heads=len(shard.heads),
+        n_kv_heads=len(shard.kv_heads),
+        intermediate_size=len(shard.inner),
+    )
+
+
+def shard_tape(
+    tape: Tape, spec: ModelSpec, weights: Iterable[WeightEntry], slots: Slots, shard: Shard
+) -> Tape:
+    """Return the forward tape of one rank; all ranks must run theirs, and meet at its end.
+
+    It writes its own columns of `logits`, which all ranks share, and takes the argument `comm`.
+    """
+    index = {entry.name: entry for entry in weights}
+    edited = [
+        part
+        for entry in tape.entries
+        for part in _EDITS.get(entry.op, _keep)(_Place(entry, spec, index, slots, shard))
+    ]
+    meet = _reduce(_last_reduce(edited), IntConst(value=0), segment=edited[-1].segment)
+    return replace(tape, args=(*tape.args, COMM), entries=(*edited, meet))
+
+
+def _part(count: int, rank: int, ranks: int) -> range:
+    return range(count * rank // ranks, count * (rank + 1) // ranks)
+
+
+def _panels(columns: int, rank: int, ranks: int) -> range:
+    """Return the columns of a rank: whole panels, the last one perhaps cut."""
+    panels = _part(-(-columns // PANEL), rank, ranks)
+    return range(min(panels.start * PANEL, columns), min(panels.stop * PANEL, columns))
+
+
+# ---- one entry ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An entry to be edited, and all it takes to do so."""
+
+    entry: Entry
+    spec: ModelSpec
+    weights: Mapping[str, WeightEntry]
+    slots: Slots
+    shard: Shard
+
+    def slot(self, name: str) -> Slot:
+        """Return the slot of the operand `name`."""
+        return self.entry.slots[self.slots(self.entry.op).index(name)]
+
+    def edit(self, **changes: Slot | int) -> Entry:
+        """Return the entry with these operands changed."""
+        names = self.slots(self.entry.op)
+        slots = list(self.entry.slots)
+        for name, value in changes.items():
+            slots[names.index(name)] = IntConst(value=value) if isinstance(value, int) else value
+        return replace(self.entry, slots=tuple(slots))
+
+    def columns(self, first: int, planes: int = 1) -> WeightRef:
+        """Return B from column `first` (a panel's first) on; `planes` panels stand for one."""
+        weight = self._matrix()
+        return self._advance(weight, first * weight.k * planes)
+
+    def rows(self, first: int) -> WeightRef:
+        """Return B from row `first` of K on."""
+        return self._advance(self._matrix(), first * PANEL)
+
+    def bias(self, first: int) -> WeightRef:
+        """Return the bias from element `first` on, or null as it was."""
+        ref = self.slot("bias")
+        assert isinstance(ref, WeightRef)
+        return ref if ref.name is None else replace(ref, offset=ref.offset + first * _F32)
+
+    def _matrix(self) -> WeightEntry:
+        ref = self.slot("B")
+        assert isinstance(ref, WeightRef) and ref.name is not None
+        return self.weights[ref.name]
+
+    def _advance(self, weight: WeightEntry, elements: int) -> WeightRef:
+        return WeightRef(name=weight.name, offset=elements * DTYPES[weight.dtype].size)
+
+
+_F32 = DTYPES["f32"].size
+
+
+def _keep(place: _Place) -> Iterator[Entry]:
+    yield place.entry
+
+
+def _split_qkv(place: _Place) -> Iterator[Entry]:
+    """Yield q, k and v as products of their own, side by side in the same buffer.
+
+    They run together, so none may use the one buffer for partial sums of K.
+    """
+    spec, shard, size = place.spec, place.shard, place.spec.head_dim
+    target, column = place.slot("C"), 0
+    for base, heads in (
+        (0, shard.heads),
+        (spec.n_heads, shard.kv_heads),
+        (spec.n_heads + spec.n_kv_heads, shard.kv_heads),
+    ):
+        first = (base + heads.start) * size
+        entry = place.edit(
+            N=len(heads) * size,
+            B=place.columns(first),
+            bias=place.bias(first),
+            C=replace(target, offset=target.offset + column * _F32),  # type: ignore[union-attr]
+            partial_size=0,
+        )
+        yield replace(entry, barrier=entry.barrier and column == 0)
+        column += len(heads) * size
+
+
+def _cut_heads(place: _Place) -> Iterator[Entry]:
+    yield place.edit(n_q=len(place.shard.heads), n_kv=len(place.shard.kv_heads))
+
+
+def _cut_gate_up(place: _Place) -> Iterator[Entry]:
+    inner = place.shard.inner
+    yield place.edit(
+        N=len(inner), B=place.columns(inner.start, planes=2), bias=place.bias(2 * inner.start)
+    )
+
+
+def _cut_o(place: _Place) -> Iterator[Entry]:
+    size = place.spec.head_dim
+    heads = place.shard.heads
+    yield from _cut_rows(place, range(heads.start * size, heads.stop * size))
+
+
+def _cut_down(place: _Place) -> Iterator[Entry]:
+    yield from _cut_rows(place, place.shard.inner)
+
+
+def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
+    """Yield a product over part of K, then the sum over ranks; rank 0 adds bias and residual."""
+    null = WeightRef(name=None)
+    once = {} if place.shard.rank == 0 else {"bias": null, "R": null}
+    yield place.edit(K=len(rows), B=place.rows(rows.start), **once)
+    yield Entry(
+        op=ALL_REDUCE,
+        slots=(
+            ArgRef(name=COMM), place.slot("M"), place.slot("N"), place.slot("C"), place.slot("ldc"),
+        ),
+        m=place.entry.m,
+        segment=place.entry.segment,
+    )  # fmt: skip
+
+
+def _cut_head(place: _Place) -> Iterator[Entry]:
+    vocab, logits = place.shard.vocab, place.slot("C")
+    yield place.edit(
+        N=len(vocab),
+        B=place.columns(vocab.start),
+        C=replace(logits, offset=logits.offset + vocab.start * _F32),  # type: ignore[union-attr]
+    )
+
+
+_EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
+    "qkv": _split_qkv,
+    "rope_store": _cut_heads,
+    "prefill_attention": _cut_heads,
+    "decode_attention": _cut_heads,
+    "o": _cut_o,
+    "gate_up": _cut_gate_up,
+    "down": _cut_down,
+    "head": _cut_head,
+}
+
+
+def _last_reduce(entries: list[Entry]) -> Entry:
+    return next(entry for entry in reversed(entries) if entry.op == ALL_REDUCE)
+
+
+def _reduce(entry: Entry, columns: IntConst, segment: str) -> Entry:
+    """Return an all-reduce like `entry` of other columns; of none, it makes the ranks meet."""
+    comm, rows, _, x, stride = entry.slots
+    return replace(entry, slots=(comm, rows, columns, x, stride), segment=segment)

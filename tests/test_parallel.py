@@ -1,0 +1,208 @@
+"""Tensor parallelism: the same tokens from 1, 2 and 4 processes, and groups that lose a process."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.errors import ArtifactError, RankError, SpecError
+from dovetail.runtime.app import load
+from tests.models import save_model
+
+ROOT = Path(__file__).parents[1]
+HEADS4 = {"num_attention_heads": 4, "num_key_value_heads": 4}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-4kv": ("llama", {**HEADS4, "hidden_size": 64, "intermediate_size": 120}),
+    "qwen2-gqa-bias-tied": (
+        "qwen2",
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,  # of 4 ranks, two keep the same head
+            "hidden_size": 128,
+            "intermediate_size": 333,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-norms": (
+        "qwen3",
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "hidden_size": 96,
+            "vocab_size": 101,
+        },
+    ),
+    "llama-biases-bf16": (
+        "llama",
+        {**HEADS4, "attention_bias": True, "mlp_bias": True, "dtype": "bfloat16"},
+    ),
+}
+EVERY_DAY, LONG = list(CONFIGS)[:-1], list(CONFIGS)[-1:]
+PROMPTS = [[1 + (i * 7 + j * 3) % 97 for j in range(n)] for i, n in enumerate((1, 5, 40, 17, 90))]
+
+
+def plan(processes: int, threads: int = 1) -> ServicePlan:
+    phase = PhasePlan(threads=threads, cpus=())
+    return ServicePlan(processes=processes, prefill=phase, decode=phase, kv_blocks=64)
+
+
+@pytest.fixture(scope="session")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            family, config = CONFIGS[name]
+            folder = tmp_path_factory.mktemp("parallel") / name
+            save_model(folder / "model", family, **config)
+            options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+            compile_model(folder / "model", output=folder / "app.dove", **options)
+            made[name] = folder / "app.dove"
+        return made[name]
+
+    return make
+
+
+def answers(path: Path, service: ServicePlan, prompts: Sequence[list[int]]) -> list[list[int]]:
+    with load(path, plan=service) as app:
+        done = app.generate(prompts, max_tokens=24, ignore_eos=True)
+        return [list(d.token_ids) for d in done]
+
+
+def running(pids: Sequence[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize(
+    "name", [*EVERY_DAY, *(pytest.param(n, marks=pytest.mark.long) for n in LONG)]
+)
+def test_any_number_of_processes_gives_the_same_tokens(
+    artifact: Callable[[str], Path], name: str
+) -> None:
+    """Prompts longer than a step, so that steps mix prefill chunks and decodes."""
+    path = artifact(name)
+    whole = answers(path, plan(1), PROMPTS)
+    assert len({tuple(tokens) for tokens in whole}) > 1
+    for processes, threads in ((2, 2), (4, 1)):
+        assert answers(path, plan(processes, threads), PROMPTS) == whole
+
+
+def test_heads_that_cannot_be_shared_are_refused(artifact: Callable[[str], Path]) -> None:
+    with pytest.raises(SpecError, match="3 processes"):
+        load(artifact("qwen2-gqa-bias-tied"), plan=plan(3))
+    with load(artifact("llama-4kv"), plan=plan(3)) as app:  # 1 + 1 + 2 heads
+        uneven = app.generate(PROMPTS[2], max_tokens=24, ignore_eos=True)[0].token_ids
+    assert list(uneven) == answers(artifact("llama-4kv"), plan(1), PROMPTS[2:3])[0]
+
+
+def test_a_killed_process_fails_the_request_and_the_next_one_is_served(
+    artifact: Callable[[str], Path],
+) -> None:
+    victim = 1
+    path = artifact("llama-4kv")
+    expected = answers(path, plan(1), PROMPTS[:2])
+    litter = sorted(Path("/dev/shm").iterdir())
+    with load(path, plan=plan(4)) as app:
+        assert app.engine.group is not None
+        pids = app.engine.group.pids
+        stream = app.stream(PROMPTS[2], max_tokens=200, ignore_eos=True)
+        next(stream)
+        os.kill(pids[victim], signal.SIGKILL)
+        with pytest.raises(RankError, match="process"):
+            list(stream)
+        assert running(pids) == []
+        assert app.engine.pool.free_blocks == 64 and not app.engine.scheduler.busy
+        again = [
+            list(d.token_ids) for d in app.generate(PROMPTS[:2], max_tokens=24, ignore_eos=True)
+        ]
+        assert again == expected
+        pids = app.engine.group.pids
+        os.kill(pids[victim], signal.SIGKILL)  # while idle: nothing is lost
+        os.waitid(os.P_PID, pids[victim], os.WEXITED | os.WNOWAIT)
+        assert (
+            list(app.generate(PROMPTS[0], max_tokens=24, ignore_eos=True)[0].token_ids)
+            == (expected[0])
+        )
+        pids = app.engine.group.pids
+        assert len(running(pids)) == 3
+    assert running(pids) == []
+    assert sorted(Path("/dev/shm").iterdir()) == litter
+
+
+def test_a_process_killed_inside_a_step_ends_it(artifact: Callable[[str], Path]) -> None:
+    """The other ranks wait in a sum for the stopped one; its death must end the native call."""
+    with load(artifact("llama-4kv"), plan=plan(2)) as app:
+        assert app.engine.group is not None
+        (pid,) = app.engine.group.pids
+        os.kill(pid, signal.SIGSTOP)
+        killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {pid}"])
+        with pytest.raises(RankError, match="process"):
+            app.generate(PROMPTS[0], max_tokens=4)
+        killer.wait()
+        assert app.generate(PROMPTS[0], max_tokens=4)[0].finish_reason == "length"
+
+
+PARENT = """
+import os, sys
+from tests.test_parallel import plan
+from dovetail.runtime.app import load
+app = load(sys.argv[1], plan=plan(2))
+stream = app.stream([1, 2, 3], max_tokens=200, ignore_eos=True)
+next(stream)
+print(*app.engine.group.pids, flush=True)
+for _ in stream:
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_its_parent(
+    artifact: Callable[[str], Path], number: signal.Signals
+) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-P", "-c", PARENT, str(artifact("llama-4kv"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"},
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    ends = [os.pidfd_open(pid) for pid in pids]
+    parent.send_signal(number)
+    parent.communicate(timeout=60)
+    assert len(pids) == 1
+    for end in ends:
+        assert select.select([end], [], [], 10)[0], "a rank lives on"
+        os.close(end)
+
+
+def test_an_artifact_changed_since_the_load_is_refused(
+    artifact: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "moved.dove"
+    artifact("llama-4kv").rename(path)
+    try:
+        with load(path, plan=plan(2)) as app:
+            assert app.engine.group is not None
+            path.rename(tmp_path / "away.dove")
+            os.kill(app.engine.group.pids[0], signal.SIGKILL)
+            os.waitid(os.P_PID, app.engine.group.pids[0], os.WEXITED | os.WNOWAIT)
+            with pytest.raises(ArtifactError, match=r"moved\.dove"):
+                app.generate(PROMPTS[0])
+            (tmp_path / "away.dove").rename(path)
+            assert app.generate(PROMPTS[0], max_tokens=2)[0].finish_reason == "length"
+    finally:
+        path.rename(artifact("llama-4kv"))

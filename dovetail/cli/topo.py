@@ -46,6 +46,9 @@ def topo_command(
     every_divisor: Annotated[
         bool, typer.Option("--every-divisor", help="Groups of any size, not of powers of two.")
     ] = False,
+    svg: Annotated[
+        Path | None, typer.Option(help="Also draw the tree, with the decode plan, to this file.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a machine's topology, and with --plan the best plans of a model for it."""
@@ -57,6 +60,8 @@ def topo_command(
     if plan is not None:
         planned = _plan(spec, plan, workload, batch, weight_dtype, every_divisor)
     report = report_topology(spec, planned)
+    if svg is not None:
+        svg.write_text(_draw(report))
     if json:
         print_json(report)
     else:
@@ -81,6 +86,16 @@ def _plan(
     return report_plan(
         plan_topology(spec, _read_model(model, weight_dtype), trace, budget=budget), model
     )
+
+
+def _draw(report: TopologyReport) -> str:
+    from dovetail.topology.picture import draw_tree
+
+    if report.plan is None:
+        return draw_tree(report.tree, {}, report.cpu)
+    ranks = {pu: rank for rank, item in enumerate(report.plan.decode.ranks) for pu in item.pus}
+    plan = f"{report.plan.decode.processes} processes of {report.plan.decode.threads} threads"
+    return draw_tree(report.tree, ranks, f"decode plan for {report.plan.model}: {plan}")
 
 
 def _read_model(name: str, weight_dtype: str | None) -> ModelSpec:

@@ -72,6 +72,15 @@ def test_a_plan_as_tables_and_as_json(tmp_path: Path) -> None:
     assert {"patterns", "cut", "group_trees_total"} <= plan["search"].keys()
 
 
+def test_a_picture_of_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "plan.svg"
+    options = ("--hardware", "package:2 core:4", "--svg", file)
+    assert dovetail("topo", *options).code == 0
+    assert "decode plan" not in file.read_text()
+    assert dovetail("topo", *options, "--plan", "tinyllama").code == 0
+    assert "decode plan for tinyllama" in file.read_text()
+
+
 def test_workload_batch_and_model_directory(tmp_path: Path) -> None:
     config = tmp_path / "tiny/config.json"
     config.parent.mkdir()
@@ -100,6 +109,7 @@ def test_a_saved_machine_is_the_machine(tmp_path: Path) -> None:
         ("--hardware", "/nowhere/x.xml"),
         ("--hardware", "package:2"),
         ("--plan", "no-such-model"),
+        ("--svg", "/nowhere/plan.svg"),
         ("--plan", "tinyllama", "--weight-dtype", "int3"),
         ("--plan", "tinyllama", "--workload", "/nowhere/t.csv"),
     ],

@@ -23,6 +23,8 @@ DOT_ROWS = 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
 SPREAD_PREFETCH = -1
 """`prefetch` value: fetch the next group of panels, each row tile its share of it."""
+START_PREFETCH = -16
+"""`prefetch` value: fetch the first 16th of the next group only, hardware will find the rest."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -206,19 +208,22 @@ def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
     return min(tall_enough, key=lambda tile: tile.rows) if tall_enough else tiles[0]
 
 
-def default_prefetch(tile: MicroKernel, m: int) -> int:
-    """Return the prefetch distance: far for a lone stream, none for few rows (hardware does it)."""
+def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
+    """Return the prefetch distance: far for a lone stream, for few rows what hardware leaves out.
+
+    It is slow to find the next panels, which counts where these are short: bfloat16 (measured).
+    """
     if tile.panels == 1:
         return 4096
     if m <= min(tile.rows, 4):
-        return 0
+        return START_PREFETCH if FORMATS[op.dtype].dtype.size < 4 else 0
     return 1024 if m <= tile.rows else SPREAD_PREFETCH
 
 
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
     """Return the row that the rules give `m` tokens."""
     tile = default_tile(op, target, m)
-    prefetch = default_prefetch(tile, m)
+    prefetch = default_prefetch(op, tile, m)
     return Row(
         m_lo=m,
         kernel=op.kernel(target, tile),

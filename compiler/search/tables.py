@@ -19,6 +19,7 @@ from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Measurer
 from dovetail.compiler.schedules import (
     RULE_TILES,
     SPREAD_PREFETCH,
+    START_PREFETCH,
     GemmOp,
     default_gemm_rows,
     default_row,
@@ -56,7 +57,7 @@ Progress = Callable[[int, int, str], None]
 
 def prefetch_choices(rows: int, m: int) -> tuple[int, ...]:
     """Return the prefetch values worth trying; a lone row tile cannot share out the next group."""
-    return (0, 1024, 4096) if m <= rows else (1024, 4096, SPREAD_PREFETCH)
+    return (0, START_PREFETCH, 1024, 4096) if m <= rows else (1024, 4096, SPREAD_PREFETCH)
 
 
 def candidates_at(

@@ -64,16 +64,17 @@ DTYPE_PARAMETER: dict[str, str] = {
 }
 """The tunable of a family that names its dtype (or metric); its value ends the kernel's name."""
 
+_CPU_CHUNK = {"CHUNK": 128, "ROWS": 64, "AHEAD": 2}
 TILES: dict[tuple[str, str], dict[str, int]] = {
     ("prefill_attention", "avx512"): {"KT": 8, "RV": 1, "STRIPS": 6, "RT": 8, "DV": 2},
     ("prefill_attention", "avx2"): {"KT": 4, "RV": 2, "STRIPS": 6, "RT": 4, "DV": 2},
     ("prefill_attention", "neon"): {"KT": 4, "RV": 4, "STRIPS": 4, "RT": 4, "DV": 4},
     ("prefill_attention", "generic"): {"KT": 2, "RV": 4, "STRIPS": 8, "RT": 2, "DV": 4},
-    ("decode_attention", "avx512"): {"HT": 4, "KT": 4, "DV": 4},
-    ("decode_attention", "avx2"): {"HT": 4, "KT": 2, "DV": 2},
-    ("decode_attention", "neon"): {"HT": 4, "KT": 4, "DV": 4},
-    ("decode_attention", "generic"): {"HT": 2, "KT": 2, "DV": 2},
-    ("decode_attention", "cuda"): {"CHUNK": 32, "HT": 4, "KT": 4, "DV": 4},
+    ("decode_attention", "avx512"): {**_CPU_CHUNK, "KT": 4, "VT": 4, "DV": 4},
+    ("decode_attention", "avx2"): {**_CPU_CHUNK, "HT": 2, "KT": 4, "VT": 2, "DV": 4},
+    ("decode_attention", "neon"): {**_CPU_CHUNK, "KT": 4, "VT": 4, "DV": 4},
+    ("decode_attention", "generic"): {**_CPU_CHUNK, "HT": 2, "VT": 2},
+    ("decode_attention", "cuda"): {"CHUNK": 32, "ROWS": 32, "KT": 4, "DV": 4},
     ("ivf_scan", "avx512"): {"QT": 4, "NT": 4},
     ("ivf_scan", "neon"): {"QT": 4, "NT": 4},
     ("ivf_scan", "cuda"): {"QT": 4, "NT": 4},

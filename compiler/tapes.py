@@ -157,7 +157,7 @@ class _Forward:
         self.qkv = tape.padded("qkv", tokens, spec.qkv_size)
         self.attention = tape.padded("attention", tokens, heads)
         self.inner = tape.padded("inner", tokens, spec.intermediate_size)
-        part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 2)
+        part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 16)
         self.partial = tape.dense("partial", sequences, part)
         self.sums = tape.dense("split_k", 1, SPLIT_K_ELEMENTS)
         self.picked = tape.padded("picked", sequences, hidden)

@@ -44,6 +44,8 @@ OPS = {
     "vbitcast_i32": "_mm256_castps_si256({0})",
     "vbroadcast_i32": "_mm256_set1_epi32({0})",
     "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
+    "vreduce_add4": "dt_vreduce_add4({0}, {1}, {2}, {3}, {4})",
+    "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
     "vload_pairs": "_mm256_loadu_si256((const __m256i*)({0}))",
     "vbroadcast_pair": "_mm256_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vpair_low": "_mm256_castsi256_ps(_mm256_slli_epi32({0}, 16))",

@@ -42,6 +42,8 @@ OPS = {
     "vbitcast_i32": "_mm512_castps_si512({0})",
     "vbroadcast_i32": "_mm512_set1_epi32({0})",
     "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
+    "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
+    "vreduce_add4": "dt_vreduce_add4({0}, {1}, {2}, {3}, {4})",
     "vload_pairs": "_mm512_loadu_si512({0})",
     "vbroadcast_pair": "_mm512_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vpair_low": "_mm512_castsi512_ps(_mm512_slli_epi32({0}, 16))",

@@ -35,7 +35,7 @@ OPS = {
     "vload_i32": _call("vload_i32", 1),
     "vstore_i32": _call("vstore_i32", 2),
     "vzero": "dt_vbroadcast(0.0f)",
-    "prefetch": _call("prefetch", 1),
+    **dict.fromkeys(("prefetch", "prefetch_l2"), _call("prefetch", 1)),
 }
 
 TARGET = Target(

@@ -75,6 +75,7 @@ OPS = {
     "vbitcast_f32": "dt_f32_of_bits((uint32_t)({0}))",
     "vbitcast_i32": "(int32_t)dt_bits_of_f32({0})",
     "vbroadcast_i32": "({0})",
+    "vreduce_add4": "dt_vreduce_add4({0}, {1}, {2}, {3}, {4})",
     "vload_pairs": "dt_load_pair({0})",
     "vbroadcast_pair": "dt_load_pair({0})",
     "vpair_low": "dt_f32_of_bits((uint32_t)({0}) << 16)",

@@ -46,6 +46,7 @@ OPS = {
     "vbitcast_i32": "vreinterpretq_s32_f32({0})",
     "vbroadcast_i32": "vdupq_n_s32({0})",
     "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
+    "vreduce_add4": "dt_vreduce_add4({0}, {1}, {2}, {3}, {4})",
     "vload_pairs": "vreinterpretq_s32_u16(vld1q_u16({0}))",
     "vbroadcast_pair": "vdupq_n_s32(dt_load_pair({0}))",
     "vpair_low": "vreinterpretq_f32_s32(vshlq_n_s32({0}, 16))",

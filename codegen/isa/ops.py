@@ -26,6 +26,7 @@ SCALAR_OPS: Mapping[str, str] = {
     "store.bf16": "dt_store_bf16({0}, {1})",
     "store.f16": "dt_store_f16({0}, {1})",
     "prefetch": "__builtin_prefetch({0})",
+    "prefetch_l2": "__builtin_prefetch({0})",
 }
 
 HELPER_OPS: Mapping[str, str] = {

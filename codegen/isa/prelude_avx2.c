@@ -124,3 +124,9 @@ static inline __m256 dt_vdot_pairs(__m256i a, __m256i b, __m256 c) {
   __m256 sum = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper)), c);
   return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), sum);
 }
+
+/* Four sums at once: neighbours are added within halves of 4 lanes, then the halves. */
+static inline void dt_vreduce_add4(float* p, __m256 a, __m256 b, __m256 c, __m256 d) {
+  __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+}

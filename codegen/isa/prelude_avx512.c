@@ -93,3 +93,13 @@ static inline __m512 dt_vdot_pairs(__m512i a, __m512i b, __m512 c) {
   __m512 sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, upper)), _mm512_castsi512_ps(_mm512_and_si512(b, upper)), c);
   return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
 }
+
+/* Four sums at once: halves first, so that the shuffles are of 8 lanes. */
+static inline __m256 dt_fold(__m512 v) {
+  return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+}
+
+static inline void dt_vreduce_add4(float* p, __m512 a, __m512 b, __m512 c, __m512 d) {
+  __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(dt_fold(a), dt_fold(b)), _mm256_hadd_ps(dt_fold(c), dt_fold(d)));
+  _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+}

@@ -116,3 +116,10 @@ static inline float dt_vdot_pairs(int32_t a, int32_t b, float c) {
   float high = dt_f32_of_bits((uint32_t)a & 0xffff0000u) * dt_f32_of_bits((uint32_t)b & 0xffff0000u);
   return dt_f32_of_bits((uint32_t)a << 16) * dt_f32_of_bits((uint32_t)b << 16) + (high + c);
 }
+
+static inline void dt_vreduce_add4(float* p, float a, float b, float c, float d) {
+  p[0] = a;
+  p[1] = b;
+  p[2] = c;
+  p[3] = d;
+}

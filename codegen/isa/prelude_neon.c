@@ -132,3 +132,8 @@ static inline float32x4_t dt_vdot_pairs(int32x4_t a, int32x4_t b, float32x4_t c)
                               vreinterpretq_f32_s32(vandq_s32(b, upper)));
   return vfmaq_f32(sum, vreinterpretq_f32_s32(vshlq_n_s32(a, 16)), vreinterpretq_f32_s32(vshlq_n_s32(b, 16)));
 }
+
+/* Four sums at once, by adding neighbours. */
+static inline void dt_vreduce_add4(float* p, float32x4_t a, float32x4_t b, float32x4_t c, float32x4_t d) {
+  vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+}

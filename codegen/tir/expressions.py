@@ -80,7 +80,8 @@ COMPARISONS: dict[str, Callable[[Tir, Tir], Tir]] = {
 }
 MATH = ("exp", "log", "sqrt", "cos", "sin", "tanh", "floor")
 """Scalar functions that LLVM knows by these names."""
-READ, LOCALITY, DATA = 0, 3, 1
+READ, DATA = 0, 1
+LOCALITY = {"prefetch": 3, "prefetch_l2": 2}
 """Arguments of llvm.prefetch."""
 
 
@@ -241,13 +242,22 @@ class Expressions:
             return Typed(OPERATIONS[op.name](self.lanes, *made), result)
         return Typed(_scalar(op.name, made, settled(result)), settled(result))
 
+    def _store_sum(self, args: list[Typed], lane: int) -> Tir:
+        """Return the statement p[lane] = the sum of vector `lane` of `vreduce_add4(p, ...)`."""
+        vector = self.once(args[1 + lane].expr, wide("float32", self.lanes))
+        total = OPERATIONS["vreduce_add"](self.lanes, vector)
+        place = args[0].expr + number(lane * SIZES["f32"], "int64")
+        return self.store(place, "f32", total, "f32", None)
+
     def effect(self, call: ex.Call) -> Tir:
         """Return the statement of a call made for its effect: a store or a prefetch."""
         args = [self.expr(arg) for arg in call.args]
-        if call.name == "prefetch":
+        if call.name == "vreduce_add4":
+            return tir.SeqStmt([self._store_sum(args, lane) for lane in range(4)])
+        if call.name in LOCALITY:
             pointer, value = address_pointer(args[0].expr, element(args[0].type))
             self.before.append(tir.Bind(pointer, value))
-            flags = (number(flag, "int32") for flag in (READ, LOCALITY, DATA))
+            flags = (number(flag, "int32") for flag in (READ, LOCALITY[call.name], DATA))
             return tir.Evaluate(tir.call_llvm_intrin("void", "llvm.prefetch", pointer, *flags))
         elem = element(args[0].type)
         whole = {"vstore": "vec[f32]", "vstore_i32": "vec[i32]"}.get(call.name)

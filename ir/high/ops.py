@@ -2,8 +2,9 @@
 
 Kinds: `f32`, `i32`, `vec[f32]`, `vec[i32]` as written; `int` any integer; `const` a compile-time
 integer; `number` any scalar and `real` any floating scalar, all such arguments alike; `ptr.any` a
-pointer, `ptr.real` to f32, bf16 or f16, `ptr.i32` to i32, `ptr.bf16` to bf16. Results: a type,
-`same` as the number or real arguments, `elem` of the pointer as a scalar, or `void`.
+pointer, `ptr.real` to f32, bf16 or f16, `ptr.i32` to i32, `ptr.bf16` and `ptr.f32` to those.
+Results: a type, `same` as the number or real arguments, `elem` of the pointer as a scalar, or
+`void`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Op:
     @property
     def by_element(self) -> bool:
         """Whether target tables hold one entry per pointer element type (`vload.bf16`)."""
-        return bool(self.params) and self.params[0].startswith("ptr.") and self.name != "prefetch"
+        return (
+            bool(self.params) and self.params[0].startswith("ptr.") and "prefetch" not in self.name
+        )
 
 
 F, I = "vec[f32]", "vec[i32]"  # noqa: E741
@@ -45,6 +48,7 @@ _SCALAR = (
     Op("load", ("ptr.any",), "elem"),
     Op("store", ("ptr.any", "elem"), "void"),
     Op("prefetch", ("ptr.any",), "void"),
+    Op("prefetch_l2", ("ptr.any",), "void"),
 )
 _MEMORY = (
     Op("vload", ("ptr.real", "int"), F, optional=1, family="vload"),
@@ -61,6 +65,7 @@ _VECTOR = (
     *(Op(name, (F, F, F), F) for name in ("vfma", "vfnma")),
     *(Op(name, (F,), F) for name in ("vabs", "vneg", "vsqrt", "vround")),
     *(Op(name, (F,), "f32") for name in ("vreduce_add", "vreduce_max", "vreduce_min")),
+    Op("vreduce_add4", ("ptr.f32", F, F, F, F), "void"),
     Op("vselect_gt", (F, F, F, F), F),
     Op("vtail", (F, "f32"), F),
     Op("vcvt_i32", (F,), I),

@@ -227,10 +227,16 @@ _WORDS = {
     "ptr.real": "a pointer to f32, bf16 or f16",
     "ptr.i32": "a pointer to i32",
     "ptr.bf16": "a pointer to bf16",
+    "ptr.f32": "a pointer to f32",
 }
 
 
-_POINTEES = {"ptr.real": ("f32", *STORAGE), "ptr.i32": ("i32",), "ptr.bf16": ("bf16",)}
+_POINTEES = {
+    "ptr.real": ("f32", *STORAGE),
+    "ptr.i32": ("i32",),
+    "ptr.bf16": ("bf16",),
+    "ptr.f32": ("f32",),
+}
 
 
 def _common(types: Sequence[str], op: Op) -> str:

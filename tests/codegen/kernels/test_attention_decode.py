@@ -25,7 +25,7 @@ def check(
     ldq, ldo = (n_q + 2 * n_kv) * hd + 16, n_q * hd + 3
     q = rng.standard_normal((first + n, ldq)).astype(np.float32)
     out = np.full((first + n, ldo), 7, np.float32)
-    partial = np.full((n, n_q, splits, hd + 2), np.nan, np.float32)
+    partial = np.full((n, n_q, splits, hd + 16), np.nan, np.float32)
     scale = 1 / np.sqrt(hd)
     starts = np.array([0, first], np.int32)
     tables = (starts, np.array([3, *lengths], np.int32), pool.tables, pool.tables.shape[1])
@@ -58,6 +58,11 @@ def test_every_length_around_blocks_and_chunks(native: Runner) -> None:
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 9, 12])
 def test_any_group_ratio(native: Runner, group: int) -> None:
     check(native, "f32", (2 * group, 2), 32, [37], splits=2, nth=3)
+
+
+@pytest.mark.parametrize("heads", [(70, 1), (72, 9), (130, 2)])
+def test_more_rows_than_share_a_chunk(native: Runner, heads: tuple[int, int]) -> None:
+    check(native, "f32", heads, 32, [150, 20], splits=2, nth=2)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 40])

@@ -19,8 +19,11 @@ from common import Patience
 from dovetail.codegen.library import BuiltLibrary
 from dovetail.codegen.targets import get_target
 from dovetail.compiler.measure import CACHE_FACTOR, Meter
+from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.schedules import GemmOp, default_gemm_rows
-from dovetail.compiler.search.tables import SearchSetting, rows_from, search_op
+from dovetail.compiler.search.policy import SearchTask
+from dovetail.compiler.search.rows import make_rows
+from dovetail.compiler.search.tables import EFFORTS
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import Row
@@ -104,9 +107,18 @@ def pick_rows(
     defaults = default_gemm_rows(op, target, phase.threads, setting.hardware.cache_bytes(3))
     if setting.meter is None:
         return defaults
-    search = SearchSetting(target, setting.hardware, setting.meter)
-    winners = search_op(search, op, phase, points, setting.search_seconds)
-    return rows_from(op, winners, defaults)
+    effort = EFFORTS["fast"]
+    task = SearchTask(
+        op=op,
+        target=target,
+        phase=phase,
+        hardware=setting.hardware,
+        points=tuple(points),
+        seconds=setting.search_seconds,
+        rounds=effort.rounds,
+    )
+    recorder = Recorder(setting.meter, Identity.of(setting.hardware, setting.built.index))
+    return make_rows(task, effort.policy.search(task, recorder).choices)
 
 
 def row_for(rows: Sequence[Row], m: int) -> Row:

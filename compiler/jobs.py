@@ -16,10 +16,9 @@ from datetime import datetime
 import msgspec
 
 from dovetail.compiler.recorder import Identity
-from dovetail.compiler.schedules import SILU, GemmOp, gemm_ops, phase_plans
-from dovetail.compiler.search.tables import phase_points
-from dovetail.ir.artifact import PhasePlan, ServicePlan
-from dovetail.ir.model import ModelSpec
+from dovetail.compiler.schedules import SILU, GemmOp
+from dovetail.compiler.search.policy import SearchTask
+from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.tuning import OK, TuningRecord
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
@@ -34,16 +33,12 @@ class WorkItem:
     points: tuple[int, ...]
 
 
-def plan_job(
-    spec: ModelSpec, plan: ServicePlan, *, max_tokens: int, max_sequences: int
-) -> tuple[WorkItem, ...]:
-    """Return the searches a model needs; products of equal shape and threads share one."""
+def plan_job(tasks: Iterable[tuple[str, SearchTask]]) -> tuple[WorkItem, ...]:
+    """Return the searches of `search_tasks`; products of equal shape and threads share one."""
     items: dict[WorkItem, WorkItem] = {}
-    for name, phase in phase_plans(plan):
-        for op in gemm_ops(spec):
-            points = phase_points(op, name, max_tokens, max_sequences)
-            item = WorkItem(op, phase, points)
-            items.setdefault(replace(item, op=replace(op, op="")), item)
+    for _, task in tasks:
+        item = WorkItem(task.op, task.phase, task.points)
+        items.setdefault(replace(item, op=replace(task.op, op="")), item)
     return tuple(items.values())
 
 

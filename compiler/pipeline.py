@@ -7,6 +7,7 @@ writes the files.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,7 +34,8 @@ from dovetail.compiler.model_spec import read_generation_defaults, read_model_sp
 from dovetail.compiler.payload import Payload, make_payload
 from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.schedules import default_tables, gemm_kernels
-from dovetail.compiler.search.tables import search_tables, tuning_library
+from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
+from dovetail.compiler.search.tables import search_tables, search_tasks, tuning_library
 from dovetail.compiler.service import plan_service
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
@@ -49,7 +51,7 @@ from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 MODEL_NAME = "llm"
-EFFORTS = ("none", "fast")
+EFFORTS = ("none", *SEARCH_EFFORTS)
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 TOKENIZER = "tokenizer.json"
@@ -70,9 +72,9 @@ class CompileRequest:
     """What to compile. `hardware` is `auto` or a HardwareSpec file, `workload` a trace.
 
     targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
-    accelerator's adds its kernels. effort: `none`
-    (schedules by rules) or `fast` (and a search of `search_seconds` on this machine). database:
-    of tuning records, by default the one in the build cache; what it holds is not measured again.
+    accelerator's adds its kernels. effort: `none` (schedules by rules), `fast` or `full` (and a
+    search on this machine of at most `budget` seconds, by default the effort's own). database: of
+    tuning records, by default the one in the build cache; what it holds is not measured again.
     threads: of both phases.
     """
 
@@ -82,7 +84,7 @@ class CompileRequest:
     workload: str | Path | None = None
     targets: tuple[str, ...] = ()
     effort: str = "fast"
-    search_seconds: float = 20.0
+    budget: float | None = None
     database: str | Path | None = None
     threads: int | None = None
     max_context: int | None = None
@@ -256,6 +258,10 @@ def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Targ
 def _check_request(request: CompileRequest) -> None:
     if request.effort not in EFFORTS:
         raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
+    if request.budget is not None and not 0 <= request.budget < math.inf:
+        raise SpecError(
+            f"a budget of {request.budget} seconds is not possible; it may be 0 or more"
+        )
     if not 1 <= request.max_step_sequences <= request.max_step_tokens <= 1 << 16:
         raise SpecError(
             f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
@@ -296,7 +302,7 @@ def _build_libraries(
 
 
 def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
-    request, payload = inputs.request, inputs.payload
+    request = inputs.request
     tables: list[ScheduleTable] = []
     records: list[TuningRecord] = []
     measured, notes = 0, dict[str, None]()
@@ -310,17 +316,16 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
             database = TuningDatabase(request.database or default_path(request.cache))
             identity = Identity.of(inputs.hardware, library.index)
             recorder = Recorder(meter, identity, database)
-            recorder.limit = _seconds_left(inputs, database, identity)
+            recorder.limit = _seconds_left(inputs, target, database, identity)
             found = search_tables(
                 inputs.spec,
+                inputs.payload,
                 inputs.plan,
                 inputs.hardware,
                 recorder,
                 target=target,
                 effort=request.effort,
-                budget_seconds=request.search_seconds,
-                max_tokens=payload.largest("qkv"),
-                max_sequences=payload.largest("head"),
+                budget_seconds=request.budget,
                 progress=lambda done, total, _op: steps.advance(done, total),
             )
         tables += found.tables
@@ -330,11 +335,14 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
     return _Tuned(ScheduleFile(tables=tuple(tables)), records, measured, tuple(notes))
 
 
-def _seconds_left(inputs: _Inputs, database: TuningDatabase, identity: Identity) -> float:
+def _seconds_left(
+    inputs: _Inputs, target: Target, database: TuningDatabase, identity: Identity
+) -> float:
     """Return what is left of the budget after what the trials on record cost when they were run."""
-    tokens, sequences = inputs.payload.largest("qkv"), inputs.payload.largest("head")
-    items = plan_job(inputs.spec, inputs.plan, max_tokens=tokens, max_sequences=sequences)
-    return max(0.0, inputs.request.search_seconds - spent_seconds(database, items, identity))
+    effort, budget = SEARCH_EFFORTS[inputs.request.effort], inputs.request.budget
+    tasks = search_tasks(inputs.payload, inputs.plan, inputs.hardware, target, effort)
+    spent = spent_seconds(database, plan_job(tasks), identity)
+    return max(0.0, (effort.seconds if budget is None else budget) - spent)
 
 
 def _pack(

@@ -45,7 +45,8 @@ from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.pipeline import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choose_targets
 from dovetail.compiler.recorder import Identity, Recorder
-from dovetail.compiler.search.tables import EFFORTS, SearchSetting, search_op, tuning_library
+from dovetail.compiler.search.policy import SearchTask
+from dovetail.compiler.search.tables import EFFORTS, Effort, search_tasks, tuning_library
 from dovetail.compiler.service import plan_service
 from dovetail.compiler.workload import read_workload
 from dovetail.ir.errors import SpecError
@@ -160,6 +161,7 @@ class TuningJob:
     identity: Identity
     items: tuple[WorkItem, ...]
     name: str
+    effort: Effort
     budget: float
 
     @property
@@ -197,8 +199,16 @@ class TuningJob:
 
     def search(self, item: WorkItem, measurer: Measurer, seconds: float) -> None:
         """Search one product; what it finds is in the records."""
-        setting = SearchSetting(self.target, self.hardware, measurer)
-        search_op(setting, item.op, item.phase, item.points, seconds)
+        task = SearchTask(
+            op=item.op,
+            target=self.target,
+            phase=item.phase,
+            hardware=self.hardware,
+            points=item.points,
+            seconds=seconds,
+            rounds=self.effort.rounds,
+        )
+        self.effort.policy.search(task, measurer)
 
 
 def _prepare(request: TuneRequest) -> TuningJob:
@@ -212,9 +222,8 @@ def _prepare(request: TuneRequest) -> TuningJob:
     payload = make_payload(
         spec, read_workload(request.workload), request.max_step_tokens, request.max_step_sequences
     )
-    items = plan_job(
-        spec, plan, max_tokens=payload.largest("qkv"), max_sequences=payload.largest("head")
-    )
+    effort = EFFORTS[request.effort]
+    items = plan_job(search_tasks(payload, plan, hardware, target, effort))
     library = tuning_library(spec, target, request.cache)
     identity = Identity.of(hardware, library.index)
     return TuningJob(
@@ -225,6 +234,7 @@ def _prepare(request: TuneRequest) -> TuningJob:
         identity=identity,
         items=items,
         name=job_name(items, identity, request.effort),
+        effort=effort,
         budget=BUDGETS[request.effort] if request.budget is None else request.budget,
     )
 

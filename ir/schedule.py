@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     schedule: tuple[int, ...]
     reduce_kernel: str | None = None  # second phase after a barrier (split-K, split-KV)
-    source: str = "default"  # default | measured | reused
+    source: str = "default"  # default | measured | reused | predicted
     seconds: float | None = None
     measured_loss: float | None = None
 

@@ -19,6 +19,7 @@ MAY_IMPORT = {
 HEAVY = {"torch", "transformers", "faiss", "safetensors", "tvm", "tvm_ffi", "ray", "sklearn"}
 TIR = ("build", "expressions", "operations", "statements", "values")
 ALLOWED = {
+    "dovetail.compiler.search.cost_model": {"sklearn"},
     "dovetail.cli.quickstart": {"torch", "transformers"},
     "dovetail.ffi": {"tvm_ffi"},
     "dovetail.compiler.ray_jobs": {"ray"},

@@ -1,193 +1,84 @@
-"""The short measured search: a handful of candidate schedules per matrix product and M.
+"""Schedule tables of a whole model by search: one budget, many products.
 
-In: a model, plans, machine, a `Measurer` and a budget in seconds. Out: a ScheduleFile whose
-measured rows beat the default ones. Choosing is pure; only the `Measurer` touches the clock, and
-keeps the records of all trials.
+In: a model's payload, plans, machine, a `Measurer` and an effort. Out: a ScheduleFile whose rows
+say where they come from. Choosing is pure; only the `Measurer` touches the clock, and keeps the
+records of all trials.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import msgspec
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
-from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Measurer
+from dovetail.compiler.measure import Measurer
+from dovetail.compiler.payload import GemmUse, Payload
 from dovetail.compiler.schedules import (
-    RULE_TILES,
-    SPREAD_PREFETCH,
-    START_PREFETCH,
     GemmOp,
-    default_gemm_rows,
-    default_row,
-    gemm_ops,
     gemm_requests,
     gemm_table,
-    merge_rows,
     other_tables,
     phase_plans,
-    reduce_kernel,
-    tile_schedule,
 )
+from dovetail.compiler.search.cost_model import CostModel, fit_cost_model
+from dovetail.compiler.search.panels import choose_panels, keep_panels
+from dovetail.compiler.search.policy import DEFAULT, Choice, Sample, SearchTask
+from dovetail.compiler.search.rows import make_rows, measure_losses
+from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
-from dovetail.ir.tuning import OK
 from dovetail.topology.hardware import HardwareSpec
 
-POINTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""M that are measured; an M between two points is served by the winner at the larger one."""
-BULK = 128
-"""From this M on only the winners so far are tried again: every run is long, winners are few."""
-ROUNDS, BULK_ROUNDS = 7, 3
-CANDIDATE_GAIN = 0.03
-"""A challenger must beat the default schedule by this share, twice: less is noise."""
-CONFIRM_ROUNDS = 9
-EFFORTS = ("fast",)
-
-Progress = Callable[[int, int, str], None]
-
-
-# ---- choosing (pure) ----
-
-
-def prefetch_choices(rows: int, m: int) -> tuple[int, ...]:
-    """Return the prefetch values worth trying; a lone row tile cannot share out the next group."""
-    return (0, START_PREFETCH, 1024, 4096) if m <= rows else (1024, 4096, SPREAD_PREFETCH)
-
-
-def candidates_at(
-    op: GemmOp, target: Target, m: int, *, threads: int, l3_bytes: int
-) -> tuple[Candidate, ...]:
-    """Return the default schedule for `m` rows first, then every tile with each prefetch value."""
-    default = default_row(op, target, m, threads, l3_bytes)
-    found = [Candidate(default.kernel, default.schedule)]
-    for tile in RULE_TILES[op.kind, target.isa]:
-        for prefetch in prefetch_choices(tile.rows, m):
-            schedule = tile_schedule(
-                op, tile, m, threads=threads, l3_bytes=l3_bytes, prefetch=prefetch
-            )
-            found.append(Candidate(op.kernel(target, tile), schedule))
-    return tuple(dict.fromkeys(found))
-
-
-def reused(candidates: Sequence[Candidate], ranked: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the default and those candidates whose like were the best two at smaller M."""
-    return tuple(dict.fromkeys((candidates[0], *ranked[:2])))
-
-
-def ranking(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Return the correct ones, best first by lower quartile: other processes disturb it least.
-
-    The first one given, the default, keeps its place unless beaten by CANDIDATE_GAIN.
-    """
-    fine = [m for m in measurements if m.status == OK]
-    default = measurements[0].candidate if measurements else None
-
-    def cost(found: Measurement) -> float:
-        return found.low * (1 - CANDIDATE_GAIN if found.candidate == default else 1)
-
-    return tuple(sorted(fine, key=cost))
-
-
-def rows_from(
-    op: GemmOp, winners: Mapping[int, Measurement], defaults: Sequence[Row]
-) -> tuple[Row, ...]:
-    """Return a total cover: each winner serves (previous point, its point], defaults the rest."""
-    if not winners:
-        return tuple(defaults)
-    rows: list[Row] = []
-    low = 1
-    for point in sorted(winners):
-        best = winners[point]
-        rows.append(
-            Row(
-                m_lo=low,
-                kernel=best.candidate.kernel,
-                schedule=best.candidate.schedule,
-                reduce_kernel=reduce_kernel(op.kind, op.dtype, best.candidate.schedule),
-                source="measured",
-                seconds=best.seconds,
-            )
-        )
-        low = point + 1
-    beyond = [row for row in defaults if row.m_lo >= low]
-    at = [row for row in defaults if row.m_lo < low]
-    if max(winners) < POINTS[-1]:
-        rows.append(msgspec.structs.replace(at[-1], m_lo=low))
-        rows += [row for row in beyond if row.m_lo > low]
-    return merge_rows(rows)
-
-
-# ---- measuring ----
+POINTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+DENSE_POINTS = (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4), *POINTS[12:])
+"""M that are searched; the M between two of them are served by the larger one."""
 
 
 @dataclass(frozen=True, slots=True)
-class SearchSetting:
-    """What all searches of one run share."""
+class Effort:
+    """How much to search. loss_points: M per product whose exact optimum is sought.
 
-    target: Target
-    hardware: HardwareSpec
-    measurer: Measurer
+    loss_share: of the seconds, kept for that. learn: let the cost model learn from one product for
+    the next; without, a search asks for the same trials again, and finds them on record.
+    """
 
-    @property
-    def l3_bytes(self) -> int:
-        """Bytes of the last-level cache."""
-        return self.hardware.cache_bytes(3)
-
-
-def search_op(
-    setting: SearchSetting, op: GemmOp, phase: PhasePlan, points: Sequence[int], seconds: float
-) -> dict[int, Measurement]:
-    """Return the winner at each point that fits into `seconds`."""
-    end = setting.measurer.now() + seconds
-    winners: dict[int, Measurement] = {}
-    best: tuple[Candidate, ...] = ()
-    for left, m in zip(range(len(points), 0, -1), points, strict=True):
-        share = (end - setting.measurer.now()) / left
-        if share <= 0:
-            break
-        candidates = candidates_at(
-            op, setting.target, m, threads=phase.threads, l3_bytes=setting.l3_bytes
-        )
-        if m >= BULK and best:
-            candidates = reused(candidates, best)
-        case = _case(op, m, phase)
-        found, confirmed = _contest(setting.measurer, case, candidates, share)
-        best = tuple(measurement.candidate for measurement in ranking(found))
-        ranked = ranking(confirmed or found)
-        if ranked:
-            winners[m] = ranked[0]
-    return winners
+    seconds: float
+    points: tuple[int, ...]
+    policy: Sandwich
+    rounds: int
+    loss_points: int
+    loss_share: float
+    learn: bool
 
 
-def _contest(
-    measurer: Measurer, case: GemmCase, candidates: Sequence[Candidate], seconds: float
-) -> tuple[tuple[Measurement, ...], tuple[Measurement, ...]]:
-    """Time all candidates, then a challenger that came out first once more against the default."""
-    rounds = BULK_ROUNDS if case.m >= BULK else ROUNDS
-    found = measurer.measure(case, candidates, rounds=rounds, seconds=seconds)
-    ranked = ranking(found)
-    if case.m >= BULK or not ranked or ranked[0].candidate == candidates[0]:
-        return found, ()
-    pair = (candidates[0], ranked[0].candidate)
-    return found, measurer.measure(case, pair, rounds=CONFIRM_ROUNDS, seconds=seconds)
+EFFORTS: dict[str, Effort] = {
+    "fast": Effort(
+        seconds=40.0,
+        points=POINTS,
+        policy=Sandwich(breadth=10, growing=2, slack=0.15),
+        rounds=3,
+        loss_points=1,
+        loss_share=0.1,
+        learn=False,
+    ),
+    "full": Effort(
+        seconds=720.0,
+        points=DENSE_POINTS,
+        policy=Sandwich(breadth=32, growing=6, slack=0.3),
+        rounds=5,
+        loss_points=6,
+        loss_share=0.2,
+        learn=True,
+    ),
+}
+"""`none` is not among them: it searches nothing."""
 
-
-def _case(op: GemmOp, m: int, phase: PhasePlan) -> GemmCase:
-    return GemmCase(
-        kind=op.kind,
-        n=op.n,
-        k=op.k,
-        m=m,
-        dtype=op.dtype,
-        threads=phase.threads,
-        cpus=phase.cpus,
-    )
+Progress = Callable[[int, int, str], None]
 
 
 def tuning_library(spec: ModelSpec, target: Target, cache: Path | None = None) -> BuiltLibrary:
@@ -199,49 +90,136 @@ def tuning_library(spec: ModelSpec, target: Target, cache: Path | None = None) -
     return build_library(LibrarySpec(target, kernels, name="tuning", tvm_ffi=False), cache)
 
 
-def phase_points(op: GemmOp, phase: str, max_tokens: int, max_sequences: int) -> tuple[int, ...]:
-    """Return the M measured for `op`: decode steps and the head see a row per sequence at most."""
-    most = max_sequences if phase == "decode" or op.op == "head" else max_tokens
-    return tuple(m for m in POINTS if m < 2 * most)
+def search_points(largest: int, points: Sequence[int]) -> tuple[int, ...]:
+    """Return the points up to the first that serves M = `largest`."""
+    return tuple(m for i, m in enumerate(points) if i == 0 or points[i - 1] < largest)
 
 
 def search_tables(
     spec: ModelSpec,
+    payload: Payload,
     plan: ServicePlan,
     hardware: HardwareSpec,
     measurer: Measurer,
     *,
     target: Target,
     effort: str = "fast",
-    budget_seconds: float = 20.0,
-    max_tokens: int = 512,
-    max_sequences: int = 32,
+    budget_seconds: float | None = None,
     progress: Progress | None = None,
 ) -> ScheduleFile:
     """Return schedule tables for `spec`, timed by a `measurer` of its `tuning_library`.
 
-    `budget_seconds` bounds the search on the measurer's clock; `max_tokens` and `max_sequences` are
-    the largest step of the workload. `progress` gets (products done, all, the next one's name).
-    Raises SpecError for an unknown `effort`.
+    `budget_seconds` bounds the search on the measurer's clock, by default the effort's own.
+    `progress` gets (products done, all, the next one's name). Raises SpecError for an unknown
+    `effort`.
     """
     if effort not in EFFORTS:
         raise SpecError(f"unknown effort {effort!r}; choose one of {', '.join(EFFORTS)}")
-    work = [(p, phase, op) for p, phase in phase_plans(plan) for op in gemm_ops(spec)]
+    seconds = EFFORTS[effort].seconds if budget_seconds is None else budget_seconds
+    search = ModelSearch(EFFORTS[effort], measurer, measurer.now() + seconds)
+    work = search_tasks(payload, plan, hardware, target, EFFORTS[effort])
+    search.plan(task for _, task in work)
     tables: list[ScheduleTable] = []
-    known: dict[tuple[GemmOp, int, tuple[int, ...]], dict[int, Measurement]] = {}
-    end = measurer.now() + budget_seconds
-    setting = SearchSetting(target, hardware, measurer)
-    for i, (name, phase, op) in enumerate(work):
+    for i, (name, task) in enumerate(work):
         if progress:
-            progress(i, len(work), f"{op.op} {op.n}x{op.k}")
-        points = phase_points(op, name, max_tokens, max_sequences)
-        like = (replace(op, op=""), phase.threads, points)
-        if like not in known:
-            share = (end - measurer.now()) / (len(work) - i)
-            known[like] = search_op(setting, op, phase, points, share)
-        defaults = default_gemm_rows(op, target, phase.threads, setting.l3_bytes)
-        rows = rows_from(op, known[like], defaults)
-        tables.append(gemm_table(op, target, name, phase.threads, rows))
+            progress(i, len(work), f"{task.op.op} {task.op.n}x{task.op.k}")
+        tables.append(gemm_table(task.op, target, name, task.phase.threads, search.rows(task)))
     for name, phase in phase_plans(plan):
         tables += other_tables(spec, target, name, phase.threads)
     return ScheduleFile(tables=tuple(tables))
+
+
+def search_tasks(
+    payload: Payload, plan: ServicePlan, hardware: HardwareSpec, target: Target, effort: Effort
+) -> list[tuple[str, SearchTask]]:
+    """Return (phase, search) of every product; in decode steps a sequence has one row.
+
+    Their seconds are infinite: whoever runs them shares out the budget.
+    """
+    return [
+        (name, _task(use, most, phase, hardware, target, effort))
+        for name, phase in phase_plans(plan)
+        for use in payload.uses
+        for most in (payload.largest("head") if name == "decode" else max(use.sizes),)
+    ]
+
+
+def _task(
+    use: GemmUse,
+    most: int,
+    phase: PhasePlan,
+    hardware: HardwareSpec,
+    target: Target,
+    effort: Effort,
+) -> SearchTask:
+    return SearchTask(
+        op=use.gemm,
+        target=target,
+        phase=phase,
+        hardware=hardware,
+        points=search_points(min(most, max(use.sizes)), effort.points),
+        rounds=effort.rounds,
+        sizes={m: share for m, share in use.sizes.items() if m <= most},
+    )
+
+
+@dataclass(slots=True)
+class ModelSearch:
+    """Searches product after product; equal ones once, each the better for what was timed before.
+
+    end: of the budget, on the measurer's clock.
+    """
+
+    effort: Effort
+    measurer: Measurer
+    end: float
+    known: dict[Key, tuple[Row, ...]] = field(default_factory=dict)
+    waiting: dict[Key, float] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+
+    def plan(self, tasks: Iterable[SearchTask]) -> None:
+        """Weigh what is to come: larger products get more of the budget, but not in proportion."""
+        model = CostModel()
+        for task in tasks:
+            seconds = (model.seconds(task, m, task.default(m)) for m in task.points)
+            self.waiting[_key(task)] = sum(math.sqrt(s) for s in seconds)
+
+    def rows(self, task: SearchTask) -> tuple[Row, ...]:
+        """Return the schedule rows of a planned product."""
+        key = _key(task)
+        if key not in self.known:
+            left = max(0.0, self.end - self.measurer.now())
+            share = self.waiting[key] / sum(self.waiting.values())
+            self.known[key] = self._search(replace(task, seconds=left * share))
+            del self.waiting[key]
+        return self.known[key]
+
+    def _search(self, task: SearchTask) -> tuple[Row, ...]:
+        for_losses = task.seconds * self.effort.loss_share
+        policy = self.effort.policy
+        if self.effort.learn:
+            policy = replace(policy, model=fit_cost_model(self.samples))
+        found = policy.search(replace(task, seconds=task.seconds - for_losses), self.measurer)
+        self.samples += found.samples
+        choices = keep_panels(found.choices, choose_panels(found.choices, task.sizes))
+        points = heaviest_points(choices, task.sizes, self.effort.loss_points)
+        losses = measure_losses(task, self.measurer, choices, points, for_losses)
+        return make_rows(task, choices, losses)
+
+
+Key = tuple[GemmOp, PhasePlan, tuple[int, ...]]
+
+
+def _key(task: SearchTask) -> Key:
+    return replace(task.op, op=""), task.phase, task.points
+
+
+def heaviest_points(
+    choices: Mapping[int, Choice], sizes: Mapping[int, float], count: int
+) -> tuple[int, ...]:
+    """Return the `count` measured points with the largest share of the workload's rows."""
+    rows = dict.fromkeys((m for m, c in choices.items() if c.source != DEFAULT), 0.0)
+    for m, share in sizes.items():
+        if serving := [point for point in sorted(rows) if point >= m]:
+            rows[serving[0]] += m * share
+    return tuple(sorted(sorted(rows, key=rows.__getitem__)[-count:]))

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.report import print_json, progress_bars, report_errors, show_bytes
+from dovetail.cli.report import (
+    print_json,
+    progress_bars,
+    read_duration,
+    report_errors,
+    show_bytes,
+)
 
 if TYPE_CHECKING:
     from dovetail.compiler.pipeline import CompileReport
@@ -30,8 +36,14 @@ def compile_command(
         list[str] | None, typer.Option(help="Instruction sets to build for, and cuda; repeatable.")
     ] = None,
     effort: Annotated[
-        str, typer.Option(help="none: schedules by rules; fast: and a short measured search.")
+        str,
+        typer.Option(
+            help="none: schedules by rules; fast: a search of a minute; full: of minutes."
+        ),
     ] = "fast",
+    budget: Annotated[
+        str | None, typer.Option(help="Most time to measure, e.g. 60s or 5m, default the effort's.")
+    ] = None,
     db: Annotated[
         Path | None, typer.Option(help="Tuning database, default the one in the build cache.")
     ] = None,
@@ -55,6 +67,7 @@ def compile_command(
             workload=workload,
             targets=tuple(target or ()),
             effort=effort,
+            budget=None if budget is None else read_duration(budget),
             database=db,
             threads=threads,
             max_context=max_context,

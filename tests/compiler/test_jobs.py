@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from dovetail.codegen.targets import host_target
 from dovetail.compiler.jobs import (
     Scoreboard,
     core_sets,
@@ -13,7 +14,10 @@ from dovetail.compiler.jobs import (
     plan_job,
     spent_seconds,
 )
+from dovetail.compiler.payload import make_payload
 from dovetail.compiler.schedules import gemm_ops
+from dovetail.compiler.search.tables import EFFORTS, search_tasks
+from dovetail.compiler.workload import DEFAULT_WORKLOAD
 from dovetail.ir.errors import SpecError
 from dovetail.ir.tuning import Reference
 from dovetail.topology.hardware import read_hardware
@@ -22,7 +26,14 @@ from tests.compiler.records import WHEN, make_record
 from tests.compiler.test_recorder import identity
 from tests.compiler.test_schedules import SPEC, plan
 
-ITEMS = plan_job(SPEC, plan(2, 1), max_tokens=512, max_sequences=8)
+
+def items_of(spec, phases):
+    payload = make_payload(spec, DEFAULT_WORKLOAD, 512, 8)
+    effort = EFFORTS["fast"]
+    return plan_job(search_tasks(payload, phases, read_hardware(), host_target(), effort))
+
+
+ITEMS = items_of(SPEC, plan(2, 1))
 
 
 def machine(cores: int) -> HardwareSpec:
@@ -46,7 +57,7 @@ def test_every_product_is_searched_once_for_each_thread_count():
     }
     assert max(m for i in ITEMS if i.phase.threads == 2 for m in i.points) == 512
     alike = msgspec.structs.replace(SPEC, intermediate_size=SPEC.hidden_size)
-    items = plan_job(alike, plan(1, 1), max_tokens=512, max_sequences=8)
+    items = items_of(alike, plan(1, 1))
     assert [i.op.op for i in items] == ["qkv", "o", "gate_up", "head"]  # down is as o
 
 

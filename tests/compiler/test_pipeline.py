@@ -157,7 +157,7 @@ def test_schedules_are_for_cpus():
 
 
 def test_a_short_search_leaves_its_records(model, tmp_path):
-    report = compile_model(model, output=tmp_path / "a.dove", search_seconds=2.0)
+    report = compile_model(model, output=tmp_path / "a.dove", budget=2.0)
     lines = (tmp_path / "a.dove/tuning.jsonl").read_text().splitlines()
     assert report.trials == len(lines) > 0
     assert all("status" in json.loads(line) for line in lines)
@@ -175,6 +175,7 @@ def test_a_model_without_tokenizer_is_noted(tmp_path):
 
 BAD_OPTIONS = [
     ({"effort": "heroic"}, "effort"),
+    ({"budget": -1.0}, "budget"),
     ({"targets": ("z80",)}, "z80"),
     ({"threads": 0}, "threads"),
     ({"threads": 100_000}, "threads"),
@@ -272,7 +273,7 @@ def test_a_second_compile_finds_its_trials_on_record(model, tmp_path):
     database.write_bytes(b"no record\n")
 
     def compile_again(name):
-        options = {"search_seconds": 1.0, "threads": 1, "database": database}
+        options = {"budget": 1.0, "threads": 1, "database": database}
         return compile_model(model, output=tmp_path / name, **options)
 
     first, second = compile_again("a.dove"), compile_again("b.dove")

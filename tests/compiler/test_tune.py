@@ -108,7 +108,7 @@ def test_a_job_fills_the_database_and_a_compile_uses_it(model, tmp_path):
     assert [at.trials for at in seen] == sorted(at.trials for at in seen)
     assert all(point.gain > 0 and point.gflops > 0 for point in first.points)
     report = compile_model(
-        model, output=tmp_path / "a.dove", database=database, threads=1, search_seconds=1e-3
+        model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0
     )
     assert report.measured == 0 < report.trials  # the job spent more than the compile would
     again = tune(model, database)

@@ -1,114 +1,114 @@
-"""The measured search: choosing is pure and covers every M; one run on a tiny model."""
+"""Tables of a whole model: total cover, one budget, equal products once; once on a real meter."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from dataclasses import replace
 
-from dovetail.codegen.targets import TARGETS, host_target
-from dovetail.compiler.measure import Candidate, Measurement, Meter
-from dovetail.compiler.schedules import (
-    LINEAR,
-    GemmOp,
-    default_gemm_rows,
-    gemm_ops,
-)
+import pytest
+
+from dovetail.codegen.targets import host_target
+from dovetail.compiler.measure import Meter
+from dovetail.compiler.payload import Payload, make_payload
+from dovetail.compiler.schedules import default_tables, gemm_ops
+from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice
 from dovetail.compiler.search.tables import (
-    CANDIDATE_GAIN,
-    POINTS,
-    candidates_at,
-    phase_points,
-    ranking,
-    reused,
-    rows_from,
+    EFFORTS,
+    heaviest_points,
+    search_points,
     search_tables,
+    search_tasks,
     tuning_library,
 )
+from dovetail.compiler.workload import DEFAULT_WORKLOAD
 from dovetail.ir.errors import SpecError
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.search.landscape import TARGET, Landscape, task
 from tests.compiler.test_schedules import SPEC, plan
 
-OP = GemmOp("qkv", LINEAR, 320, 192, "f32")
-TARGET = TARGETS["x86-64-avx512"]
-DEFAULTS = default_gemm_rows(OP, TARGET, 2, 1 << 25)
+PAYLOAD = make_payload(SPEC, DEFAULT_WORKLOAD, 64, 8)
 
 
-def measured(name: str, seconds: float, status: str = "ok") -> Measurement:
-    return Measurement(
-        candidate=Candidate(name, (0,) * 8), status=status, seconds=seconds, low=seconds
-    )
+def searched(land, target=TARGET, **options):
+    options = {"plan": plan(2, 2), "hardware": read_hardware(), "measurer": land, **options}
+    return search_tables(SPEC, options.pop("payload", PAYLOAD), target=target, **options).tables
 
 
-def test_the_default_keeps_its_place_unless_clearly_beaten():
-    close = [measured("default", 1.0), measured("other", 1.0 - CANDIDATE_GAIN / 2)]
-    assert ranking(close)[0].candidate.kernel == "default"
-    clear = [measured("default", 1.0), measured("other", 1.0 - 2 * CANDIDATE_GAIN)]
-    assert ranking(clear)[0].candidate.kernel == "other"
+def test_points_reach_the_first_that_serves_the_largest_m():
+    assert search_points(512, EFFORTS["fast"].points)[-1] == 512
+    assert search_points(65, EFFORTS["fast"].points)[-2:] == (64, 96)
+    assert search_points(1, EFFORTS["fast"].points) == (1,)
 
 
-def test_failed_candidates_are_never_chosen():
-    found = [measured("default", 0.0, "crash"), measured("b", 0.0, "wrong"), measured("c", 2.0)]
-    assert [m.candidate.kernel for m in ranking(found)] == ["c"]
-    assert ranking([measured("default", 0.0, "timeout")]) == ()
+def test_decode_steps_have_one_row_per_sequence():
+    tasks = search_tasks(PAYLOAD, plan(4, 2), read_hardware(), TARGET, EFFORTS["fast"])
+    largest = {(name, one.op.op): one.points[-1] for name, one in tasks}
+    assert largest["prefill", "qkv"] == 64 and largest["decode", "qkv"] == 8
+    assert largest["prefill", "head"] == largest["decode", "head"] == 8
 
 
-@given(points=st.sets(st.sampled_from(POINTS)), data=st.data())
-def test_rows_cover_every_m_whatever_was_measured(points, data):
-    names = st.sampled_from(["a", "b", "c"])
-    winners = {m: measured(data.draw(names), 1.0) for m in points}
-    rows = rows_from(OP, winners, DEFAULTS)
-    bounds = [row.m_lo for row in rows]
-    assert bounds[0] == 1 and bounds == sorted(set(bounds))
-    for m in points:
-        serving = [row for row in rows if row.m_lo <= m][-1]
-        assert serving.kernel == winners[m].candidate.kernel and serving.source == "measured"
-    if points and max(points) < POINTS[-1]:
-        assert rows[-1].source == "default"
+@pytest.mark.parametrize("budget", [0.0, 0.3, 5.0])
+def test_every_m_is_covered_whatever_the_budget(budget):
+    land = Landscape()
+    tables = searched(land, budget_seconds=budget, plan=plan(2, 1))
+    assert land.clock <= 2 * budget + 0.1
+    for table in tables:
+        bounds = [row.m_lo for row in table.rows]
+        assert bounds[0] == 1 and bounds == sorted(set(bounds))
+    sources = {row.source for table in tables for row in table.rows if table.n}
+    assert (MEASURED in sources) == (budget > 0)
+    if budget == 0:
+        rules = default_tables(SPEC, TARGET, plan(2, 1), read_hardware()).tables
+        assert sorted(tables, key=repr) == sorted(rules, key=repr)
 
 
-@pytest.mark.parametrize("m", POINTS)
-def test_candidates_start_with_the_default(m):
-    found = candidates_at(OP, TARGET, m, threads=2, l3_bytes=1 << 25)
-    serving = [row for row in DEFAULTS if row.m_lo <= m][-1]
-    assert (found[0].kernel, found[0].schedule) == (serving.kernel, serving.schedule)
-    assert len(set(found)) == len(found)
-    assert reused(found, found[3:]) == (found[0], *found[3:5])
+def test_equal_products_are_searched_once():
+    land = Landscape()
+    seen = []
+    tables = searched(land, progress=lambda done, total, name: seen.append((done, total, name)))
+    shapes = {(case.n, case.k, case.kind) for case, _ in land.asked}
+    assert shapes == {(op.n, op.k, op.kind) for op in gemm_ops(SPEC)}
+    assert [name.split()[0] for _, _, name in seen] == ["qkv", "o", "gate_up", "down", "head"]
+    count = len(land.asked)
+    again = Landscape()
+    use = PAYLOAD.uses[0]
+    twice = Payload((use, replace(use, gemm=replace(use.gemm, op="other"))))
+    tables = searched(again, payload=twice)
+    one = Landscape()
+    searched(one, payload=Payload((use,)))
+    assert len(again.asked) == len(one.asked) < count
+    assert tables[0].rows == tables[1].rows and tables[1].op == "other"
 
 
-def test_decode_and_head_see_one_row_per_sequence():
-    ops = {op.op: op for op in gemm_ops(SPEC)}
-    assert max(phase_points(ops["qkv"], "prefill", 512, 8)) == 512
-    assert max(phase_points(ops["qkv"], "decode", 512, 8)) == 8
-    assert max(phase_points(ops["head"], "any", 512, 8)) == 8
+def test_sample_points_carry_their_loss():
+    tables = searched(Landscape(), effort="fast")
+    losses = [row.measured_loss for t in tables for row in t.rows if row.measured_loss is not None]
+    assert losses and all(0 <= loss <= 0.05 for loss in losses)
+
+
+def test_the_heaviest_points_are_those_with_most_rows():
+    choices = {m: Choice(task().default(m), MEASURED) for m in (1, 8, 64)}
+    choices[128] = Choice(task().default(128), DEFAULT)
+    sizes = {1: 0.9, 5: 0.01, 50: 0.09, 128: 0.5}
+    assert heaviest_points(choices, sizes, 1) == (64,)
+    assert heaviest_points(choices, sizes, 2) == (1, 64)
 
 
 def test_search_on_a_tiny_model():
-    target, hardware, steps = host_target(), read_hardware(), []
+    target, hardware = host_target(), read_hardware()
     library = tuning_library(SPEC, target)
     with Meter(library.path, library.index, pool_bytes=1 << 24) as meter:
-        tables = search_tables(
-            SPEC,
-            plan(2, 1),
-            hardware,
-            meter,
-            target=target,
-            budget_seconds=2.0,
-            max_tokens=32,
-            max_sequences=2,
-            progress=lambda done, total, name: steps.append((done, total)),
-        )
-    gemm = [t for t in tables.tables if t.n]
+        start = meter.now()
+        tables = searched(meter, target, plan=plan(2, 1), hardware=hardware, budget_seconds=3.0)
+        assert meter.now() - start < 60
+    gemm = [t for t in tables if t.n]
     assert {(t.op, t.phase) for t in gemm} == {
         (op.op, phase) for op in gemm_ops(SPEC) for phase in ("prefill", "decode")
     }
-    assert all(t.rows[0].m_lo == 1 for t in tables.tables)
-    assert any(row.source == "measured" for t in gemm for row in t.rows)
-    assert steps == [(i, 10) for i in range(10)]
+    assert any(row.source == MEASURED for t in gemm for row in t.rows)
+    names = {kernel.name for kernel in library.index.kernels}
+    assert {row.kernel for t in gemm for row in t.rows} <= names
 
 
 def test_unknown_effort_is_refused():
     with pytest.raises(SpecError, match="effort"):
-        search_tables(
-            SPEC, plan(1, 1), read_hardware(), None, target=host_target(), effort="heroic"
-        )
+        searched(None, effort="heroic")

@@ -1,0 +1,175 @@
+"""The cost model: roofline and cache traffic of a program, corrected by what trials have shown.
+
+In: a task, M, a program; to fit, timed programs. Out: predicted seconds. It prunes before measuring
+and ranks where nothing can be measured; without records it is the analytic estimate alone, whose
+machine figures are assumed, so that only its ranking means something.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.compiler.schedules import SILU
+from dovetail.compiler.search.policy import Sample, SearchTask
+from dovetail.compiler.search.space import PREFETCHES, Program, Scheme, Slice
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.model import PANEL
+
+CLOCK = 3e9
+FMA_PORTS = {4: 2, 8: 2, 16: 1, 1: 1}
+"""Vector lanes to multiply-adds begun in one cycle; the wide ones of many cores fill both ports."""
+LOADS, FMA_LATENCY = 2, 4
+TILE_CYCLES = 30.0
+"""Entering and leaving one micro-kernel."""
+BARRIER_SECONDS = 2e-6
+LEVEL_BYTES_PER_SECOND = (2e11, 6e10, 2.5e10, 1.2e10)
+"""One core's reads from L1, L2, the last level and memory."""
+MEMORY_BYTES_PER_SECOND = 4e10
+"""What all cores read from memory together."""
+LEAST_SAMPLES = 24
+"""Fewer timed programs than this fit nothing."""
+
+
+class Regressor(Protocol):
+    """What scikit-learn's regressors do."""
+
+    def predict(self, features: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return one value per row of features."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the busiest thread does. Seconds: multiply-adds, and reads from each cache level."""
+
+    compute: float
+    traffic: tuple[float, float, float, float]
+    calls: float
+    reduce: float
+
+    @property
+    def seconds(self) -> float:
+        """The slowest of computing and memory, and a share of the caches' traffic beside it."""
+        *near, memory = self.traffic
+        return max(self.compute, memory) + 0.3 * sum(near) + self.calls + self.reduce
+
+
+def estimate_work(task: SearchTask, m: int, program: Program) -> Work:
+    """Return the work of `program` on the product at M = m (the roofline, level by level)."""
+    op, lanes = task.op, task.target.lanes
+    problem, tile = task.problem(m), program.tile
+    whole = problem.extents(tile, program.scheme)
+    part = [
+        size or extent for size, extent in zip(_sides(program.slice), _sides(whole), strict=True)
+    ]
+    rows, groups, depth = (float(side) for side in _sides(whole))
+    slices_m, slices_k = math.ceil(rows / part[0]), math.ceil(depth / part[2])
+    tiles = slices_m * math.ceil(min(part[0], rows) / tile.rows)
+    height, vectors = rows / tiles, tile.panels * PANEL / lanes
+    cycles = max(
+        height * vectors / FMA_PORTS[lanes],
+        (height + vectors) / LOADS,
+        FMA_LATENCY * min(1.0, height * vectors),
+    )
+    group = tile.panels * PANEL * DTYPES[op.dtype].size
+    weight = groups * group * depth
+    seen = part[1] * group * part[2]
+    per_level = [0.0, 0.0, 0.0, 0.0]
+    per_level[3] += weight * slices_m
+    per_level[_level(task, seen)] += weight * (tiles - slices_m)
+    per_level[_level(task, 4 * part[0] * part[2])] += 4 * rows * depth * groups / part[1]
+    per_level[_level(task, 4 * height * part[2])] += 4 * rows * depth * groups
+    columns = groups * tile.panels * PANEL / (2 if op.kind == SILU else 1)
+    per_level[_level(task, 4 * rows * columns)] += 8 * rows * columns * slices_k
+    speeds = list(LEVEL_BYTES_PER_SECOND)
+    speeds[3] = min(speeds[3], MEMORY_BYTES_PER_SECOND / task.phase.threads)
+    sums = (program.scheme.k - 1) * 8.0 * m * problem.units * PANEL / task.phase.threads
+    return Work(
+        compute=groups * tiles * depth * cycles / CLOCK,
+        traffic=(
+            per_level[0] / speeds[0],
+            per_level[1] / speeds[1],
+            per_level[2] / speeds[2],
+            per_level[3] / speeds[3],
+        ),
+        calls=groups * tiles * slices_k * TILE_CYCLES / CLOCK,
+        reduce=sums / speeds[2] + BARRIER_SECONDS if sums else 0.0,
+    )
+
+
+def _level(task: SearchTask, size: float) -> int:
+    """Return the cache level (0 = L1) that holds `size` bytes beside what streams by; 3 = none."""
+    for level in (1, 2, 3):
+        if size <= task.hardware.cache_bytes(level) / 2:
+            return level - 1
+    return 3
+
+
+def _sides(part: Slice | Scheme) -> tuple[int, int, int]:
+    return part.m, part.n, part.k
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Predicts seconds: the analytic estimate, times a fitted correction where there is one."""
+
+    correction: Regressor | None = field(default=None, compare=False)
+
+    def seconds(self, task: SearchTask, m: int, program: Program) -> float:
+        """Return the predicted seconds of one program."""
+        return self.predict(task, m, (program,))[0]
+
+    def predict(self, task: SearchTask, m: int, programs: Sequence[Program]) -> list[float]:
+        """Return the predicted seconds of each program."""
+        work = [estimate_work(task, m, program).seconds for program in programs]
+        if self.correction is None or not programs:
+            return work
+        rows = np.array([_features(task, m, program) for program in programs])
+        factors = np.exp(self.correction.predict(rows))
+        return [float(w * f) for w, f in zip(work, factors, strict=True)]
+
+    def best(
+        self, task: SearchTask, m: int, programs: Iterable[Program], count: int
+    ) -> list[Program]:
+        """Return the `count` programs predicted fastest, best first."""
+        known = list(programs)
+        seconds = dict(zip(known, self.predict(task, m, known), strict=True))
+        return sorted(known, key=seconds.__getitem__)[:count]
+
+
+def fit_cost_model(samples: Sequence[Sample]) -> CostModel:
+    """Return a model corrected by timed programs; the analytic one where they are too few."""
+    if len(samples) < LEAST_SAMPLES:
+        return CostModel()
+    from sklearn.ensemble import GradientBoostingRegressor  # noqa: PLC0415  (a second to import)
+
+    features = np.array([_features(s.task, s.m, s.program) for s in samples])
+    ratios = [s.seconds / estimate_work(s.task, s.m, s.program).seconds for s in samples]
+    model = GradientBoostingRegressor(n_estimators=120, max_depth=4, random_state=0)
+    return CostModel(model.fit(features, np.log(ratios)))
+
+
+def _features(task: SearchTask, m: int, program: Program) -> list[float]:
+    """Return what the correction sees: shape, tile, shares of the estimate, slice, prefetch."""
+    work = estimate_work(task, m, program)
+    whole = task.problem(m).extents(program.tile, program.scheme)
+    shares = [work.compute, *work.traffic, work.calls, work.reduce]
+    return [
+        math.log2(m),
+        math.log2(task.op.n),
+        math.log2(task.op.k),
+        float(task.op.kind == SILU),
+        float(DTYPES[task.op.dtype].size),
+        float(program.tile.rows),
+        float(program.tile.panels),
+        whole.m / program.tile.rows % 1,
+        *(math.log2(1 + size) for size in _sides(program.slice)),
+        *(float(size) for size in _sides(program.scheme)),
+        float(PREFETCHES.index(program.prefetch)) if program.prefetch in PREFETCHES else -1.0,
+        *(share / work.seconds for share in shares),
+    ]

@@ -1,0 +1,210 @@
+"""What every search policy gets and gives, and the bench on which its programs are timed.
+
+In: a `SearchTask` (a product, its M values, a target, threads, a budget) and a `Measurer`. Out: a
+`SearchResult`, one `Choice` per M. Policies are pure: same measurements, same choices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dovetail.codegen.isa.target import Target
+from dovetail.compiler.measure import SKIPPED, Candidate, Measurement, Measurer
+from dovetail.compiler.schedules import (
+    GemmOp,
+    MicroKernel,
+    default_prefetch,
+    default_row,
+    default_tile,
+)
+from dovetail.compiler.search.space import Problem, Program, Scheme, Slice
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.schedule import SCHEDULE_VALUES
+from dovetail.ir.tuning import OK
+from dovetail.topology.hardware import HardwareSpec
+
+MEASURED, REUSED, PREDICTED, DEFAULT = "measured", "reused", "predicted", "default"
+"""Where a choice comes from: its own timing, a like M's slice, a model, the rules."""
+CANDIDATE_GAIN = 0.03
+"""A challenger must beat the default schedule by this share, twice: less is noise."""
+CONFIRM_ROUNDS = 9
+UNTIMED_BATCH = 8
+"""Programs timed at once where the default failed, so that nothing tells how long they take."""
+LEAST_RUNS = 3
+"""What a Measurer runs of each candidate at least: a check and two rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTask:
+    """One matrix product to find schedules for at all `points`, sorted M values.
+
+    sizes: M -> share of the workload's steps, may be empty. seconds: the budget, on the measurer's
+    clock. rounds: how often a candidate is timed.
+    """
+
+    op: GemmOp
+    target: Target
+    phase: PhasePlan
+    hardware: HardwareSpec
+    points: tuple[int, ...]
+    seconds: float = math.inf
+    rounds: int = 5
+    sizes: Mapping[int, float] = field(default_factory=dict)
+
+    def problem(self, m: int) -> Problem:
+        """Return the product at one M."""
+        return Problem(self.op, m, self.target, self.phase.threads, self.phase.cpus)
+
+    def default(self, m: int) -> Program:
+        """Return what the rules choose at one M."""
+        threads, l3_bytes = self.phase.threads, self.hardware.cache_bytes(3)
+        row = default_row(self.op, self.target, m, threads, l3_bytes)
+        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+        return Program(
+            default_tile(self.op, self.target, m),
+            Slice(values["block_m"], values["block_n"], values["block_k"]),
+            Scheme(values["grid_m"], values["grid_n"], values["grid_k"]),
+            values["prefetch"],
+        )
+
+    def program(self, m: int, tile: MicroKernel, part: Slice, scheme: Scheme) -> Program:
+        """Return a program with the prefetch distance that the rules give its tile."""
+        part = self.problem(m).canonical(tile, part, scheme)
+        return Program(tile, part, scheme, default_prefetch(self.op, tile, m))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What serves one M: a program, its seconds where timed, and where it comes from.
+
+    by_panels: the best program of each panel count and its seconds, where several were timed.
+    """
+
+    program: Program
+    source: str
+    seconds: float | None = None
+    by_panels: Mapping[int, tuple[Program, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A timed program."""
+
+    task: SearchTask
+    m: int
+    program: Program
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The choices by M, how many trials they took, their seconds on the measurer's clock.
+
+    samples: what a cost model may learn from.
+    """
+
+    choices: dict[int, Choice]
+    trials: int
+    seconds: float
+    samples: tuple[Sample, ...] = ()
+
+
+class Policy(Protocol):
+    """A way to find schedules; all policies share the micro-kernels and the measuring."""
+
+    def search(self, task: SearchTask, measurer: Measurer) -> SearchResult:
+        """Return a choice for every M of `task.points`; those without budget get the rules'."""
+
+
+class Bench:
+    """Times programs of one product at one M, its default program first, and remembers them.
+
+    After `end` on the measurer's clock nothing more is timed: programs then cost infinity.
+    """
+
+    def __init__(self, task: SearchTask, measurer: Measurer, m: int, end: float = math.inf) -> None:
+        self.task, self.m, self.problem, self.end = task, m, task.problem(m), end
+        self.default = task.default(m)
+        self.found: dict[Program, Measurement] = {}
+        self.trials = 0
+        self._measurer = measurer
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.end - self._measurer.now()
+
+    def time(self, programs: Iterable[Program], rounds: int | None = None) -> list[float]:
+        """Return the lower quartile of each program's seconds, infinity for a failed one.
+
+        That quartile is what other processes disturb least. A program timed before is not timed
+        again unless `rounds` asks for more. The default is timed first of all: it is the reference.
+        """
+        wanted = list(programs)
+        if not self.found and math.isfinite(self.end) and self.left > 0:
+            self._measure((), self.task.rounds)  # how long the default takes bounds the others
+        again = rounds is not None
+        missing = [p for p in dict.fromkeys(wanted) if again or p not in self.found]
+        if self.left > 0:
+            self._measure(missing[: self._affordable()], rounds or self.task.rounds)
+        return [self.cost(program) for program in wanted]
+
+    def cost(self, program: Program) -> float:
+        """Return what a program cost when it was timed, infinity where it failed or was not."""
+        found = self.found.get(program)
+        return found.low if found is not None and found.status == OK else math.inf
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return every program that was timed and right."""
+        costs = ((program, self.cost(program)) for program in self.found)
+        return tuple(Sample(self.task, self.m, p, c) for p, c in costs if c < math.inf)
+
+    def _affordable(self) -> int | None:
+        """Return how many programs about as slow as the default fit, each checked and run twice."""
+        if not math.isfinite(self.end):
+            return None
+        default = self.cost(self.default)
+        if default == math.inf:
+            return UNTIMED_BATCH
+        return max(0, int(self.left / (LEAST_RUNS * default)))
+
+    def _measure(self, programs: Sequence[Program], rounds: int) -> None:
+        asked = tuple(dict.fromkeys(programs if self.found else (self.default, *programs)))
+        if not asked:
+            return
+        candidates: list[Candidate] = [self.problem.candidate(p) for p in asked]
+        measured = self._measurer.measure(
+            self.problem.case, candidates, rounds=rounds, seconds=min(self.left, 1e9)
+        )
+        self.trials += len(asked)
+        for program, found in zip(asked, measured, strict=True):
+            if found.status != SKIPPED or program not in self.found:
+                self.found[program] = found
+
+    def best(self, programs: Iterable[Program] = ()) -> Program:
+        """Return the fastest of some programs, or of all timed ones.
+
+        The default is always among them and keeps its place unless beaten clearly.
+        """
+
+        def cost(program: Program) -> float:
+            favour = 1 - CANDIDATE_GAIN if program == self.default else 1
+            return favour * self.cost(program)
+
+        return min((self.default, *(programs or self.found)), key=cost)
+
+    def choice(self, source: str = MEASURED) -> Choice:
+        """Return the best program, confirmed against the default by more rounds."""
+        if (best := self.best()) != self.default:
+            self.time((self.default, best), rounds=max(CONFIRM_ROUNDS, self.task.rounds))
+            best = self.best((best,))
+        if not self.cost(best) < math.inf:
+            return Choice(self.default, DEFAULT)
+        by_panels: dict[int, tuple[Program, float]] = {}
+        for program in sorted(self.found, key=self.cost):
+            if (cost := self.cost(program)) < math.inf:
+                by_panels.setdefault(program.tile.panels, (program, cost))
+        return Choice(best, source, self.found[best].seconds, by_panels)

@@ -1,0 +1,164 @@
+"""The policy `sandwich`: micro-kernel, slice and scheme searched jointly (Sandwich §3.2, §6).
+
+For every M: fast start of each micro-kernel, finetune under every polymerization scheme, the best
+of all. A sliding window over micro-kernels and the reuse of slices that have settled keep it short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dovetail.compiler.measure import Measurer
+from dovetail.compiler.schedules import MOST_ROWS, MicroKernel
+from dovetail.compiler.search.cost_model import CostModel
+from dovetail.compiler.search.growth import distance, drive, fast_start, finetune, room_for
+from dovetail.compiler.search.policy import (
+    MEASURED,
+    REUSED,
+    Bench,
+    Choice,
+    Sample,
+    SearchResult,
+    SearchTask,
+)
+from dovetail.compiler.search.space import K_UNIT, PREFETCHES, WHOLE, Program, Scheme, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Sandwich:
+    """The policy and its settings.
+
+    window: sigma, the number of shapes whose micro-kernels stay candidates. breadth: micro-kernels
+    timed at one M, best first by the cost model. growing: those whose slices grow, of the ones
+    within `slack` of the best. threshold: a slice that differs less from the average of the last
+    `settled` ones is fixed for larger M. Switched off for ablations: the choice of micro-kernels,
+    of polymerization schemes, split-K, reuse.
+    """
+
+    window: int = 16
+    breadth: int = 64
+    growing: int = 8
+    slack: float = 0.5
+    threshold: float = 0.25
+    settled: int = 3
+    micro_kernel_choice: bool = True
+    polymerization: bool = True
+    split_k: bool = True
+    reuse: bool = True
+    model: CostModel = field(default_factory=CostModel)
+
+    def search(self, task: SearchTask, measurer: Measurer) -> SearchResult:
+        """Return the best program found at each M, smallest first."""
+        start, trials = measurer.now(), 0
+        history: list[Program] = []
+        samples: list[Sample] = []
+        choices: dict[int, Choice] = {}
+        weights = {m: math.sqrt(self.model.seconds(task, m, task.default(m))) for m in task.points}
+        for i, m in enumerate(task.points):
+            left = start + task.seconds - measurer.now()
+            share = weights[m] / sum(weights[later] for later in task.points[i:])
+            bench = Bench(task, measurer, m, measurer.now() + max(left, 0) * share)
+            tall = [choices[m].program for m in choices if m > MOST_ROWS[task.op.kind]]
+            fixed = self._settled(tall) if self.reuse else None
+            self._search_at(bench, self._tiles(bench, history), history, fixed)
+            choices[m] = bench.choice(REUSED if fixed else MEASURED)
+            history.append(choices[m].program)
+            samples += bench.samples()
+            trials += bench.trials
+        return SearchResult(choices, trials, measurer.now() - start, tuple(samples))
+
+    def _tiles(self, bench: Bench, history: Sequence[Program]) -> tuple[MicroKernel, ...]:
+        """Return the candidates: all for the first sigma shapes, then the last sigma chosen."""
+        if not self.micro_kernel_choice:
+            return (bench.default.tile,)
+        tiles: Iterable[MicroKernel] = bench.problem.tiles()
+        if len(history) >= self.window:
+            tiles = dict.fromkeys(program.tile for program in history[-self.window :])
+        return tuple(tiles)
+
+    def _settled(self, history: Sequence[Program]) -> Program | None:
+        """Return the last program where its slice is near the average before it, same scheme.
+
+        `history` has shapes of several row tiles only: one tile says nothing about slices.
+        """
+        last = history[-self.settled - 1 :]
+        if len(last) <= self.settled or len({program.scheme for program in last}) > 1:
+            return None
+        before = [program.slice for program in last[:-1]]
+        average = Slice(*(sum(side) // len(before) for side in _sides(before)))
+        near = distance(last[-1].slice, average) <= self.threshold
+        return last[-1] if near else None
+
+    def _search_at(
+        self,
+        bench: Bench,
+        tiles: Sequence[MicroKernel],
+        history: Sequence[Program],
+        fixed: Program | None,
+    ) -> None:
+        """Time programs of one M: with a fixed slice only the micro-kernels are compared."""
+        task, m = bench.task, bench.m
+        scheme = fixed.scheme if fixed else bench.default.scheme
+        seeds = [fixed.slice] if fixed else [WHOLE, *(p.slice for p in history[-1:])]
+        first = [task.program(m, tile, part, scheme) for tile in tiles for part in seeds]
+        first = self.model.best(task, m, dict.fromkeys(first), self.breadth)
+        bench.time((bench.default, *first))
+        if fixed is None:
+            grown = self._fast_start(bench, self._promising(bench))
+            self._finetune(bench, grown)
+        self._vary_prefetch(bench)
+
+    def _promising(self, bench: Bench) -> list[MicroKernel]:
+        """Return the micro-kernels within `slack` of the best, best first."""
+        ranked = sorted((bench.default, *bench.found), key=bench.cost)
+        limit = (1 + self.slack) * bench.cost(ranked[0])
+        tiles = dict.fromkeys(p.tile for p in ranked if bench.cost(p) <= limit)
+        return list(tiles)[: self.growing]
+
+    def _fast_start(self, bench: Bench, tiles: Sequence[MicroKernel]) -> dict[MicroKernel, Slice]:
+        scheme = bench.default.scheme
+        growths = {}
+        for tile in tiles:
+            room = room_for(
+                _unit(tile), bench.problem.extents(tile, Scheme()), bench.task.phase.threads
+            )
+            growths[tile] = fast_start(room.unit, room)
+
+        def cost(asked: Sequence[tuple[MicroKernel, Slice]]) -> list[float]:
+            return bench.time(bench.task.program(bench.m, t, part, scheme) for t, part in asked)
+
+        return drive(growths, cost)
+
+    def _finetune(self, bench: Bench, grown: dict[MicroKernel, Slice]) -> None:
+        problem, growths = bench.problem, {}
+        schemes = problem.schemes(split_k=self.split_k)
+        if not self.polymerization:
+            schemes = (bench.default.scheme,)
+        for tile, part in grown.items():
+            for scheme in schemes:
+                room = room_for(_unit(tile), problem.extents(tile, scheme), 1)
+                timed = [p for p in bench.found if p.tile == tile and p.scheme == scheme]
+                best = min(timed, key=bench.cost).slice if timed else part
+                growths[tile, scheme] = finetune(best, room)
+
+        def cost(asked: Sequence[tuple[tuple[MicroKernel, Scheme], Slice]]) -> list[float]:
+            return bench.time(
+                bench.task.program(bench.m, tile, part, scheme) for (tile, scheme), part in asked
+            )
+
+        drive(growths, cost)
+
+    def _vary_prefetch(self, bench: Bench) -> None:
+        """Try all prefetch distances for the best programs."""
+        best = sorted(bench.found, key=bench.cost)[:2]
+        bench.time(replace(p, prefetch=prefetch) for p in best for prefetch in PREFETCHES)
+
+
+def _unit(tile: MicroKernel) -> Slice:
+    return Slice(tile.rows, 1, K_UNIT)
+
+
+def _sides(parts: Sequence[Slice]) -> Iterable[tuple[int, ...]]:
+    return zip(*((part.m, part.n, part.k) for part in parts), strict=True)

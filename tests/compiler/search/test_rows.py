@@ -1,0 +1,75 @@
+"""Rows cover every M: measured ones, the rules between and beyond; losses against the optimum."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.compiler.schedules import default_gemm_rows
+from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice
+from dovetail.compiler.search.rows import make_rows, measure_losses
+from dovetail.compiler.search.sandwich import Sandwich
+from dovetail.compiler.search.space import WHOLE, Program, Scheme, Slice
+from dovetail.ir.schedule import SCHEDULE_VALUES
+from tests.compiler.search.landscape import Landscape, bowl, task
+
+POINTS = (1, 2, 4, 8, 16, 32, 64, 128)
+TASK = task(points=POINTS)
+RULES = default_gemm_rows(TASK.op, TASK.target, 2, TASK.hardware.cache_bytes(3))
+
+
+def serving(rows, m):
+    return [row for row in rows if row.m_lo <= m][-1]
+
+
+def some(m, source=MEASURED):
+    tile = TASK.problem(m).tiles()[0]
+    return Choice(Program(tile, WHOLE, Scheme(1, 2, 1), 0), source, 1.0)
+
+
+@given(measured=st.sets(st.sampled_from(POINTS)))
+def test_choices_serve_up_to_their_point_and_rules_the_rest(measured):
+    choices = {m: some(m) if m in measured else Choice(TASK.default(m), DEFAULT) for m in POINTS}
+    rows = make_rows(TASK, choices)
+    bounds = [row.m_lo for row in rows]
+    assert bounds[0] == 1 and bounds == sorted(set(bounds))
+    for m in range(1, 200):
+        point = next((p for p in POINTS if p >= m), POINTS[-1])
+        row = serving(rows, m)
+        if point in measured:
+            assert row.schedule == TASK.problem(point).candidate(choices[point].program).schedule
+            assert row.source == MEASURED
+        else:
+            rule = serving(RULES, m)
+            assert (row.kernel, row.schedule) == (rule.kernel, rule.schedule)
+
+
+def test_beyond_a_single_row_tile_the_rules_answer():
+    rows = make_rows(TASK, {m: some(m) for m in (1, 8)})
+    assert serving(rows, 8).source == MEASURED and serving(rows, 9).source == DEFAULT
+    assert serving(make_rows(TASK, {64: some(64)}), 5000).source == MEASURED
+
+
+def test_split_k_rows_name_what_adds_up_their_parts():
+    split = Choice(Program(TASK.problem(8).tiles()[0], WHOLE, Scheme(1, 1, 2), 0), MEASURED, 1.0)
+    rows = make_rows(TASK, {8: split}, {8: 0.02})
+    assert rows[0].reduce_kernel == "gemm_linear_reduce_f32" and rows[0].measured_loss == 0.02
+
+
+def test_losses_are_those_of_the_landscape():
+    land = Landscape()
+    found = Sandwich().search(TASK, land).choices
+    assert max(measure_losses(TASK, land, found, (8, 64)).values()) <= 0.03
+    whole = {m: Choice(TASK.default(m), DEFAULT) for m in POINTS}
+    worse = measure_losses(TASK, land, whole, (8, 64))
+    for m, loss in worse.items():
+        case, default = TASK.problem(m).case, TASK.problem(m).candidate(whole[m].program)
+        here = land.seconds(case, default)
+        best = min(
+            bowl(case, t.panels, dict(zip(SCHEDULE_VALUES, candidate.schedule, strict=True)))
+            for t in TASK.problem(m).tiles()
+            for scheme in TASK.problem(m).schemes()
+            for candidate in [TASK.problem(m).candidate(TASK.program(m, t, Slice(0, 1, 0), scheme))]
+        )
+        assert abs(loss - (here / best - 1)) < 1e-9
+    assert not measure_losses(TASK, land, whole, (8,), seconds=0.0)

@@ -1,0 +1,137 @@
+"""`sandwich` on a made-up machine: finds the optimum, in few trials, within its budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dovetail.compiler.schedules import LINEAR, SILU
+from dovetail.compiler.search.policy import CANDIDATE_GAIN, DEFAULT, REUSED
+from dovetail.compiler.search.sandwich import Sandwich
+from dovetail.compiler.search.space import PREFETCHES, Program, Slice
+from tests.compiler.search.landscape import OVERHEAD, Landscape, bowl, task
+
+LONG = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+def optimum(one, m, land):
+    """The least seconds over every tile, scheme and slices in steps of the search's own units."""
+    problem = one.problem(m)
+    return min(
+        land.seconds(problem.case, problem.candidate(Program(tile, part, scheme, PREFETCHES[0])))
+        for tile in problem.tiles()
+        for scheme in problem.schemes()
+        for part in (Slice(0, 1, k) for k in range(0, one.op.k, 64))
+    )
+
+
+def seconds(one, m, land, program):
+    problem = one.problem(m)
+    return land.seconds(problem.case, problem.candidate(program))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 6])
+def test_it_finds_the_optimum(threads):
+    land, one = Landscape(), task(threads=threads, points=(1, 8, 14, 64, 100))
+    found = Sandwich().search(one, land)
+    for m, choice in found.choices.items():
+        assert seconds(one, m, land, choice.program) <= (1 + CANDIDATE_GAIN) * optimum(one, m, land)
+    assert found.trials == len(land.asked) and found.seconds == land.clock
+
+
+def test_it_takes_split_k_where_it_pays():
+    def cost(case, panels, values):
+        return bowl(case, panels, values) / (4 if values["grid_k"] == 2 else 1)
+
+    one = task()
+    grids = [
+        Sandwich(split_k=split).search(one, Landscape(cost)).choices[8].program.scheme.k
+        for split in (True, False)
+    ]
+    assert grids == [2, 1]
+
+
+def test_ablations_leave_out_their_part():
+    one, land = task(points=(1, 8, 64)), Landscape()
+    fixed = Sandwich(micro_kernel_choice=False).search(one, land)
+    assert {c.program.tile for c in fixed.choices.values()} == {
+        one.default(m).tile for m in one.points
+    }
+    land = Landscape()
+    Sandwich(polymerization=False).search(one, land)
+    grids = {candidate.schedule[3:6] for _, candidate in land.asked}
+    assert grids == {(1, 2, 1)}
+
+
+def test_all_micro_kernels_are_tried_until_the_window_is_full():
+    one, land = task(points=LONG[:8]), Landscape()
+    Sandwich(window=4, reuse=False).search(one, land)
+    tried = {
+        m: {(c.kernel, c.schedule[0]) for case, c in land.asked if case.m == m} for m in LONG[:8]
+    }
+    assert all(len(tried[m]) >= len(one.problem(m).tiles()) for m in LONG[:4])
+    assert all(len(tried[m]) <= 4 + 1 for m in LONG[4:8])  # and the default
+
+
+def test_slices_that_settled_are_reused():
+    one = task(points=LONG)
+    costs = {}
+    for reuse in (True, False):
+        land = Landscape()
+        found = Sandwich(window=99, reuse=reuse).search(one, land)
+        costs[reuse] = len([1 for case, _ in land.asked if case.m >= 192])
+        sources = {found.choices[m].source for m in LONG[-4:]}
+        assert sources == ({REUSED} if reuse else {"measured"})
+        for m in LONG[-4:]:
+            best = optimum(one, m, land)
+            assert seconds(one, m, land, found.choices[m].program) <= 1.05 * best
+    assert costs[True] < costs[False] / 2
+
+
+def test_a_budget_is_kept_and_the_rest_gets_the_rules():
+    one, land = task(points=LONG, seconds=0.5), Landscape()
+    found = Sandwich().search(one, land)
+    assert land.clock < 2 * one.seconds
+    assert found.choices.keys() == set(LONG)
+    none = Sandwich().search(replace(one, seconds=0.0), empty := Landscape())
+    assert not empty.asked
+    assert {c.source for c in none.choices.values()} == {DEFAULT}
+    assert all(none.choices[m].program == one.default(m) for m in LONG)
+
+
+def test_failing_kernels_are_never_chosen():
+    land = Landscape(bad=lambda c: "wrong" if c.schedule[2] == 256 else None)
+    one = task()
+    found = Sandwich().search(one, land)
+    assert all(choice.program.slice.k != 256 for choice in found.choices.values())
+    every = Landscape(bad=lambda c: "crash")
+    assert {c.source for c in Sandwich().search(one, every).choices.values()} == {DEFAULT}
+
+
+def test_gains_within_the_noise_leave_the_default():
+    def flat(case, panels, values):
+        return 1.0 if values["block_k"] == 0 else 1 - CANDIDATE_GAIN / 2
+
+    one = task()
+    found = Sandwich().search(one, Landscape(flat))
+    assert all(found.choices[m].program == one.default(m) for m in one.points)
+
+
+def test_the_gated_product_is_searched_without_k():
+    land = Landscape()
+    found = Sandwich().search(task(kind=SILU, n=700), land)
+    assert all(candidate.schedule[2] == 0 for _, candidate in land.asked)
+    assert {choice.program.tile.panels for choice in found.choices.values()} == {2}
+
+
+def test_same_measurements_same_choices():
+    one = task(seconds=3.0)
+    assert Sandwich().search(one, Landscape()) == Sandwich().search(one, Landscape())
+
+
+def test_trials_cost_overhead():
+    """What the landscape charges is what budgets count."""
+    land = Landscape()
+    Sandwich().search(task(points=(1,)), land)
+    assert land.clock >= OVERHEAD * len(land.asked) and task().op.kind == LINEAR

@@ -1,0 +1,52 @@
+"""The space: tiles that differ, grids that use all threads, one spelling of each program."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.compiler.schedules import LINEAR, SILU, MicroKernel, micro_kernels
+from dovetail.compiler.search.space import Scheme, Slice
+from dovetail.ir.model import SPLIT_K_ELEMENTS
+from tests.compiler.search.landscape import TARGET, task
+
+
+@given(m=st.integers(1, 600), kind=st.sampled_from([LINEAR, SILU]))
+def test_every_micro_kernel_is_there_once_by_its_true_height(m, kind):
+    tiles = task(kind=kind).problem(m).tiles()
+    assert len(set(tiles)) == len(tiles)
+    cuts = {(t.panels, -(-m // t.rows)) for t in tiles}
+    assert len(cuts) == len(tiles)
+    assert cuts == {(t.panels, -(-m // t.rows)) for t in micro_kernels(kind, TARGET)}
+
+
+@given(m=st.integers(1, 2000), n=st.integers(1, 5000), k=st.integers(1, 5000), t=st.integers(1, 12))
+def test_schemes_give_every_thread_a_share(m, n, k, t):
+    problem = task(n=n, k=k, threads=t).problem(m)
+    schemes = problem.schemes()
+    assert schemes
+    used = {s.m * s.n * s.k for s in schemes}
+    assert len(used) == 1 and used.pop() <= t
+    for scheme in schemes:
+        assert scheme.m <= m and scheme.n <= problem.units
+        sums = (scheme.k - 1) * m * problem.units * 16
+        assert scheme.k == 1 or (scheme.k * 64 <= k and sums <= SPLIT_K_ELEMENTS)
+    assert all(s.k == 1 for s in problem.schemes(split_k=False))
+
+
+def test_two_threads_have_three_schemes():
+    assert set(task(threads=2).problem(8).schemes()) == {
+        Scheme(2, 1, 1),
+        Scheme(1, 2, 1),
+        Scheme(1, 1, 2),
+    }
+
+
+def test_whole_sides_are_spelled_zero():
+    problem, tile = task(n=512, k=1024).problem(64), MicroKernel(14, 2)
+    assert problem.extents(tile, Scheme(1, 2, 1)) == Slice(64, 8, 1024)
+    assert problem.canonical(tile, Slice(64, 8, 1024), Scheme(1, 2, 1)) == Slice(0, 0, 0)
+    assert problem.canonical(tile, Slice(28, 1, 128), Scheme(1, 2, 1)) == Slice(28, 1, 128)
+    gated = task(n=512, k=1024, kind=SILU).problem(64)
+    assert gated.extents(tile, Scheme(1, 2, 1)).n == 16
+    assert gated.canonical(tile, Slice(28, 1, 128), Scheme()).k == 0

@@ -49,7 +49,7 @@ def test_paged_decode_attention(cuda: Runner) -> None:
     n, ldq = len(lengths), (n_q + 2 * n_kv) * hd
     q = rng.standard_normal((n, ldq)).astype(np.float32)
     out = np.zeros((n, n_q * hd), np.float32)
-    partial = np.full((n, n_q, splits, hd + 2), np.nan, np.float32)
+    partial = np.full((n, n_q, splits, hd + 16), np.nan, np.float32)
     starts = np.zeros(1, np.int32)
     sizes = np.array(lengths, np.int32)
     tables = (starts, sizes, pool.tables, pool.tables.shape[1], pool.k, pool.v)

@@ -75,7 +75,8 @@ class CompileRequest:
     accelerator's adds its kernels. effort: `none` (schedules by rules), `fast` or `full` (and a
     search on this machine of at most `budget` seconds, by default the effort's own). database: of
     tuning records, by default the one in the build cache; what it holds is not measured again.
-    threads: of both phases.
+    threads: of both phases. deterministic: sums of float32 matrix products run in one order,
+    however requests meet in a batch.
     """
 
     model: str | Path
@@ -85,6 +86,7 @@ class CompileRequest:
     targets: tuple[str, ...] = ()
     effort: str = "fast"
     budget: float | None = None
+    deterministic: bool = False
     database: str | Path | None = None
     threads: int | None = None
     max_context: int | None = None
@@ -326,6 +328,7 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
                 target=target,
                 effort=request.effort,
                 budget_seconds=request.budget,
+                fixed_order=request.deterministic,
                 progress=lambda done, total, _op: steps.advance(done, total),
             )
         tables += found.tables

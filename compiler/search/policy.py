@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dovetail.codegen.isa.target import Target
@@ -42,7 +42,8 @@ class SearchTask:
     """One matrix product to find schedules for at all `points`, sorted M values.
 
     sizes: M -> share of the workload's steps, may be empty. seconds: the budget, on the measurer's
-    clock. rounds: how often a candidate is timed.
+    clock. rounds: how often a candidate is timed. fixed_order: sums over K run from first to last
+    at every M, so that results do not depend on M; K is then neither sliced nor split.
     """
 
     op: GemmOp
@@ -53,6 +54,7 @@ class SearchTask:
     seconds: float = math.inf
     rounds: int = 5
     sizes: Mapping[int, float] = field(default_factory=dict)
+    fixed_order: bool = False
 
     def problem(self, m: int) -> Problem:
         """Return the product at one M."""
@@ -72,7 +74,8 @@ class SearchTask:
 
     def program(self, m: int, tile: MicroKernel, part: Slice, scheme: Scheme) -> Program:
         """Return a program with the prefetch distance that the rules give its tile."""
-        part = self.problem(m).canonical(tile, part, scheme)
+        whole_k = replace(part, k=0) if self.fixed_order else part
+        part = self.problem(m).canonical(tile, whole_k, scheme)
         return Program(tile, part, scheme, default_prefetch(self.op, tile, m))
 
 

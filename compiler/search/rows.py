@@ -83,7 +83,7 @@ def measure_losses(
             task.program(m, tile, part, scheme)
             for part in (WHOLE, chosen.slice)
             for tile in problem.tiles()
-            for scheme in problem.schemes()
+            for scheme in problem.schemes(split_k=not task.fixed_order)
         )
         if not all(cost < math.inf for cost in bench.time((chosen, *space), rounds=2)):
             continue

@@ -133,7 +133,7 @@ class Sandwich:
 
     def _finetune(self, bench: Bench, grown: dict[MicroKernel, Slice]) -> None:
         problem, growths = bench.problem, {}
-        schemes = problem.schemes(split_k=self.split_k)
+        schemes = problem.schemes(split_k=self.split_k and not bench.task.fixed_order)
         if not self.polymerization:
             schemes = (bench.default.scheme,)
         for tile, part in grown.items():

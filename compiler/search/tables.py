@@ -105,11 +105,13 @@ def search_tables(
     target: Target,
     effort: str = "fast",
     budget_seconds: float | None = None,
+    fixed_order: bool = False,
     progress: Progress | None = None,
 ) -> ScheduleFile:
     """Return schedule tables for `spec`, timed by a `measurer` of its `tuning_library`.
 
-    `budget_seconds` bounds the search on the measurer's clock, by default the effort's own.
+    `budget_seconds` bounds the search on the measurer's clock, by default the effort's own;
+    `fixed_order` is that of SearchTask.
     `progress` gets (products done, all, the next one's name). Raises SpecError for an unknown
     `effort`.
     """
@@ -117,7 +119,8 @@ def search_tables(
         raise SpecError(f"unknown effort {effort!r}; choose one of {', '.join(EFFORTS)}")
     seconds = EFFORTS[effort].seconds if budget_seconds is None else budget_seconds
     search = ModelSearch(EFFORTS[effort], measurer, measurer.now() + seconds)
-    work = search_tasks(payload, plan, hardware, target, EFFORTS[effort])
+    tasks = search_tasks(payload, plan, hardware, target, EFFORTS[effort])
+    work = [(name, replace(task, fixed_order=fixed_order)) for name, task in tasks]
     search.plan(task for _, task in work)
     tables: list[ScheduleTable] = []
     for i, (name, task) in enumerate(work):

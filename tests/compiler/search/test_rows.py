@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.compiler.schedules import default_gemm_rows
@@ -27,6 +27,7 @@ def some(m, source=MEASURED):
     return Choice(Program(tile, WHOLE, Scheme(1, 2, 1), 0), source, 1.0)
 
 
+@settings(max_examples=25)
 @given(measured=st.sets(st.sampled_from(POINTS)))
 def test_choices_serve_up_to_their_point_and_rules_the_rest(measured):
     choices = {m: some(m) if m in measured else Choice(TASK.default(m), DEFAULT) for m in POINTS}

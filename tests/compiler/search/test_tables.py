@@ -46,7 +46,7 @@ def test_decode_steps_have_one_row_per_sequence():
     assert largest["prefill", "head"] == largest["decode", "head"] == 8
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("budget", [0.0, 0.3, 2.0])
 def test_every_m_is_covered_whatever_the_budget(budget):
     land = Landscape()
     tables = searched(land, budget_seconds=budget, plan=plan(2, 1))

@@ -1,0 +1,68 @@
+"""Random products under random schedules against float64, with K or N of 1 and primes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dovetail.codegen.targets import TARGETS
+from dovetail.compiler.schedules import LINEAR, SILU, built_tiles, kernel_name
+from tests.codegen.kernels.test_gemm import NATIVE, OWN, Problem
+
+ODD_SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 61, 97, 127, 128, 131)
+PREFETCHES = (0, 64, 1024, 4096, -1, -16)
+DEFAULT_CASES, ALL_CASES = 100, 2000
+
+
+def fuzz(count: int, seed: int) -> None:
+    """Check `count` random products; a failure names its problem and schedule."""
+    random = np.random.default_rng(seed)
+
+    def one_of(values):
+        return values[random.integers(len(values))]
+
+    def size(largest: int) -> int:
+        if random.random() < 0.6:
+            return int(one_of([s for s in ODD_SIZES if s <= largest]))
+        return int(random.integers(1, largest + 1))
+
+    for _ in range(count):
+        target, dtype = one_of(OWN)
+        kind = one_of((LINEAR, SILU))
+        tile = one_of(tuple(built_tiles(kind, TARGETS[target]).values()))
+        extras = {"bias": bool(random.integers(2))}
+        if kind == LINEAR:
+            extras |= {"residual": bool(random.integers(2)), "in_place": bool(random.integers(2))}
+        extras["in_place"] = extras.get("in_place", False) and extras["residual"]
+        room = int(one_of((0, 1000, 1 << 16)))
+        shape = (size(70), size(200), size(200), dtype)
+        problem = Problem(*shape, kind, **extras, seed=int(random.integers(99)), partial_size=room)
+        schedule = {
+            "m_tile": int(random.integers(0, 18)),
+            "block_m": int(one_of((0, 1, 5, 16, 64))),
+            "block_n": int(one_of((0, 1, 2, 3))),
+            "block_k": int(one_of((0, 1, 7, 16, 64))),
+            "grid_m": int(random.integers(0, 4)),
+            "grid_n": int(random.integers(0, 4)),
+            "grid_k": int(one_of((0, 1, 1, 2, 3))),
+            "prefetch": int(one_of(PREFETCHES)),
+        }
+        threads = int(random.integers(1, 7))
+        try:
+            problem.check(target, kernel_name(kind, dtype, tile), threads, **schedule)
+        except AssertionError as error:
+            raise AssertionError(f"{kind} {shape} {extras} {schedule} x{threads}") from error
+
+
+def test_random_products() -> None:
+    fuzz(DEFAULT_CASES, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 2 + ALL_CASES // 500))
+def test_two_thousand_random_products(seed: int) -> None:
+    fuzz(500, seed)
+
+
+def test_the_fuzz_meets_every_native_target() -> None:
+    assert {target for target, _ in OWN} == set(NATIVE)

@@ -43,9 +43,9 @@ class Configuration:
         return len(self.processes), tuple(sorted(process.nodes for process in self.processes))
 
     @property
-    def identity(self) -> frozenset[Process]:
-        """Equal for configurations that differ in the order of processes only."""
-        return frozenset(Process(tuple(sorted(p.pus)), p.nodes) for p in self.processes)
+    def identity(self) -> frozenset[frozenset[int]]:
+        """Equal for configurations that differ in the order of processes and PUs only."""
+        return frozenset(frozenset(process.pus) for process in self.processes)
 
 
 def memory_homes(spec: HardwareSpec) -> dict[int, int]:
@@ -102,7 +102,7 @@ class Ranking:
     closed: set[Family] = field(default_factory=set)
     best: float = inf
     seen: int = 0
-    _known: dict[frozenset[Process], float] = field(default_factory=dict)
+    _known: dict[frozenset[frozenset[int]], float] = field(default_factory=dict)
     _misses: dict[Family, int] = field(default_factory=dict)
 
     def offer(self, configuration: Configuration) -> float:

@@ -157,7 +157,7 @@ class _Search:
         self._homes = memory_homes(spec)
         self._model = model
         self._budget = budget
-        self._levels: dict[Configuration, str] = {}
+        self._trees: dict[Configuration, TopoTree] = {}
         self._scored: dict[str, float] = {}
         self._pruned = self._unseen = self._starved = 0
         self.prefills = self.decodes = Ranking(lambda _: inf)
@@ -196,7 +196,7 @@ class _Search:
         best = inf
         for configuration in enumerate_configurations(tree, self._homes, self._allows):
             best = min(best, ranking.offer(configuration))
-            self._levels.setdefault(configuration, describe_levels(tree))
+            self._trees.setdefault(configuration, tree)
         return best
 
     def _allows(self, count: int) -> bool:
@@ -208,7 +208,7 @@ class _Search:
 
     def candidate(self, configuration: Configuration, seconds: float) -> Candidate:
         """Return a configuration with the tree it came from."""
-        return Candidate(configuration, seconds, self._levels[configuration])
+        return Candidate(configuration, seconds, describe_levels(self._trees[configuration]))
 
     def report(self, groups: GroupSearch) -> SearchReport:
         """Say what was looked at and what was cut."""

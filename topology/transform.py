@@ -119,16 +119,18 @@ def walk_removals(
     alive = list(scored)
     pruned = unseen = 0
     while alive:
-        targets: dict[str, tuple[TopoTree, float]] = {}
+        # descendants of one root are equal when as much was removed at every depth
+        targets: dict[tuple[int, ...], tuple[TopoTree, int, float]] = {}
         for parent in alive:
-            for child in _children(parent.tree):
-                known = targets.get(key := child.hash())
-                bar = min(parent.score, known[1]) if known else parent.score
-                targets[key] = (child, bar)
+            for depth, widths in _removals(parent.tree):
+                known = targets.get(widths)
+                bar = min(parent.score, known[2]) if known else parent.score
+                targets[widths] = (parent.tree, depth, bar)
         alive = []
         room = budget - len(scored)
         unseen += max(0, len(targets) - room)
-        for child, bar in islice(targets.values(), max(0, room)):
+        for tree, depth, bar in islice(targets.values(), max(0, room)):
+            child = tree.remove(1, depth)
             found = ScoredTree(child, score(child))
             scored.append(found)
             if found.score < bar * (1 - MARGIN):
@@ -138,10 +140,12 @@ def walk_removals(
     return RemovalWalk(tuple(scored), pruned, unseen)
 
 
-def _children(tree: TopoTree) -> Iterator[TopoTree]:
-    for depth in range(tree.depth, 0, -1):
-        if tree.levels[depth - 1].arity > 1:
-            yield tree.remove(1, depth)
+def _removals(tree: TopoTree) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield each depth that can lose a node per parent, and the widths of the tree without it."""
+    widths = tuple(level.arity for level in tree.levels)
+    for i in range(tree.depth - 1, -1, -1):
+        if widths[i] > 1:
+            yield i + 1, (*widths[:i], widths[i] - 1, *widths[i + 1 :])
 
 
 def _sizes(n: int, every_divisor: bool) -> Iterator[int]:

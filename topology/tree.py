@@ -8,9 +8,10 @@ the levels' widths and the order of the leaves say everything.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 
 LATENT = "latent"
@@ -81,7 +82,15 @@ class TopoTree:
             Level(level.kind, n, n),
             *self.levels[d:],
         )
-        return self._reorder(d, order, levels)
+        span = prod(below.arity for below in self.levels[d:])
+        index = [
+            parent + child * span + leaf
+            for parent in range(0, len(self.pus), level.arity * span)
+            for child in order
+            for leaf in range(span)
+        ]
+        positions = tuple(map(self.positions.__getitem__, index))
+        return TopoTree(levels, positions, tuple(map(self.pus.__getitem__, index)))
 
     def remove(self, n: int, d: int) -> TopoTree:
         """Return the tree without the `n` right-most children of each node at depth `d - 1`.
@@ -92,9 +101,13 @@ class TopoTree:
         level = self._level(d)
         if not 1 <= n < level.arity:
             raise ValueError(f"cannot remove {n} of {level.arity} nodes at depth {d}")
-        kept = level.arity - n
-        levels = (*self.levels[: d - 1], replace(level, arity=kept), *self.levels[d:])
-        return self._reorder(d, list(range(kept)), levels)
+        levels = (*self.levels[: d - 1], replace(level, arity=level.arity - n), *self.levels[d:])
+        span = prod(below.arity for below in self.levels[d:])
+        whole, kept = level.arity * span, (level.arity - n) * span
+        starts = range(0, len(self.pus), whole)
+        positions = chain.from_iterable(self.positions[i : i + kept] for i in starts)
+        pus = chain.from_iterable(self.pus[i : i + kept] for i in starts)
+        return TopoTree(levels, tuple(positions), tuple(pus))
 
     def hash(self) -> str:
         """Return a digest of shape, kinds and which leaves are where; PU ids do not enter.
@@ -102,7 +115,9 @@ class TopoTree:
         Equal for equal trees whatever transformations led to them, as a Merkle tree's head is.
         """
         shape = [(level.kind, level.arity, level.full) for level in self.levels]
-        return hashlib.blake2b(repr((shape, self.positions)).encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(repr(shape).encode(), digest_size=16)
+        digest.update(array("I", self.positions).tobytes())
+        return digest.hexdigest()
 
     def check_integrity(self) -> None:
         """Assert the invariants: full levels, one leaf per path, none twice, children in order."""
@@ -123,19 +138,3 @@ class TopoTree:
         if not 1 <= depth <= self.depth:
             raise ValueError(f"depth {depth} is not between 1 and {self.depth}")
         return self.levels[depth - 1]
-
-    def _reorder(self, depth: int, order: list[int], levels: tuple[Level, ...]) -> TopoTree:
-        """Take, of the children at `depth` of each parent, those in `order`."""
-        arity = self.levels[depth - 1].arity
-        span = prod(level.arity for level in self.levels[depth:])
-        index = [
-            parent + child * span + leaf
-            for parent in range(0, len(self.pus), arity * span)
-            for child in order
-            for leaf in range(span)
-        ]
-        return TopoTree(
-            levels,
-            tuple(self.positions[i] for i in index),
-            tuple(self.pus[i] for i in index),
-        )

@@ -112,6 +112,6 @@ def test_candidates_that_are_alike_count_once() -> None:
     ranking = Ranking(lambda c: float(len(c.processes)))
     left = Configuration((Process((0, 1), (0,)),))
     right = Configuration((Process((2, 3), (0,)),))
-    for item in (left, right, config(4), config(2, node=1)):
+    for item in (left, right, config(4), config(3, node=1)):
         ranking.offer(item)
-    assert [c for c, _ in ranking.top(9)] == [left, config(4), config(2, node=1)]
+    assert [c for c, _ in ranking.top(9)] == [left, config(4), config(3, node=1)]

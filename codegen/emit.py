@@ -5,12 +5,13 @@ In: a frozen `UnitSpec`. Out: C text. All decisions are made here; the templates
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dovetail.codegen.extents import extents_in_c, limits_in_c
 from dovetail.codegen.isa.target import Target, called_names
 from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.expr import Binary, Name
@@ -40,7 +41,7 @@ class UnitSpec:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentCheck:
-    """How a tvm-ffi wrapper checks and unpacks one argument, and what it says was wanted."""
+    """What a tvm-ffi wrapper evaluates for an argument, and what it says was wanted."""
 
     name: str
     call: str
@@ -58,6 +59,7 @@ class KernelText:
     entry_arguments: tuple[str, ...]
     ffi_arguments: tuple[str, ...]
     checks: tuple[ArgumentCheck, ...]
+    limits: tuple[ArgumentCheck, ...]
 
 
 FFI_DTYPES: dict[str, tuple[int, int, str]] = {
@@ -151,7 +153,28 @@ def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
         entry_arguments=tuple(_entry_argument(p, positions, target) for p in params),
         ffi_arguments=tuple(_from_slot(p, i, target) for i, p in enumerate(params)),
         checks=tuple(_check(p, i, p.name in nullable) for i, p in enumerate(params)),
+        limits=(*_thread_limits(params), *_size_limits(entry)),
     )
+
+
+def _thread_limits(params: Sequence[KernelParam]) -> Iterator[ArgumentCheck]:
+    """Yield the check that a kernel's thread number is one of its threads."""
+    places = {p.name: f"slots[{i}].i" for i, p in enumerate(params) if p.kind == "thread"}
+    if places.keys() == {"tid", "nth"}:
+        call = f"{places['tid']} >= 0 && {places['tid']} < {places['nth']}"
+        yield ArgumentCheck("tid", call, "be one of 0 .. nth - 1")
+
+
+def _size_limits(entry: KernelEntry) -> Iterator[ArgumentCheck]:
+    """Yield what a bundled kernel asks of its integers, and of the size of its tensors."""
+    places = {p.name: f"slots[{i}]" for i, p in enumerate(entry.params)}
+    for name, condition, wanted in limits_in_c(entry.family, places):
+        yield ArgumentCheck(name, condition, wanted)
+    needed = extents_in_c(entry.family, entry.binding, places)
+    for i, param in enumerate(entry.params):
+        if param.name in needed:
+            call = f"sizes[{i}] >= {needed[param.name]}"
+            yield ArgumentCheck(param.name, call, "hold more elements for these sizes")
 
 
 def slot_positions(params: Sequence[KernelParam]) -> dict[str, int]:
@@ -204,7 +227,7 @@ def _check(param: KernelParam, position: int, nullable: bool) -> ArgumentCheck:
     element = pointee(param.type)
     if element is not None:
         codes, bits, name = FFI_DTYPES[element]
-        call = f"dt_ffi_pointer({at}, {codes}u, {bits}, {int(nullable)}, {to})"
+        call = f"dt_ffi_pointer({at}, {codes}u, {bits}, {int(nullable)}, {to}, &sizes[{position}])"
         wanted = f"a contiguous {name} CPU tensor{' or None' if nullable else ''}"
         return ArgumentCheck(param.name, call, wanted)
     if param.type in FLOATS:

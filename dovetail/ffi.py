@@ -31,7 +31,8 @@ def kernels(path: str | os.PathLike[str]) -> Module:
 
     `kernels("app.dove")["rmsnorm"](T, H, x, ldx, w, eps, out, ldo, 0, 1)`: the parameters stand in
     kernels/<target>/index.json in this order; a thread number and count come last. Arrays are
-    contiguous CPU tensors of any library with DLPack. A wrong argument is a TypeError.
+    contiguous CPU tensors of any library with DLPack, as large as the sizes say. A wrong argument
+    is a TypeError; what lies in arrays of ids, tables or slots is not checked.
 
     Raises:
         ArtifactError: the artifact is damaged or does not fit this machine.

@@ -1,0 +1,334 @@
+"""Kernel search against TVM MetaSchedule and against the rival policies, with ablations.
+
+Run `python benchmarks/tuning.py --json F`; `--parts` picks some of policies, ablations, tvm. All
+policies choose among the same micro-kernels with the same measuring; what they chose is then timed
+in turns. `vs_tvm_tuning_cost` is the tuning time of a whole table per M it covers, over the time
+that MetaSchedule takes for one M. MetaSchedule's tuning (minutes per cell, 2 to 5 at 200 trials) is
+kept in the cache directory. `--quick` takes one shape, few M and no MetaSchedule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common import Patience, Report, geometric_mean, parse_numbers, sample
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.targets import host_target
+from dovetail.compiler.measure import CACHE_FACTOR, Meter
+from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
+from dovetail.compiler.search.policies import POLICIES
+from dovetail.compiler.search.policy import Policy, SearchResult, SearchTask
+from dovetail.compiler.search.rows import make_rows
+from dovetail.compiler.search.sandwich import Sandwich
+from dovetail.compiler.search.tables import EFFORTS, POINTS
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.tuning import OK
+from dovetail.runtime.library import KernelLibrary
+from dovetail.topology.binding import choose_pus
+from dovetail.topology.hardware import read_hardware
+from gemm_ours import Operands, OurGemm, Setting, row_for
+from tvm_cells import Cell, TvmProduct, environment, tune
+
+SHAPES = ((2048, 2048), (11008, 2048), (2048, 5504))
+QUICK_SHAPES, QUICK_POINTS = SHAPES[:1], (1, 8, 64)
+ABLATED = SHAPES[0]
+CELLS = ((1, 2048, 2048), (16, 2048, 2048), (64, 2048, 2048), (512, 2048, 2048))
+CELLS += ((16, 11008, 2048), (128, 2048, 5504))
+"""(M, N, K) of the cells that MetaSchedule tunes."""
+LONG_CELL, LONG_TRIALS = CELLS[2], 800
+PARTS = ("policies", "ablations", "tvm")
+WINDOWS = (5, 10, 15, 20)
+"""Sigma of the sliding window, as in the paper's Table 3."""
+FINAL_ROUNDS, FINAL_SECONDS = 15, 60.0
+TVM_ROUNDS = 9
+BATCH_SECONDS, SPIN, ERROR = 0.12, 2000, 1e-3
+SHOWN = ("part", "n", "k", "m", "threads", "policy", "gflops", "vs_sandwich", "tuning_seconds")
+SHOWN += ("trials", "ratio", "cost_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all parts share: the setting of the machine, the meter and the options."""
+
+    setting: Setting
+    meter: Meter
+    options: argparse.Namespace
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """Return the M that are searched."""
+        chosen = self.options.m or (QUICK_POINTS if self.options.quick else POINTS)
+        return tuple(chosen)
+
+    def task(self, shape: tuple[int, int]) -> SearchTask:
+        """Return the search of one product."""
+        hardware, threads = self.setting.hardware, self.options.threads
+        return SearchTask(
+            op=GemmOp("linear", LINEAR, *shape, "f32"),
+            target=host_target(),
+            phase=PhasePlan(threads=threads, cpus=choose_pus(hardware, threads)),
+            hardware=hardware,
+            points=self.points,
+            seconds=self.options.seconds,
+            rounds=EFFORTS[self.options.effort].rounds,
+        )
+
+
+def sandwich(options: argparse.Namespace) -> Sandwich:
+    """Return the policy with the settings of the chosen effort."""
+    return EFFORTS[options.effort].policy
+
+
+def policies(options: argparse.Namespace) -> dict[str, Policy]:
+    """Return all policies, ours with the settings of the chosen effort."""
+    return {**POLICIES, "sandwich": sandwich(options)}
+
+
+def ablations(options: argparse.Namespace) -> dict[str, Policy]:
+    """Return our policy whole, with each part switched off, and with other windows."""
+    whole = sandwich(options)
+    return {
+        "sandwich": whole,
+        "no micro-kernel choice": replace(whole, micro_kernel_choice=False),
+        "no polymerization": replace(whole, polymerization=False),
+        "no split-K": replace(whole, split_k=False),
+        "no reuse": replace(whole, reuse=False),
+        **{f"window {sigma}": replace(whole, window=sigma) for sigma in WINDOWS},
+    }
+
+
+def search(run: Run, task: SearchTask, table: Mapping[str, Policy]) -> dict[str, SearchResult]:
+    """Return what each policy finds; ours comes first."""
+    names = sorted(table, key=lambda name: name != "sandwich")
+    found = {}
+    for name in names:
+        found[name] = table[name].search(task, run.meter)
+        print(f"{name}: {found[name].trials} trials, {found[name].seconds:.1f} s", flush=True)
+    return found
+
+
+def compare(
+    run: Run, part: str, task: SearchTask, found: Mapping[str, SearchResult]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row per M and policy: what it chose, timed in turns with the others' choices."""
+    for m in task.points:
+        problem = task.problem(m)
+        chosen = {name: problem.candidate(r.choices[m].program) for name, r in found.items()}
+        unique = tuple(dict.fromkeys(chosen.values()))
+        measured = run.meter.measure(
+            problem.case, unique, rounds=FINAL_ROUNDS, seconds=FINAL_SECONDS
+        )
+        seconds = {each.candidate: each.low for each in measured if each.status == OK}
+        if len(seconds) < len(unique):
+            raise SystemExit(f"a chosen kernel failed at M={m}: {measured}")
+        flop = 2e-9 * task.op.n * task.op.k * m
+        for name, candidate in chosen.items():
+            yield {
+                "part": part,
+                "n": task.op.n,
+                "k": task.op.k,
+                "m": m,
+                "threads": task.phase.threads,
+                "policy": name,
+                "gflops": flop / seconds[candidate],
+                "vs_sandwich": seconds[chosen["sandwich"]] / seconds[candidate],
+                "tuning_seconds": found[name].seconds,
+                "trials": found[name].trials,
+                "kernel": candidate.kernel,
+                "schedule": list(candidate.schedule),
+            }
+
+
+def compare_with_tvm(
+    run: Run, python: Path, cell: Cell, task: SearchTask, found: SearchResult
+) -> dict[str, Any]:
+    """Return a row: our table's kernel and MetaSchedule's, timed in turns on cold weights."""
+    tuned = tune(python, cell)
+    hardware = run.setting.hardware
+    operands = Operands(cell.n, cell.k, cell.m, hardware.cache_bytes(3))
+    team = run.setting.library.make_team(cell.threads, SPIN)
+    team.set_active(task.phase)
+    row = row_for(make_rows(task, found.choices), cell.m)
+    ours = OurGemm(run.setting, team, row, operands, cell.m)
+    with TvmProduct(python, cell, len(operands.plain)) as theirs:
+        if not theirs.error < ERROR:
+            raise SystemExit(f"{cell.name}: TVM's kernel is wrong by {theirs.error:.2e}")
+        pair = time_in_turns(ours, theirs, len(operands.plain))
+    team.close()
+    covered = max(task.points)
+    return {
+        "part": "tvm",
+        "n": cell.n,
+        "k": cell.k,
+        "m": cell.m,
+        "threads": cell.threads,
+        "policy": f"MetaSchedule {cell.trials}",
+        "gflops": 2e-9 * cell.n * cell.k * cell.m / pair["tvm"],
+        "ours_gflops": 2e-9 * cell.n * cell.k * cell.m / pair["ours"],
+        "ratio": pair["tvm"] / pair["ours"],
+        "tuning_seconds": tuned["seconds"],
+        "trials": tuned["records"],
+        "cost_ratio": found.seconds / covered / tuned["seconds"],
+        "cost_ratio_of_searched": found.seconds / len(task.points) / tuned["seconds"],
+        "packed": theirs.packed,
+        "tuned_on": tuned["machine"]["cpu"],
+        "kernel": row.kernel,
+    }
+
+
+def time_in_turns(ours: OurGemm, theirs: TvmProduct, copies: int) -> dict[str, float]:
+    """Return the median seconds per call of both sides."""
+
+    def run_ours(calls: int) -> float:
+        start = time.perf_counter()
+        ours(calls)
+        return time.perf_counter() - start
+
+    sides = {"ours": run_ours, "tvm": theirs.run}
+    calls = {}
+    for name, side in sides.items():
+        side(copies)
+        calls[name] = max(1, math.ceil(BATCH_SECONDS * copies / side(copies)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(TVM_ROUNDS):
+        for name, side in sides.items():
+            times[name].append(side(calls[name]) / calls[name])
+    return {name: sample(found).median for name, found in times.items()}
+
+
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures the issue names; parts that were not run are left out."""
+    summary: dict[str, Any] = {}
+    for part, key in (("policies", "sandwich"), ("ablations", "ablations")):
+        mine = [row for row in rows if row["part"] == part and row["policy"] != "sandwich"]
+        names = dict.fromkeys(row["policy"] for row in mine)
+        if names:
+            summary[key] = {name: _gain(mine, name) for name in names}
+            summary[f"{part}_tuning_seconds"] = _tuning_cost(rows, part)
+    tvm = [row for row in rows if row["part"] == "tvm"]
+    if tvm:
+        summary["vs_tvm_speed"] = geometric_mean(row["ratio"] for row in tvm)
+        summary["min_vs_tvm_speed"] = min(row["ratio"] for row in tvm)
+        summary["vs_tvm_tuning_cost"] = geometric_mean(row["cost_ratio"] for row in tvm)
+        summary["vs_tvm_tuning_cost_of_searched"] = geometric_mean(
+            row["cost_ratio_of_searched"] for row in tvm
+        )
+    return summary
+
+
+def _gain(rows: Sequence[dict[str, Any]], policy: str) -> float | None:
+    """Return our speed over a policy's, as geometric mean."""
+    return geometric_mean(1 / row["vs_sandwich"] for row in rows if row["policy"] == policy)
+
+
+def _tuning_cost(rows: Sequence[dict[str, Any]], part: str) -> dict[str, float]:
+    """Return policy -> mean tuning seconds of a whole table, as in the paper's Fig. 8(b)."""
+    seconds: dict[str, dict[tuple[int, int], float]] = {}
+    for row in rows:
+        if row["part"] == part:
+            seconds.setdefault(row["policy"], {})[row["n"], row["k"]] = row["tuning_seconds"]
+    return {name: float(np.mean(list(each.values()))) for name, each in seconds.items()}
+
+
+def measure_all(run: Run, report: Report) -> None:
+    """Run the parts asked for; write the report after each."""
+    options = run.options
+    shapes = QUICK_SHAPES if options.quick else SHAPES
+    searched: dict[tuple[int, int], SearchResult] = {}
+    for shape in shapes if "policies" in options.parts else ():
+        task = run.task(shape)
+        found = search(run, task, policies(options))
+        searched[shape] = found["sandwich"]
+        add(report, compare(run, "policies", task, found), options.json)
+    if "ablations" in options.parts:
+        task = run.task(ABLATED)
+        found = search(run, task, ablations(options))
+        add(report, compare(run, "ablations", task, found), options.json)
+    if "tvm" not in options.parts:
+        return
+    python = environment(options.tvm_python)
+    for cell in cells(options):
+        shape, task = (cell.n, cell.k), run.task((cell.n, cell.k))
+        if shape not in searched:
+            searched[shape] = sandwich(options).search(task, run.meter)
+        row = compare_with_tvm(run, python, cell, task, searched[shape])
+        add(report, [row], options.json)
+
+
+def cells(options: argparse.Namespace) -> Iterator[Cell]:
+    """Yield the cells of the baseline, the long one last."""
+    for size in CELLS[: options.cells]:
+        yield Cell(*size, options.threads, options.trials)
+    if options.cells >= len(CELLS) and options.long_trials:
+        yield Cell(*LONG_CELL, options.threads, options.long_trials)
+
+
+def add(report: Report, rows: Iterator[dict[str, Any]] | list[dict[str, Any]], file: Any) -> None:
+    """Add rows to the report and write it."""
+    report.rows += rows
+    report.summary = summarize(report.rows)
+    report.write(file)
+
+
+def parse_parts(text: str) -> tuple[str, ...]:
+    """Parse `--parts`."""
+    parts = tuple(text.split(","))
+    if set(parts) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(PARTS)}")
+    return parts
+
+
+def parse_options() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
+    parser.add_argument("--parts", type=parse_parts, help="of policies,ablations,tvm; default all")
+    parser.add_argument("--quick", action="store_true", help="one shape, three M, no MetaSchedule")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--m", type=parse_numbers, help="rows that are searched")
+    parser.add_argument("--effort", choices=sorted(EFFORTS), default="full")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="most seconds of one search, default none"
+    )
+    parser.add_argument("--trials", type=int, default=200, help="MetaSchedule's, per cell")
+    parser.add_argument("--long-trials", type=int, default=LONG_TRIALS, help="of one cell; 0: none")
+    parser.add_argument("--cells", type=int, default=len(CELLS), help="only the first cells")
+    parser.add_argument("--tvm-python", type=Path, help="interpreter that has TVM; default: made")
+    options = parser.parse_args()
+    options.parts = options.parts or (PARTS[:2] if options.quick else PARTS)
+    return options
+
+
+def main() -> None:
+    """Run all parts, print the table, write the report."""
+    options = parse_options()
+    hardware, target = read_hardware(), host_target()
+    requests = gemm_requests(("f32",), target)
+    built = build_library(LibrarySpec(target, requests, name="tuning", tvm_ffi=False))
+    pool = CACHE_FACTOR * hardware.cache_bytes(3)
+    config = {
+        **{name: value for name, value in vars(options).items() if name not in ("json", "m")},
+        "seconds": options.seconds if math.isfinite(options.seconds) else None,
+        "tvm_python": str(options.tvm_python or "made"),
+        "compiler": built.index.compiler,
+        "target": target.name,
+    }
+    report = Report("tuning", config)
+    library = KernelLibrary(built.path, built.index)
+    with Meter(built.path, built.index, pool_bytes=pool) as meter:
+        setting = Setting(hardware, built, library, meter, options.seconds, 1, Patience(0))
+        measure_all(Run(setting, meter, options), report)
+    report.print(SHOWN)
+    report.write(options.json)
+
+
+if __name__ == "__main__":
+    main()

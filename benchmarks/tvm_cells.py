@@ -1,0 +1,144 @@
+"""TVM MetaSchedule as a baseline: tuned once per cell in its own environment, then timed live.
+
+In: a cell (M, N, K, threads, trials). Out: its tuning seconds, from the cache directory where it
+was tuned before on this CPU, and a `TvmProduct` that runs the tuned kernel in its own process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from common import machine_facts
+from dovetail.codegen.toolchain import cache_directory
+
+PACKAGES = (
+    "apache-tvm==0.27.0.post1",
+    "apache-tvm-ffi==0.1.14.post1",  # later ones crash MetaSchedule of this TVM
+    "psutil",
+    "cloudpickle",
+    "xgboost-cpu",
+    "numpy",
+)
+"""What the environment holds; torch must stay out, it slows every builder process down."""
+WORKER = Path(__file__).with_name("tuning_tvm.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A static shape, threads, and how many candidates MetaSchedule may try."""
+
+    m: int
+    n: int
+    k: int
+    threads: int
+    trials: int
+
+    @property
+    def name(self) -> str:
+        """Return e.g. `m64_n2048_k2048_t2_200`."""
+        return f"m{self.m}_n{self.n}_k{self.k}_t{self.threads}_{self.trials}"
+
+
+def home() -> Path:
+    """Return the folder of the environment and of what was tuned."""
+    return cache_directory() / "metaschedule"
+
+
+def environment(python: Path | None = None) -> Path:
+    """Return the interpreter that has TVM; make its environment if none is given and none is there.
+
+    Raises CalledProcessError when pip cannot install it.
+    """
+    if python is not None:
+        return python
+    folder = home() / "environment"
+    found = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([found, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        (folder / "complete").touch()
+    return found
+
+
+def cell_folder(cell: Cell) -> Path:
+    """Return where the cell's tuning database lies; another CPU has another folder."""
+    cpu = re.sub(r"\W+", "-", str(machine_facts()["cpu"])).strip("-")
+    return home() / cpu / cell.name
+
+
+def command(python: Path, verb: str, cell: Cell, *more: object) -> list[str]:
+    """Return the worker's command line."""
+    numbers = (cell.m, cell.n, cell.k, cell.trials, cell_folder(cell), *more)
+    return [str(python), "-P", str(WORKER), verb, *map(str, numbers)]
+
+
+def settings(cell: Cell) -> dict[str, str]:
+    """Return the worker's environment: TVM's threads, which sleep when idle."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, "TVM_NUM_THREADS": str(cell.threads), "TVM_THREAD_POOL_SPIN_COUNT": "0"}
+
+
+def tune(python: Path, cell: Cell) -> dict[str, Any]:
+    """Return {seconds, records, machine} of the cell's tuning, run now unless it is on record."""
+    done = cell_folder(cell) / "done.json"
+    if not done.exists():
+        print(f"MetaSchedule tunes {cell.name}", file=sys.stderr, flush=True)
+        run = subprocess.run(
+            command(python, "tune", cell),
+            env=settings(cell),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+        figures = json.loads(run.stdout.splitlines()[-1])
+        done.write_bytes(msgspec.json.encode({**figures, "machine": machine_facts()}))
+    found: dict[str, Any] = msgspec.json.decode(done.read_bytes())
+    return found
+
+
+class TvmProduct:
+    """The tuned kernel in its own process; a context manager. `run(calls)` returns seconds."""
+
+    def __init__(self, python: Path, cell: Cell, copies: int) -> None:
+        self._process = subprocess.Popen(
+            command(python, "serve", cell, copies),
+            env=settings(cell),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        first = self._read()
+        self.error, self.packed = float(first["error"]), bool(first["packed"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def run(self, calls: int) -> float:
+        """Run `calls` products on the copies of the weight in turn; return seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{calls}\n")
+        self._process.stdin.flush()
+        return float(self._read()["seconds"])
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise SystemExit("TVM's process ended; run its command by hand to see why")

@@ -1,0 +1,114 @@
+"""How many elements each pointer of a bundled kernel must have, for checked calls from outside.
+
+In: a kernel family and its binding. Out: per parameter a C expression over the names of the
+kernel's integers, in double, so that no size a caller makes up overflows. `rows(n, stride, width)`
+is what n rows span. What depends on values inside arrays (token ids, block tables, KV slots) is not
+covered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dovetail.ir.formats import FORMATS
+
+ATTENTION = {
+    "seq_starts": "n_prefill + 1",
+    "seq_lengths": "n_prefill + n_decode",
+    "block_tables": "rows(n_prefill + n_decode, table_stride, 1)",
+    "partial": "n_decode * n_q * kv_splits * (hd + 2)",
+}
+PRODUCT = {
+    "A": "rows(M, lda, K)",
+    "C": "rows(M, ldc, N)",
+}
+LINEAR = {
+    **PRODUCT,
+    "B": "rows(ceil(N / 16), panel_stride, ceil(K / GROUP) * GROUP * 16)",
+    "bias": "N",
+    "R": "rows(M, ldr, N)",
+    "partial": "partial_size",
+}
+SKINNY = {**PRODUCT, "B": "rows(N, ldb, K)", "bias": "N", "R": "rows(M, ldr, N)"}
+EXTENTS: dict[str, dict[str, str]] = {
+    "rmsnorm": {"x": "rows(T, ldx, H)", "w": "H", "out": "rows(T, ldo, H)"},
+    "silu_mul": {"gate": "rows(T, ldg, H)", "up": "rows(T, ldu, H)", "out": "rows(T, ldo, H)"},
+    "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
+    "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
+    "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},
+    "gemm_linear": LINEAR,
+    "gemm_linear_reduce": LINEAR,
+    "gemm_silu": {
+        **PRODUCT,
+        "B": "rows(2 * ceil(N / 16), panel_stride, ceil(K / GROUP) * GROUP * 16)",
+        "bias": "32 * ceil(N / 16)",
+    },
+    "gemm_skinny": SKINNY,
+    "gemm_skinny_merge": SKINNY,
+    "rope_store": {
+        "qkv": "rows(T, ldq, (n_q + 2 * n_kv) * hd)",
+        "positions": "T",
+        "q_norm": "hd",
+        "k_norm": "hd",
+        "kv_slots": "T",
+    },
+    "prefill_attention": {
+        "seq_starts": "n_prefill + 1",
+        "seq_lengths": "n_prefill",
+        "block_tables": "rows(n_prefill, table_stride, 1)",
+    },
+    "decode_attention": ATTENTION,
+    "decode_attention_merge": ATTENTION,
+    "sample": {
+        "logits": "rows(R, ldl, V)",
+        **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "uniform"), "R"),
+        **dict.fromkeys(("out_ids", "out_logprobs"), "R"),
+        "scratch": "V * nth",
+    },
+    "ivf_scan": {"queries": "rows(Q, ldq, d)", "vectors": "n * d", "out": "rows(Q, ldo, n)"},
+}
+"""Family to parameter to least number of elements; users' own kernels have no entry."""
+
+HEADS = (
+    ("n_q", "n_kv >= 1 && n_q >= 1 && n_q % n_kv == 0", "be a multiple of n_kv, both at least 1"),
+    ("hd", "hd >= 16 && hd <= 256 && hd % 16 == 0", "be a multiple of 16, at most 256"),
+)
+SPLITS = (("kv_splits", "kv_splits >= 1", "be at least 1"),)
+LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "rope_store": (*HEADS, ("rot", "rot >= 0 && rot <= hd && rot % 2 == 0", "be even, at most hd")),
+    "prefill_attention": HEADS,
+    "decode_attention": (*HEADS, *SPLITS),
+    "decode_attention_merge": (*HEADS, *SPLITS),
+}
+"""Family to (parameter, condition on integers, what the parameter must be)."""
+
+FUNCTIONS = {"rows": "dt_ffi_rows", "ceil": "ceil"}
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def extents_in_c(
+    family: str, binding: Mapping[str, int | str], slots: Mapping[str, str]
+) -> dict[str, str]:
+    """Return parameter -> the C expression of its least number of elements.
+
+    slots: each parameter's place in C, of which integers are read as double.
+    """
+    group = FORMATS[str(binding.get("W", "f32"))].group
+
+    def place(match: re.Match[str]) -> str:
+        name = match.group()
+        if name == "GROUP":
+            return str(group)
+        return FUNCTIONS.get(name) or f"(double){slots[name]}.i"
+
+    found = EXTENTS.get(family, {})
+    return {name: _NAME.sub(place, text) for name, text in found.items() if name in slots}
+
+
+def limits_in_c(family: str, slots: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
+    """Return (parameter, C condition, what it must be) of the integers of a bundled kernel."""
+    return tuple(
+        (name, _NAME.sub(lambda match: f"{slots[match.group()]}.i", condition), wanted)
+        for name, condition, wanted in LIMITS.get(family, ())
+    )

@@ -1,0 +1,141 @@
+"""Every exported kernel refuses wrong tensors with a Python error: dtype, size, device, strides."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dovetail.codegen.catalog import KernelRequest, kernel_request
+from dovetail.codegen.emit import pointee
+from dovetail.codegen.extents import EXTENTS
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.targets import host_target
+from dovetail.ir.artifact import KernelIndex
+
+pytest.importorskip("torch")
+
+GEMM = {"W": "bf16", "MR": 2, "NP": 2}
+PROBE = '''
+"""Calls each kernel with one wrong argument after the other; prints the count of refusals."""
+import json, sys
+import torch, tvm_ffi
+
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64,
+          "bf16": torch.bfloat16, "f16": torch.float16, "u16": torch.uint16, "u32": torch.uint32}
+module = tvm_ffi.load_module(sys.argv[1])
+cases = json.loads(sys.argv[2])
+refused = 0
+LEAST = {"nth": 1, "n_q": 1, "n_kv": 1, "hd": 16, "kv_splits": 1}
+FIXED = ("tid", "nth", "n_q", "n_kv", "hd")
+
+
+def sizes(params, args, number):
+    return [a if p["element"] else LEAST.get(p["name"], 0) if p["name"] in FIXED else number
+            for p, a in zip(params, args, strict=True)]
+
+
+
+def must_refuse(name, args, position, value, parameter):
+    global refused
+    changed = [*args[:position], value, *args[position + 1:]]
+    try:
+        module[name](*changed)
+    except TypeError as error:
+        assert name in str(error) and parameter in str(error), error
+        refused += 1
+    except RuntimeError:  # torch's own: a tensor without memory has nothing to pass
+        assert value.device.type == "meta"
+        refused += 1
+    else:
+        raise AssertionError(f"{name} took {value!r} for {parameter}")
+
+
+for name, params in cases.items():
+    args = [torch.zeros(4096, dtype=DTYPES[p["element"]]) if p["element"] else 0 for p in params]
+    idle = [a if p["element"] else LEAST.get(p["name"], 0)
+            for p, a in zip(params, args, strict=True)]
+    wrong_heads = [7 if p["name"] == "hd" else a for p, a in zip(params, idle, strict=True)]
+    for i, p in enumerate(params):
+        if p["name"] == "hd":
+            must_refuse(name, wrong_heads, i, 7, "hd")
+    assert module[name](*idle) is None
+    for i, p in enumerate(params):
+        if not p["element"]:
+            must_refuse(name, idle, i, "1", p["name"])
+            must_refuse(name, idle, i, torch.zeros(1), p["name"])
+            continue
+        good = args[i]
+        other = torch.int8 if p["element"] != "i8" else torch.int16
+        must_refuse(name, idle, i, good.to(other), p["name"])
+        must_refuse(name, idle, i, torch.zeros(64, 64, dtype=good.dtype).t()[:, 1:], p["name"])
+        must_refuse(name, idle, i, good[::2], p["name"])
+        must_refuse(name, idle, i, torch.zeros(4096, dtype=good.dtype, device="meta"), p["name"])
+        must_refuse(name, idle, i, 17, p["name"])
+        if p["sized"]:
+            small = torch.zeros(1, dtype=good.dtype)
+            must_refuse(name, sizes(params, args, 16), i, small, p["name"])
+            must_refuse(name, sizes(params, args, 2**62), i, good, "must")
+    for thread in ((1, 1), (-1, 1), (0, 0)):
+        wrong = [*idle[:-2], *thread]
+        must_refuse(name, wrong, len(wrong) - 2, thread[0], "tid")
+print(refused)
+'''
+
+
+def requests() -> tuple[KernelRequest, ...]:
+    """Return every bundled kernel that a library of a model may export, and single ones."""
+    target = host_target()
+    bf16 = [kernel_request(f, target, "bf16") for f in ("embed", "embed_packed", "rope_store")]
+    bf16 += [
+        kernel_request(f, target, "bf16")
+        for f in ("prefill_attention", "decode_attention", "decode_attention_merge")
+    ]
+    plain = [kernel_request(f, target) for f in ("gather_rows", "rmsnorm", "sample")]
+    families = {"gemm_linear": GEMM, "gemm_linear_reduce": {"W": "bf16"}, "gemm_silu": GEMM}
+    gemm = [KernelRequest("gemm", k, binding, k) for k, binding in families.items()]
+    gemm += [KernelRequest("activation", "silu_mul", {}, "silu_mul")]
+    gemm += [KernelRequest("ivf", "ivf_scan", {}, "ivf_scan")]
+    return (*bf16, *plain, *gemm)
+
+
+def describe(index: KernelIndex) -> bytes:
+    return msgspec.json.encode(
+        {
+            kernel.name: [
+                {
+                    "name": p.name,
+                    "element": pointee(p.type),
+                    "sized": p.name in EXTENTS.get(kernel.family, {}),
+                }
+                for p in kernel.params
+            ]
+            for kernel in index.kernels
+        }
+    )
+
+
+def test_every_kernel_refuses_wrong_arguments(tmp_path: Path) -> None:
+    """In a process of its own: a crash must not end the tests."""
+    built = build_library(LibrarySpec(host_target(), requests(), name="ffi"))
+    command = [sys.executable, "-P", "-c", PROBE, str(built.path), describe(built.index).decode()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    pointers = sum(bool(pointee(p.type)) for k in built.index.kernels for p in k.params)
+    assert int(done.stdout) > 5 * pointers
+
+
+def test_every_extent_names_a_parameter() -> None:
+    """A renamed parameter would lose its check in silence."""
+    known = {
+        k.family: {p.name for p in k.params}
+        for k in build_library(LibrarySpec(host_target(), requests(), name="ffi")).index.kernels
+    }
+    for family in known.keys() & EXTENTS.keys():
+        assert EXTENTS[family].keys() <= known[family], family

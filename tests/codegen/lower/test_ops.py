@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dovetail.codegen.targets import ALL_TARGETS
+from dovetail.codegen.targets import ALL_TARGETS, TARGETS
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.ops import OPS
 from tests.codegen.lower.native import NATIVE, RUNNING, run
@@ -190,8 +190,40 @@ def k(n: i64, p: ptr[f32], out: ptr[f32], q: ptr[i32], to: ptr[i32]):
         np.testing.assert_array_equal(to[lanes:], np.where(keep, np.arange(lanes), 9))
 
 
+PAIR_TEXT = """
+@kernel
+def k(p: ptr[bf16], q: ptr[bf16], c: ptr[f32], low: ptr[f32], high: ptr[f32], dot: ptr[f32],
+      one: ptr[f32], sums: ptr[f32]):
+    prefetch_l2(p)
+    a = vload_pairs(p)
+    b = vload_pairs(q)
+    start = vload(c)
+    vstore(low, vpair_low(a))
+    vstore(high, vpair_high(a))
+    vstore(dot, vdot_pairs(a, b, start))
+    vstore(one, vdot_pairs(a, vbroadcast_pair(q), start))
+    vreduce_add4(sums, vpair_low(a), vpair_high(a), start, vneg(start))
+"""
+
+
+@pytest.mark.parametrize("target", NATIVE)
+def test_pairs_and_four_sums_at_once(target):
+    lanes = TARGETS[target].lanes
+    p, q = (narrow_bf16(RNG.standard_normal((lanes, 2)).astype(np.float32)) for _ in range(2))
+    c = RNG.standard_normal(lanes).astype(np.float32)
+    outs = [np.zeros(lanes, np.float32) for _ in range(4)]
+    sums = np.zeros(4, np.float32)
+    run(PAIR_TEXT, "k", target, p, q, c, *outs, sums)
+    a, b = widen_bf16(p), widen_bf16(q)
+    np.testing.assert_array_equal(outs[:2], a.T)
+    np.testing.assert_allclose(outs[2], c + (a * b).sum(1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(outs[3], c + (a * b[0]).sum(1), rtol=1e-5, atol=1e-5)
+    want = [a[:, 0].sum(), a[:, 1].sum(), c.sum(), -c.sum()]
+    np.testing.assert_allclose(sums, want, rtol=1e-5, atol=1e-5)
+
+
 def test_every_builtin_is_exercised_here():
-    text = " ".join([VECTOR_TEXT, REDUCE_TEXT, SCALAR_TEXT, MEMORY_TEXT])
+    text = " ".join([VECTOR_TEXT, REDUCE_TEXT, SCALAR_TEXT, MEMORY_TEXT, PAIR_TEXT])
     text += "vload_i32( vstore_i32( viota( vtail("
     missing = [name for name in OPS if f"{name}(" not in text]
     assert missing == []

@@ -326,7 +326,8 @@ def main() -> None:
     options = parse_options()
     hardware = read_hardware()
     target = get_target(options.target) if options.target else host_target()
-    built = build_library(LibrarySpec(target=target, kernels=gemm_requests(("f32",), target)))
+    requests = gemm_requests(("f32",), target)  # the library that the search of a model builds too
+    built = build_library(LibrarySpec(target, requests, name="tuning", tvm_ffi=False))
     pool = CACHE_FACTOR * hardware.cache_bytes(3)
     meter = Meter(built.path, built.index, pool_bytes=pool) if options.search_seconds else None
     rounds = options.rounds or (3 if options.quick else 5)

@@ -38,8 +38,8 @@ from gemm_ours import Operands, OurGemm, Setting, row_for
 from tvm_cells import Cell, TvmProduct, environment, tune
 
 SHAPES = ((2048, 2048), (11008, 2048), (2048, 5504))
+"""(N, K) whose tables are searched; the first one is the ablations'."""
 QUICK_SHAPES, QUICK_POINTS = SHAPES[:1], (1, 8, 64)
-ABLATED = SHAPES[0]
 CELLS = ((1, 2048, 2048), (16, 2048, 2048), (64, 2048, 2048), (512, 2048, 2048))
 CELLS += ((16, 11008, 2048), (128, 2048, 5504))
 """(M, N, K) of the cells that MetaSchedule tunes."""
@@ -161,7 +161,7 @@ def compare_with_tvm(
     with TvmProduct(python, cell, len(operands.plain)) as theirs:
         if not theirs.error < ERROR:
             raise SystemExit(f"{cell.name}: TVM's kernel is wrong by {theirs.error:.2e}")
-        pair = time_in_turns(ours, theirs, len(operands.plain))
+        pair = time_in_turns(ours, theirs, len(operands.plain), run.setting.patience)
     team.close()
     covered = max(task.points)
     return {
@@ -184,8 +184,10 @@ def compare_with_tvm(
     }
 
 
-def time_in_turns(ours: OurGemm, theirs: TvmProduct, copies: int) -> dict[str, float]:
-    """Return the median seconds per call of both sides."""
+def time_in_turns(
+    ours: OurGemm, theirs: TvmProduct, copies: int, patience: Patience
+) -> dict[str, float]:
+    """Return the lower quartile of both sides' seconds per call, in rounds that begin in quiet."""
 
     def run_ours(calls: int) -> float:
         start = time.perf_counter()
@@ -199,9 +201,10 @@ def time_in_turns(ours: OurGemm, theirs: TvmProduct, copies: int) -> dict[str, f
         calls[name] = max(1, math.ceil(BATCH_SECONDS * copies / side(copies)))
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(TVM_ROUNDS):
+        patience.wait()
         for name, side in sides.items():
             times[name].append(side(calls[name]) / calls[name])
-    return {name: sample(found).median for name, found in times.items()}
+    return {name: sample(found).low for name, found in times.items()}
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -241,7 +244,7 @@ def _tuning_cost(rows: Sequence[dict[str, Any]], part: str) -> dict[str, float]:
 def measure_all(run: Run, report: Report) -> None:
     """Run the parts asked for; write the report after each."""
     options = run.options
-    shapes = QUICK_SHAPES if options.quick else SHAPES
+    shapes = options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
     searched: dict[tuple[int, int], SearchResult] = {}
     for shape in shapes if "policies" in options.parts else ():
         task = run.task(shape)
@@ -249,7 +252,7 @@ def measure_all(run: Run, report: Report) -> None:
         searched[shape] = found["sandwich"]
         add(report, compare(run, "policies", task, found), options.json)
     if "ablations" in options.parts:
-        task = run.task(ABLATED)
+        task = run.task(shapes[0])
         found = search(run, task, ablations(options))
         add(report, compare(run, "ablations", task, found), options.json)
     if "tvm" not in options.parts:
@@ -286,6 +289,15 @@ def parse_parts(text: str) -> tuple[str, ...]:
     return parts
 
 
+def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse `--shapes`, such as `2048x2048,11008x2048`."""
+    try:
+        sizes = [tuple(map(int, part.split("x"))) for part in text.split(",")]
+        return tuple((n, k) for n, k in sizes)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: write NxK,NxK") from None
+
+
 def parse_options() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -293,10 +305,14 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--parts", type=parse_parts, help="of policies,ablations,tvm; default all")
     parser.add_argument("--quick", action="store_true", help="one shape, three M, no MetaSchedule")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shapes", type=parse_shapes, metavar="NxK,...", help="searched weights")
     parser.add_argument("--m", type=parse_numbers, help="rows that are searched")
     parser.add_argument("--effort", choices=sorted(EFFORTS), default="full")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="most seconds of one search, default none"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=300.0, help="seconds to wait for other processes at most"
     )
     parser.add_argument("--trials", type=int, default=200, help="MetaSchedule's, per cell")
     parser.add_argument("--long-trials", type=int, default=LONG_TRIALS, help="of one cell; 0: none")
@@ -324,7 +340,9 @@ def main() -> None:
     report = Report("tuning", config)
     library = KernelLibrary(built.path, built.index)
     with Meter(built.path, built.index, pool_bytes=pool) as meter:
-        setting = Setting(hardware, built, library, meter, options.seconds, 1, Patience(0))
+        setting = Setting(
+            hardware, built, library, meter, options.seconds, 1, Patience(options.patience)
+        )
         measure_all(Run(setting, meter, options), report)
     report.print(SHOWN)
     report.write(options.json)

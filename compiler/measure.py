@@ -12,6 +12,7 @@ import selectors
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,9 @@ SKIPPED = "skipped"
 CACHE_FACTOR = 4
 """Weights cycle through this many times the last-level cache."""
 MIN_POOL_BYTES = 64 << 20
+MARK_BYTES = 4
+START_SECONDS = 120.0
+"""How long a child may take to load the library, on however busy a machine."""
 
 
 class GemmCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +100,15 @@ class StoppedError(Exception):
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """First line to the child: the library and how many bytes of weights to cycle through."""
+    """First line to the child: the library and how many bytes of weights to cycle through.
+
+    mark: descriptor of shared memory in which the child notes the candidate that it runs.
+    """
 
     library: str
     index: KernelIndex
     pool_bytes: int
+    mark: int
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,9 +121,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """A line from the child: it is ready, starts a candidate, has checked it, or all times."""
+    """A line from the child: that it gets on, that it has checked a candidate, or all times."""
 
-    event: str  # ready | start | checked | times
+    event: str  # ready | start | checked | round | times
     index: int = 0
     correct: bool = True
     times: tuple[tuple[float, ...], ...] = ()
@@ -143,11 +151,11 @@ def pool_bytes(hardware: HardwareSpec) -> int:
 
 
 class _ChildEndedError(Exception):
-    """The child died (`status` crash) or was too slow (timeout) while on candidate `index`."""
+    """The child died (`status` crash) or was too slow (timeout)."""
 
-    def __init__(self, status: str, index: int) -> None:
+    def __init__(self, status: str) -> None:
         super().__init__(status)
-        self.status, self.index = status, index
+        self.status = status
 
 
 class Meter:
@@ -156,8 +164,12 @@ class Meter:
     def __init__(
         self, library: Path, index: KernelIndex, *, pool_bytes: int, timeout: float = 60.0
     ) -> None:
-        """`timeout` bounds the seconds one reply of the child may take."""
-        self._setup = ChildSetup(library=str(library), index=index, pool_bytes=pool_bytes)
+        """`timeout` bounds the seconds that checking a candidate, or timing a round, may take."""
+        self._mark = tempfile.TemporaryFile()  # shared memory: mapped by the child
+        self._mark.truncate(MARK_BYTES)
+        self._setup = ChildSetup(
+            library=str(library), index=index, pool_bytes=pool_bytes, mark=self._mark.fileno()
+        )
         self._timeout = timeout
         self._child: subprocess.Popen[bytes] | None = None
         self._lines = b""
@@ -174,6 +186,7 @@ class Meter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+        self._mark.close()
 
     def close(self) -> None:
         """End the child process."""
@@ -208,20 +221,24 @@ class Meter:
             except _ChildEndedError as end:
                 if self._stopped:
                     raise StoppedError from None
-                bad = waiting[end.index]
+                bad = waiting[self._marked()]
                 done[bad] = Measurement(candidate=bad, status=end.status)
                 self.close()
         return tuple(done[c] for c in candidates)
 
+    def _marked(self) -> int:
+        """Return the index of the candidate that the child ran last."""
+        return int.from_bytes(os.pread(self._mark.fileno(), MARK_BYTES, 0), "little")
+
     def _run(self, job: Job) -> dict[Candidate, Measurement]:
         """Return measurements of the job; wrong candidates end it early and are returned alone."""
+        os.pwrite(self._mark.fileno(), bytes(MARK_BYTES), 0)
         self._send(job)
-        current, wrong = 0, dict[Candidate, Measurement]()
+        wrong = dict[Candidate, Measurement]()
         while True:
-            reply = self._receive(current)
-            current = reply.index
+            reply = self._receive(self._timeout)
             if reply.event == "checked" and not reply.correct:
-                bad = job.candidates[current]
+                bad = job.candidates[reply.index]
                 wrong[bad] = Measurement(candidate=bad, status=WRONG)
             if reply.event == "times":
                 timed = zip(job.candidates, reply.times, strict=True)
@@ -235,7 +252,7 @@ class Meter:
         try:
             self._write(job)
         except BrokenPipeError:
-            raise _ChildEndedError(CRASH, 0) from None
+            raise _ChildEndedError(CRASH) from None
 
     def _start(self) -> None:
         begin = time.monotonic()
@@ -244,11 +261,12 @@ class Meter:
             [sys.executable, "-P", "-m", "dovetail.compiler.measure_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pass_fds=(self._mark.fileno(),),
             start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
         )
         try:
             self._write(self._setup)
-            self._receive(0)
+            self._receive(START_SECONDS)
         except (BrokenPipeError, _ChildEndedError):
             self.close()
             if self._stopped:
@@ -264,18 +282,18 @@ class Meter:
         self._child.stdin.write(msgspec.json.encode(line) + b"\n")
         self._child.stdin.flush()
 
-    def _receive(self, current: int) -> Reply:
+    def _receive(self, seconds: float) -> Reply:
         assert self._child is not None and self._child.stdout is not None
         descriptor = self._child.stdout.fileno()
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
             while b"\n" not in self._lines:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise _ChildEndedError(TIMEOUT, current)
+                    raise _ChildEndedError(TIMEOUT)
                 data = os.read(descriptor, 1 << 16)
                 if not data:
-                    raise _ChildEndedError(CRASH, current)
+                    raise _ChildEndedError(CRASH)
                 self._lines += data
         line, self._lines = self._lines.split(b"\n", 1)
         return msgspec.json.decode(line, type=Reply)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import sys
+import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.measure import Candidate, ChildSetup, GemmCase, Job, Reply
-from dovetail.compiler.schedules import LINEAR, SILU, reduce_kernel
+from dovetail.compiler.expected import ExpectedProduct, agrees, panels_to_check, rows_to_check
+from dovetail.compiler.measure import MARK_BYTES, Candidate, ChildSetup, GemmCase, Job, Reply
+from dovetail.compiler.schedules import SILU, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
+from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
 
@@ -24,7 +30,8 @@ PERIOD = 1_000_003
 """Values in the pattern that fills weights; prime, so that no two panels are alike."""
 PADDING = 16
 """Elements between rows, as in the runtime's activation buffers."""
-CHECKED_ROWS, SPIN = 6, 2000
+SPIN = 2000
+M_TILE = SCHEDULE_VALUES.index("m_tile")
 ALIGNMENT = 4096
 
 Array = npt.NDArray[np.float32]
@@ -109,42 +116,30 @@ class GemmRun:
         self.library.run(self.team, tape, args, range(1))
         return time.perf_counter() - start
 
-    def check(self, candidate: Candidate) -> bool:
-        """Run once and compare a sample of rows and panels with float64."""
+    def check(self, candidate: Candidate, expected: ExpectedProduct) -> bool:
+        """Run once: everything written, nothing beside it, rows and panels as in float64."""
         self.c[:] = np.nan
-        window = self.weights[self.turn % len(self.weights)]
+        self.turn = 0  # the copy of the weight that is expected
         self.call(candidate)
-        case = self.case
-        if not np.isfinite(self.c[:, : case.n]).all() or not np.isnan(self.c[:, case.n :]).all():
+        case, c = self.case, self.c[:, : self.case.n]
+        if not np.isfinite(c).all() or not np.isnan(self.c[:, case.n :]).all():
             return False
-        rows = np.unique(np.linspace(0, case.m - 1, CHECKED_ROWS).astype(int))
-        a = self.a[rows, : case.k]
-        least = self.library.kernels[candidate.kernel].binding.get("DOT", 0)
-        if least and case.m >= int(least):  # such kernels round the activations first
-            a = widen_bf16(narrow_bf16(a))
-        wide = a.astype(np.float64)
-        tiles = -(-case.n // PANEL)
-        return all(self._panel_right(window, rows, wide, p) for p in {0, tiles // 2, tiles - 1})
+        a = self.activations(candidate)
+        rows = rows_to_check(case.m, candidate.schedule[M_TILE])
+        return agrees(c[rows], expected.rows(a, rows)) and all(
+            agrees(c[:, panel * PANEL :][:, :PANEL], expected.panel(a, panel))
+            for panel in panels_to_check(case.n)
+        )
 
-    def _panel_right(
-        self,
-        window: npt.NDArray[np.uint8],
-        rows: npt.NDArray[np.int_],
-        a: npt.NDArray[np.float64],
-        panel: int,
-    ) -> bool:
-        case = self.case
-        if case.kind == LINEAR:
-            b = self.pool.columns(window, case.k, panel)
-            wanted, bound = a @ b, np.abs(a) @ np.abs(b)
-        else:
-            gate = a @ self.pool.columns(window, case.k, 2 * panel)
-            up = a @ self.pool.columns(window, case.k, 2 * panel + 1)
-            wanted = gate / (1 + np.exp(-gate)) * up
-            bound = np.sqrt(case.k) * (1 + np.abs(wanted))
-        got = self.c[rows, panel * PANEL : min(panel * PANEL + PANEL, case.n)]
-        width = got.shape[1]
-        return bool((np.abs(got - wanted[:, :width]) <= 1e-5 * bound[:, :width] + 1e-6).all())
+    def activations(self, candidate: Candidate) -> Array:
+        """Return the activations as a kernel sees them: some round them to bfloat16 first."""
+        a = self.a[:, : self.case.k]
+        return widen_bf16(narrow_bf16(a)) if self.rounds(candidate) else a
+
+    def rounds(self, candidate: Candidate) -> bool:
+        """Tell whether a kernel rounds the activations of so many rows."""
+        least = self.library.kernels[candidate.kernel].binding.get("DOT", 0)
+        return bool(least) and self.case.m >= int(least)
 
 
 class Child:
@@ -155,6 +150,8 @@ class Child:
         self.pool_bytes = setup.pool_bytes
         self.teams: dict[tuple[int, tuple[int, ...]], Team] = {}
         self.pools: dict[str, WeightPool] = {}
+        self.expected: dict[tuple[str, int, int, str, bool], ExpectedProduct] = {}
+        self.mark = mmap.mmap(setup.mark, MARK_BYTES)
 
     def run(self, job: Job) -> Reply:
         """Check and time a job."""
@@ -174,10 +171,26 @@ class Child:
         return self.teams[key]
 
     def _check(self, bound: GemmRun, index: int, candidate: Candidate) -> bool:
-        write_reply(Reply(event="start", index=index))
-        correct = bound.check(candidate)
+        self._begin(index)
+        write_reply(Reply(event="start"))
+        correct = bound.check(candidate, self._expected(bound, candidate))
         write_reply(Reply(event="checked", index=index, correct=correct))
         return correct
+
+    def _expected(self, bound: GemmRun, candidate: Candidate) -> ExpectedProduct:
+        """Return what a shape must come out as; only those of the last weight are kept."""
+        case, pool, weight = bound.case, bound.pool, bound.weights[0]
+        key = (case.kind, case.n, case.k, case.dtype, bound.rounds(candidate))
+        if key not in self.expected:
+            self.expected = {k: e for k, e in self.expected.items() if k[:4] == key[:4]}
+            self.expected[key] = ExpectedProduct(
+                case.kind, case.n, lambda panel: pool.columns(weight, case.k, panel)
+            )
+        return self.expected[key]
+
+    def _begin(self, index: int) -> None:
+        """Note the candidate that is about to run where the parent finds it after a crash."""
+        self.mark[:MARK_BYTES] = index.to_bytes(MARK_BYTES, "little")
 
     def _time(self, bound: GemmRun, job: Job, good: list[bool]) -> tuple[tuple[float, ...], ...]:
         times: list[list[float]] = [[] for _ in job.candidates]
@@ -185,9 +198,11 @@ class Child:
         for turn in range(job.rounds):
             for i, candidate in enumerate(job.candidates):
                 if good[i]:
+                    self._begin(i)
                     times[i].append(bound.call(candidate))
             if turn and time.monotonic() > end:
                 break
+            write_reply(Reply(event="round"))
         return tuple(tuple(t) for t in times)
 
 
@@ -197,13 +212,21 @@ def write_reply(reply: Reply) -> None:
     sys.stdout.buffer.flush()
 
 
+def read_lines(lines: SimpleQueue[bytes]) -> None:
+    """Pass on what the parent writes; when it is gone, end, whatever a kernel is doing."""
+    for line in iter(sys.stdin.buffer.readline, b""):
+        lines.put(line)
+    os._exit(0)
+
+
 def main() -> None:
     """Serve jobs until stdin ends."""
-    lines = iter(sys.stdin.buffer.readline, b"")
-    child = Child(msgspec.json.decode(next(lines), type=ChildSetup))
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=read_lines, args=(lines,), daemon=True).start()
+    child = Child(msgspec.json.decode(lines.get(), type=ChildSetup))
     write_reply(Reply(event="ready"))
-    for line in lines:
-        write_reply(child.run(msgspec.json.decode(line, type=Job)))
+    while True:
+        write_reply(child.run(msgspec.json.decode(lines.get(), type=Job)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -10,7 +13,16 @@ import pytest
 from dovetail.codegen.catalog import KernelRequest
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.measure import Candidate, GemmCase, Meter, summarize
+from dovetail.compiler.measure import (
+    MARK_BYTES,
+    Candidate,
+    ChildSetup,
+    GemmCase,
+    Job,
+    Meter,
+    Reply,
+    summarize,
+)
 from dovetail.compiler.schedules import gemm_requests, make_schedule
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ToolchainError
@@ -34,20 +46,69 @@ def lazy({HEAD}):
 def crash({HEAD}):
     R[tid] = 1.0
 
+@inline
+def product(M: i64, N: i64, K: i64, A: ptr[f32], lda: i64, B: ptr[f32], panel_stride: i64,
+            C: ptr[f32], ldc: i64):
+    for i in range(M):
+        for j in range(N):
+            total: f32 = 0.0
+            for k in range(K):
+                total += A[i * lda + k] * B[j // 16 * panel_stride + k * 16 + j % 16]
+            C[i * ldc + j] = total
+
+@kernel
+def plain({HEAD}):
+    if tid == 0:
+        product(M, N, K, A, lda, B, panel_stride, C, ldc)
+
+@kernel
+def late_crash({HEAD}):
+    if tid == 0:
+        if C[0] == C[0]:
+            R[0] = 1.0
+        product(M, N, K, A, lda, B, panel_stride, C, ldc)
+
+@kernel
+def late_hang({HEAD}):
+    if tid == 0:
+        if C[0] == C[0]:
+            while M > 0:
+                C[0] = C[0] + 1.0
+        product(M, N, K, A, lda, B, panel_stride, C, ldc)
+
+@kernel
+def last_row({HEAD}):
+    if tid == 0:
+        product(M, N, K, A, lda, B, panel_stride, C, ldc)
+        C[(M - 1) * ldc + 20] = 0.5
+
+@kernel
+def last_column({HEAD}):
+    if tid == 0:
+        product(M, N, K, A, lda, B, panel_stride, C, ldc)
+        C[(M - 2) * ldc + N - 1] = 0.5
+
+@kernel
+def beside({HEAD}):
+    if tid == 0:
+        product(M, N, K, A, lda, B, panel_stride, C, ldc)
+        C[N] = 0.5
+
 @kernel
 def hang({HEAD}):
     while M > 0:
         C[0] = C[0] + 1.0
 """
+BAD = ("wrong", "lazy", "crash", "hang")
+LATE = {"late_crash": "crash", "late_hang": "timeout"}
+SUBTLE = ("last_row", "last_column", "beside")
 SCHEDULE = make_schedule(m_tile=2, block_n=1)
 CASE = GemmCase(kind="linear", n=40, k=30, m=5, dtype="f32", threads=2)
 
 
 @pytest.fixture(scope="module")
 def built() -> BuiltLibrary:
-    faulty = [
-        KernelRequest("faulty", name, {}, name) for name in ("wrong", "lazy", "crash", "hang")
-    ]
+    faulty = [KernelRequest("faulty", name, {}, name) for name in (*BAD, *LATE, *SUBTLE, "plain")]
     target = host_target()
     spec = LibrarySpec(
         target=target,
@@ -77,12 +138,29 @@ def test_all_gemm_kernels_are_right(built, kind, dtype):
 
 def test_bad_candidates_are_told_apart_and_the_others_still_timed(built):
     good = candidates(built, "linear", "f32")[:2]
-    bad = tuple(Candidate(name, SCHEDULE) for name in ("wrong", "lazy", "crash", "hang"))
+    bad = tuple(Candidate(name, SCHEDULE) for name in BAD)
     with Meter(built.path, built.index, pool_bytes=1 << 20, timeout=3) as meter:
         found = meter.measure(CASE, (good[0], *bad, good[1]), rounds=3, seconds=5)
     assert [m.status for m in found] == ["ok", "wrong", "wrong", "crash", "timeout", "ok"]
     assert [m.candidate for m in found] == [good[0], *bad, good[1]]
     assert all((m.seconds > 0) == (m.status == "ok") for m in found)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_kernel_that_fails_only_while_it_is_timed_is_the_one_blamed(built, name):
+    good = candidates(built, "linear", "f32")[:2]
+    late = Candidate(name, SCHEDULE)
+    with Meter(built.path, built.index, pool_bytes=1 << 20, timeout=3) as meter:
+        found = meter.measure(CASE, (good[0], late, good[1]), rounds=3, seconds=5)
+    assert [m.status for m in found] == ["ok", LATE[name], "ok"]
+
+
+def test_one_wrong_value_at_an_edge_is_found(built):
+    case = msgspec.structs.replace(CASE, n=200, m=50)
+    some = tuple(Candidate(name, SCHEDULE) for name in ("plain", *SUBTLE))
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        found = meter.measure(case, some, rounds=2, seconds=5)
+    assert [m.status for m in found] == ["ok", "wrong", "wrong", "wrong"]
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error(built, capfd):
@@ -96,3 +174,26 @@ def test_summaries_are_medians_with_quartiles():
     found = summarize(Candidate("k", ()), [5.0, 1.0, 3.0, 2.0, 4.0])
     assert (found.seconds, found.low, found.high, found.runs) == (3.0, 2.0, 4.0, 5)
     assert summarize(Candidate("k", ()), [2.0]).low == 2.0
+
+
+def test_a_hanging_child_ends_with_its_parent(built):
+    hang = Job(case=CASE, candidates=(Candidate("hang", SCHEDULE),), rounds=2, seconds=1)
+    with tempfile.TemporaryFile() as mark:
+        mark.truncate(MARK_BYTES)
+        setup = ChildSetup(
+            library=str(built.path), index=built.index, pool_bytes=1 << 20, mark=mark.fileno()
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "dovetail.compiler.measure_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(mark.fileno(),),
+        )
+    for line in (setup, hang):
+        child.stdin.write(msgspec.json.encode(line) + b"\n")
+        child.stdin.flush()
+    events = [msgspec.json.decode(child.stdout.readline(), type=Reply).event for _ in range(2)]
+    assert events == ["ready", "start"]
+    child.stdin.close()  # as when the parent is killed
+    assert child.wait(timeout=60) == 0
+    child.stdout.close()

@@ -198,8 +198,8 @@ from dovetail.compiler import measure
 
 receive = measure.Meter._receive
 
-def tell(self, current):
-    reply = receive(self, current)  # the child works by now
+def tell(self, seconds):
+    reply = receive(self, seconds)  # the child works by now
     print("here", flush=True)
     return reply
 

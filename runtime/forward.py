@@ -22,6 +22,7 @@ from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import Communicator
 from dovetail.runtime.device import CpuDevice, Device, Segment
 from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.placement import preferring_node
 from dovetail.runtime.shard import COMM, shard_spec, shard_tape, split_model
 from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
 from dovetail.runtime.weights import Weights
@@ -36,6 +37,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     decode: PhasePlan
     spin: int
     kv_blocks: int
+    node: int | None = None  # NUMA node of its memory; None = where it is touched first
 
     @property
     def threads(self) -> int:
@@ -64,6 +66,11 @@ class ForwardModel:
             CapacityError: memory or threads cannot be had.
         """
         self._artifact, self._part, self._library = artifact, part, library
+        with preferring_node(plan.node):  # its threads inherit that
+            self._load(plan)
+
+    def _load(self, plan: RankPlan) -> None:
+        part, library = self._part, self._library
         self.device: Device = CpuDevice(library, plan.threads, plan.spin)
         self.weights = Weights(part)
         spec, tape = part.file.spec, find_tape(part, "forward")

@@ -96,7 +96,15 @@ def plan_ranks(
     most = max(prefill[0].threads, decode[0].threads) * ranks
     spin = service.spin_iterations if most <= len(allowed) else 0  # who spins delays who works
     return tuple(
-        RankPlan(rank=i, ranks=ranks, prefill=p, decode=d, spin=spin, kv_blocks=kv_blocks)
+        RankPlan(
+            rank=i,
+            ranks=ranks,
+            prefill=p,
+            decode=d,
+            spin=spin,
+            kv_blocks=kv_blocks,
+            node=service.nodes[i] if service.nodes else None,
+        )
         for i, (p, d) in enumerate(zip(prefill, decode, strict=True))
     )
 

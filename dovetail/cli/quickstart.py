@@ -31,6 +31,7 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 SPECIAL_TOKENS = ("<s>", "</s>")
+SEARCH_SECONDS = 20.0
 SEED = 0
 
 
@@ -67,7 +68,7 @@ def quickstart_command(
     make_model(model)
     say(f"2. compiling it into {artifact}")
     with progress_bars(quiet=json) as progress:
-        compiled = compile_model(model, output=artifact, progress=progress)
+        compiled = compile_model(model, output=artifact, progress=progress, budget=SEARCH_SECONDS)
     say(describe_report(compiled))
     checked = verify_artifact(artifact)
     if not checked.ok:

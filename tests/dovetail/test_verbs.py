@@ -125,6 +125,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
         ("compile", text, "-o", out),
         ("compile", model, "-o", out, "--effort", "heroic"),
         ("compile", model, "-o", out, "--target", "z80"),
+        ("compile", model, "-o", out, "--budget", "soon"),
         ("compile", model, "-o", out, "--hardware", tmp_path / "missing.json"),
         ("compile", model, "-o", out, "--workload", trace),
         ("compile", model, "-o", out, "--kv-dtype", "f64"),

@@ -1,4 +1,4 @@
-"""Prefill and decode against transformers on torch: same weights, same prompts, interleaved.
+"""Prefill and decode against transformers and llama.cpp: same weights, same prompts, interleaved.
 
 Run `python benchmarks/generate.py --json F`. Decode is timed per token after the first, prefill as
 the time to the first token; every figure is a median over rounds. Summary ratios are geometric
@@ -12,7 +12,8 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from common import (
     sample,
 )
 from generate_models import SHAPES, TORCH_NAMES, compile_model, write_checkpoint
+from generate_peers import PEER_PACKAGES, LlamaCpp, missing_packages, write_gguf
 from generate_workers import Dovetail, Transformers, Worker
 
 SEED = 7
@@ -39,6 +41,8 @@ SHOWN = (
     "decode_ratio",
     "prefill_ms",
     "prefill_ratio",
+    "decode_vs_llamacpp",
+    "prefill_vs_llamacpp",
     "bandwidth_fraction",
     "noisy",
 )
@@ -103,6 +107,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=parse_numbers, default=(1, 2), help="thread counts")
     parser.add_argument("--new-tokens", type=int, default=48, help="tokens to generate, at least 2")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side per cell")
+    parser.add_argument(
+        "--peers", default=",".join(PEER_PACKAGES), help="besides transformers; none where empty"
+    )
     parser.add_argument("--quick", action="store_true", help="160m only, 3 rounds, 16 tokens")
     parser.add_argument("--work", type=Path, help="keep models and artifacts in this directory")
     options = parser.parse_args()
@@ -113,9 +120,22 @@ def parse_arguments() -> argparse.Namespace:
         if not set(chosen) <= set(known):
             parser.error(f"--{name} takes {','.join(known)}")
         setattr(options, name, chosen)
+    options.peers = installed_peers(options.peers)
     if options.new_tokens < 2 or options.rounds < 1:
         parser.error("--new-tokens must be at least 2, --rounds at least 1")
     return options
+
+
+def installed_peers(names: str) -> list[str]:
+    """Return those of the peers asked for that are installed; say which are not."""
+    found = []
+    for name in filter(None, names.split(",")):
+        missing = missing_packages(name)
+        if missing:
+            print(f"{name} is left out: {', '.join(missing)} is not installed", flush=True)
+        else:
+            found.append(name)
+    return found
 
 
 def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
@@ -124,19 +144,21 @@ def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
     report = Report("generate", config)
     for model in options.models:
         for dtype in options.dtypes:
-            checkpoint, artifact = prepare(work, model, dtype)
+            checkpoint, artifact = prepare(work, model, dtype, options.peers)
             report.rows += measure_model(options, model, dtype, checkpoint, artifact)
             report.write(options.json)  # what is done survives an interruption
     report.summary = summarise(report.rows)
     return report
 
 
-def prepare(work: Path, model: str, dtype: str) -> tuple[Path, Path]:
+def prepare(work: Path, model: str, dtype: str, peers: list[str]) -> tuple[Path, Path]:
     """Make the checkpoint and the artifact in child processes, so that their memory goes back."""
     checkpoint, artifact = work / f"{model}-{dtype}", work / f"{model}-{dtype}.dove"
     with Worker(Preparation) as worker:
         print(f"preparing {model} {dtype}", flush=True)
         worker.call("checkpoint", checkpoint, model, dtype)
+        if "llamacpp" in peers:
+            worker.call("gguf", checkpoint, checkpoint.with_suffix(".gguf"))
     if not artifact.exists():
         with Worker(Preparation) as worker:
             print(f"compiling {model} {dtype}", flush=True)
@@ -152,6 +174,10 @@ class Preparation:
         """Write a random checkpoint."""
         write_checkpoint(directory, model, dtype, SEED)
 
+    def gguf(self, checkpoint: Path, target: Path) -> None:
+        """Write the same weights for llama.cpp."""
+        write_gguf(checkpoint, target)
+
     def artifact(self, model: str, artifact: str) -> dict[str, Any]:
         """Compile it."""
         return compile_model(model, artifact)
@@ -162,29 +188,38 @@ def measure_model(
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of each cell of one model in one dtype."""
     weights = read_weights(artifact)
-    with Worker(Dovetail, str(artifact)) as ours, Worker(Transformers, str(checkpoint)) as peer:
+    with ExitStack() as stack:
+        ours = stack.enter_context(Worker(Dovetail, str(artifact)))
+        peer = stack.enter_context(Worker(Transformers, str(checkpoint)))
+        others: dict[str, Worker] = {}
+        if "llamacpp" in options.peers:
+            context = max(options.prompts) + options.new_tokens + 8
+            gguf = str(checkpoint.with_suffix(".gguf"))
+            others["llamacpp"] = stack.enter_context(Worker(LlamaCpp, gguf, context))
+        versions = {name: worker.call("settings") for name, worker in others.items()}
         loading = ours.call("load", max(options.threads))
         settings = peer.call("settings")
         for threads in options.threads:
             for prompt in options.prompts:
                 cell = Cell(model, dtype, prompt, threads)
-                row = measure_cell(cell, options, ours, peer, weights)
+                row = measure_cell(cell, options, {"ours": ours, "peer": peer, **others}, weights)
                 row |= {
                     "load_s": loading["seconds"],
                     "load_memory": loading["bytes"] / weights.file,
                     "peer": f"transformers {settings['transformers']}, torch {settings['torch']}, "
                     f"{settings['attention']}, {settings['dtype']}",
+                    **{f"{name}_settings": text for name, text in versions.items()},
                 }
                 print(describe(row), flush=True)
                 yield row
 
 
 def measure_cell(
-    cell: Cell, options: argparse.Namespace, ours: Worker, peer: Worker, weights: Weights
+    cell: Cell, options: argparse.Namespace, workers: Mapping[str, Worker], weights: Weights
 ) -> dict[str, Any]:
-    """Measure both sides and the read bandwidth in turns; return one row."""
-    sides = {"ours": Side(), "peer": Side()}
-    workers = {"ours": ours, "peer": peer}
+    """Measure all sides and the read bandwidth in turns; return one row."""
+    sides = {name: Side() for name in workers}
+    ours = workers["ours"]
     bandwidth: list[float] = []
     new = options.new_tokens
     for worker in workers.values():  # warm-up: pages, thread pools, allocators
@@ -196,6 +231,16 @@ def measure_cell(
         bandwidth.append(ours.call("bandwidth", cell.threads))
     our_prefill, our_decode = sides["ours"].samples()
     peer_prefill, peer_decode = sides["peer"].samples()
+    more: dict[str, float | str] = {}
+    for name in workers.keys() - {"ours", "peer"}:
+        prefill, decode = sides[name].samples()
+        more |= {
+            f"{name}_decode_ms": decode.median * 1e3,
+            f"{name}_prefill_ms": prefill.median * 1e3,
+            f"decode_vs_{name}": decode.median / our_decode.median,
+            f"prefill_vs_{name}": prefill.median / our_prefill.median,
+            f"{name}_same_ids": common_prefix(sides["ours"].ids[0], sides[name].ids[0]),
+        }
     visible = cell.prompt + (new + 1) / 2  # mean tokens a decode step sees
     moved = weights.total + weights.kv_per_token * visible
     read = sample(bandwidth).median
@@ -216,6 +261,7 @@ def measure_cell(
         "peer_decode_spread": peer_decode.spread,
         "noisy": our_decode.noisy + peer_decode.noisy,
         "same_ids": common_prefix(sides["ours"].ids[0], sides["peer"].ids[0]),
+        **more,
     }
 
 
@@ -255,9 +301,8 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the geometric means that the targets are stated in."""
 
     def mean(column: str, **wanted: str) -> float | None:
-        return geometric_mean(
-            row[column] for row in rows if all(row[k] == v for k, v in wanted.items())
-        )
+        chosen = (row for row in rows if all(row[k] == v for k, v in wanted.items()))
+        return geometric_mean(row[column] for row in chosen if column in row)
 
     def largest(column: str) -> float | None:
         return max((row[column] for row in rows if row["model"] == "160m"), default=None)
@@ -268,9 +313,23 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "decode_vs_transformers_f32_1b": mean("decode_ratio", dtype="f32", model="1b"),
         "decode_vs_transformers_bf16": mean("decode_ratio", dtype="bf16"),
         "prefill_vs_transformers_f32": mean("prefill_ratio", dtype="f32"),
+        **peer_means(rows, mean),
         "decode_bandwidth_fraction": mean("bandwidth_fraction"),
         "load_seconds_160m_max": largest("load_s"),
         "load_memory_160m_max": largest("load_memory"),
+    }
+
+
+def peer_means(
+    rows: list[dict[str, Any]], mean: Callable[..., float | None]
+) -> dict[str, float | None]:
+    """Return `decode_vs_llamacpp_f32` and its kin: keys of peers and dtypes that were measured."""
+    columns = [f"{phase}_vs_{peer}" for peer in PEER_PACKAGES for phase in ("decode", "prefill")]
+    return {
+        f"{column}_{dtype}": mean(column, dtype=dtype)
+        for column in columns
+        for dtype in TORCH_NAMES
+        if any(column in row and row["dtype"] == dtype for row in rows)
     }
 
 
@@ -280,7 +339,12 @@ def describe(row: dict[str, Any]) -> str:
         f"{row['model']} {row['dtype']} prompt {row['prompt']} threads {row['threads']}: "
         f"decode {row['decode_ms']:.1f} ms ({row['decode_ratio']:.2f}x), "
         f"prefill {row['prefill_ms']:.0f} ms ({row['prefill_ratio']:.2f}x), "
-        f"{row['bandwidth_fraction']:.0%} of {row['read_gb_s']:.1f} GB/s"
+        + "".join(
+            f"{peer}: {row[f'decode_vs_{peer}']:.2f}x, {row[f'prefill_vs_{peer}']:.2f}x, "
+            for peer in PEER_PACKAGES
+            if f"decode_vs_{peer}" in row
+        )
+        + f"{row['bandwidth_fraction']:.0%} of {row['read_gb_s']:.1f} GB/s"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def test_a_short_run_writes_its_report(tmp_path: Path) -> None:
     assert report["summary"]["decode_vs_transformers_bf16"] == pytest.approx(bf16["decode_ratio"])
     assert report["summary"]["decode_vs_transformers_f32_160m"] is None
     assert "float32" in f32["peer"] and "bfloat16" in bf16["peer"]
+    if find_spec("llama_cpp") and find_spec("gguf"):
+        assert f32["llamacpp_same_ids"] == "6/6"
+        speed = f32["llamacpp_decode_ms"] / f32["decode_ms"]
+        assert report["summary"]["decode_vs_llamacpp_f32"] == pytest.approx(speed)
+        assert report["summary"]["prefill_vs_llamacpp_bf16"] == bf16["prefill_vs_llamacpp"]
+    else:
+        assert "llamacpp is left out" in done.stdout
 
 
 @pytest.mark.parametrize("options", [("--models", "7b"), ("--dtypes", "f64"), ("--rounds", "0")])

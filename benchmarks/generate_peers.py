@@ -83,7 +83,7 @@ def read_tensors(checkpoint: Path) -> Iterator[tuple[str, Array]]:
 
 
 def gguf_name(name: str) -> str:
-    """Return the GGUF name of a tensor: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up...`."""
+    """Return the GGUF name: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up.weight`."""
     parts = name.removeprefix("model.").removesuffix(".weight").split(".")
     if parts[0] == "layers":
         return f"blk.{parts[1]}.{LAYER_NAMES['.'.join(parts[2:])]}.weight"

@@ -23,6 +23,11 @@ from dovetail.codegen.catalog import device_kernels, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
+from dovetail.compiler.attention_search import (
+    apply_choices,
+    attention_kernels,
+    search_attention,
+)
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import parse_json_object, read_bounded
@@ -293,7 +298,8 @@ def _build_libraries(
     libraries = {}
     for number, target in enumerate(inputs.targets):
         products = gemm_kernels(inputs.spec, target, schedules.tables)
-        kernels = (*model_kernels(inputs.spec, target), *products)
+        attention = attention_kernels(inputs.spec, target, schedules.tables)
+        kernels = (*model_kernels(inputs.spec, target), *products, *attention)
         wanted = LibrarySpec(target=target, kernels=kernels)
         libraries[target.name] = build_library(wanted, inputs.request.cache)
         steps.advance(number + 1, len(inputs.targets) + len(inputs.devices))
@@ -331,11 +337,22 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
                 fixed_order=request.deterministic,
                 progress=lambda done, total, _op: steps.advance(done, total),
             )
-        tables += found.tables
+        tables += _tune_attention(inputs, target, found.tables)
         records += recorder.trials
         measured += recorder.measured
         notes |= dict.fromkeys([database.warning] if database.warning else [])
     return _Tuned(ScheduleFile(tables=tuple(tables)), records, measured, tuple(notes))
+
+
+def _tune_attention(
+    inputs: _Inputs, target: Target, tables: tuple[ScheduleTable, ...]
+) -> tuple[ScheduleTable, ...]:
+    """Return the tables with measured attention kernels, where the effort allows for it."""
+    if inputs.request.effort != "full":
+        return tables
+    plans = dict.fromkeys((inputs.plan.prefill, inputs.plan.decode))
+    found = search_attention(inputs.spec, target, plans, inputs.request.cache)
+    return apply_choices(tables, found)
 
 
 def _seconds_left(

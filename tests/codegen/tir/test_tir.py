@@ -93,6 +93,8 @@ def vectors(N: i64, x: ptr[f32], y: ptr[f32], words: ptr[i32], half: ptr[S],
     out[5 * N] = vreduce_max(top)
     out[5 * N + 1] = vreduce_min(low)
     out[5 * N + 2] = vreduce_add(sums)
+    vreduce_add4(out + 5 * N + 4, sums, vmul(sums, sums), vbroadcast(0.25), vneg(sums))
+    prefetch_l2(x)
     store(back + N, out[0])
     out[5 * N + 3] = load(back + N)
 '''
@@ -168,7 +170,7 @@ def test_vectors_whole_and_partial(target, dtype):
     args = [size, random(size), random(size, seed=1), np.arange(size, dtype=np.int32)]
     half = np.resize(half, size).copy()
     half[0] = 0x3C00
-    out = [np.zeros(5 * size + 4, np.float32), np.zeros(size + 1, np.uint16)]
+    out = [np.zeros(5 * size + 8, np.float32), np.zeros(size + 1, np.uint16)]
     args += [half, *out, np.zeros(size, np.int32)]
     request = KernelRequest("vectors", "vectors", {"S": dtype}, f"vectors_{dtype}")
     wanted, got = both(request, args, unit, TARGETS[target])

@@ -57,6 +57,8 @@ from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 MODEL_NAME = "llm"
 EFFORTS = ("none", *SEARCH_EFFORTS)
+DECIDING_SHARE = 0.3
+"""A search spends up to this share of its budget on deciding, of which no trial tells."""
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 TOKENIZER = "tokenizer.json"
@@ -362,7 +364,8 @@ def _seconds_left(
     effort, budget = SEARCH_EFFORTS[inputs.request.effort], inputs.request.budget
     tasks = search_tasks(inputs.payload, inputs.plan, inputs.hardware, target, effort)
     spent = spent_seconds(database, plan_job(tasks), identity)
-    return max(0.0, (effort.seconds if budget is None else budget) - spent)
+    seconds = effort.seconds if budget is None else budget
+    return seconds - spent if spent < (1 - DECIDING_SHARE) * seconds else 0.0
 
 
 def _pack(

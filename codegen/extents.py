@@ -94,7 +94,8 @@ def extents_in_c(
 
     slots: each parameter's place in C, of which integers are read as double.
     """
-    group = FORMATS[str(binding.get("W", "f32"))].group
+    stored = FORMATS.get(str(binding.get("W", "f32")))  # a kernel of one's own may call W anything
+    group = stored.group if stored else 1
 
     def place(match: re.Match[str]) -> str:
         name = match.group()

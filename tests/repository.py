@@ -13,6 +13,7 @@ FOLDERS = {
     "dovetail.compiler": ROOT / "compiler",
     "dovetail.ir": ROOT / "ir",
     "dovetail.runtime": ROOT / "runtime",
+    "dovetail.tiny_world": ROOT / "examples/tiny_world",
     "dovetail.topology": ROOT / "topology",
 }
 

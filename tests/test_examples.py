@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli.quickstart import write_tokenizer
+from dovetail.tiny_world import LLAMA
 from tests.dovetail.commands import dovetail
-from tests.models import save_model
 from tests.repository import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -44,10 +43,8 @@ def test_call_kernel(tmp_path: Path) -> None:
 
 
 def test_generate_compiles_once(tmp_path: Path) -> None:
-    model, artifact = tmp_path / "tiny", tmp_path / "app.dove"
-    save_model(model, "llama", vocab_size=258, bos_token_id=256, eos_token_id=257)
-    write_tokenizer(model / "tokenizer.json")
-    first = run_example("generate.py", model, artifact, "Once", "The sea")
+    artifact = tmp_path / "app.dove"
+    first = run_example("generate.py", LLAMA, artifact, "Once", "The sea")
     assert first[0].startswith("compiled ") and first[-1].startswith("'The sea': ")
-    second = run_example("generate.py", model, artifact, "Once", "The sea")
+    second = run_example("generate.py", LLAMA, artifact, "Once", "The sea")
     assert second == first[1:]

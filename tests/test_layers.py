@@ -9,7 +9,8 @@ import pytest
 from tests.repository import FOLDERS, imported_names, module_files
 
 MAY_IMPORT = {
-    "dovetail": {"compiler", "runtime", "codegen", "topology", "ir"},
+    "dovetail": {"compiler", "runtime", "codegen", "topology", "ir", "tiny_world"},
+    "tiny_world": set(),
     "compiler": {"codegen", "topology", "runtime", "ir"},
     "codegen": {"ir"},
     "runtime": {"topology", "ir"},
@@ -20,10 +21,12 @@ HEAVY = {"torch", "transformers", "faiss", "safetensors", "tvm", "tvm_ffi", "ray
 TIR = ("build", "expressions", "operations", "statements", "values")
 ALLOWED = {
     "dovetail.compiler.search.cost_model": {"sklearn"},
-    "dovetail.cli.quickstart": {"torch", "transformers"},
     "dovetail.ffi": {"tvm_ffi"},
     "dovetail.compiler.ray_jobs": {"ray"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
+    "dovetail.tiny_world.encoder": {"faiss", "torch", "transformers"},
+    "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},
+    "dovetail.tiny_world.train_llama": {"safetensors", "torch", "transformers"},
 }
 MODULES = module_files()
 

@@ -79,8 +79,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("wheel")
     source = work / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", *(f.name for f in FOLDERS.values())):
-        (source / name).symlink_to(ROOT / name)
+    for path in (
+        *(ROOT / n for n in ("pyproject.toml", "README.md", "LICENSE")),
+        *FOLDERS.values(),
+    ):
+        link = source / path.relative_to(ROOT)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path)
     pytest.importorskip("setuptools", minversion="77")
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     command = [*pip, "--no-index", "--wheel-dir", str(work), str(source)]

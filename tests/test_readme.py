@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli.quickstart import write_tokenizer
-from tests.models import save_model
 from tests.repository import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -20,10 +18,9 @@ BLOCK = re.compile(r"<!-- (runnable|file: (\S+)) -->\n```(\w+)\n(.*?)```", re.DO
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the model the README speaks of, and `dovetail` in `bin`."""
+    """A directory with the examples the README speaks of, and `dovetail` in `bin`."""
     work = tmp_path_factory.mktemp("readme")
-    save_model(work / "tiny-llama", "llama", vocab_size=258, bos_token_id=256, eos_token_id=257)
-    write_tokenizer(work / "tiny-llama/tokenizer.json")
+    (work / "examples").symlink_to(ROOT / "examples")
     script = work / "bin/dovetail"
     script.parent.mkdir()
     script.write_text(f"#!{sys.executable} -P\nfrom dovetail.cli import main\nmain()\n")

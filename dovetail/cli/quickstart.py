@@ -1,176 +1,193 @@
-"""`dovetail quickstart`: the whole road on a small random model.
+"""`dovetail quickstart`: the whole road on the bundled tiny world.
 
-In: nothing. Out: a model directory, its artifact, generated text, and tokens/s beside the roofline.
+In: nothing. Out: the corpus, the artifact of the small Llama, and five questions answered from
+retrieved passages beside the answers without them, with tokens/s.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from dovetail.cli.compile import describe_report
 from dovetail.cli.report import print_json, progress_bars, report_errors
-from dovetail.cli.run import decode_rate
 from dovetail.errors import ArtifactError, SpecError
+from dovetail.tiny_world import LLAMA, corpus, workflows
+from dovetail.tiny_world.questions import SINGLE, TWO_HOP, UNANSWERABLE, Question
 
 if TYPE_CHECKING:
-    from dovetail.ir.model import ModelFile
+    from dovetail.runtime.app import App
+    from dovetail.runtime.request import Completion
+    from dovetail.tiny_world.encoder import PassageIndex
 
-PROMPT = "The joint that interlocks two pieces"
-CONFIG: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": False,
-}
-SPECIAL_TOKENS = ("<s>", "</s>")
+ASKED = {SINGLE: 2, TWO_HOP: 2, UNANSWERABLE: 1}
+"""How many questions of each kind are asked, all from the dev split."""
+TOPK = 2
+"""Passages per search; more that look alike confuse a model of 1.9 M parameters."""
 SEARCH_SECONDS = 20.0
-SEED = 0
+"""Budget of the schedule search: the model is small."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A question with its known answer, the reply without documents and the one from them."""
+
+    question: str
+    wanted: str
+    workflow: str
+    closed_book: str
+    answer: workflows.Answer
+    right: bool
 
 
 class QuickstartReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the quickstart measured; rates in tokens and bytes per second."""
+    """What the quickstart did; rates in tokens per second, times in seconds."""
 
     artifact: str
+    passages: int
+    index_seconds: float
     compile_seconds: float
     load_seconds: float
+    asked: tuple[Asked, ...]
     new_tokens: int
     decode_tokens_per_second: float
-    read_bytes_per_second: float
-    bytes_per_token: int
-    roofline_tokens_per_second: float
-    roofline_fraction: float
 
 
 @report_errors
 def quickstart_command(
-    directory: Annotated[Path, typer.Option(help="Where the model and the artifact go.")] = Path(
+    directory: Annotated[Path, typer.Option(help="Where the corpus and the artifact go.")] = Path(
         "build/quickstart"
     ),
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make a small random Llama, compile it, verify the artifact, generate, compare the speed."""
+    """Compile the bundled model, index the bundled corpus, and answer questions from it."""
     from dovetail.compiler.pipeline import compile_model
+    from dovetail.runtime.app import load
     from dovetail.runtime.verify import verify_artifact
 
-    model, artifact = directory / "tiny-llama", directory / "app.dove"
     say = (lambda _line: None) if json else print
-    directory.mkdir(parents=True, exist_ok=True)
-    say(f"1. {model}: a Llama of random weights (its text will be noise), byte-level tokenizer")
-    make_model(model)
-    say(f"2. compiling it into {artifact}")
+    artifact = directory / "app.dove"
+    written = corpus.write(directory)
+    texts = [passage.text for passage in corpus.passages()]
+    say(f"1. {written[0]}: {len(texts)} passages of a synthetic world, and questions beside it")
+    start = time.perf_counter()
+    index = index_passages(texts)
+    index_seconds = time.perf_counter() - start
+    say(f"2. indexed with the bundled encoder in {index_seconds:.1f} s (torch and faiss)")
+    say(f"3. compiling the bundled Llama into {artifact}")
     with progress_bars(quiet=json) as progress:
-        compiled = compile_model(model, output=artifact, progress=progress, budget=SEARCH_SECONDS)
+        compiled = compile_model(LLAMA, output=artifact, budget=SEARCH_SECONDS, progress=progress)
     say(describe_report(compiled))
     checked = verify_artifact(artifact)
     if not checked.ok:
         raise ArtifactError("the artifact just written is damaged: " + "; ".join(checked.faults))
-    say(f"3. verified: {checked.files} files, whole, runs here")
-    report = generate(artifact, tokens, sum(compiled.seconds.values()), quiet=json)
-    if json:
-        print_json(report)
-    else:
-        print(describe_speed(report))
-        print(f"Next: dovetail inspect {artifact}; dovetail run {artifact} --prompt '...'")
-
-
-def make_model(directory: Path) -> None:
-    """Write a Llama directory of seeded random weights with a byte-level tokenizer.
-
-    Raises:
-        SpecError: transformers or torch is not installed.
-    """
-    try:
-        import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
-        from transformers.utils import logging
-    except ImportError as error:
-        raise SpecError(
-            f"quickstart makes its model with transformers, and {error.name} is missing: "
-            "run pip install 'dovetail[bench]'"
-        ) from None
-    logging.disable_progress_bar()
-    vocabulary = write_tokenizer(directory / "tokenizer.json")
-    bos, eos = (vocabulary[token] for token in SPECIAL_TOKENS)
-    config = LlamaConfig(vocab_size=len(vocabulary), bos_token_id=bos, eos_token_id=eos, **CONFIG)
-    torch.manual_seed(SEED)
-    LlamaForCausalLM(config).save_pretrained(directory)
-
-
-def write_tokenizer(path: Path) -> dict[str, int]:
-    """Write a tokenizer of the 256 bytes and two special tokens; return its vocabulary."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate((*alphabet, *SPECIAL_TOKENS))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(path))
-    return vocabulary
-
-
-def generate(
-    artifact: Path, tokens: int, compile_seconds: float, *, quiet: bool
-) -> QuickstartReport:
-    """Load, stream once, then time a generation beside the read bandwidth measured around it."""
-    from dovetail.compiler.roofline import measure_read_bandwidth
-    from dovetail.runtime.app import load
-
+    say(f"4. verified: {checked.files} files, whole, runs here")
     start = time.perf_counter()
     with load(artifact) as app:
         load_seconds = time.perf_counter() - start
-        if not quiet:
-            print(f"4. loaded in {load_seconds * 1e3:.0f} ms; {PROMPT!r} continues:")
-        for chunk in app.stream(PROMPT, max_tokens=min(tokens, 48), ignore_eos=True):
-            if not quiet:
-                print(chunk.text, end="", flush=True)
-        if not quiet:
-            print()
-        part = next(iter(app.artifact.models.values()))
-        threads = app.artifact.service.decode.threads
-        before = measure_read_bandwidth(threads)
-        (found,) = app.generate(PROMPT, max_tokens=tokens, ignore_eos=True)
-        bandwidth = max(before, measure_read_bandwidth(threads))
-    rate = decode_rate(found) or 0.0
-    moved = bytes_per_token(part.file, len(PROMPT) + tokens // 2)
-    return QuickstartReport(
+        say(f"5. loaded in {load_seconds * 1e3:.0f} ms; questions of the dev split:")
+        reader = Reader(app)
+        asked = []
+        for question in pick_questions(corpus.questions("dev")):
+            asked.append(ask(reader, index, question))
+            say(describe_asked(asked[-1]))
+    report = QuickstartReport(
         artifact=str(artifact),
-        compile_seconds=compile_seconds,
+        passages=len(texts),
+        index_seconds=index_seconds,
+        compile_seconds=sum(compiled.seconds.values()),
         load_seconds=load_seconds,
-        new_tokens=len(found.token_ids),
-        decode_tokens_per_second=rate,
-        read_bytes_per_second=bandwidth,
-        bytes_per_token=moved,
-        roofline_tokens_per_second=bandwidth / moved,
-        roofline_fraction=rate * moved / bandwidth,
+        asked=tuple(asked),
+        new_tokens=reader.new_tokens,
+        decode_tokens_per_second=reader.decode_rate,
+    )
+    if json:
+        print_json(report)
+        return
+    right = sum(one.right for one in asked)
+    print(f"{right} of {len(asked)} right; {report.decode_tokens_per_second:.0f} tokens/s decoding")
+    print(f"Next: dovetail inspect {artifact}; dovetail run {artifact} --prompt '...'")
+
+
+class Reader:
+    """Generates replies with an app, and counts tokens and seconds of decoding."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.new_tokens = self._decoded = 0
+        self._seconds = 0.0
+
+    def __call__(self, prompts: Sequence[str]) -> list[str]:
+        """Return the replies to `prompts`."""
+        found = self._app.generate(list(prompts), max_tokens=workflows.MAX_TOKENS)
+        self._count(found)
+        return [completion.text or "" for completion in found]
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after each reply's first."""
+        return self._decoded / self._seconds if self._seconds else 0.0
+
+    def _count(self, completions: Iterable[Completion]) -> None:
+        for found in completions:
+            first, last = found.metrics.first_token, found.metrics.last_token
+            self.new_tokens += len(found.token_ids)
+            if first is not None and last is not None:
+                self._decoded += len(found.token_ids) - 1
+                self._seconds += last - first
+
+
+def index_passages(texts: Sequence[str]) -> PassageIndex:
+    """Return an index of the passages.
+
+    Raises:
+        SpecError: torch, transformers or faiss is not installed.
+    """
+    try:
+        from dovetail.tiny_world.encoder import Encoder, PassageIndex
+    except ImportError as error:
+        raise SpecError(
+            f"quickstart embeds the passages with torch, and {error.name} is missing: "
+            "run pip install 'dovetail[bench]'"
+        ) from None
+    return PassageIndex(Encoder(), texts)
+
+
+def pick_questions(questions: Sequence[Question]) -> list[Question]:
+    """Return the first questions of each kind, as many as ASKED says."""
+    return [
+        question
+        for kind, count in ASKED.items()
+        for question in [q for q in questions if q.kind == kind][:count]
+    ]
+
+
+def ask(reader: Reader, index: PassageIndex, question: Question) -> Asked:
+    """Answer a question without documents, and with them: two-hop questions in several steps."""
+    workflow = workflows.multistep if question.kind == TWO_HOP else workflows.one_shot
+    answer = workflow(reader, index.search, question.question, topk=TOPK)
+    return Asked(
+        question=question.question,
+        wanted=question.answer,
+        workflow=workflow.__name__,
+        closed_book=workflows.closed_book(reader, question.question).reply,
+        answer=answer,
+        right=workflows.exact_match(answer.short, question.answer),
     )
 
 
-def bytes_per_token(model: ModelFile, context: int) -> int:
-    """Return the bytes a decode step reads: every weight but the tables it looks up, and the KV."""
-    looked_up = ("embed", "rope_cos", "rope_sin")
-    weights = sum(w.bytes for w in model.weights if w.name not in looked_up)
-    spec = model.spec
-    element = {"f32": 4, "bf16": 2, "f16": 2}[spec.kv_dtype]
-    return weights + 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * element * context
-
-
-def describe_speed(report: QuickstartReport) -> str:
-    """Return the line that puts the speed beside the roofline."""
-    return (
-        f"5. decode: {report.decode_tokens_per_second:.0f} tokens/s, "
-        f"{report.roofline_fraction:.0%} of the {report.roofline_tokens_per_second:.0f} tokens/s "
-        f"that the read bandwidth measured now ({report.read_bytes_per_second / 1e9:.1f} GB/s) "
-        "allows"
-    )
+def describe_asked(asked: Asked) -> str:
+    """Return the question, what was read for it, and both replies."""
+    lines = [f"\n   Q: {asked.question}   ({asked.workflow})"]
+    for hop in asked.answer.hops:
+        if len(asked.answer.hops) > 1:
+            lines.append(f"      {hop.question}  ->  {hop.reply}")
+        lines += [f"      - {text}" for text in hop.passages]
+    verdict = "right" if asked.right else f"wrong: it is {asked.wanted}"
+    lines.append(f"      closed book: {asked.closed_book}")
+    lines.append(f"      open book:   {asked.answer.reply}   [{verdict}]")
+    return "\n".join(lines)

@@ -4,18 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli.quickstart import write_tokenizer
+from dovetail.tiny_world import LLAMA
 from tests.dovetail.commands import Result, dovetail
-from tests.models import save_model
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama directory with a byte-level tokenizer."""
-    directory = tmp_path_factory.mktemp("model") / "tiny"
-    save_model(directory, "llama", vocab_size=258, bos_token_id=256, eos_token_id=257)
-    write_tokenizer(directory / "tokenizer.json")
-    return directory
+def model() -> Path:
+    """The bundled Llama."""
+    return LLAMA
 
 
 @pytest.fixture(scope="session")

@@ -138,7 +138,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
         ("run", artifact),
         ("run", artifact, "--prompt-ids", "1,x"),
         ("run", artifact, "--prompt-ids", "1,999999"),
-        ("run", artifact, "--prompt", "x" * 600),
+        ("run", artifact, "--prompt", "x" * 6000),
         ("run", artifact, "--prompt", "x", "--temperature", "-1"),
         ("run", artifact, "--prompt", "x", "--top-p", "0"),
         ("run", artifact, "--prompt", "x", "--max-tokens", "0"),

@@ -1,0 +1,300 @@
+"""What the small Llama is trained on: a world goes in, texts of prompts and replies come out.
+
+Each lesson is one context followed by several prompts and replies, so that a context is read once
+for many answers. Worlds of lessons share no name with the bundled one's dev and test splits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dovetail.tiny_world import prompts
+from dovetail.tiny_world.questions import (
+    COMPARISON,
+    SINGLE,
+    TWO_HOP,
+    Question,
+    ask,
+    comparison,
+    deny,
+    draw_question,
+    single_hop,
+    state,
+    two_hop,
+)
+from dovetail.tiny_world.relations import OF_KIND, RANGES, VALUES
+from dovetail.tiny_world.world import Fact, Passage, World
+
+SPLIT = "train"
+BLOCKS = 6
+CROWDED, CROWD_SAMPLE = 0.5, 60
+"""Share of lessons whose documents look alike, as those a search brings; facts to choose from."""
+CHAT_SHARE, PLAIN_SHARE = 0.3, 0.25
+"""Shares of lessons in the chat form, and without documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A prompt (without the documents above it) and the reply wanted."""
+
+    prompt: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The documents of a lesson: their lines, and the sentence that tells each fact."""
+
+    lines: tuple[str, ...]
+    told: dict[tuple[str, str], str]
+    facts: tuple[Fact, ...]
+
+
+Maker = TypeVar("Maker")
+Mix = dict[Callable[[random.Random, World, Shelf], Block | None], float]
+Segment = tuple[str, bool]
+"""Text, and whether it is a reply."""
+
+
+def draw_lesson(rng: random.Random, world: World, mix: Mix, easy: float) -> list[Segment]:
+    """Return a lesson as segments whose texts, joined, are one training sequence.
+
+    `easy` is the share of lessons with documents whose documents are a few statements, which the
+    replies repeat word for word: that is learnt first.
+    """
+    if rng.random() < PLAIN_SHARE:
+        blocks = [_draw(rng, PLAIN)(rng, world) for _ in range(BLOCKS)]
+        return _join(rng, "", blocks)
+    shelf = _fill_shelf(rng, world, easy=rng.random() < easy)
+    wanted = [_draw(rng, mix)(rng, world, shelf) for _ in range(BLOCKS)]
+    lines = list(shelf.lines)
+    rng.shuffle(lines)
+    head = f"Documents:\n{prompts.bullets(lines)}\n"
+    return _join(rng, head, [block for block in wanted if block is not None])
+
+
+def _join(rng: random.Random, head: str, blocks: list[Block]) -> list[Segment]:
+    """Lay blocks out as plain text, or as the chat template does."""
+    segments: list[Segment] = []
+    chat = rng.random() < CHAT_SHARE
+    for block in blocks:
+        if chat:
+            text = f"{prompts.USER}{head}{block.prompt}{prompts.END}{prompts.ASSISTANT}"
+            segments += [(text, False), (block.reply + prompts.END, True)]
+        else:
+            segments += [(head + block.prompt, False), (f" {block.reply}{prompts.END}", True)]
+        head = "" if chat else "\n"
+    return segments
+
+
+def _draw(rng: random.Random, weighted: dict[Maker, float]) -> Maker:
+    return rng.choices(list(weighted), list(weighted.values()))[0]
+
+
+# ---- documents ----
+
+
+def _fill_shelf(rng: random.Random, world: World, *, easy: bool) -> Shelf:
+    """Choose one to five passages, many about things of one kind or joined by a fact."""
+    facts = world.by_split[SPLIT]
+    chosen: dict[str, Passage] = {}
+    wanted = rng.choice((1, 2, 3) if easy else (1, 2, 3, 4, 5, 5))
+    crowded = not easy and rng.random() < CROWDED
+    while len(chosen) < wanted:
+        fact = rng.choice(facts)
+        near = _crowd(rng, world, fact) if crowded else [fact, *_neighbours(rng, world, fact)]
+        for other in near[: wanted - len(chosen)]:
+            passage = world.source[other.subject.name, other.relation.name]
+            chosen[passage.id] = passage
+    passages = tuple(chosen.values())
+    held = tuple(fact for passage in passages for fact in passage.facts)
+    if easy:
+        lines = tuple(state(f.relation, f.subject.name, f.object) for f in held)
+        told = zip(held, lines, strict=True)
+    else:
+        lines = tuple(passage.text for passage in passages)
+        told = zip(held, (s for passage in passages for s in passage.told), strict=True)
+    return Shelf(lines, {(f.subject.name, f.relation.name): text for f, text in told}, held)
+
+
+def _crowd(rng: random.Random, world: World, fact: Fact) -> list[Fact]:
+    """Return the fact and others of its relation, the likest names first, as a search would."""
+    wanted = _letter_pairs(fact.subject.name)
+    pool = world.by_relation(SPLIT, fact.relation)
+    sample = rng.sample(pool, min(len(pool), CROWD_SAMPLE))
+    sample.sort(key=lambda f: len(wanted & _letter_pairs(f.subject.name)), reverse=True)
+    return [fact, *sample]
+
+
+def _letter_pairs(name: str) -> set[str]:
+    return {name[i : i + 2] for i in range(len(name) - 1)}
+
+
+def _neighbours(rng: random.Random, world: World, fact: Fact) -> list[Fact]:
+    """Return a fact about the object, one with the same relation and one about a like name."""
+    found = []
+    bridge = world.entities.get(fact.object)
+    if bridge is not None:
+        own = [f for r in OF_KIND[bridge.kind] if (f := world.facts.get((bridge.name, r.name)))]
+        found += [rng.choice(own)] if own else []
+    pool = world.by_relation(SPLIT, fact.relation)
+    found.append(rng.choice(pool))
+    found.append(rng.choice(world.like_named(SPLIT, fact.subject.name)))
+    rng.shuffle(found)
+    return found
+
+
+# ---- blocks with documents ----
+
+
+def _ask_single(rng: random.Random, world: World, shelf: Shelf) -> Block:
+    question = single_hop(rng, world, rng.choice(shelf.facts))
+    return _answer(question.question, question.statement)
+
+
+def _ask_two_hop(rng: random.Random, world: World, shelf: Shelf) -> Block | None:
+    found = _held_question(rng, world, shelf, TWO_HOP)
+    return None if found is None else _answer(found.question, found.statement)
+
+
+def _ask_comparison(rng: random.Random, world: World, shelf: Shelf) -> Block | None:
+    found = _held_question(rng, world, shelf, COMPARISON)
+    return None if found is None else _answer(found.question, found.statement)
+
+
+def _ask_unknown(rng: random.Random, world: World, shelf: Shelf) -> Block:
+    text, guess = _missing(rng, world, shelf)
+    return _answer(text, deny(guess))
+
+
+def _ask_stranger(rng: random.Random, world: World, shelf: Shelf) -> Block | None:
+    """Ask for something of which the documents say nothing at all."""
+    question = single_hop(rng, world, rng.choice(world.by_split[SPLIT]))
+    named = any(question.steps[0].fact[0] in line for line in shelf.lines)
+    return None if named else _answer(question.question, deny(question.statement))
+
+
+def _compress(rng: random.Random, world: World, shelf: Shelf) -> Block:
+    kind = rng.choice((SINGLE, SINGLE, TWO_HOP, COMPARISON, "missing"))
+    question = None if kind == "missing" else _held_question(rng, world, shelf, kind)
+    if question is None:
+        text, reply = _missing(rng, world, shelf)[0], prompts.NONE
+    else:
+        text = question.question
+        reply = prompts.bullets(_relevant(shelf, question))
+    return Block(f"Question: {text}\nRelevant:", reply)
+
+
+def _refine(rng: random.Random, world: World, shelf: Shelf) -> Block:
+    """A draft that is unknown, wrong or right; without an answer in the documents it stands."""
+    if rng.random() < 0.3:
+        text, guess = _missing(rng, world, shelf)
+        draft = rng.choice((deny(guess), guess))
+        return Block(f"Question: {text}\nDraft: {draft}\nRefined:", draft)
+    kind = rng.choice((SINGLE, SINGLE, TWO_HOP, COMPARISON))
+    question = _held_question(rng, world, shelf, kind) or single_hop(
+        rng, world, rng.choice(shelf.facts)
+    )
+    wrong = draw_question(rng, world, SINGLE, SPLIT).answer
+    other = question.statement.replace(question.answer, wrong)
+    draft = rng.choice((deny(question.statement), other, question.statement))
+    return Block(f"Question: {question.question}\nDraft: {draft}\nRefined:", question.statement)
+
+
+def _answer(question: str, reply: str) -> Block:
+    return Block(f"Question: {question}\nAnswer:", reply)
+
+
+def _held_question(rng: random.Random, world: World, shelf: Shelf, kind: str) -> Question | None:
+    """Return a question of `kind` whose facts all stand in the documents; None where none do."""
+    facts = list(shelf.facts)
+    rng.shuffle(facts)
+    for fact in facts:
+        found = None
+        if kind == SINGLE:
+            return single_hop(rng, world, fact)
+        if kind == TWO_HOP and fact.object not in VALUES and fact.relation.object not in RANGES:
+            found = two_hop(rng, world, fact)
+        if kind == COMPARISON and fact.relation.compare:
+            like = [f for f in facts if f.relation == fact.relation and f.subject != fact.subject]
+            found = comparison(rng, world, fact, like[0]) if like else None
+        if found is not None and _holds(shelf, found):
+            return found
+    return None
+
+
+def _holds(shelf: Shelf, question: Question) -> bool:
+    return all(step.fact in shelf.told for step in question.steps)
+
+
+def _relevant(shelf: Shelf, question: Question) -> list[str]:
+    return [shelf.told[step.fact] for step in question.steps]
+
+
+def _missing(rng: random.Random, world: World, shelf: Shelf) -> tuple[str, str]:
+    """Return a question that the documents do not answer, and what its answer might be."""
+    while True:
+        fact = rng.choice(world.by_split[SPLIT] if rng.random() < 0.25 else shelf.facts)
+        relation = rng.choice(OF_KIND[fact.subject.kind])
+        if (fact.subject.name, relation.name) in shelf.told:
+            continue
+        like = world.by_relation(SPLIT, relation)
+        value = rng.choice(like).object
+        return ask(rng, relation, fact.subject.name), state(relation, fact.subject.name, value)
+
+
+# ---- blocks without documents ----
+
+
+def _closed_book(rng: random.Random, world: World) -> Block:
+    kind = rng.choice((SINGLE, SINGLE, TWO_HOP, COMPARISON))
+    question = draw_question(rng, world, kind, SPLIT)
+    return _answer(question.question, deny(question.statement))
+
+
+def _decompose(rng: random.Random, world: World) -> Block:
+    """The next sub-question after none, some or all steps; an unknown step ends the chain."""
+    kind = rng.choice((SINGLE, TWO_HOP, TWO_HOP, COMPARISON))
+    question = draw_question(rng, world, kind, SPLIT)
+    known = [step.statement for step in question.steps]
+    done = rng.randint(0, len(known))
+    if done and kind != COMPARISON and rng.random() < 0.15:
+        known, done = [*known[: done - 1], deny(known[done - 1])], len(question.steps)
+    known = known[:done]
+    reply = question.steps[done].question if done < len(question.steps) else prompts.NONE
+    lines = prompts.bullets(known)
+    return Block(f"Question: {question.question}\nKnown:\n{lines}\nNext question:", reply)
+
+
+def _hypothetical(rng: random.Random, world: World) -> Block:
+    question = draw_question(rng, world, rng.choice((SINGLE, SINGLE, TWO_HOP)), SPLIT)
+    return Block(f"Question: {question.question}\nPassage:", question.statement)
+
+
+READING: Mix = {
+    _ask_single: 0.44,
+    _ask_two_hop: 0.08,
+    _ask_comparison: 0.1,
+    _ask_unknown: 0.18,
+    _compress: 0.1,
+    _refine: 0.1,
+}
+"""Shares of what is asked about documents; mostly what they say."""
+JUDGING: Mix = {
+    _ask_single: 0.3,
+    _ask_two_hop: 0.08,
+    _ask_comparison: 0.14,
+    _ask_unknown: 0.22,
+    _ask_stranger: 0.06,
+    _compress: 0.1,
+    _refine: 0.1,
+}
+"""The same, with more of what they do not say and of comparisons."""
+PLAIN: dict[Callable[[random.Random, World], Block], float] = {
+    _decompose: 0.7,
+    _closed_book: 0.1,
+    _hypothetical: 0.2,
+}

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dovetail.tiny_world import prompts
+from dovetail.tiny_world.lessons import JUDGING, draw_lesson
+from dovetail.tiny_world.world import World, build_world
+
+COUNTS = {"country": 30, "city": 70, "river": 30, "person": 140, "company": 40, "book": 40}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world(9, COUNTS)
+
+
+def test_replies_follow_from_what_stands_before_them(world: World) -> None:
+    """Each answered value stands in the documents; every skill is taught, in both forms."""
+    rng = random.Random(3)
+    cues: dict[str, int] = {}
+    chats = 0
+    for _ in range(400):
+        lesson = draw_lesson(rng, world, JUDGING, 0.3)
+        chats += prompts.ASSISTANT in lesson[0][0]
+        head = lesson[0][0]
+        for (prompt, is_reply), (reply, _) in zip(lesson[::2], lesson[1::2], strict=True):
+            assert not is_reply and reply.endswith(prompts.END)
+            cue = prompt.removesuffix(prompts.ASSISTANT).removesuffix(prompts.END)
+            cue = cue.rpartition("\n")[2]
+            cues[cue] = cues.get(cue, 0) + 1
+            text = reply.removesuffix(prompts.END).strip()
+            if cue == "Answer:" and not text.endswith(" unknown."):
+                assert text.removesuffix(".").split()[-1] in head
+            if cue == "Relevant:" and text != prompts.NONE:
+                assert all(line.removeprefix("- ") in head for line in text.splitlines())
+    assert set(cues) == {"Answer:", "Relevant:", "Refined:", "Next question:", "Passage:"}
+    assert min(cues.values()) >= 50 and 60 <= chats <= 180

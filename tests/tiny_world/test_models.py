@@ -1,0 +1,119 @@
+"""The committed models are the trained ones: they load, and what they were taught they can do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.runtime.app import App, load
+from dovetail.tiny_world import ENCODER, LLAMA, corpus, prompts, workflows
+from dovetail.tiny_world.encoder import Encoder, PassageIndex
+from dovetail.tiny_world.questions import SINGLE, TWO_HOP, UNANSWERABLE, Question
+
+SHA256 = {
+    LLAMA / "model.safetensors": "581f7ae203abccfa001f0f0c7a89b962d75eab7647461a9f4bf5d98171c3fa67",
+    LLAMA / "tokenizer.json": "1befcac76721eb9004d18fb216c8daa870d337c3880725e104b265fd7b2748b0",
+    ENCODER
+    / "model.safetensors": "97a19441f93312ac8d4661fcf9a6f7d7ec1dd1daab73fecf7aa208eba8a3ecd0",
+    ENCODER / "tokenizer.json": "5e6b308043d1d9531f93c935c05386468e5c943a0dd5dc68f5681124f9655d03",
+}
+LIMITS = {LLAMA: 8 << 20, ENCODER: 4 << 20}
+TEXT = {p.id: p.text for p in corpus.passages()}
+
+
+def pick(kind: str, count: int) -> list[Question]:
+    return [q for q in corpus.questions("dev") if q.kind == kind][:count]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    artifact = tmp_path_factory.mktemp("tiny") / "app.dove"
+    compile_model(LLAMA, output=artifact, effort="none", weight_dtype="f32")
+    with load(artifact) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def index() -> PassageIndex:
+    gold = {i for q in corpus.questions("dev") for i in q.gold}
+    return PassageIndex(Encoder(), [TEXT[i] for i in sorted(gold)])
+
+
+@pytest.fixture(scope="module")
+def generate(app: App) -> workflows.Generate:
+    def reply(asked: Sequence[str]) -> list[str]:
+        return [c.text or "" for c in app.generate(list(asked), max_tokens=workflows.MAX_TOKENS)]
+
+    return reply
+
+
+@pytest.mark.parametrize("path", SHA256, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_files_are_the_committed_ones(path: Path) -> None:
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[path]
+
+
+@pytest.mark.parametrize("folder", LIMITS, ids=lambda p: p.name)
+def test_models_stay_small(folder: Path) -> None:
+    assert sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) <= LIMITS[folder]
+
+
+def test_replies_equal_those_of_transformers(app: App) -> None:
+    model = AutoModelForCausalLM.from_pretrained(LLAMA, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_file(str(LLAMA / "tokenizer.json"))
+    for question in pick(SINGLE, 4):
+        docs = prompts.bullets(TEXT[i] for i in question.gold)
+        prompt = prompts.ANSWER.format(docs=docs, question=question.question)
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        mask = torch.ones_like(ids)
+        wanted = model.generate(ids, attention_mask=mask, max_new_tokens=40, do_sample=False)
+        (found,) = app.generate([prompt], max_tokens=40)
+        assert list(found.token_ids) == wanted[0, ids.shape[1] :].tolist()
+        assert found.finish_reason == "stop"
+
+
+def test_answers_come_from_the_documents(generate: workflows.Generate) -> None:
+    """Open book most are right, closed book none is; what is not told is unknown."""
+    single = pick(SINGLE, 24)
+    right = [workflows.read(generate, q.question, [TEXT[q.gold[0]]]) == q.statement for q in single]
+    assert sum(right) >= 20
+    closed = [workflows.closed_book(generate, q.question) for q in single]
+    assert not any(a.short == q.answer for a, q in zip(closed, single, strict=True))
+    told = [
+        workflows.read(generate, q.question, [TEXT[i] for i in q.gold])
+        for q in pick(UNANSWERABLE, 12)
+    ]
+    assert sum(reply.endswith(" unknown.") for reply in told) >= 9
+
+
+def test_two_hops_over_the_index(generate: workflows.Generate, index: PassageIndex) -> None:
+    asked = pick(TWO_HOP, 10)
+    answers = [workflows.multistep(generate, index.search, q.question, topk=2) for q in asked]
+    right = [workflows.exact_match(a.short, q.answer) for a, q in zip(answers, asked, strict=True)]
+    assert sum(right) >= 6 and all(len(a.hops) >= 1 for a in answers)
+
+
+def test_the_encoder_finds_gold_passages_with_unit_vectors(index: PassageIndex) -> None:
+    asked = pick(SINGLE, 60)
+    hits = [TEXT[q.gold[0]] in index.search(q.question, 5) for q in asked]
+    assert sum(hits) >= 56
+    lengths = np.linalg.norm(Encoder().embed(["Who wrote it?", "a", ""]), axis=1)
+    np.testing.assert_allclose(lengths, 1.0, atol=1e-5)
+
+
+def test_the_chat_template_makes_the_form_that_was_taught(generate: workflows.Generate) -> None:
+    question = pick(SINGLE, 1)[0]
+    docs = prompts.bullets(TEXT[i] for i in question.gold)
+    content = prompts.ANSWER.format(docs=docs, question=question.question)
+    tokenizer = AutoTokenizer.from_pretrained(LLAMA)
+    messages = [{"role": "user", "content": content}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == f"{prompts.USER}{content}{prompts.END}{prompts.ASSISTANT}"
+    assert generate([text]) == [question.statement]

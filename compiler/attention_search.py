@@ -1,27 +1,28 @@
 """Chooses the tiles of the attention kernels by measuring: one choice per model, threads and phase.
 
-In: a model, a target and a plan. Out: for each attention kernel the request of the winner and its
-time. The candidates run in a child process (`attention_child`), which checks their numbers first;
-where it crashes, hangs or finds one wrong, the default stays.
+In: a model, a target, a plan and a `Measurer`. Out: for each attention kernel the request of the
+winner and its time. Where the default could not be measured, or no other is clearly faster, it
+stays.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace as replace_struct
 
 from dovetail.codegen.catalog import TILES, KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import LibrarySpec, build_library
-from dovetail.ir.artifact import KernelIndex, PhasePlan
+from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.compiler.measure import AttentionCase, Candidate, Measurer
+from dovetail.compiler.schedules import make_schedule
+from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import ScheduleTable
+from dovetail.ir.tuning import OK, WorkKey
 
 DECODE, PREFILL = "decode_attention", "prefill_attention"
 VARIANTS: dict[tuple[str, str], tuple[dict[str, int], ...]] = {
@@ -44,35 +45,24 @@ CONTEXT = 1024
 PROMPT = 256
 GAIN = 0.03
 """What a variant must be faster by than the default to take its place."""
-TIMEOUT = 120.0
+ROUNDS = 9
 
 
-class AttentionCase(msgspec.Struct, frozen=True, kw_only=True):
-    """What is timed: one sequence, its `rows` last tokens of `context`, on pinned threads."""
+@dataclass(frozen=True, slots=True)
+class AttentionTask:
+    """One attention kernel under a plan.
 
-    family: str
-    n_q: int
-    n_kv: int
-    head_dim: int
-    kv_dtype: str
-    rows: int
-    context: int
-    threads: int
-    cpus: tuple[int, ...]
+    case: what stands for all that it will do. rivals: the instances to choose from, the default
+    first.
+    """
 
+    case: AttentionCase
+    rivals: tuple[KernelRequest, ...]
 
-class AttentionJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The line to the child: kernels of one library, the first being the default, for each case."""
-
-    library: str
-    index: KernelIndex
-    cases: tuple[tuple[AttentionCase, tuple[str, ...]], ...]
-
-
-class AttentionTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """The child's answer: per case the seconds of each kernel, infinite where it was wrong."""
-
-    seconds: tuple[tuple[float, ...], ...]
+    @property
+    def work(self) -> WorkKey:
+        """What its records are found by."""
+        return self.case.work
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,39 +89,48 @@ def variant_requests(family: str, target: Target, dtype: str) -> tuple[KernelReq
     return tuple(found)
 
 
-def search_attention(
-    spec: ModelSpec, target: Target, plans: Iterable[PhasePlan], cache: Path | None
-) -> tuple[AttentionChoice, ...]:
-    """Return the best instance of each attention kernel for each plan; () where none was measured.
-
-    Raises ToolchainError when the library of the candidates does not build.
-    """
-    requests = {f: variant_requests(f, target, spec.kv_dtype) for f in (DECODE, PREFILL)}
+def attention_library(spec: ModelSpec, target: Target, cache: Path | None) -> BuiltLibrary:
+    """Return the library of all instances; raises ToolchainError where it does not build."""
+    rivals = [r for f in (DECODE, PREFILL) for r in variant_requests(f, target, spec.kv_dtype)]
     merge = kernel_request("decode_attention_merge", target, spec.kv_dtype)
-    kernels = (*requests[DECODE], *requests[PREFILL], merge)
-    built = build_library(LibrarySpec(target, kernels, name="attention", tvm_ffi=False), cache)
-    cases = [(attention_case(spec, f, plan), requests[f]) for plan in plans for f in requests]
-    job = AttentionJob(
-        library=str(built.path),
-        index=built.index,
-        cases=tuple((case, tuple(r.name for r in rivals)) for case, rivals in cases),
-    )
-    times = measure_attention(job)
+    kernels = (*rivals, merge)
+    return build_library(LibrarySpec(target, kernels, name="attention", tvm_ffi=False), cache)
+
+
+def attention_tasks(
+    spec: ModelSpec, target: Target, plans: Iterable[PhasePlan]
+) -> tuple[AttentionTask, ...]:
+    """Return a search for each attention kernel under each plan."""
     return tuple(
-        choose(case, rivals, seconds)
-        for (case, rivals), seconds in zip(cases, times, strict=False)
-        if seconds[0] < float("inf")
+        AttentionTask(
+            attention_case(spec, family, plan), variant_requests(family, target, spec.kv_dtype)
+        )
+        for plan in dict.fromkeys(plans)
+        for family in (DECODE, PREFILL)
     )
+
+
+def search_attention(
+    task: AttentionTask, measurer: Measurer, seconds: float
+) -> AttentionChoice | None:
+    """Return the best instance by a `measurer` of the `attention_library`.
+
+    None where the default was not measured, or found wrong: nothing can take its place then.
+    """
+    candidates = [Candidate(request.name, make_schedule()) for request in task.rivals]
+    found = measurer.measure(task.case, candidates, rounds=ROUNDS, seconds=seconds)
+    times = [m.low if m.status == OK else math.inf for m in found]
+    return choose(task.case, task.rivals, times) if times[0] < math.inf else None
 
 
 def attention_case(spec: ModelSpec, family: str, plan: PhasePlan) -> AttentionCase:
     """Return the case that stands for `family` under `plan`."""
     return AttentionCase(
-        family=family,
+        kind=family,
         n_q=spec.n_heads,
         n_kv=spec.n_kv_heads,
         head_dim=spec.head_dim,
-        kv_dtype=spec.kv_dtype,
+        dtype=spec.kv_dtype,
         rows=1 if family == DECODE else min(PROMPT, spec.max_context),
         context=min(CONTEXT if family == DECODE else PROMPT, spec.max_context),
         threads=plan.threads,
@@ -144,23 +143,7 @@ def choose(
 ) -> AttentionChoice:
     """Return the fastest; the default, `rivals[0]`, unless it is beaten by GAIN."""
     best = min(range(len(rivals)), key=lambda i: seconds[i] * (1 - GAIN if i == 0 else 1))
-    return AttentionChoice(case.family, case.threads, rivals[best], seconds[best])
-
-
-def measure_attention(job: AttentionJob) -> tuple[tuple[float, ...], ...]:
-    """Return the child's times; nothing where it crashed or hung."""
-    command = [sys.executable, "-P", "-m", "dovetail.compiler.attention_child"]
-    try:
-        done = subprocess.run(
-            command,
-            input=msgspec.json.encode(job),
-            capture_output=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-        return msgspec.json.decode(done.stdout, type=AttentionTimes).seconds
-    except (subprocess.TimeoutExpired, msgspec.MsgspecError):
-        return ()
+    return AttentionChoice(case.kind, case.threads, rivals[best], seconds[best])
 
 
 def apply_choices(

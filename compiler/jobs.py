@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Protocol
 
 import msgspec
 
-from dovetail.compiler.recorder import Identity
+from dovetail.compiler.attention_search import AttentionTask
+from dovetail.compiler.recorder import Allowance, Identity
 from dovetail.compiler.schedules import SILU, GemmOp
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.tuning import OK, TuningRecord
+from dovetail.ir.tuning import OK, HardwareKey, TuningRecord, WorkKey
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
 
@@ -32,6 +34,27 @@ class WorkItem:
     phase: PhasePlan
     points: tuple[int, ...]
 
+    @property
+    def work(self) -> WorkKey:
+        """What its records are found by."""
+        shape = {"n": self.op.n, "k": self.op.k}
+        return WorkKey.of(self.op.kind, shape, self.op.dtype, self.phase.threads)
+
+
+Item = WorkItem | AttentionTask
+
+
+class Part(Protocol):
+    """Searches whose candidates are in one library."""
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """What is searched."""
+
+    @property
+    def identity(self) -> Identity:
+        """What makes the records."""
+
 
 def plan_job(tasks: Iterable[tuple[str, SearchTask]]) -> tuple[WorkItem, ...]:
     """Return the searches of `search_tasks`; products of equal shape and threads share one."""
@@ -42,10 +65,10 @@ def plan_job(tasks: Iterable[tuple[str, SearchTask]]) -> tuple[WorkItem, ...]:
     return tuple(items.values())
 
 
-def job_name(items: Sequence[WorkItem], identity: Identity, effort: str) -> str:
+def job_name(parts: Iterable[Part], effort: str) -> str:
     """Return a short digest of what a job does and with which kernels, to know it again by."""
-    work = (items, sorted(identity.builds.items()), identity.index.target, effort)
-    return hashlib.sha256(msgspec.json.encode(work)).hexdigest()[:12]
+    work = [(p.items, sorted(p.identity.builds.items()), p.identity.index.target) for p in parts]
+    return hashlib.sha256(msgspec.json.encode((work, effort))).hexdigest()[:12]
 
 
 def core_sets(
@@ -65,22 +88,33 @@ def core_sets(
 
 def spent_seconds(
     records: Iterable[TuningRecord],
-    items: Sequence[WorkItem],
-    identity: Identity,
+    parts: Iterable[Part],
     since: datetime | None = None,
-) -> float:
-    """Return what the trials on record cost that these searches, with these kernels, can use."""
-    ops = {(i.op.kind, i.op.n, i.op.k, i.op.dtype, i.phase.threads) for i in items}
-    builds = set(identity.builds.items())
-    machines = {i.phase.threads: identity.machine(i.phase.threads) for i in items}
-    return sum(
-        r.cost
-        for r in records
-        if (r.kind, r.shape.get("n"), r.shape.get("k"), r.dtype, r.threads) in ops
-        and (r.kernel, r.build) in builds
-        and r.hardware == machines[r.threads]
-        and (since is None or r.when >= since)
-    )
+) -> dict[WorkKey, float]:
+    """Return what the trials on record cost that the search of each item can use."""
+    spent: dict[WorkKey, float] = {}
+    builds: dict[WorkKey, tuple[Identity, HardwareKey]] = {}
+    for part in parts:
+        for item in part.items:
+            spent[item.work] = 0.0
+            builds[item.work] = part.identity, part.identity.machine(item.work.threads)
+    for record in records:
+        if (work := record.work) not in spent or (since is not None and record.when < since):
+            continue
+        identity, machine = builds[work]
+        if record.hardware == machine and identity.builds.get(record.kernel) == record.build:
+            spent[work] += record.cost
+    return spent
+
+
+def allow(budget: float, spent: Mapping[WorkKey, float], deciding: float = 0.0) -> Allowance:
+    """Return what is left of a budget: nothing where all but the share for deciding was spent.
+
+    Work that was never tried gets an equal part of the budget, whatever the rest has cost.
+    """
+    total = math.fsum(spent.values())
+    left = budget - total if total < (1 - deciding) * budget else 0.0
+    return Allowance(left, {w: budget / len(spent) for w, cost in spent.items() if not cost})
 
 
 # ---- how far a job has come ----
@@ -123,8 +157,14 @@ class TuneProgress(msgspec.Struct, frozen=True, kw_only=True):
     eta: float
 
 
-def flops(kind: str, shape: dict[str, int]) -> float:
-    """Return the floating-point operations of a matrix product; a gated one has two."""
+def flops(kind: str, shape: Mapping[str, int]) -> float:
+    """Return the floating-point operations of a matrix product, a gated one has two, or attention.
+
+    In attention a row meets the keys up to its own, in two products.
+    """
+    if "context" in shape:
+        keys = shape["rows"] * (shape["context"] - (shape["rows"] - 1) / 2)
+        return 4.0 * shape["n_q"] * shape["head_dim"] * keys
     return 2.0 * math.prod(shape.values()) * (2 if kind == SILU else 1)
 
 

@@ -1,8 +1,8 @@
-"""Measures GEMM schedules in a child process that may crash, hang or be wrong without harm.
+"""Measures kernels and schedules in a child process that may crash, hang or be wrong harmlessly.
 
 In: a kernel library, cases and candidate schedules. Out: a `Measurement` per candidate. The child
 (`measure_child`) checks each candidate against float64, then times all of a case in turns on
-weights that lie outside the caches.
+weights, or keys and values, that lie outside the caches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import ToolchainError
-from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG
+from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG, WorkKey
 from dovetail.topology.hardware import HardwareSpec
 
 SKIPPED = "skipped"
@@ -35,7 +35,7 @@ START_SECONDS = 120.0
 """How long a child may take to load the library, on however busy a machine."""
 
 
-class GemmCase(msgspec.Struct, frozen=True, kw_only=True):
+class GemmCase(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
     """One product to time: `kind` is linear or silu, `dtype` the weight's, `n` columns of C."""
 
     kind: str
@@ -45,6 +45,48 @@ class GemmCase(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     threads: int
     cpus: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes that records name."""
+        return {"n": self.n, "k": self.k, "m": self.m}
+
+    @property
+    def work(self) -> WorkKey:
+        """What it is searched with."""
+        return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
+
+
+class AttentionCase(msgspec.Struct, frozen=True, kw_only=True, tag="attention"):
+    """One sequence's attention to time: `kind` is the kernel family, `dtype` that of keys, values.
+
+    rows: the sequence's last tokens, which attend to `context` tokens, themselves included.
+    """
+
+    kind: str
+    n_q: int
+    n_kv: int
+    head_dim: int
+    rows: int
+    context: int
+    dtype: str
+    threads: int
+    cpus: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes that records name."""
+        heads = {"n_q": self.n_q, "n_kv": self.n_kv, "head_dim": self.head_dim}
+        return {**heads, "rows": self.rows, "context": self.context}
+
+    @property
+    def work(self) -> WorkKey:
+        """What it is searched with."""
+        return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
+
+
+Case = GemmCase | AttentionCase
+"""What can be timed: operands, and numbers to check against, follow from it."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -73,7 +115,7 @@ class Measurer(Protocol):
     """Where the times of a search come from: a `Meter`, records, or another machine."""
 
     def measure(
-        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+        self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
         """Return one measurement per candidate, in their order.
 
@@ -114,7 +156,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A case and its candidates: two to `rounds` rounds, no further one after `seconds`."""
 
-    case: GemmCase
+    case: Case
     candidates: tuple[Candidate, ...]
     rounds: int
     seconds: float
@@ -207,7 +249,7 @@ class Meter:
         return time.monotonic() - self._starting
 
     def measure(
-        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+        self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
         """Return one measurement per candidate, in their order.
 

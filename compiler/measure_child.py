@@ -10,13 +10,24 @@ import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.expected import ExpectedProduct, agrees, panels_to_check, rows_to_check
-from dovetail.compiler.measure import MARK_BYTES, Candidate, ChildSetup, GemmCase, Job, Reply
+from dovetail.compiler.measure import (
+    MARK_BYTES,
+    AttentionCase,
+    Candidate,
+    Case,
+    ChildSetup,
+    GemmCase,
+    Job,
+    Reply,
+)
+from dovetail.compiler.measure_attention import AttentionRun
 from dovetail.compiler.schedules import SILU, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
@@ -35,6 +46,8 @@ M_TILE = SCHEDULE_VALUES.index("m_tile")
 ALIGNMENT = 4096
 
 Array = npt.NDArray[np.float32]
+KnownProducts = dict[tuple[str, int, int, str, bool], ExpectedProduct]
+"""(kind, n, k, dtype, activations rounded) to what comes out."""
 
 
 class WeightPool:
@@ -72,13 +85,29 @@ class WeightPool:
         return np.asarray(wide, np.float64)
 
 
+class Run(Protocol):
+    """A case bound to operands."""
+
+    def check(self, candidate: Candidate) -> bool:
+        """Run a candidate and tell whether its numbers are right."""
+
+    def call(self, candidate: Candidate) -> float:
+        """Run a candidate on operands that no cache holds; return seconds."""
+
+
 class GemmRun:
-    """One case bound to operands: calls a candidate on a copy of the weight."""
+    """One product bound to operands: calls a candidate on a copy of the weight."""
 
     def __init__(
-        self, library: KernelLibrary, team: Team, case: GemmCase, pool: WeightPool
+        self,
+        library: KernelLibrary,
+        team: Team,
+        case: GemmCase,
+        pool: WeightPool,
+        products: KnownProducts,
     ) -> None:
         self.library, self.team, self.case, self.pool = library, team, case, pool
+        self.products = products
         pairs = 2 if case.kind == SILU else 1
         self.panels = -(-case.n // PANEL) * pairs
         self.weights = pool.copies(self.panels, case.k)
@@ -116,8 +145,9 @@ class GemmRun:
         self.library.run(self.team, tape, args, range(1))
         return time.perf_counter() - start
 
-    def check(self, candidate: Candidate, expected: ExpectedProduct) -> bool:
+    def check(self, candidate: Candidate) -> bool:
         """Run once: everything written, nothing beside it, rows and panels as in float64."""
+        expected = self._expected(candidate)
         self.c[:] = np.nan
         self.turn = 0  # the copy of the weight that is expected
         self.call(candidate)
@@ -130,6 +160,18 @@ class GemmRun:
             agrees(c[:, panel * PANEL :][:, :PANEL], expected.panel(a, panel))
             for panel in panels_to_check(case.n)
         )
+
+    def _expected(self, candidate: Candidate) -> ExpectedProduct:
+        """Return what the product must come out as; only those of the last weight are kept."""
+        case, pool, weight, known = self.case, self.pool, self.weights[0], self.products
+        key = (case.kind, case.n, case.k, case.dtype, self.rounds(candidate))
+        if key not in known:
+            for other in [other for other in known if other[:4] != key[:4]]:
+                del known[other]
+            known[key] = ExpectedProduct(
+                case.kind, case.n, lambda panel: pool.columns(weight, case.k, panel)
+            )
+        return known[key]
 
     def activations(self, candidate: Candidate) -> Array:
         """Return the activations as a kernel sees them: some round them to bfloat16 first."""
@@ -150,19 +192,24 @@ class Child:
         self.pool_bytes = setup.pool_bytes
         self.teams: dict[tuple[int, tuple[int, ...]], Team] = {}
         self.pools: dict[str, WeightPool] = {}
-        self.expected: dict[tuple[str, int, int, str, bool], ExpectedProduct] = {}
+        self.products: KnownProducts = {}
         self.mark = mmap.mmap(setup.mark, MARK_BYTES)
 
     def run(self, job: Job) -> Reply:
         """Check and time a job."""
-        case = job.case
-        if case.dtype not in self.pools:
-            self.pools[case.dtype] = WeightPool(case.dtype, self.pool_bytes)
-        bound = GemmRun(self.library, self._team(case), case, self.pools[case.dtype])
+        bound = self._bind(job.case)
         good = [self._check(bound, i, c) for i, c in enumerate(job.candidates)]
         return Reply(event="times", times=self._time(bound, job, good))
 
-    def _team(self, case: GemmCase) -> Team:
+    def _bind(self, case: Case) -> Run:
+        team = self._team(case)
+        if isinstance(case, AttentionCase):
+            return AttentionRun(self.library, team, case, self.pool_bytes)
+        if case.dtype not in self.pools:
+            self.pools[case.dtype] = WeightPool(case.dtype, self.pool_bytes)
+        return GemmRun(self.library, team, case, self.pools[case.dtype], self.products)
+
+    def _team(self, case: Case) -> Team:
         key = (case.threads, case.cpus)
         if key not in self.teams:
             team = self.library.make_team(case.threads, SPIN)
@@ -170,29 +217,18 @@ class Child:
             self.teams[key] = team
         return self.teams[key]
 
-    def _check(self, bound: GemmRun, index: int, candidate: Candidate) -> bool:
+    def _check(self, bound: Run, index: int, candidate: Candidate) -> bool:
         self._begin(index)
         write_reply(Reply(event="start"))
-        correct = bound.check(candidate, self._expected(bound, candidate))
+        correct = bound.check(candidate)
         write_reply(Reply(event="checked", index=index, correct=correct))
         return correct
-
-    def _expected(self, bound: GemmRun, candidate: Candidate) -> ExpectedProduct:
-        """Return what a shape must come out as; only those of the last weight are kept."""
-        case, pool, weight = bound.case, bound.pool, bound.weights[0]
-        key = (case.kind, case.n, case.k, case.dtype, bound.rounds(candidate))
-        if key not in self.expected:
-            self.expected = {k: e for k, e in self.expected.items() if k[:4] == key[:4]}
-            self.expected[key] = ExpectedProduct(
-                case.kind, case.n, lambda panel: pool.columns(weight, case.k, panel)
-            )
-        return self.expected[key]
 
     def _begin(self, index: int) -> None:
         """Note the candidate that is about to run where the parent finds it after a crash."""
         self.mark[:MARK_BYTES] = index.to_bytes(MARK_BYTES, "little")
 
-    def _time(self, bound: GemmRun, job: Job, good: list[bool]) -> tuple[tuple[float, ...], ...]:
+    def _time(self, bound: Run, job: Job, good: list[bool]) -> tuple[tuple[float, ...], ...]:
         times: list[list[float]] = [[] for _ in job.candidates]
         end = time.monotonic() + job.seconds
         for turn in range(job.rounds):

@@ -23,24 +23,18 @@ from dovetail.codegen.catalog import device_kernels, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
-from dovetail.compiler.attention_search import (
-    apply_choices,
-    attention_kernels,
-    search_attention,
-)
+from dovetail.compiler.attention_search import attention_kernels
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
+from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.config import parse_json_object, read_bounded
-from dovetail.compiler.database import TuningDatabase, default_path
+from dovetail.compiler.database import default_path
 from dovetail.compiler.gain import Gain, measure_gain
-from dovetail.compiler.jobs import plan_job, spent_seconds
-from dovetail.compiler.measure import Meter, pool_bytes
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
+from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload, make_payload
-from dovetail.compiler.recorder import Identity, Recorder
-from dovetail.compiler.schedules import default_tables, gemm_kernels
+from dovetail.compiler.schedules import gemm_kernels
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
-from dovetail.compiler.search.tables import search_tables, search_tasks, tuning_library
 from dovetail.compiler.service import plan_service
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
@@ -51,14 +45,12 @@ from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
-from dovetail.ir.tuning import TuningRecord, encode_record
+from dovetail.ir.tuning import encode_record
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 MODEL_NAME = "llm"
 EFFORTS = ("none", *SEARCH_EFFORTS)
-DECIDING_SHARE = 0.3
-"""A search spends up to this share of its budget on deciding, of which no trial tells."""
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 TOKENIZER = "tokenizer.json"
@@ -164,20 +156,22 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
         with steps.run("schedules"):
             tuned = _make_schedules(inputs, steps)
         with steps.run("kernels"):
-            libraries = _build_libraries(inputs, tuned.schedules, steps)
+            libraries = _build_libraries(inputs, tuned.tables, steps)
         with steps.run("weights"):
             weights, chunks = _pack(inputs, artifact, steps)
         with steps.run("write"):
-            tapes = _build_tapes(inputs, weights, tuned.schedules)
+            tapes = _build_tapes(inputs, weights, tuned.tables)
             _write_model(artifact, inputs, weights, tapes)
             _write_libraries(artifact, libraries)
             artifact.write_json("hardware.json", inputs.hardware)
             artifact.write_json("plans/service.json", inputs.plan)
-            artifact.write_json(f"models/{MODEL_NAME}/schedules.json", tuned.schedules)
+            artifact.write_json(
+                f"models/{MODEL_NAME}/schedules.json", ScheduleFile(tables=tuned.tables)
+            )
             artifact.write_json(f"models/{MODEL_NAME}/weights/chunks.json", chunks)
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, tuned.records)))
             _commit(artifact, inputs, chunks)
-    rows = Counter(row.source for table in tuned.schedules.tables for row in table.rows)
+    rows = Counter(row.source for table in tuned.tables for row in table.rows)
     return CompileReport(
         path=str(request.output),
         family=inputs.spec.family,
@@ -193,7 +187,7 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
         rows=dict(sorted(rows.items())),
         trials=len(tuned.records),
         measured=tuned.measured,
-        gain=measure_gain(inputs.payload, tuned.schedules.tables, tuned.records),
+        gain=measure_gain(inputs.payload, tuned.tables, tuned.records),
         seconds=steps.seconds,
         notes=(*_notes(inputs), *tuned.notes),
     )
@@ -237,16 +231,6 @@ def _read_inputs(request: CompileRequest) -> _Inputs:
         plan=plan_service(hardware, request.threads),
         payload=make_payload(spec, workload, request.max_step_tokens, request.max_step_sequences),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Tuned:
-    """The schedules and the records behind them, `measured` of which were made now."""
-
-    schedules: ScheduleFile
-    records: list[TuningRecord]
-    measured: int
-    notes: tuple[str, ...]
 
 
 # ---- choosing ----
@@ -295,12 +279,12 @@ def _measurable(target: Target, request: CompileRequest) -> bool:
 
 
 def _build_libraries(
-    inputs: _Inputs, schedules: ScheduleFile, steps: _Steps
+    inputs: _Inputs, tables: tuple[ScheduleTable, ...], steps: _Steps
 ) -> dict[str, BuiltLibrary]:
     libraries = {}
     for number, target in enumerate(inputs.targets):
-        products = gemm_kernels(inputs.spec, target, schedules.tables)
-        attention = attention_kernels(inputs.spec, target, schedules.tables)
+        products = gemm_kernels(inputs.spec, target, tables)
+        attention = attention_kernels(inputs.spec, target, tables)
         kernels = (*model_kernels(inputs.spec, target), *products, *attention)
         wanted = LibrarySpec(target=target, kernels=kernels)
         libraries[target.name] = build_library(wanted, inputs.request.cache)
@@ -311,61 +295,35 @@ def _build_libraries(
     return libraries
 
 
-def _make_schedules(inputs: _Inputs, steps: _Steps) -> _Tuned:
+def _make_schedules(inputs: _Inputs, steps: _Steps) -> Chosen:
     request = inputs.request
-    tables: list[ScheduleTable] = []
-    records: list[TuningRecord] = []
-    measured, notes = 0, dict[str, None]()
-    for target in inputs.targets:
-        if not _measurable(target, request):
-            tables += default_tables(inputs.spec, target, inputs.plan, inputs.hardware).tables
-            continue
-        library = tuning_library(inputs.spec, target, request.cache)
-        pool = pool_bytes(inputs.hardware)
-        with Meter(library.path, library.index, pool_bytes=pool) as meter:
-            database = TuningDatabase(request.database or default_path(request.cache))
-            identity = Identity.of(inputs.hardware, library.index)
-            recorder = Recorder(meter, identity, database)
-            recorder.limit = _seconds_left(inputs, target, database, identity)
-            found = search_tables(
-                inputs.spec,
-                inputs.payload,
-                inputs.plan,
-                inputs.hardware,
-                recorder,
+    found = [
+        choose_schedules(
+            SearchScope(
+                spec=inputs.spec,
+                payload=inputs.payload,
+                plan=inputs.plan,
+                hardware=inputs.hardware,
                 target=target,
+            ),
+            ChoiceRequest(
                 effort=request.effort,
-                budget_seconds=request.budget,
+                database=Path(request.database or default_path(request.cache)),
+                measurable=_measurable(target, request),
+                budget=request.budget,
                 fixed_order=request.deterministic,
-                progress=lambda done, total, _op: steps.advance(done, total),
-            )
-        tables += _tune_attention(inputs, target, found.tables)
-        records += recorder.trials
-        measured += recorder.measured
-        notes |= dict.fromkeys([database.warning] if database.warning else [])
-    return _Tuned(ScheduleFile(tables=tuple(tables)), records, measured, tuple(notes))
-
-
-def _tune_attention(
-    inputs: _Inputs, target: Target, tables: tuple[ScheduleTable, ...]
-) -> tuple[ScheduleTable, ...]:
-    """Return the tables with measured attention kernels, where the effort allows for it."""
-    if inputs.request.effort != "full":
-        return tables
-    plans = dict.fromkeys((inputs.plan.prefill, inputs.plan.decode))
-    found = search_attention(inputs.spec, target, plans, inputs.request.cache)
-    return apply_choices(tables, found)
-
-
-def _seconds_left(
-    inputs: _Inputs, target: Target, database: TuningDatabase, identity: Identity
-) -> float:
-    """Return what is left of the budget after what the trials on record cost when they were run."""
-    effort, budget = SEARCH_EFFORTS[inputs.request.effort], inputs.request.budget
-    tasks = search_tasks(inputs.payload, inputs.plan, inputs.hardware, target, effort)
-    spent = spent_seconds(database, plan_job(tasks), identity)
-    seconds = effort.seconds if budget is None else budget
-    return seconds - spent if spent < (1 - DECIDING_SHARE) * seconds else 0.0
+                cache=request.cache,
+            ),
+            steps.advance,
+        )
+        for target in inputs.targets
+    ]
+    return Chosen(
+        tables=tuple(table for chosen in found for table in chosen.tables),
+        records=tuple(record for chosen in found for record in chosen.records),
+        measured=sum(chosen.measured for chosen in found),
+        notes=tuple(dict.fromkeys(note for chosen in found for note in chosen.notes)),
+    )
 
 
 def _pack(
@@ -379,7 +337,7 @@ def _pack(
 
 
 def _build_tapes(
-    inputs: _Inputs, weights: tuple[WeightEntry, ...], schedules: ScheduleFile
+    inputs: _Inputs, weights: tuple[WeightEntry, ...], tables: tuple[ScheduleTable, ...]
 ) -> tuple[Tape, ...]:
     tokens, sequences = inputs.request.max_step_tokens, inputs.request.max_step_sequences
     tapes = (
@@ -388,7 +346,7 @@ def _build_tapes(
     )
     for tape in tapes:
         for target in inputs.targets:
-            of_target = [table for table in schedules.tables if table.target == target.name]
+            of_target = [table for table in tables if table.target == target.name]
             verify_tape(tape, weights, of_target)
     return tapes
 

@@ -27,7 +27,7 @@ from dovetail.codegen.library import BuiltLibrary
 from dovetail.codegen.toolchain import cache_directory
 from dovetail.compiler.measure import (
     Candidate,
-    GemmCase,
+    Case,
     Measurement,
     Meter,
     StoppedError,
@@ -50,7 +50,7 @@ class Trials(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: HardwareKey
     index: KernelIndex
-    case: GemmCase
+    case: Case
     candidates: tuple[Candidate, ...]
     rounds: int
     seconds: float
@@ -124,7 +124,7 @@ class RayMeasurer:
         """Nothing is held between trials."""
 
     def measure(
-        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+        self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
         """Return one measurement per candidate, all from one node."""
         machine = self._identity.machine(case.threads)

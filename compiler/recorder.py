@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from dovetail.codegen.targets import TARGETS
-from dovetail.compiler.measure import SKIPPED, Candidate, GemmCase, Measurement, StoppableMeasurer
+from dovetail.compiler.measure import SKIPPED, Candidate, Case, Measurement, StoppableMeasurer
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.tuning import (
     OK,
@@ -26,6 +27,7 @@ from dovetail.ir.tuning import (
     RecordSet,
     Reference,
     TuningRecord,
+    WorkKey,
 )
 from dovetail.topology.hardware import HardwareSpec
 
@@ -68,14 +70,14 @@ class Identity:
         """Return the key of the machine when so many cores are used."""
         return hardware_key(self.hardware, cores, self.index.abi)
 
-    def key(self, case: GemmCase, candidate: Candidate, rounds: int) -> RecordKey:
+    def key(self, case: Case, candidate: Candidate, rounds: int) -> RecordKey:
         """Return what a record of this trial answers for."""
         unknown = Measurement(candidate=candidate, status=TIMEOUT)
         return self.record(case, unknown, rounds=rounds).key
 
     def record(
         self,
-        case: GemmCase,
+        case: Case,
         found: Measurement,
         *,
         rounds: int,
@@ -89,7 +91,7 @@ class Identity:
             kernel=found.candidate.kernel,
             build=self.builds[found.candidate.kernel],
             kind=case.kind,
-            shape={"n": case.n, "k": case.k, "m": case.m},
+            shape=case.shape,
             dtype=case.dtype,
             threads=case.threads,
             schedule=found.candidate.schedule,
@@ -124,12 +126,24 @@ class MemoryRecords(RecordSet):
             self.add(record)
 
 
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Seconds in which trials may be run: in all, and those that untried work has anyway."""
+
+    seconds: float = math.inf
+    untried: Mapping[WorkKey, float] = field(default_factory=dict)
+
+    def less(self, spent: float) -> Allowance:
+        """Return what is left when so many seconds are spent."""
+        return Allowance(max(0.0, self.seconds - spent), self.untried)
+
+
 @dataclass(slots=True)
 class Recorder:
     """A `Measurer` over another one: looks trials up first, records those it has to run.
 
     trials: all records that were asked for, in order, times as they were measured. measured:
-    how many of them were run. since: earlier records do not count. limit: seconds of running
+    how many of them were run. since: earlier records do not count. allowance: seconds of running
     trials after which those that are missing are skipped. notify: told of every record.
     """
 
@@ -137,19 +151,28 @@ class Recorder:
     identity: Identity
     records: Records = field(default_factory=MemoryRecords)
     since: datetime | None = None
-    limit: float = math.inf
+    allowance: Allowance = field(default_factory=Allowance)
     notify: Callable[[TuningRecord], None] | None = None
     trials: list[TuningRecord] = field(default_factory=list)
     measured: int = 0
-    _spent: float = 0.0
-    _references: dict[GemmCase, Reference | None] = field(default_factory=dict)
+    _spent: dict[WorkKey, float] = field(default_factory=lambda: defaultdict(float))
+    _references: dict[Case, Reference | None] = field(default_factory=dict)
 
     def now(self) -> float:
         """Return the inner clock: budgets are for trials that are run."""
         return self.inner.now()
 
+    @property
+    def spent(self) -> float:
+        """Seconds in which trials were run."""
+        return sum(self._spent.values())
+
+    def _may_run(self, work: WorkKey) -> bool:
+        own = self.allowance.untried.get(work, 0.0)
+        return self.spent < self.allowance.seconds or self._spent[work] < own
+
     def measure(
-        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+        self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
         """Return one measurement per candidate; times are scaled to the case's first reference."""
         wanted = tuple(dict.fromkeys(candidates))
@@ -159,7 +182,7 @@ class Recorder:
         missing = [c for c in wanted if c not in found]
         first = self._first(case, wanted[0], found)
         for start in range(0, len(missing), BATCH):
-            if self._spent >= self.limit:
+            if not self._may_run(case.work):
                 break
             batch = missing[start : start + BATCH]
             share = seconds * len(batch) / len(missing)
@@ -173,7 +196,7 @@ class Recorder:
         )
 
     def _first(
-        self, case: GemmCase, wanted: Candidate, found: Mapping[Candidate, TuningRecord]
+        self, case: Case, wanted: Candidate, found: Mapping[Candidate, TuningRecord]
     ) -> Candidate:
         """Return the case's reference: as before, or of the records, or the one wanted first."""
         recorded = found[wanted].reference if wanted in found else None
@@ -182,13 +205,13 @@ class Recorder:
             return wanted
         return Candidate(reference.kernel, reference.schedule)
 
-    def _on_record(self, case: GemmCase, candidate: Candidate, rounds: int) -> TuningRecord | None:
+    def _on_record(self, case: Case, candidate: Candidate, rounds: int) -> TuningRecord | None:
         record = self.records.lookup(self.identity.key(case, candidate, rounds))
         return None if record and self.since and record.when < self.since else record
 
     def _run(
         self,
-        case: GemmCase,
+        case: Case,
         first: Candidate,
         batch: Sequence[Candidate],
         rounds: int,
@@ -199,7 +222,7 @@ class Recorder:
         asked = tuple(dict.fromkeys((first, *batch)))
         measured = self.inner.measure(case, asked, rounds=rounds, seconds=seconds)
         cost = (self.inner.now() - start) / len(batch)
-        self._spent += cost * len(batch)
+        self._spent[case.work] += cost * len(batch)
         reference = self._reference(measured[0])
         made = {
             m.candidate: self.identity.record(

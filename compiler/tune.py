@@ -19,22 +19,22 @@ from queue import SimpleQueue
 import msgspec
 
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import BuiltLibrary
 from dovetail.codegen.targets import runs_on
+from dovetail.compiler.attention_search import AttentionTask, search_attention
 from dovetail.compiler.database import TuningDatabase, default_path
 from dovetail.compiler.jobs import (
+    Item,
     Scoreboard,
     TunedPoint,
     TuneProgress,
-    WorkItem,
+    allow,
     core_sets,
     job_name,
-    plan_job,
     spent_seconds,
 )
 from dovetail.compiler.measure import (
     Candidate,
-    GemmCase,
+    Case,
     Measurement,
     Measurer,
     Meter,
@@ -42,11 +42,12 @@ from dovetail.compiler.measure import (
     pool_bytes,
 )
 from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.pipeline import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choose_targets
-from dovetail.compiler.recorder import Identity, Recorder
+from dovetail.compiler.recorder import Allowance, Recorder
 from dovetail.compiler.search.policy import SearchTask
-from dovetail.compiler.search.tables import EFFORTS, Effort, search_tasks, tuning_library
+from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import plan_service
 from dovetail.compiler.workload import read_workload
 from dovetail.ir.errors import SpecError
@@ -54,8 +55,6 @@ from dovetail.ir.tuning import TuningRecord
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 Progress = Callable[[TuneProgress], None]
-BUDGETS = {"fast": 60.0, "full": 900.0}
-"""Seconds that an effort may take, unless the request says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,29 +120,38 @@ def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneRe
     job = _prepare(request)
     database = TuningDatabase(job.database)
     start = time.monotonic()
-    with _job_file(request, job) as since, ExitStack() as stack:
-        budget = job.budget
+    notes = dict.fromkeys([database.warning] if database.warning else [])
+    measured, workers = 0, 0
+    with _job_file(request, job) as since:
+        allowance = Allowance(job.budget)
         if request.resume:
-            budget -= spent_seconds(database, job.items, job.identity, since)
-        board = Board(len(job.items), budget, progress)
-        measurers, note = job.open_measurers(request, stack)
-        recorders = [
-            Recorder(m, job.identity, database, since, max(0.0, budget), board.add)
-            for m in measurers
-        ]
-        run_items(job.items, recorders, job.search, job.budget, board.finish)
+            allowance = allow(job.budget, spent_seconds(database, job.parts, since))
+        board = Board(sum(len(part.items) for part in job.parts), allowance.seconds, progress)
+        left = job.budget
+        for part in job.parts:
+            with ExitStack() as stack:
+                measurers, note = job.open_measurers(part, request, stack)
+                recorders = [
+                    Recorder(m, part.identity, database, since, allowance, board.add)
+                    for m in measurers
+                ]
+                left -= run_items(part.items, recorders, job.search, left, board.finish)
+            allowance = allowance.less(max(recorder.spent for recorder in recorders))
+            measured += sum(recorder.measured for recorder in recorders)
+            workers = max(workers, len(recorders))
+            notes |= dict.fromkeys([note] if note else [])
     return TuneReport(
         database=str(job.database),
         target=job.target.name,
-        machine=job.identity.machine(1).label,
+        machine=job.parts[0].identity.machine(1).label,
         effort=request.effort,
-        workers=len(recorders),
+        workers=workers,
         trials=board.scores.trials,
-        measured=sum(recorder.measured for recorder in recorders),
+        measured=measured,
         seconds=time.monotonic() - start,
         progress=board.progress(),
         points=board.scores.points(),
-        notes=tuple(note for note in (note, database.warning) if note),
+        notes=tuple(notes),
     )
 
 
@@ -157,48 +165,31 @@ class TuningJob:
     database: Path
     target: Target
     hardware: HardwareSpec
-    library: BuiltLibrary
-    identity: Identity
-    items: tuple[WorkItem, ...]
+    parts: tuple[TuningPart, ...]
     name: str
     effort: Effort
     budget: float
 
-    @property
-    def threads(self) -> int:
-        """Threads of the widest phase."""
-        return max(item.phase.threads for item in self.items)
-
     def open_measurers(
-        self, request: TuneRequest, stack: ExitStack
+        self, part: TuningPart, request: TuneRequest, stack: ExitStack
     ) -> tuple[Sequence[StoppableMeasurer], str | None]:
         """Return a measurer for each worker, which `stack` closes, and a note if they are few."""
+        threads = max(item.work.threads for item in part.items)
         if request.ray is not None:
-            return self._join_cluster(request.ray, request.workers, stack), None
-        cores, note = core_sets(self.hardware, self.threads, request.workers or 1)
+            return _join_cluster(request.ray, part, threads, request.workers, stack), None
+        cores, note = core_sets(self.hardware, threads, request.workers or 1)
         pool = pool_bytes(self.hardware)
         meters = [
-            stack.enter_context(Meter(self.library.path, self.library.index, pool_bytes=pool))
+            stack.enter_context(Meter(part.library.path, part.library.index, pool_bytes=pool))
             for _ in cores
         ]
         return [Pinned(meter, cpus) for meter, cpus in zip(meters, cores, strict=True)], note
 
-    def _join_cluster(
-        self, address: str, workers: int | None, stack: ExitStack
-    ) -> Sequence[StoppableMeasurer]:
-        try:
-            from dovetail.compiler import ray_jobs  # noqa: PLC0415 - an extra, and slow to load
-        except ImportError:
-            raise SpecError(
-                "Ray is not installed; add the extra: pip install 'dovetail[ray]'"
-            ) from None
-        stack.enter_context(ray_jobs.connect(address))
-        slots = ray_jobs.count_slots(self.identity.machine(self.threads))
-        count = min(slots, workers or slots, len(self.items))
-        return ray_jobs.open_measurers(self.library, self.identity, count)
-
-    def search(self, item: WorkItem, measurer: Measurer, seconds: float) -> None:
-        """Search one product; what it finds is in the records."""
+    def search(self, item: Item, measurer: Measurer, seconds: float) -> None:
+        """Search one item; what it finds is in the records."""
+        if isinstance(item, AttentionTask):
+            search_attention(item, measurer, seconds)
+            return
         task = SearchTask(
             op=item.op,
             target=self.target,
@@ -209,6 +200,21 @@ class TuningJob:
             rounds=self.effort.rounds,
         )
         self.effort.policy.search(task, measurer)
+
+
+def _join_cluster(
+    address: str, part: TuningPart, threads: int, workers: int | None, stack: ExitStack
+) -> Sequence[StoppableMeasurer]:
+    try:
+        from dovetail.compiler import ray_jobs  # noqa: PLC0415 - an extra, and slow to load
+    except ImportError:
+        raise SpecError(
+            "Ray is not installed; add the extra: pip install 'dovetail[ray]'"
+        ) from None
+    stack.enter_context(ray_jobs.connect(address))
+    slots = ray_jobs.count_slots(part.identity.machine(threads))
+    count = min(slots, workers or slots, len(part.items))
+    return ray_jobs.open_measurers(part.library, part.identity, count)
 
 
 def _prepare(request: TuneRequest) -> TuningJob:
@@ -223,19 +229,16 @@ def _prepare(request: TuneRequest) -> TuningJob:
         spec, read_workload(request.workload), request.max_step_tokens, request.max_step_sequences
     )
     effort = EFFORTS[request.effort]
-    items = plan_job(search_tasks(payload, plan, hardware, target, effort))
-    library = tuning_library(spec, target, request.cache)
-    identity = Identity.of(hardware, library.index)
+    scope = SearchScope(spec=spec, payload=payload, plan=plan, hardware=hardware, target=target)
+    parts = plan_parts(scope, effort, request.cache)
     return TuningJob(
         database=Path(request.database or default_path(request.cache)),
         target=target,
         hardware=hardware,
-        library=library,
-        identity=identity,
-        items=items,
-        name=job_name(items, identity, request.effort),
+        parts=parts,
+        name=job_name(parts, request.effort),
         effort=effort,
-        budget=BUDGETS[request.effort] if request.budget is None else request.budget,
+        budget=effort.seconds if request.budget is None else request.budget,
     )
 
 
@@ -278,7 +281,7 @@ class Pinned:
         self.inner.close()
 
     def measure(
-        self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+        self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
         """Measure on this worker's PUs."""
         here = msgspec.structs.replace(case, cpus=self.cpus[: case.threads])
@@ -286,22 +289,24 @@ class Pinned:
 
 
 def run_items(
-    items: Sequence[WorkItem],
+    items: Sequence[Item],
     recorders: Sequence[Recorder],
-    search: Callable[[WorkItem, Measurer, float], None],
+    search: Callable[[Item, Measurer, float], None],
     budget: float,
     finished: Callable[[], None],
-) -> None:
+) -> float:
     """Search all items, as many at once as there are recorders, in `budget` seconds of each clock.
 
-    Whatever ends this early stops the measurers first; an unfinished batch is not recorded.
+    Returns the seconds it took. Whatever ends it early stops the measurers first; an unfinished
+    batch is not recorded.
     """
     free: SimpleQueue[tuple[Recorder, float]] = SimpleQueue()
-    for recorder in recorders:
-        free.put((recorder, recorder.now() + budget))
+    ends = [recorder.now() + budget for recorder in recorders]
+    for recorder, end in zip(recorders, ends, strict=True):
+        free.put((recorder, end))
     waiting = list(items)
 
-    def work(item: WorkItem) -> None:
+    def work(item: Item) -> None:
         recorder, end = free.get()
         share = (end - recorder.now()) * len(recorders) / max(len(waiting), len(recorders))
         waiting.remove(item)
@@ -320,6 +325,7 @@ def run_items(
                 recorder.inner.stop()
             pool.shutdown(cancel_futures=True)
             raise
+    return max(r.now() - end + budget for r, end in zip(recorders, ends, strict=True))
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 import zlib
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, NamedTuple
 
@@ -54,6 +55,21 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     build: Name
     schedule: tuple[int, ...]
     seconds: Seconds
+
+
+class WorkKey(NamedTuple):
+    """What is searched as one: a product at whatever M, or one attention kernel's case."""
+
+    kind: str
+    shape: tuple[tuple[str, int], ...]
+    dtype: str
+    threads: int
+
+    @classmethod
+    def of(cls, kind: str, shape: Mapping[str, int], dtype: str, threads: int) -> WorkKey:
+        """Return the key of work of this shape, in which `m` does not count."""
+        sizes = sorted((name, size) for name, size in shape.items() if name != "m")
+        return cls(kind, tuple(sizes), dtype, threads)
 
 
 class RecordKey(NamedTuple):
@@ -123,6 +139,11 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return 1.0
         same = msgspec.structs.replace(beside, seconds=base.seconds) == base
         return base.seconds / beside.seconds if same else 1.0
+
+    @property
+    def work(self) -> WorkKey:
+        """What was searched when this record was made."""
+        return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
 
     @property
     def key(self) -> RecordKey:

@@ -41,10 +41,12 @@ DENSE_POINTS = (*range(1, 17), *range(18, 33, 2), *range(36, 65, 4), *POINTS[12:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much to search. loss_points: M per product whose exact optimum is sought.
+    """How much to search, in how many seconds by default.
 
-    loss_share: of the seconds, kept for that. learn: let the cost model learn from one product for
-    the next; without, a search asks for the same trials again, and finds them on record.
+    attention: choose the attention kernels by measuring, too. loss_points: M per product whose
+    exact optimum is sought. loss_share: of the seconds, kept for that. learn: let the cost model
+    learn from one product for the next; without, a search asks for the same trials again, and finds
+    them on record.
     """
 
     seconds: float
@@ -54,6 +56,7 @@ class Effort:
     loss_points: int
     loss_share: float
     learn: bool
+    attention: bool
 
 
 EFFORTS: dict[str, Effort] = {
@@ -65,6 +68,7 @@ EFFORTS: dict[str, Effort] = {
         loss_points=1,
         loss_share=0.1,
         learn=False,
+        attention=False,
     ),
     "full": Effort(
         seconds=720.0,
@@ -74,6 +78,7 @@ EFFORTS: dict[str, Effort] = {
         loss_points=6,
         loss_share=0.2,
         learn=True,
+        attention=True,
     ),
 }
 """`none` is not among them: it searches nothing."""

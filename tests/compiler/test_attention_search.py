@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dovetail.codegen.targets import host_target
@@ -11,18 +9,22 @@ from dovetail.compiler import attention_search as module
 from dovetail.compiler.attention_search import (
     DECODE,
     PREFILL,
-    AttentionJob,
     apply_choices,
     attention_case,
     attention_kernels,
+    attention_library,
+    attention_tasks,
     choose,
-    measure_attention,
     search_attention,
     variant_requests,
 )
+from dovetail.compiler.measure import Meter
+from dovetail.compiler.recorder import Identity, MemoryRecords, Recorder
 from dovetail.compiler.schedules import other_tables
-from dovetail.ir.artifact import KernelIndex, PhasePlan
+from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.model import ModelSpec, RopeSpec
+from dovetail.topology.hardware import read_hardware
+from tests.compiler.test_recorder import Script
 
 TARGET = host_target()
 PLAN = PhasePlan(threads=1, cpus=())
@@ -53,8 +55,17 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("variants")
-def test_right_kernels_are_timed_and_the_winner_serves() -> None:
-    found = search_attention(SPEC, TARGET, [PLAN], None)
+def test_right_kernels_are_timed_recorded_and_the_winner_serves() -> None:
+    tasks, records = attention_tasks(SPEC, TARGET, [PLAN, PLAN]), MemoryRecords()
+    built = attention_library(SPEC, TARGET, None)
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        recorder = Recorder(meter, Identity.of(read_hardware(), built.index), records)
+        found = [search_attention(task, recorder, 10.0) for task in tasks]
+        assert recorder.measured == len(records.known) == 4
+        assert [search_attention(task, recorder, 10.0) for task in tasks] == found
+        assert recorder.measured == 4  # the second time all were on record
+    assert {r.kind: r.shape["rows"] for r in records.known.values()} == {DECODE: 1, PREFILL: 70}
+    assert {r.work for r in records.known.values()} == {task.work for task in tasks}
     assert [choice.family for choice in found] == [DECODE, PREFILL]
     assert all(0 < choice.seconds < 1 for choice in found)
     tables = apply_choices(list(other_tables(SPEC, TARGET, "any", 1)), found)
@@ -79,9 +90,11 @@ def test_a_variant_must_beat_the_default_by_more_than_noise() -> None:
     assert choose(case, rivals, (1.0, float("inf"))).request == rivals[0]
 
 
-def test_a_child_that_dies_changes_nothing(tmp_path: Path) -> None:
-    index = KernelIndex(
-        target=TARGET.name, abi=1, library="no.so", source="no.c", compiler="", flags=(), kernels=()
-    )
-    job = AttentionJob(library=str(tmp_path / "no.so"), index=index, cases=())
-    assert measure_attention(job) == ()
+@pytest.mark.usefixtures("variants")
+def test_wrong_crashed_and_missing_instances_are_not_chosen() -> None:
+    (task, _) = attention_tasks(SPEC, TARGET, [PLAN])
+    default, variant = (request.name for request in task.rivals)
+    script = Script(**{default: 1.0, variant: 0.0})
+    assert search_attention(task, script, 1.0).request.name == default
+    assert search_attention(task, Script(**{default: 0.0, variant: 1.0}), 1.0) is None
+    assert search_attention(task, Script(**{default: 1.0, variant: 0.5}), 1.0).seconds == 0.5

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import msgspec
 import pytest
 
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.jobs import (
     Scoreboard,
+    allow,
     core_sets,
     flops,
     job_name,
@@ -15,6 +18,7 @@ from dovetail.compiler.jobs import (
     spent_seconds,
 )
 from dovetail.compiler.payload import make_payload
+from dovetail.compiler.recorder import Allowance
 from dovetail.compiler.schedules import gemm_ops
 from dovetail.compiler.search.tables import EFFORTS, search_tasks
 from dovetail.compiler.workload import DEFAULT_WORKLOAD
@@ -34,6 +38,7 @@ def items_of(spec, phases):
 
 
 ITEMS = items_of(SPEC, plan(2, 1))
+Searches = namedtuple("Searches", "items identity")
 
 
 def machine(cores: int) -> HardwareSpec:
@@ -62,12 +67,12 @@ def test_every_product_is_searched_once_for_each_thread_count():
 
 
 def test_a_job_is_known_again_by_its_work_and_kernels():
-    name = job_name(ITEMS, identity("a", "b"), "fast")
-    assert name == job_name(ITEMS, identity("b", "a"), "fast")
+    name = job_name([Searches(ITEMS, identity("a", "b"))], "fast")
+    assert name == job_name([Searches(ITEMS, identity("b", "a"))], "fast")
     others = [
-        job_name(ITEMS[1:], identity("a", "b"), "fast"),
-        job_name(ITEMS, identity("a", "b", digest="e"), "fast"),
-        job_name(ITEMS, identity("a", "b"), "full"),
+        job_name([Searches(ITEMS[1:], identity("a", "b"))], "fast"),
+        job_name([Searches(ITEMS, identity("a", "b", digest="e"))], "fast"),
+        job_name([Searches(ITEMS, identity("a", "b"))], "full"),
     ]
     assert len({name, *others}) == 4
 
@@ -103,11 +108,24 @@ def test_what_was_spent_counts_for_these_kernels_shapes_and_machine_only():
         "dtype": item.op.dtype,
         "cost": 2.0,
     }
-    assert spent_seconds([make_record(**usual)], ITEMS, here) == 2.0
-    assert spent_seconds([make_record(**usual)], ITEMS, here, WHEN) == 2.0
+
+    def spent(since=None, **fields):
+        found = spent_seconds([make_record(**usual | fields)], [Searches(ITEMS, here)], since)
+        assert found.keys() == {i.work for i in ITEMS}
+        return found[item.work]
+
+    assert spent() == spent(WHEN) == 2.0
     others = [{"build": "x"}, {"shape": {"n": 1, "k": 1, "m": 3}}, {"threads": 2}, {"kind": "silu"}]
-    assert spent_seconds([make_record(**usual | o) for o in others], ITEMS, here) == 0.0
-    assert spent_seconds([make_record(**usual)], ITEMS, here, WHEN.replace(year=2027)) == 0.0
+    assert [spent(**other) for other in others] == [0.0] * 4
+    assert spent(WHEN.replace(year=2027)) == 0.0
+
+
+def test_what_was_never_tried_has_its_part_of_the_budget():
+    first, second = (item.work for item in ITEMS[:2])
+    assert allow(10.0, {first: 0.0, second: 0.0}) == Allowance(10.0, {first: 5.0, second: 5.0})
+    assert allow(10.0, {first: 6.0, second: 0.0}, 0.3) == Allowance(4.0, {second: 5.0})
+    assert allow(10.0, {first: 8.0, second: 0.0}, 0.3) == Allowance(0.0, {second: 5.0})
+    assert allow(10.0, {first: 8.0, second: 3.0}) == Allowance(0.0, {})
 
 
 def test_gains_are_medians_over_the_default_with_the_band_of_the_quartiles():
@@ -153,3 +171,9 @@ def test_failed_trials_are_counted_and_never_best():
 def test_a_gated_product_counts_both_halves():
     shape = {"n": 3, "k": 5, "m": 7}
     assert (flops("linear", shape), flops("silu", shape)) == (210.0, 420.0)
+
+
+def test_attention_counts_what_a_row_may_see():
+    shape = {"n_q": 3, "n_kv": 1, "head_dim": 16, "rows": 1, "context": 10}
+    assert flops("decode_attention", shape) == 4 * 3 * 16 * 10
+    assert flops("prefill_attention", shape | {"rows": 4}) == 4 * 3 * 16 * (10 + 9 + 8 + 7)

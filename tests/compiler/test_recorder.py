@@ -10,7 +10,14 @@ import pytest
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Meter
-from dovetail.compiler.recorder import BATCH, Identity, MemoryRecords, Recorder, hardware_key
+from dovetail.compiler.recorder import (
+    BATCH,
+    Allowance,
+    Identity,
+    MemoryRecords,
+    Recorder,
+    hardware_key,
+)
 from dovetail.compiler.schedules import gemm_requests, make_schedule
 from dovetail.ir.artifact import KernelEntry, KernelIndex
 from dovetail.topology.hardware import read_hardware
@@ -108,13 +115,24 @@ def test_a_failed_reference_scales_nothing():
 def test_a_spent_budget_leaves_what_is_on_record():
     records, script = MemoryRecords(), Script(other=0.8, more=0.9)
     recorder(script, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
-    now = recorder(script, records, limit=5.0)
+    now = recorder(script, records, allowance=Allowance(5.0))
     found = now.measure(CASE, names("default", "other"), rounds=3, seconds=1)
     assert [m.status for m in found] == ["ok", "ok"]  # begun before five seconds had passed
     found = now.measure(CASE, names("more", "fast", "default"), rounds=3, seconds=1)
     assert [m.status for m in found] == ["skipped", "ok", "ok"]
     assert now.measured == 1 and now.now() == 20.0
     assert [record.cost for record in now.trials] == [5.0, 10.0, 5.0, 5.0]
+
+
+def test_untried_work_has_seconds_of_its_own():
+    script = Script()
+    now = recorder(script, MemoryRecords(), allowance=Allowance(0.0, {CASE.work: 5.0}))
+    other = msgspec.structs.replace(CASE, n=48)
+    assert now.measure(other, names("default"), rounds=3, seconds=1)[0].status == "skipped"
+    taller = msgspec.structs.replace(CASE, m=9)
+    assert now.measure(taller, names("default"), rounds=3, seconds=1)[0].status == "ok"
+    assert now.measure(CASE, names("default"), rounds=3, seconds=1)[0].status == "skipped"
+    assert now.spent == 10.0
 
 
 def test_other_code_shapes_and_older_records_do_not_answer():

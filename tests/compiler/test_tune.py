@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from dovetail.codegen.targets import host_target
+from dovetail.compiler import attention_search
 from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.jobs import WorkItem
 from dovetail.compiler.measure import SKIPPED, Measurement, StoppedError
@@ -15,6 +17,7 @@ from dovetail.compiler.schedules import LINEAR, GemmOp
 from dovetail.compiler.tune import Pinned, run_items, tune_model
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import SpecError
+from dovetail.ir.tuning import decode_record
 from tests.compiler.test_recorder import CASE, Script, names, recorder
 from tests.models import save_model
 
@@ -118,6 +121,33 @@ def test_a_job_fills_the_database_and_a_compile_uses_it(model, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "a.dove", "tuning.jsonl", "tuning.jsonl.lock"
     ]  # fmt: skip
+
+
+def attention_records(database):
+    kinds = (attention_search.DECODE, attention_search.PREFILL)
+    return {record.key: record for record in TuningDatabase(database) if record.kind in kinds}
+
+
+def test_attention_goes_the_same_road(model, tmp_path, monkeypatch):
+    isa = host_target().isa
+    variants = {(attention_search.DECODE, isa): ({"CHUNK": 16},)}
+    monkeypatch.setattr(attention_search, "VARIANTS", variants)
+    database = tmp_path / "tuning.jsonl"
+    first = tune(model, database, effort="full")
+    found = attention_records(database)
+    assert sorted(r.status for r in found.values()) == ["ok"] * 3  # a variant and two defaults
+    shown = [point for point in first.points if point.kind == attention_search.DECODE]
+    assert len(shown) == 1 and shown[0].gflops > 0
+    assert first.progress.done == first.progress.items == 7
+    tune(model, database, effort="full", missing=True)
+    assert attention_records(database) == found
+    report = compile_model(
+        model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0, effort="full"
+    )
+    assert report.measured == 0 < report.trials
+    assert attention_records(database) == found
+    kept = (tmp_path / "a.dove/tuning.jsonl").read_bytes().splitlines()
+    assert found.keys() <= {decode_record(line).key for line in kept}
 
 
 def test_a_stopped_job_is_resumed(model, tmp_path):

@@ -21,7 +21,7 @@ from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.jobs import allow, spent_seconds
 from dovetail.compiler.measure import Meter, pool_bytes
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
-from dovetail.compiler.recorder import Allowance, Recorder
+from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
 from dovetail.compiler.schedules import default_tables
 from dovetail.compiler.search.tables import EFFORTS, search_tables
 from dovetail.ir.schedule import ScheduleTable
@@ -91,7 +91,9 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progr
         tables=apply_choices(found.tables, [choice for choice in attention if choice]),
         records=tuple(record for recorder in session.recorders for record in recorder.trials),
         measured=sum(recorder.measured for recorder in session.recorders),
-        notes=tuple(note for note in (database.warning,) if note),
+        notes=tuple(
+            note for note in (database.warning, describe_disturbed(session.recorders)) if note
+        ),
     )
 
 

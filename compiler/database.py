@@ -31,7 +31,6 @@ from dovetail.ir.tuning import (
 )
 
 FILE_NAME = "tuning.jsonl"
-REPLACED = "replaced by a later record"
 LOCK_SECONDS = 60.0
 
 
@@ -53,7 +52,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuningDatabase:
-    """The records of one file; `skipped` counts the lines that were not used, by reason."""
+    """The records of one file.
+
+    skipped: how many lines are no records to trust, by reason. replaced: how many gave way to
+    another of the same key.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read what is there; a file that does not exist is an empty database.
@@ -62,6 +65,7 @@ class TuningDatabase:
         """
         self.path = Path(path)
         self.skipped: Counter[str] = Counter()
+        self.replaced = 0
         self._set = RecordSet()
         with self._errors("read"), self._locked():
             self._load()
@@ -81,8 +85,12 @@ class TuningDatabase:
         return f"{self.path}: skipped {self.skipped.total()} lines ({reasons})"
 
     def lookup(self, key: RecordKey) -> TuningRecord | None:
-        """Return the latest record that answers for `key`."""
+        """Return the record that answers for `key`."""
         return self._set.lookup(key)
+
+    def trusts(self, record: TuningRecord) -> bool:
+        """Tell whether a record's times were taken while the machine did nothing else."""
+        return self._set.trusts(record)
 
     def append(self, records: Sequence[TuningRecord]) -> None:
         """Add records to the file and to what is known; SpecError where that cannot be done."""
@@ -103,10 +111,10 @@ class TuningDatabase:
         return len(news)
 
     def prune(self, keep: Callable[[TuningRecord], bool] = lambda record: True) -> int:
-        """Write the file anew with the latest records that `keep` wants; return lines dropped."""
+        """Write the file anew with the records that `keep` wants; return lines dropped."""
         with self._errors("write"), self._locked():
             self._load()
-            lines = len(self) + self.skipped.total()
+            lines = len(self) + self.replaced + self.skipped.total()
             kept = [record for record in self if keep(record)]
             if lines > len(kept):
                 _replace_file(self.path, (encode_record(record) for record in kept))
@@ -126,7 +134,7 @@ class TuningDatabase:
         )
 
     def _load(self) -> None:
-        self._set, self.skipped = RecordSet(), Counter()
+        self._set, self.skipped, self.replaced = RecordSet(), Counter(), 0
         try:
             with self.path.open("rb") as file:
                 for line in _lines(file):
@@ -140,8 +148,7 @@ class TuningDatabase:
         except LineFaultError as fault:
             self.skipped[fault.reason] += 1
             return
-        if self._set.add(record):
-            self.skipped[REPLACED] += 1
+        self.replaced += self._set.add(record)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

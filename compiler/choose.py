@@ -22,7 +22,7 @@ from dovetail.compiler.jobs import allow, spent_seconds
 from dovetail.compiler.measure import Meter, pool_bytes
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
-from dovetail.compiler.schedules import default_tables
+from dovetail.compiler.schedules import default_tables, unique_tables
 from dovetail.compiler.search.tables import EFFORTS, search_tables
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import TuningRecord
@@ -60,9 +60,10 @@ class Chosen:
 
 def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progress) -> Chosen:
     """Return the schedules of every operator; `progress` gets products done, and all."""
+    plans = (*scope.plans, *scope.others)
+    rules = default_tables(scope.spec, scope.target, plans, scope.hardware).tables
     if not request.measurable:
-        found = default_tables(scope.spec, scope.target, scope.plan, scope.hardware)
-        return Chosen(found.tables)
+        return Chosen(rules)
     effort = EFFORTS[request.effort]
     parts = plan_parts(scope, effort, request.cache)
     database = TuningDatabase(request.database)
@@ -78,7 +79,7 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progr
         found = search_tables(
             scope.spec,
             scope.payload,
-            scope.plan,
+            scope.plans,
             scope.hardware,
             recorder,
             target=scope.target,
@@ -87,8 +88,9 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progr
             fixed_order=request.fixed_order,
             progress=lambda done, total, _op: progress(done, total),
         )
+    tables = unique_tables((*found.tables, *rules))
     return Chosen(
-        tables=apply_choices(found.tables, [choice for choice in attention if choice]),
+        tables=apply_choices(tables, [choice for choice in attention if choice]),
         records=tuple(record for recorder in session.recorders for record in recorder.trials),
         measured=sum(recorder.measured for recorder in session.recorders),
         notes=tuple(

@@ -6,6 +6,7 @@ nothing was measured.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -41,23 +42,29 @@ class Times(NamedTuple):
 def measure_gain(
     payload: Payload, tables: Iterable[ScheduleTable], records: Sequence[TuningRecord]
 ) -> Gain | None:
-    """Compare default and chosen schedules at every M that both were timed at."""
+    """Compare default and chosen schedules at every M that both were timed at.
+
+    Where the phases have tables of their own, both count.
+    """
     measured = {record.target for record in records}
-    by_op = {table.op: table for table in tables if table.target in measured}
-    pairs = []
+    by_shape: dict[tuple[str, int, int], list[ScheduleTable]] = defaultdict(list)
+    for table in tables:
+        if table.target in measured:
+            by_shape[table.op, table.n, table.k].append(table)
+    pairs, points = [], set()
     for use in payload.uses:
         for m, share in use.sizes.items():
-            table = by_op.get(use.gemm.op)
-            found = _timed_pair(use, m, table, records) if table else None
-            if found:
-                pairs.append((use.calls * share, *found))
+            for table in by_shape[use.gemm.op, use.gemm.n, use.gemm.k]:
+                if found := _timed_pair(use, m, table, records):
+                    pairs.append((use.calls * share, *found))
+                    points.add((use.gemm, m))
     if not pairs:
         return None
     return Gain(
         ratio=_total(pairs, 1, "seconds") / _total(pairs, 2, "seconds"),
         low=_total(pairs, 1, "low") / _total(pairs, 2, "high"),
         high=_total(pairs, 1, "high") / _total(pairs, 2, "low"),
-        points=len(pairs),
+        points=len(points),
         of_points=sum(len(use.sizes) for use in payload.uses),
     )
 

@@ -5,9 +5,10 @@ In: ModelSpec and WorkloadSpec. Out: what schedules are searched for and gains a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from dovetail.compiler.schedules import GemmOp, gemm_ops
+from dovetail.compiler.schedules import GemmOp, count_gemms
 from dovetail.compiler.workload import WorkloadSpec
 from dovetail.ir.model import ModelSpec
 
@@ -28,9 +29,17 @@ class GemmUse:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """All matrix products of a model under a workload."""
+    """All matrix products of a model under a workload.
+
+    shards: process number -> those of one process, where several share the model.
+    """
 
     uses: tuple[GemmUse, ...]
+    shards: Mapping[int, tuple[GemmUse, ...]] = field(default_factory=dict)
+
+    def of(self, processes: int) -> tuple[GemmUse, ...]:
+        """Return the matrix products of one of so many processes."""
+        return self.uses if processes == 1 else self.shards[processes]
 
     def largest(self, op: str) -> int:
         """Return the largest M at which `op` runs."""
@@ -38,25 +47,31 @@ class Payload:
 
 
 def make_payload(
-    spec: ModelSpec, workload: WorkloadSpec, max_step_tokens: int, max_step_sequences: int
+    spec: ModelSpec,
+    workload: WorkloadSpec,
+    max_step_tokens: int,
+    max_step_sequences: int,
+    processes: Iterable[int] = (),
 ) -> Payload:
-    """Return the payload of one model under one workload."""
+    """Return the payload of one model under one workload, for one process and as many as given."""
     steps = workload.step_sizes(max_step_tokens)
     rows = _head_sizes(steps, min(workload.concurrency, max_step_sequences))
     biases = {"qkv": spec.attention_bias, "o": spec.output_bias}
     biases |= dict.fromkeys(("gate_up", "down"), spec.mlp_bias)
-    return Payload(
-        tuple(
+
+    def uses(count: int) -> tuple[GemmUse, ...]:
+        return tuple(
             GemmUse(
                 gemm=gemm,
-                calls=1 if gemm.op == "head" else spec.n_layers,
+                calls=times if gemm.op == "head" else times * spec.n_layers,
                 bias=biases.get(gemm.op, False),
                 residual=gemm.op in ("o", "down"),
                 sizes=rows if gemm.op == "head" else steps,
             )
-            for gemm in gemm_ops(spec)
+            for gemm, times in count_gemms(spec, count).items()
         )
-    )
+
+    return Payload(uses(1), {count: uses(count) for count in processes if count > 1})
 
 
 def _head_sizes(steps: dict[int, float], sequences: int) -> dict[int, float]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -33,9 +34,18 @@ from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload, make_payload
-from dovetail.compiler.schedules import gemm_kernels
+from dovetail.compiler.replay import measure_choice
+from dovetail.compiler.schedules import gemm_kernels, unique_tables
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
-from dovetail.compiler.service import plan_service
+from dovetail.compiler.service import (
+    choose_plans,
+    contenders,
+    describe_choice,
+    mark_tuned,
+    sample_trace,
+    service_plan,
+    service_plans,
+)
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
 from dovetail.compiler.workload import WorkloadSpec, read_workload
@@ -43,14 +53,20 @@ from dovetail.compiler.writer import ArtifactWriter, write_artifact
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
+from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
+from dovetail.runtime.tape import pick_tables
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.replay import Trace
 
 MODEL_NAME = "llm"
 EFFORTS = ("none", *SEARCH_EFFORTS)
+REPLAY_SECONDS = {"fast": 8.0, "full": 40.0}
+REPLAY_SHARE = 0.2
+"""How long plans are measured, and the share of a budget that this may take beside the search."""
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 TOKENIZER = "tokenizer.json"
@@ -63,7 +79,7 @@ COPIED_FILES = {
 
 Progress = Callable[[str, int, int], None]
 """Called with (step, done, total); the steps' names are those of `STEPS`, in that order."""
-STEPS = ("read", "schedules", "kernels", "weights", "write")
+STEPS = ("read", "schedules", "kernels", "weights", "write", "plans")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +115,9 @@ class CompileRequest:
 class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a compile did: `seconds` by step, `rows` of the schedules by where they come from.
 
-    trials: the measurements behind the schedules. measured: how many of them were made now; the
-    others come from the tuning database.
+    threads: of a decode step, in all processes. plan: both phases' in words. trials: the
+    measurements behind the schedules. measured: how many of them were made now; the others come
+    from the tuning database.
     """
 
     path: str
@@ -112,6 +129,7 @@ class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...]
     kernels: int
     threads: int
+    plan: str
     workload: str
     effort: str
     rows: dict[str, int]
@@ -164,13 +182,18 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
             _write_model(artifact, inputs, weights, tapes)
             _write_libraries(artifact, libraries)
             artifact.write_json("hardware.json", inputs.hardware)
-            artifact.write_json("plans/service.json", inputs.plan)
+            _write_plans(artifact, inputs.choice)
             artifact.write_json(
                 f"models/{MODEL_NAME}/schedules.json", ScheduleFile(tables=tuned.tables)
             )
             artifact.write_json(f"models/{MODEL_NAME}/weights/chunks.json", chunks)
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, tuned.records)))
-            _commit(artifact, inputs, chunks)
+        with steps.run("plans"):
+            manifest = _manifest(inputs, chunks)
+            choice = _choose(inputs, artifact, manifest)
+            _write_plans(artifact, choice)
+            artifact.commit(**manifest)
+    plan = service_plan(choice)
     rows = Counter(row.source for table in tuned.tables for row in table.rows)
     return CompileReport(
         path=str(request.output),
@@ -181,13 +204,14 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
         max_context=inputs.spec.max_context,
         targets=tuple(libraries),
         kernels=sum(len(library.index.kernels) for library in libraries.values()),
-        threads=inputs.plan.decode.threads,
+        threads=plan.processes * plan.decode.threads,
+        plan=describe_choice(choice),
         workload=inputs.workload.source,
         effort=request.effort,
         rows=dict(sorted(rows.items())),
         trials=len(tuned.records),
         measured=tuned.measured,
-        gain=measure_gain(inputs.payload, tuned.tables, tuned.records),
+        gain=_measure_gain(inputs, tuned),
         seconds=steps.seconds,
         notes=(*_notes(inputs), *tuned.notes),
     )
@@ -204,8 +228,37 @@ class _Inputs:
     workload: WorkloadSpec
     targets: tuple[Target, ...]
     devices: tuple[Target, ...]
-    plan: ServicePlan
+    trace: Trace
+    choice: PlanChoice
     payload: Payload
+
+    @property
+    def plan(self) -> ServicePlan:
+        """The plan that the contention model finds best, or that was asked for."""
+        return service_plan(self.choice)
+
+    @property
+    def measurable(self) -> bool:
+        """Whether plans are measured: on the machine they are for, as schedules are."""
+        return any(_measurable(target, self.request) for target in self.targets)
+
+    @property
+    def searched(self) -> PlanChoice:
+        """The pairs whose kernels are searched for."""
+        effort = SEARCH_EFFORTS.get(self.request.effort)
+        return contenders(self.choice, effort.plan_slack if effort else 1.0)
+
+    @property
+    def plans(self) -> tuple[ServicePlan, ...]:
+        """The plans that may be chosen, the one simulated to be best first."""
+        choice = self.choice if self.measurable else contenders(self.choice, 1.0)
+        return service_plans(choice)
+
+    @property
+    def replay_seconds(self) -> float:
+        """How long to measure plans: a share of the budget where one was given."""
+        seconds, budget = REPLAY_SECONDS.get(self.request.effort, 0.0), self.request.budget
+        return seconds if budget is None else min(seconds, REPLAY_SHARE * budget)
 
 
 def _read_inputs(request: CompileRequest) -> _Inputs:
@@ -220,6 +273,10 @@ def _read_inputs(request: CompileRequest) -> _Inputs:
     workload = read_workload(request.workload)
     _check_tokenizer(Path(request.model) / TOKENIZER)
     cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
+    trace = sample_trace(workload)
+    choice = choose_plans(hardware, spec, trace, request.threads)
+    processes = {candidate.processes for candidate in choice.decode}
+    step = (request.max_step_tokens, request.max_step_sequences)
     return _Inputs(
         request=request,
         directory=Path(request.model),
@@ -228,8 +285,9 @@ def _read_inputs(request: CompileRequest) -> _Inputs:
         workload=workload,
         targets=choose_targets(cpus, hardware),
         devices=tuple(device for name, device in DEVICE_TARGETS.items() if name in request.targets),
-        plan=plan_service(hardware, request.threads),
-        payload=make_payload(spec, workload, request.max_step_tokens, request.max_step_sequences),
+        trace=trace,
+        choice=choice,
+        payload=make_payload(spec, workload, *step, processes),
     )
 
 
@@ -302,7 +360,8 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> Chosen:
             SearchScope(
                 spec=inputs.spec,
                 payload=inputs.payload,
-                plan=inputs.plan,
+                plans=service_plans(inputs.searched),
+                others=inputs.plans,
                 hardware=inputs.hardware,
                 target=target,
             ),
@@ -324,6 +383,19 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> Chosen:
         measured=sum(chosen.measured for chosen in found),
         notes=tuple(dict.fromkeys(note for chosen in found for note in chosen.notes)),
     )
+
+
+def _measure_gain(inputs: _Inputs, tuned: Chosen) -> Gain | None:
+    """Return what the search won for the plan that it began with."""
+    plan = inputs.plan
+    picked = (
+        pick_tables(tuned.tables, target.name, phase, threads)
+        for target in inputs.targets
+        for phase, threads in (("prefill", plan.prefill.threads), ("decode", plan.decode.threads))
+    )
+    tables = [table for tables in picked for found in tables.values() for table in found]
+    uses = Payload(inputs.payload.of(plan.processes))
+    return measure_gain(uses, unique_tables(tables), tuned.records)
 
 
 def _pack(
@@ -389,17 +461,32 @@ def _write_libraries(artifact: ArtifactWriter, libraries: dict[str, BuiltLibrary
         artifact.write_json(f"{folder}/index.json", index)
 
 
-def _commit(artifact: ArtifactWriter, inputs: _Inputs, chunks: WeightChunks) -> None:
+def _write_plans(artifact: ArtifactWriter, choice: PlanChoice) -> None:
+    artifact.write_json("plans/service.json", service_plan(choice))
+    artifact.write_json("plans/choice.json", choice)
+
+
+def _choose(inputs: _Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:
+    """Return the plans measured with the kernels of the artifact, where this is their machine."""
+    choice, seconds = inputs.choice, inputs.replay_seconds
+    if len(choice.pairs) < 2 or seconds <= 0 or not inputs.measurable:
+        return choice
+    tuned = mark_tuned(choice, inputs.searched.pairs)
+    where = artifact.seal(**manifest)
+    return measure_choice(tuned, where, inputs.spec, inputs.trace, seconds)
+
+
+def _manifest(inputs: _Inputs, chunks: WeightChunks) -> dict[str, Any]:
     content = msgspec.json.encode(inputs.spec) + msgspec.json.encode(chunks)
-    artifact.commit(
-        producer=f"dovetail {_version()}",
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        model_fingerprint=hashlib.sha256(content).hexdigest(),
-        workload_fingerprint=inputs.workload.fingerprint,
-        targets=tuple(target.name for target in (*inputs.targets, *inputs.devices)),
-        models=(MODEL_NAME,),
-        effort=inputs.request.effort,
-    )
+    return {
+        "producer": f"dovetail {_version()}",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model_fingerprint": hashlib.sha256(content).hexdigest(),
+        "workload_fingerprint": inputs.workload.fingerprint,
+        "targets": tuple(target.name for target in (*inputs.targets, *inputs.devices)),
+        "models": (MODEL_NAME,),
+        "effort": inputs.request.effort,
+    }
 
 
 def _notes(inputs: _Inputs) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ ScheduleFile with total cover of M. Nothing is measured here; `dovetail.compiler
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from dovetail.ir.errors import ScheduleError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
+from dovetail.runtime.shard import split_model
 from dovetail.topology.hardware import HardwareSpec
 
 LINEAR, SILU = "linear", "silu"
@@ -91,16 +93,33 @@ class GemmOp:
         return kernel_name(self.kind, self.dtype, built_tiles(self.kind, target)[tile.panels])
 
 
-def gemm_ops(spec: ModelSpec) -> tuple[GemmOp, ...]:
-    """Return the matrix products of one forward step, by the names schedule tables use."""
-    hidden, dtype = spec.hidden_size, spec.weight_dtype
-    return (
-        GemmOp("qkv", LINEAR, spec.qkv_size, hidden, dtype),
-        GemmOp("o", LINEAR, hidden, spec.n_heads * spec.head_dim, dtype),
-        GemmOp("gate_up", SILU, spec.intermediate_size, hidden, dtype),
-        GemmOp("down", LINEAR, hidden, spec.intermediate_size, dtype),
-        GemmOp("head", LINEAR, spec.vocab_size, hidden, dtype),
-    )
+def gemm_ops(spec: ModelSpec, processes: int = 1) -> tuple[GemmOp, ...]:
+    """Return the matrix products of one forward step, by the names schedule tables use.
+
+    Of several processes: those of the one with the largest shard, which has q, and k and v, apart.
+    """
+    return tuple(count_gemms(spec, processes))
+
+
+def count_gemms(spec: ModelSpec, processes: int = 1) -> dict[GemmOp, int]:
+    """Return how often each of `gemm_ops` runs in one layer; the head runs once a step."""
+    shards = [split_model(spec, rank, processes) for rank in range(processes)]
+    heads = max(len(shard.heads) for shard in shards)
+    kv_heads = max(len(shard.kv_heads) for shard in shards)
+    inner = max(len(shard.inner) for shard in shards)
+    vocabulary = max(len(shard.vocab) for shard in shards)
+    qkv = Counter({heads: 1})
+    qkv[kv_heads] += 2
+    if processes == 1:
+        qkv = Counter({heads + 2 * kv_heads: 1})
+    hidden, size, dtype = spec.hidden_size, spec.head_dim, spec.weight_dtype
+    return {
+        **{GemmOp("qkv", LINEAR, n * size, hidden, dtype): count for n, count in qkv.items()},
+        GemmOp("o", LINEAR, hidden, heads * size, dtype): 1,
+        GemmOp("gate_up", SILU, inner, hidden, dtype): 1,
+        GemmOp("down", LINEAR, hidden, inner, dtype): 1,
+        GemmOp("head", LINEAR, vocabulary, hidden, dtype): 1,
+    }
 
 
 def micro_kernels(kind: str, target: Target) -> tuple[MicroKernel, ...]:
@@ -260,11 +279,29 @@ def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -
     return merge_rows(default_row(op, target, m, threads, l3_bytes) for m in points)
 
 
-def phase_plans(plan: ServicePlan) -> tuple[tuple[str, PhasePlan], ...]:
-    """Return the phases that need tables of their own; equal plans share those of `any`."""
-    if plan.prefill.threads == plan.decode.threads:
-        return (("any", plan.decode),)
-    return (("prefill", plan.prefill), ("decode", plan.decode))
+@dataclass(frozen=True, slots=True)
+class Team:
+    """What tables are made for: threads of each of `processes` that share a model, in a phase.
+
+    plan: of the first process. phase: `any` where both phases have the same threads.
+    """
+
+    processes: int
+    phase: str
+    plan: PhasePlan
+
+
+def plan_teams(plans: Iterable[ServicePlan]) -> tuple[Team, ...]:
+    """Return the teams that need tables of their own, so that each plan finds its tables."""
+    found: dict[tuple[int, int], dict[str, PhasePlan]] = {}
+    for plan in plans:
+        for name, phase in (("prefill", plan.prefill), ("decode", plan.decode)):
+            first = PhasePlan(threads=phase.threads, cpus=phase.cpus[: phase.threads])
+            found.setdefault((plan.processes, phase.threads), {}).setdefault(name, first)
+    return tuple(
+        Team(processes, "any" if len(phases) > 1 else next(iter(phases)), [*phases.values()][-1])
+        for (processes, _), phases in found.items()
+    )
 
 
 OP_NAMES = {"embed_packed": "embed"}
@@ -310,15 +347,25 @@ def gemm_table(
     )
 
 
+def unique_tables(tables: Iterable[ScheduleTable]) -> tuple[ScheduleTable, ...]:
+    """Return the first table of each key: teams of as many threads share some."""
+    found: dict[tuple[object, ...], ScheduleTable] = {}
+    for table in tables:
+        key = (table.target, table.op, table.n, table.k, table.dtype, table.phase, table.threads)
+        found.setdefault(key, table)
+    return tuple(found.values())
+
+
 def default_tables(
-    spec: ModelSpec, target: Target, plan: ServicePlan, hardware: HardwareSpec
+    spec: ModelSpec, target: Target, plans: Iterable[ServicePlan], hardware: HardwareSpec
 ) -> ScheduleFile:
-    """Return schedule tables of every operator of `spec`, for the thread counts of both phases."""
+    """Return schedule tables of every operator of `spec`, for all teams of `plans`."""
     l3_bytes = hardware.cache_bytes(3)
     tables: list[ScheduleTable] = []
-    for phase, threads in ((name, phase.threads) for name, phase in phase_plans(plan)):
-        for op in gemm_ops(spec):
+    for team in plan_teams(plans):
+        threads = team.plan.threads
+        for op in gemm_ops(spec, team.processes):
             rows = default_gemm_rows(op, target, threads, l3_bytes)
-            tables.append(gemm_table(op, target, phase, threads, rows))
-        tables += other_tables(spec, target, phase, threads)
-    return ScheduleFile(tables=tuple(tables))
+            tables.append(gemm_table(op, target, team.phase, threads, rows))
+        tables += other_tables(spec, target, team.phase, threads)
+    return ScheduleFile(tables=unique_tables(tables))

@@ -1,22 +1,38 @@
-"""Plans how one machine serves a model: threads and pinned PUs of each phase.
+"""Plans how one machine serves a model: processes, threads and pinned PUs of each phase.
 
-In: HardwareSpec, WorkloadSpec. Out: ServicePlan (all cores serve both phases in it), and the trace
-that the topology search scores its plans on.
+In: a HardwareSpec, a model, a workload. Out: a PlanChoice with the best pairs of configurations by
+the contention model, and the ServicePlan of each. `dovetail.compiler.replay` measures them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
 from dovetail.compiler.workload import WorkloadSpec
 from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.model import ModelSpec
+from dovetail.ir.plans import (
+    ASKED,
+    SIMULATED,
+    PairChoice,
+    PlanCandidate,
+    PlanChoice,
+    PlanFigure,
+)
 from dovetail.topology.binding import choose_pus
+from dovetail.topology.configuration import Process
 from dovetail.topology.hardware import HardwareSpec
+from dovetail.topology.plan import Candidate, plan_topology
 from dovetail.topology.replay import Trace
 
 
 def plan_service(hardware: HardwareSpec, threads: int | None = None) -> ServicePlan:
-    """Return the plan for `threads` (default: all cores this process may use at full speed).
+    """Return the plan of one process with `threads` in both phases.
 
-    Raises SpecError when the machine allows fewer threads than asked for.
+    By default all cores this process may use at full speed. Raises SpecError when the machine
+    allows fewer threads than asked for.
     """
     count = hardware.usable_threads if threads is None else threads
     phase = PhasePlan(threads=count, cpus=choose_pus(hardware, count))
@@ -27,3 +43,133 @@ def sample_trace(workload: WorkloadSpec, batch: int = 1) -> Trace:
     """Return the requests of a workload for the topology search, `batch` decoded together."""
     requests = tuple(zip(workload.prompt_lengths, workload.output_lengths, strict=True))
     return Trace(workload.source, requests, batch).sample()
+
+
+def choose_plans(
+    hardware: HardwareSpec, spec: ModelSpec, trace: Trace, threads: int | None = None
+) -> PlanChoice:
+    """Return the pairs of plans that the contention model finds best, or the one asked for.
+
+    Raises SpecError when the machine allows fewer threads than asked for.
+    """
+    if threads is not None:
+        return _asked(plan_service(hardware, threads), hardware)
+    usable, notes = within_quota(hardware)
+    found = plan_topology(usable, spec, trace)
+    prefill = tuple(dict.fromkeys(pair.prefill for pair in found.pairs))
+    decode = tuple(dict.fromkeys(pair.decode for pair in found.pairs))
+    return PlanChoice(
+        source=SIMULATED,
+        trace=trace.source,
+        batch=trace.batch,
+        prefill=tuple(map(_candidate, prefill)),
+        decode=tuple(map(_candidate, decode)),
+        pairs=tuple(
+            PairChoice(
+                prefill=prefill.index(pair.prefill),
+                decode=decode.index(pair.decode),
+                simulated=pair.score.total,
+                switch=pair.score.switch,
+            )
+            for pair in found.pairs
+        ),
+        figures={
+            name: PlanFigure(value=figure.value, source=figure.source)
+            for name, figure in found.parameters.sources().items()
+        },
+        cut=found.report.cut,
+        notes=(*notes, *found.notes),
+    )
+
+
+def within_quota(hardware: HardwareSpec) -> tuple[HardwareSpec, tuple[str, ...]]:
+    """Return the machine cut to as many PUs as its CPU quota keeps busy, and a note where it is."""
+    quota, allowed = hardware.cpu_quota, len(hardware.allowed_pus)
+    if quota is None or quota >= allowed:
+        return hardware, ()
+    count = hardware.usable_threads
+    pus = tuple(sorted(choose_pus(hardware, count)))
+    note = f"a CPU quota of {quota:g} cores: planned for {count} of {allowed} PUs"
+    return replace(hardware, allowed_pus=pus, cpu_quota=None), (note,)
+
+
+def service_plan(choice: PlanChoice, pair: PairChoice | None = None) -> ServicePlan:
+    """Return how a pair of candidates, by default the chosen one, is served."""
+    pair = pair or choice.pairs[0]
+    prefill, decode = choice.prefill[pair.prefill], choice.decode[pair.decode]
+    return ServicePlan(
+        processes=decode.processes,
+        nodes=_homes(decode),
+        prefill=PhasePlan(threads=prefill.threads, cpus=prefill.cpus),
+        decode=PhasePlan(threads=decode.threads, cpus=decode.cpus),
+    )
+
+
+def service_plans(choice: PlanChoice) -> tuple[ServicePlan, ...]:
+    """Return how each pair is served, the chosen one first."""
+    return tuple(service_plan(choice, pair) for pair in choice.pairs)
+
+
+def contenders(choice: PlanChoice, slack: float) -> PlanChoice:
+    """Return the choice without pairs that are simulated to take over `slack` times the best."""
+    best = choice.pairs[0].simulated
+    if best is None:
+        return choice
+    near = (pair for pair in choice.pairs if (pair.simulated or best) <= slack * best)
+    return replace(choice, pairs=tuple(near))
+
+
+def mark_tuned(choice: PlanChoice, pairs: Sequence[PairChoice]) -> PlanChoice:
+    """Return the choice with the candidates of `pairs` marked: their kernels were searched for."""
+    prefill, decode = {pair.prefill for pair in pairs}, {pair.decode for pair in pairs}
+    return replace(
+        choice,
+        prefill=tuple(replace(c, tuned=i in prefill) for i, c in enumerate(choice.prefill)),
+        decode=tuple(replace(c, tuned=i in decode) for i, c in enumerate(choice.decode)),
+    )
+
+
+def describe_choice(choice: PlanChoice) -> str:
+    """Return the chosen pair and where it comes from in one line."""
+    pair = choice.pairs[0]
+    prefill, decode = choice.prefill[pair.prefill], choice.decode[pair.decode]
+    processes = "1 process" if decode.processes == 1 else f"{decode.processes} processes"
+    threads = f"{prefill.threads} threads in prefill, {decode.threads} in decode"
+    return f"{processes}, {threads} ({choice.source})"
+
+
+def _homes(decode: PlanCandidate) -> tuple[int, ...]:
+    """Return the node of each process's memory; () where a process uses several, or all use one.
+
+    Decode reads weights and KV as fast as memory gives them, so its plan says where they lie.
+    """
+    if any(len(nodes) != 1 for nodes in decode.nodes) or len(set(decode.nodes)) == 1:
+        return ()
+    return tuple(nodes[0] for nodes in decode.nodes)
+
+
+def _candidate(found: Candidate) -> PlanCandidate:
+    """Return a candidate with its processes by memory node, so that phases pair up rank by rank."""
+    processes = sorted(found.configuration.processes, key=lambda process: process.nodes)
+    return PlanCandidate(
+        processes=len(processes),
+        threads=len(processes[0].pus),
+        cpus=_pus(processes),
+        nodes=tuple(process.nodes for process in processes),
+        levels=found.levels,
+        simulated=found.seconds,
+    )
+
+
+def _pus(processes: Sequence[Process]) -> tuple[int, ...]:
+    return tuple(pu for process in processes for pu in process.pus)
+
+
+def _asked(plan: ServicePlan, hardware: HardwareSpec) -> PlanChoice:
+    homes = {pu.id: pu.node for pu in hardware.pus}
+    nodes = (tuple(sorted({homes[pu] for pu in plan.decode.cpus})),)
+    phase = PlanCandidate(
+        processes=1, threads=plan.decode.threads, cpus=plan.decode.cpus, nodes=nodes, levels=""
+    )
+    pairs = (PairChoice(prefill=0, decode=0),)
+    return PlanChoice(source=ASKED, prefill=(phase,), decode=(phase,), pairs=pairs)

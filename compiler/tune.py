@@ -48,7 +48,7 @@ from dovetail.compiler.pipeline import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choo
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.tables import EFFORTS, Effort
-from dovetail.compiler.service import plan_service
+from dovetail.compiler.service import choose_plans, contenders, sample_trace, service_plans
 from dovetail.compiler.workload import read_workload
 from dovetail.ir.errors import SpecError
 from dovetail.ir.tuning import TuningRecord
@@ -222,12 +222,12 @@ def _prepare(request: TuneRequest) -> TuningJob:
     (target,) = choose_targets((request.target,) if request.target else (), hardware)
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
         raise SpecError(f"the machine does not run {target.name}; tune for it where it does")
-    plan = plan_service(hardware, request.threads)
-    payload = make_payload(
-        spec, read_workload(request.workload), request.max_step_tokens, request.max_step_sequences
-    )
-    effort = EFFORTS[request.effort]
-    scope = SearchScope(spec=spec, payload=payload, plan=plan, hardware=hardware, target=target)
+    effort, workload = EFFORTS[request.effort], read_workload(request.workload)
+    choice = choose_plans(hardware, spec, sample_trace(workload), request.threads)
+    plans = service_plans(contenders(choice, effort.plan_slack))
+    step = (request.max_step_tokens, request.max_step_sequences)
+    payload = make_payload(spec, workload, *step, {plan.processes for plan in plans})
+    scope = SearchScope(spec=spec, payload=payload, plans=plans, hardware=hardware, target=target)
     parts = plan_parts(scope, effort, request.cache)
     return TuningJob(
         database=Path(request.database or default_path(request.cache)),

@@ -66,10 +66,15 @@ class ArtifactWriter:
         """List a weights file; its hashes stand in its chunks.json."""
         self.files[name] = FileEntry(bytes=(self.root / name).stat().st_size, sha256=None)
 
+    def seal(self, **manifest: Any) -> Path:
+        """Write the manifest over all files so far and return where the artifact can be tried."""
+        files = {name: self.files[name] for name in sorted(self.files.keys() - {MANIFEST})}
+        self.write_json(MANIFEST, Manifest(files=files, **manifest))
+        return self.root
+
     def commit(self, **manifest: Any) -> None:
         """Write the manifest and put the artifact in its place."""
-        files = dict(sorted(self.files.items()))
-        self.write_json(MANIFEST, Manifest(files=files, **manifest))
+        self.seal(**manifest)
         _check_replaceable(self.target)
         for folder in (self.root, *(p for p in self.root.rglob("*") if p.is_dir())):
             _sync_folder(folder)

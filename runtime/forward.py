@@ -90,7 +90,9 @@ class ForwardModel:
         """Bind a tape of this model with the schedule tables of a phase."""
         artifact, tables = self._artifact, self._part.schedules.tables
         chosen = pick_tables(tables, artifact.target, phase, plan.threads)
-        return BoundTape(self._library, tape, {**chosen, ALL_REDUCE: _ALL_REDUCE_TABLE}, operands)
+        return BoundTape(
+            self._library, tape, {**chosen, ALL_REDUCE: (_ALL_REDUCE_TABLE,)}, operands
+        )
 
     def join(self, comm: Communicator) -> None:
         """Sum over the group of `comm` from now on; runs stop when it fails."""

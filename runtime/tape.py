@@ -7,7 +7,8 @@ cannot be bound (unknown operator, kernel, weight, argument) is an ArtifactError
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,10 +50,14 @@ class Operands:
     kv: KvArrays | None = None
 
 
+Tables = Mapping[str, Sequence[ScheduleTable]]
+"""The tables of each operator that fit threads and phase best, one for each shape."""
+
+
 def pick_tables(
     tables: Iterable[ScheduleTable], target: str, phase: str, threads: int
-) -> dict[str, ScheduleTable]:
-    """Return the table of each operator for a phase and thread count.
+) -> dict[str, tuple[ScheduleTable, ...]]:
+    """Return the table of each operator and shape for a phase and thread count.
 
     Exact thread counts win, then the largest smaller one, then the smallest larger one; a table of
     the phase itself wins over one for `any`.
@@ -62,13 +67,24 @@ def pick_tables(
         fits = table.threads <= threads
         return fits, table.threads if fits else -table.threads, table.phase == phase
 
-    chosen: dict[str, ScheduleTable] = {}
+    chosen: dict[str, dict[tuple[int, int], ScheduleTable]] = {}
     for table in tables:
         if table.target != target or table.phase not in (phase, "any"):
             continue
-        if table.op not in chosen or rank(table) > rank(chosen[table.op]):
-            chosen[table.op] = table
-    return chosen
+        shapes = chosen.setdefault(table.op, {})
+        known = shapes.setdefault((table.n, table.k), table)
+        if rank(table) > rank(known):
+            shapes[table.n, table.k] = table
+    return {op: tuple(shapes.values()) for op, shapes in chosen.items()}
+
+
+def nearest_table(tables: Sequence[ScheduleTable], n: int, k: int) -> ScheduleTable:
+    """Return the table of shape N x K, else the one whose shape is the fewest times off."""
+    return min(tables, key=lambda t: _times_off(t.n, n) + _times_off(t.k, k))
+
+
+def _times_off(a: int, b: int) -> float:
+    return abs(math.log(max(a, 1) / max(b, 1)))
 
 
 class BoundTape:
@@ -78,14 +94,14 @@ class BoundTape:
         self,
         library: KernelLibrary,
         tape: Tape,
-        tables: Mapping[str, ScheduleTable],
+        tables: Tables,
         operands: Operands,
     ) -> None:
         """Bind `tape`; ArtifactError names what is missing."""
         self.tape, self._library, self._operands = tape, library, operands
         self._arg_index = {name: i for i, name in enumerate(tape.args)}
         self._buffers = {buffer.name: buffer for buffer in tape.buffers}
-        self._rows: dict[str, ctypes.Array[abi.Row]] = {}
+        self._rows: dict[tuple[str, int, int], ctypes.Array[abi.Row]] = {}
         self._patches: list[abi.Patch] = []
         self._check_buffers()
         slots = [slot for entry in tape.entries for slot in entry.slots]
@@ -181,7 +197,7 @@ class BoundTape:
             raise self._error(f"there is no layer {slot.layer} in the {slot.pool!r} pool")
         return int(pool.ctypes.data) + slot.layer * kv.layer_bytes
 
-    def _bind_entries(self, tables: Mapping[str, ScheduleTable]) -> ctypes.Array[abi.Entry]:
+    def _bind_entries(self, tables: Tables) -> ctypes.Array[abi.Entry]:
         entries = (abi.Entry * max(1, len(self.tape.entries)))()
         first = 0
         for i, entry in enumerate(self.tape.entries):
@@ -193,20 +209,29 @@ class BoundTape:
             first += len(entry.slots)
         return entries
 
-    def _bind_rows(
-        self, entry: Entry, tables: Mapping[str, ScheduleTable]
-    ) -> ctypes.Array[abi.Row]:
-        table = tables.get(entry.op)
-        if table is None:
-            raise self._error(f"no schedule table for operator {entry.op!r}")
+    def _bind_rows(self, entry: Entry, tables: Tables) -> ctypes.Array[abi.Row]:
+        table = self._table(entry, tables.get(entry.op, ()))
         bounds = [row.m_lo for row in table.rows]
         if not bounds or bounds[0] > 1 or bounds != sorted(set(bounds)):
             raise self._error(f"the breakpoints of {entry.op!r} do not cover every M")
         for row in table.rows:
             self._check_operands(entry, row)
-        if entry.op not in self._rows:
-            self._rows[entry.op] = (abi.Row * len(table.rows))(*map(self._bind_row, table.rows))
-        return self._rows[entry.op]
+        key = (table.op, table.n, table.k)
+        if key not in self._rows:
+            self._rows[key] = (abi.Row * len(table.rows))(*map(self._bind_row, table.rows))
+        return self._rows[key]
+
+    def _table(self, entry: Entry, tables: Sequence[ScheduleTable]) -> ScheduleTable:
+        """Return the table for the shape of an entry, whose operands say N and K in a product."""
+        if not tables:
+            raise self._error(f"no schedule table for operator {entry.op!r}")
+        if len(tables) == 1:
+            return tables[0]
+        first = next((row.kernel for table in tables for row in table.rows), "")
+        names = self._library.slots(first) if first else ()
+        values = dict(zip(names, entry.slots, strict=False))
+        n, k = (slot.value if isinstance(slot, IntConst) else 0 for slot in map(values.get, "NK"))
+        return nearest_table(tables, n, k)
 
     def _check_operands(self, entry: Entry, row: Row) -> None:
         for kernel in (row.kernel, row.reduce_kernel):

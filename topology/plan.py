@@ -72,8 +72,20 @@ class SearchReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanPair:
+    """A plan for each phase, and what a request takes under the two."""
+
+    prefill: Candidate
+    decode: Candidate
+    score: PairScore
+
+
+@dataclass(frozen=True, slots=True)
 class TopologyPlan:
-    """The pair of plans with the lowest seconds per request, and what it was chosen from."""
+    """The pair of plans with the lowest seconds per request, and what it was chosen from.
+
+    pairs: the best pairs of one process number, the best first: what the same processes can serve.
+    """
 
     tree: TopoTree
     notes: tuple[str, ...]
@@ -81,6 +93,7 @@ class TopologyPlan:
     decode: tuple[Candidate, ...]
     chosen: tuple[Candidate, Candidate]
     score: PairScore
+    pairs: tuple[PlanPair, ...]
     parameters: MachineParameters
     trace: Trace
     report: SearchReport
@@ -121,6 +134,7 @@ def plan_topology(
         decode=decode,
         chosen=chosen,
         score=replay.pair(chosen[0].configuration, chosen[1].configuration),
+        pairs=_rank_pairs(search, replay, budget.top),
         parameters=figures,
         trace=trace,
         report=search.report(groups),
@@ -206,6 +220,14 @@ class _Search:
         """Return the best candidates of a phase."""
         return tuple(self.candidate(c, s) for c, s in ranking.top(self._budget.top))
 
+    def top_and_best(self, ranking: Ranking) -> tuple[Candidate, ...]:
+        """Return the best candidates of a phase, and the best of each process number."""
+        best: dict[int, tuple[Configuration, float]] = {}
+        for item in sorted(ranking.scores.items(), key=lambda item: item[1]):
+            best.setdefault(len(item[0].processes), item)
+        others = (self.candidate(*item) for item in best.values())
+        return tuple(dict.fromkeys((*self.top(ranking), *others)))
+
     def candidate(self, configuration: Configuration, seconds: float) -> Candidate:
         """Return a configuration with the tree it came from."""
         return Candidate(configuration, seconds, describe_levels(self._trees[configuration]))
@@ -236,6 +258,17 @@ class _Search:
             families_closed=len(closed),
             cut=tuple(text for text, count in cut.items() if count),
         )
+
+
+def _rank_pairs(search: _Search, replay: Replay, count: int) -> tuple[PlanPair, ...]:
+    """Return the `count` best pairs whose phases have the same number of processes."""
+    pairs = [
+        PlanPair(p, d, replay.pair(p.configuration, d.configuration))
+        for p in search.top_and_best(search.prefills)
+        for d in search.top_and_best(search.decodes)
+        if len(p.configuration.processes) == len(d.configuration.processes)
+    ]
+    return tuple(sorted(pairs, key=lambda pair: pair.score.total)[:count])
 
 
 def _with_families(

@@ -21,7 +21,8 @@ from dovetail.compiler.schedules import (
     gemm_requests,
     gemm_table,
     other_tables,
-    phase_plans,
+    plan_teams,
+    unique_tables,
 )
 from dovetail.compiler.search.cost_model import CostModel, fit_cost_model
 from dovetail.compiler.search.panels import choose_panels, keep_panels
@@ -46,7 +47,8 @@ class Effort:
     attention: choose the attention kernels by measuring, too. loss_points: M per product whose
     exact optimum is sought. loss_share: of the seconds, kept for that. learn: let the cost model
     learn from one product for the next; without, a search asks for the same trials again, and finds
-    them on record.
+    them on record. plan_slack: search for all plans that are simulated to take at most so many
+    times what the best one takes.
     """
 
     seconds: float
@@ -57,6 +59,7 @@ class Effort:
     loss_share: float
     learn: bool
     attention: bool
+    plan_slack: float
 
 
 EFFORTS: dict[str, Effort] = {
@@ -69,6 +72,7 @@ EFFORTS: dict[str, Effort] = {
         loss_share=0.1,
         learn=False,
         attention=False,
+        plan_slack=1.0,
     ),
     "full": Effort(
         seconds=720.0,
@@ -79,6 +83,7 @@ EFFORTS: dict[str, Effort] = {
         loss_share=0.2,
         learn=True,
         attention=True,
+        plan_slack=2.0,
     ),
 }
 """`none` is not among them: it searches nothing."""
@@ -103,7 +108,7 @@ def search_points(largest: int, points: Sequence[int]) -> tuple[int, ...]:
 def search_tables(
     spec: ModelSpec,
     payload: Payload,
-    plan: ServicePlan,
+    plans: Sequence[ServicePlan],
     hardware: HardwareSpec,
     measurer: Measurer,
     *,
@@ -124,7 +129,7 @@ def search_tables(
         raise SpecError(f"unknown effort {effort!r}; choose one of {', '.join(EFFORTS)}")
     seconds = EFFORTS[effort].seconds if budget_seconds is None else budget_seconds
     search = ModelSearch(EFFORTS[effort], measurer, measurer.now() + seconds)
-    tasks = search_tasks(payload, plan, hardware, target, EFFORTS[effort])
+    tasks = search_tasks(payload, plans, hardware, target, EFFORTS[effort])
     work = [(name, replace(task, fixed_order=fixed_order)) for name, task in tasks]
     search.plan(task for _, task in work)
     tables: list[ScheduleTable] = []
@@ -132,23 +137,27 @@ def search_tables(
         if progress:
             progress(i, len(work), f"{task.op.op} {task.op.n}x{task.op.k}")
         tables.append(gemm_table(task.op, target, name, task.phase.threads, search.rows(task)))
-    for name, phase in phase_plans(plan):
-        tables += other_tables(spec, target, name, phase.threads)
-    return ScheduleFile(tables=tuple(tables))
+    for team in plan_teams(plans):
+        tables += other_tables(spec, target, team.phase, team.plan.threads)
+    return ScheduleFile(tables=unique_tables(tables))
 
 
 def search_tasks(
-    payload: Payload, plan: ServicePlan, hardware: HardwareSpec, target: Target, effort: Effort
+    payload: Payload,
+    plans: Sequence[ServicePlan],
+    hardware: HardwareSpec,
+    target: Target,
+    effort: Effort,
 ) -> list[tuple[str, SearchTask]]:
     """Return (phase, search) of every product; in decode steps a sequence has one row.
 
     Their seconds are infinite: whoever runs them shares out the budget.
     """
     return [
-        (name, _task(use, most, phase, hardware, target, effort))
-        for name, phase in phase_plans(plan)
-        for use in payload.uses
-        for most in (payload.largest("head") if name == "decode" else max(use.sizes),)
+        (team.phase, _task(use, most, team.plan, hardware, target, effort))
+        for team in plan_teams(plans)
+        for use in payload.of(team.processes)
+        for most in (payload.largest("head") if team.phase == "decode" else max(use.sizes),)
     ]
 
 

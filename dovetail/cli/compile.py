@@ -93,8 +93,8 @@ def describe_report(report: CompileReport) -> str:
     lines = [
         f"{report.path}: {report.family}, {show_bytes(report.weight_bytes)} of "
         f"{report.weight_dtype} weights, {report.kv_dtype} KV, context {report.max_context}",
-        f"{report.kernels} kernels for {', '.join(report.targets)}; {report.threads} threads; "
-        f"schedule rows: {rows}",
+        f"{report.kernels} kernels for {', '.join(report.targets)}; schedule rows: {rows}",
+        f"plan: {report.plan}",
         *_describe_gain(report),
         "seconds: " + ", ".join(f"{step} {s:.1f}" for step, s in report.seconds.items()),
         *(f"note: {note}" for note in report.notes),

@@ -34,7 +34,7 @@ from tests.compiler.test_schedules import SPEC, plan
 def items_of(spec, phases):
     payload = make_payload(spec, DEFAULT_WORKLOAD, 512, 8)
     effort = EFFORTS["fast"]
-    return plan_job(search_tasks(payload, phases, read_hardware(), host_target(), effort))
+    return plan_job(search_tasks(payload, (phases,), read_hardware(), host_target(), effort))
 
 
 ITEMS = items_of(SPEC, plan(2, 1))

@@ -33,7 +33,7 @@ def test_compile_reports(compiled: tuple[Path, Result]) -> None:
     output, result = compiled
     report = json.loads(result.out)
     assert (report["path"], report["family"]) == (str(output), "llama")
-    assert set(report["seconds"]) == {"read", "kernels", "schedules", "weights", "write"}
+    assert set(report["seconds"]) == {"read", "kernels", "schedules", "weights", "write", "plans"}
     assert "kernels" in result.err  # the bars
 
 

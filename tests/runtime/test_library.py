@@ -6,11 +6,13 @@ import ctypes
 import subprocess
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.runtime import abi
 from dovetail.runtime.library import fit_plans
-from dovetail.runtime.tape import pick_tables
+from dovetail.runtime.tape import nearest_table, pick_tables
 
 TEMPLATES = Path(__file__).parents[2] / "codegen/templates"
 
@@ -84,12 +86,23 @@ def test_the_nearest_table_of_a_phase_is_picked() -> None:
     tables.append(make_table("decode", 4, "x86-64-avx2"))
 
     def picked(phase: str, threads: int) -> tuple[str, int]:
-        table = pick_tables(tables, "generic", phase, threads)["o"]
+        (table,) = pick_tables(tables, "generic", phase, threads)["o"]
         return table.phase, table.threads
 
     assert picked("decode", 2) == ("decode", 2)
     assert picked("prefill", 2) == ("any", 2)
     assert picked("decode", 4) == ("decode", 2)
     assert picked("decode", 64) == ("decode", 8)
-    assert pick_tables(tables[2:3], "generic", "decode", 2)["o"].threads == 8
+    assert pick_tables(tables[2:3], "generic", "decode", 2)["o"][0].threads == 8
     assert pick_tables(tables, "aarch64-neon", "decode", 2) == {}
+
+
+def test_every_shape_has_its_table_and_others_take_the_nearest() -> None:
+    shapes = [(768, 768), (384, 768), (768, 384)]
+    tables = [
+        replace(make_table("any", threads), n=n, k=k) for n, k in shapes for threads in (1, 2)
+    ]
+    picked = pick_tables(tables, "generic", "decode", 1)["o"]
+    assert [(t.n, t.k, t.threads) for t in picked] == [(n, k, 1) for n, k in shapes]
+    for wanted, found in (((384, 768), 1), ((768, 380), 2), ((192, 768), 1), ((3000, 3000), 0)):
+        assert (nearest_table(picked, *wanted).n, nearest_table(picked, *wanted).k) == shapes[found]

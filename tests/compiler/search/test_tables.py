@@ -29,7 +29,7 @@ PAYLOAD = make_payload(SPEC, DEFAULT_WORKLOAD, 64, 8)
 
 
 def searched(land, target=TARGET, **options):
-    options = {"plan": plan(2, 2), "hardware": read_hardware(), "measurer": land, **options}
+    options = {"plans": [plan(2, 2)], "hardware": read_hardware(), "measurer": land, **options}
     return search_tables(SPEC, options.pop("payload", PAYLOAD), target=target, **options).tables
 
 
@@ -40,7 +40,7 @@ def test_points_reach_the_first_that_serves_the_largest_m():
 
 
 def test_decode_steps_have_one_row_per_sequence():
-    tasks = search_tasks(PAYLOAD, plan(4, 2), read_hardware(), TARGET, EFFORTS["fast"])
+    tasks = search_tasks(PAYLOAD, [plan(4, 2)], read_hardware(), TARGET, EFFORTS["fast"])
     largest = {(name, one.op.op): one.points[-1] for name, one in tasks}
     assert largest["prefill", "qkv"] == 64 and largest["decode", "qkv"] == 8
     assert largest["prefill", "head"] == largest["decode", "head"] == 8
@@ -49,7 +49,7 @@ def test_decode_steps_have_one_row_per_sequence():
 @pytest.mark.parametrize("budget", [0.0, 0.3, 2.0])
 def test_every_m_is_covered_whatever_the_budget(budget):
     land = Landscape()
-    tables = searched(land, budget_seconds=budget, plan=plan(2, 1))
+    tables = searched(land, budget_seconds=budget, plans=[plan(2, 1)])
     assert land.clock <= 2 * budget + 0.1
     for table in tables:
         bounds = [row.m_lo for row in table.rows]
@@ -57,7 +57,7 @@ def test_every_m_is_covered_whatever_the_budget(budget):
     sources = {row.source for table in tables for row in table.rows if table.n}
     assert (MEASURED in sources) == (budget > 0)
     if budget == 0:
-        rules = default_tables(SPEC, TARGET, plan(2, 1), read_hardware()).tables
+        rules = default_tables(SPEC, TARGET, [plan(2, 1)], read_hardware()).tables
         assert sorted(tables, key=repr) == sorted(rules, key=repr)
 
 
@@ -98,7 +98,7 @@ def test_search_on_a_tiny_model():
     library = tuning_library(SPEC, target)
     with Meter(library.path, library.index, pool_bytes=1 << 24) as meter:
         start = meter.now()
-        tables = searched(meter, target, plan=plan(2, 1), hardware=hardware, budget_seconds=3.0)
+        tables = searched(meter, target, plans=[plan(2, 1)], hardware=hardware, budget_seconds=3.0)
         assert meter.now() - start < 60
     gemm = [t for t in tables if t.n]
     assert {(t.op, t.phase) for t in gemm} == {

@@ -1,0 +1,159 @@
+"""Measures plans on this machine: a short replay of the trace with the real kernels and processes.
+
+In: a PlanChoice and a finished artifact. Out: the choice with measured seconds, the best pair
+first. The plans run in a child process (`replay_child`), all of them in turns; where that crashes,
+hangs or is refused, the simulated choice stands and says so.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, quantiles
+
+import msgspec
+from msgspec.structs import replace
+
+from dovetail.compiler.service import service_plan
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.model import ModelSpec
+from dovetail.ir.plans import MEASURED, PairChoice, PlanCandidate, PlanChoice
+from dovetail.topology.replay import Trace
+
+PROMPT, NEW_TOKENS = 128, 9
+"""Tokens of a replayed request: what they take is scaled to the trace's mean lengths."""
+ROUNDS = 9
+TIE = 0.02
+"""Of pairs this close to the fastest the simulator's favourite is taken: less is noise."""
+TIMEOUT = 900.0
+
+
+class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child runs: rounds of all plans in turns, no further one after `seconds`."""
+
+    artifact: str
+    plans: tuple[ServicePlan, ...]
+    prompt: int
+    new_tokens: int
+    batch: int
+    vocab_size: int
+    rounds: int = ROUNDS
+    seconds: float
+
+
+class ReplayTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Per plan and round: seconds of one prompt, and of one decode step of the whole batch."""
+
+    prefill: tuple[tuple[float, ...], ...]
+    decode: tuple[tuple[float, ...], ...]
+
+
+def measure_choice(
+    choice: PlanChoice, artifact: Path, spec: ModelSpec, trace: Trace, seconds: float
+) -> PlanChoice:
+    """Return `choice` by measuring its pairs with the kernels of `artifact`, about `seconds` long.
+
+    All candidates run at least once, however long that takes.
+    """
+    covers = cover_pairs(choice.pairs)
+    prompt = max(1, min(PROMPT, spec.max_context - NEW_TOKENS))
+    job = ReplayJob(
+        artifact=str(artifact),
+        plans=tuple(service_plan(choice, pair) for pair in covers),
+        prompt=prompt,
+        new_tokens=NEW_TOKENS,
+        batch=trace.batch,
+        vocab_size=spec.vocab_size,
+        seconds=seconds,
+    )
+    times = run_replay(job)
+    if times is None:
+        note = "the replay failed, so that the plans are simulated ones"
+        return replace(choice, notes=(*choice.notes, note))
+    per_prompt = fmean(prompt for prompt, _ in trace.requests) / prompt
+    per_step = fmean(output for _, output in trace.requests) / trace.batch
+    prefill = _spread([pair.prefill for pair in covers], times.prefill, per_prompt)
+    decode = _spread([pair.decode for pair in covers], times.decode, per_step)
+    shown = (
+        f"{prompt} tokens of prompt and {NEW_TOKENS - 1} decode steps, lower quartile of "
+        f"{min(map(len, times.decode))} rounds, scaled to the trace's mean lengths"
+    )
+    return apply_times(replace(choice, replay=shown), prefill, decode)
+
+
+def cover_pairs(pairs: Sequence[PairChoice]) -> tuple[PairChoice, ...]:
+    """Return the fewest pairs in which every candidate of `pairs` that can meet one occurs."""
+    found: list[PairChoice] = []
+    left = list(pairs)
+    while left:
+        new_prefill, new_decode = (
+            {getattr(p, side) for p in left} - {getattr(p, side) for p in found}
+            for side in ("prefill", "decode")
+        )
+        gains = [(p.prefill in new_prefill) + (p.decode in new_decode) for p in left]
+        if not max(gains):
+            break
+        found.append(left.pop(gains.index(max(gains))))
+    return tuple(found)
+
+
+def run_replay(job: ReplayJob) -> ReplayTimes | None:
+    """Return the child's times; None where it crashed, hung or was refused."""
+    command = [sys.executable, "-P", "-m", "dovetail.compiler.replay_child"]
+    try:
+        done = subprocess.run(
+            command,
+            input=msgspec.json.encode(job),
+            capture_output=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        if done.returncode == -signal.SIGINT:
+            raise KeyboardInterrupt
+        return msgspec.json.decode(done.stdout, type=ReplayTimes)
+    except (subprocess.TimeoutExpired, msgspec.MsgspecError):
+        return None
+
+
+def apply_times(
+    choice: PlanChoice, prefill: dict[int, float], decode: dict[int, float]
+) -> PlanChoice:
+    """Return the choice with seconds per request by candidate, and its pairs ranked by them."""
+    pairs = [
+        replace(pair, measured=prefill[pair.prefill] + decode[pair.decode]) for pair in choice.pairs
+    ]
+    fastest = min(_seconds(pair) for pair in pairs)
+    best = next(pair for pair in pairs if _seconds(pair) <= fastest * (1 + TIE))
+    others = sorted((pair for pair in pairs if pair is not best), key=_seconds)
+    return replace(
+        choice,
+        source=MEASURED,
+        prefill=_with_times(choice.prefill, prefill),
+        decode=_with_times(choice.decode, decode),
+        pairs=(best, *others),
+    )
+
+
+def _seconds(pair: PairChoice) -> float:
+    assert pair.measured is not None
+    return pair.measured
+
+
+def _with_times(
+    candidates: Sequence[PlanCandidate], seconds: dict[int, float]
+) -> tuple[PlanCandidate, ...]:
+    return tuple(replace(c, measured=seconds.get(i)) for i, c in enumerate(candidates))
+
+
+def _spread(
+    places: Sequence[int], times: Sequence[Sequence[float]], scale: float
+) -> dict[int, float]:
+    """Return candidate -> scaled lower quartile, the least where a candidate ran in two plans."""
+    found: dict[int, float] = {}
+    for place, rounds in zip(places, times, strict=True):
+        low = rounds[0] if len(rounds) < 2 else quantiles(rounds, n=4, method="inclusive")[0]
+        found[place] = min(low * scale, found.get(place, low * scale))
+    return found

@@ -1,0 +1,126 @@
+"""Plans measured: which run, what is made of their times, and once for real."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.replay import ReplayJob, apply_times, cover_pairs, measure_choice, run_replay
+from dovetail.compiler.service import choose_plans, service_plan
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.model import ModelFile
+from dovetail.ir.plans import MEASURED, SIMULATED, PairChoice, PlanCandidate, PlanChoice
+from dovetail.runtime.app import load
+from dovetail.topology.hardware import read_hardware
+from dovetail.topology.replay import Trace
+from tests.models import save_model
+
+TRACE = Trace("test", ((100, 10), (300, 30)))
+PROMPTS = [[1 + (i * 7 + j * 3) % 97 for j in range(n)] for i, n in enumerate((1, 5, 40, 17, 90))]
+
+
+def make_choice(*pairs: tuple[int, int]) -> PlanChoice:
+    phase = tuple(
+        PlanCandidate(processes=1, threads=i + 1, cpus=(), nodes=((0,),), levels="", simulated=i)
+        for i in range(4)
+    )
+    found = tuple(
+        PairChoice(prefill=p, decode=d, simulated=float(i)) for i, (p, d) in enumerate(pairs)
+    )
+    return PlanChoice(source=SIMULATED, prefill=phase, decode=phase, pairs=found)
+
+
+@given(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1))
+def test_every_candidate_runs_in_few_pairs(places: set[tuple[int, int]]) -> None:
+    pairs = [PairChoice(prefill=p, decode=d) for p, d in sorted(places)]
+    covers = cover_pairs(pairs)
+    assert set(covers) <= set(pairs)
+    for side in ("prefill", "decode"):
+        assert {getattr(p, side) for p in covers} == {getattr(p, side) for p in pairs}
+    assert len(covers) <= len({p for p, _ in places}) + len({d for _, d in places})
+
+
+def test_the_fastest_pair_is_chosen_unless_the_simulators_is_as_fast() -> None:
+    choice = make_choice((0, 0), (0, 1), (1, 1))
+    prefill, tie = {0: 1.0, 1: 2.0}, {0: 1.01, 1: 1.0}
+    assert apply_times(choice, prefill, tie).pairs[0].decode == 0
+    found = apply_times(choice, prefill, {0: 1.2, 1: 1.0})
+    assert [(p.prefill, p.decode, p.measured) for p in found.pairs] == [
+        (0, 1, 2.0),
+        (0, 0, 2.2),
+        (1, 1, 3.0),
+    ]
+    assert found.source == MEASURED and found.decode[1].measured == 1.0
+    assert found.decode[2].measured is None
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replay")
+    sizes = {"num_key_value_heads": 4, "intermediate_size": 128}
+    save_model(folder / "model", "llama", **sizes)
+    report = compile_model(folder / "model", output=folder / "app.dove", budget=3.0)
+    assert report.rows["measured"] > 0
+    return folder / "app.dove"
+
+
+def read(path: Path, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+def test_a_compile_measures_every_plan_of_this_machine(artifact: Path) -> None:
+    choice = read(artifact / "plans/choice.json", PlanChoice)
+    plan = read(artifact / "plans/service.json", ServicePlan)
+    assert isinstance(choice, PlanChoice) and service_plan(choice) == plan
+    if len(os.sched_getaffinity(0)) == 1:
+        return
+    assert choice.source == MEASURED and "rounds" in choice.replay
+    assert {c.processes for c in choice.decode} >= {1, 2}
+    used = {pair.decode for pair in choice.pairs}
+    assert all(c.measured for i, c in enumerate(choice.decode) if i in used)
+    totals = [pair.measured for pair in choice.pairs]
+    assert totals[0] is not None and totals[0] <= 1.02 * min(t for t in totals if t)
+    tables = json.loads((artifact / "models/llm/schedules.json").read_bytes())["tables"]
+    assert {(t["n"], t["k"]) for t in tables if t["op"] == "down"} == {(64, 128), (64, 64)}
+    assert {(t["n"], t["k"]) for t in tables if t["op"] == "qkv"} == {(192, 64), (32, 64)}
+
+
+def test_every_plan_of_a_compile_gives_the_same_tokens(artifact: Path) -> None:
+    choice = read(artifact / "plans/choice.json", PlanChoice)
+    assert isinstance(choice, PlanChoice)
+    found = []
+    for plan in (None, *(service_plan(choice, pair) for pair in choice.pairs)):
+        with load(artifact, plan=plan) as app:
+            done = app.generate(PROMPTS, max_tokens=24, ignore_eos=True)
+            found.append([d.token_ids for d in done])
+    assert len(set(found[0])) > 1
+    assert all(tokens == found[0] for tokens in found)
+
+
+def test_a_replay_that_fails_leaves_the_simulated_choice(artifact: Path, tmp_path: Path) -> None:
+    file = read(artifact / "models/llm/model.json", ModelFile)
+    assert isinstance(file, ModelFile)
+    choice = choose_plans(read_hardware(), file.spec, TRACE)
+    failed = measure_choice(choice, tmp_path, file.spec, TRACE, 1.0)
+    assert failed.pairs == choice.pairs and failed.source == SIMULATED
+    assert "replay failed" in failed.notes[-1]
+
+
+def test_a_replay_runs_each_plan_at_least_once(artifact: Path) -> None:
+    plan = read(artifact / "plans/service.json", ServicePlan)
+    assert isinstance(plan, ServicePlan)
+    job = ReplayJob(
+        artifact=str(artifact), plans=(plan, plan), prompt=20, new_tokens=3, batch=2,
+        vocab_size=100, seconds=0.0,
+    )  # fmt: skip
+    times = run_replay(job)
+    assert times is not None
+    assert [len(rounds) for rounds in (*times.prefill, *times.decode)] == [1] * 4
+    assert all(seconds > 0 for rounds in (*times.prefill, *times.decode) for seconds in rounds)

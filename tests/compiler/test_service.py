@@ -1,0 +1,98 @@
+"""Plans of a machine: pairs by the contention model, and how each of them is served."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from dovetail.compiler.service import (
+    choose_plans,
+    contenders,
+    describe_choice,
+    mark_tuned,
+    service_plan,
+    service_plans,
+    within_quota,
+)
+from dovetail.ir.errors import SpecError
+from dovetail.ir.plans import ASKED, SIMULATED, PlanChoice
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.presets import preset_model
+from dovetail.topology.replay import DEFAULT_TRACE
+
+MODEL = preset_model("llama-3-8b")
+
+
+def choose(source: str | HardwareSpec, **options: int) -> PlanChoice:
+    hardware = source if isinstance(source, HardwareSpec) else read_hardware(source)
+    return choose_plans(hardware, MODEL, DEFAULT_TRACE, **options)
+
+
+@pytest.mark.parametrize(
+    "source", ["core:2", "core:1", "package:2 numa:2 core:8", "package:2 numa:1 l3:4 core:4 pu:2"]
+)
+def test_every_pair_can_be_served_by_the_same_processes(source: str) -> None:
+    hardware = read_hardware(source)
+    choice = choose(hardware)
+    assert choice.source == SIMULATED and choice.figures["core_flops"].source
+    core = {pu.id: pu.core for pu in hardware.pus}
+    totals = [pair.simulated for pair in choice.pairs]
+    assert all(a <= b for a, b in pairwise(totals))
+    for plan in service_plans(choice):
+        for phase in (plan.prefill, plan.decode):
+            assert len(phase.cpus) == phase.threads * plan.processes == len(set(phase.cpus))
+            assert set(phase.cpus) <= set(hardware.allowed_pus)
+        assert {core[cpu] for cpu in plan.prefill.cpus} == set(core.values())
+    best = choice.pairs[0]
+    assert choice.prefill[best.prefill].processes == choice.decode[best.decode].processes
+
+
+def test_ranks_keep_their_memory_node_in_both_phases() -> None:
+    """A slow link between nodes: one process for each, bound to its node."""
+    hardware = read_hardware("package:4 numa:1 core:24")
+    choice = choose(hardware)
+    plan = service_plan(choice)
+    assert plan.processes > 1 and len(plan.nodes) == plan.processes
+    assert sorted(plan.nodes) == list(plan.nodes)
+    home = {pu.id: pu.node for pu in hardware.pus}
+    for phase in (plan.prefill, plan.decode):
+        for rank, node in enumerate(plan.nodes):
+            cpus = phase.cpus[rank * phase.threads : (rank + 1) * phase.threads]
+            assert {home[cpu] for cpu in cpus} == {node}
+    assert plan.decode.threads < plan.prefill.threads
+    assert f"{plan.processes} processes" in describe_choice(choice)
+
+
+def test_a_quota_takes_cores_away_and_says_so() -> None:
+    hardware = replace(read_hardware("core:8"), cpu_quota=3.5)
+    cut, notes = within_quota(hardware)
+    assert len(cut.allowed_pus) == 3 and "3.5 cores" in notes[0]
+    choice = choose(hardware)
+    assert choice.notes[0] == notes[0]
+    assert all(len(phase.cpus) <= 3 for phase in (*choice.prefill, *choice.decode))
+    assert within_quota(replace(hardware, cpu_quota=8.0))[1] == ()
+    assert len(within_quota(replace(hardware, cpu_quota=0.3))[0].allowed_pus) == 1
+
+
+def test_threads_that_are_asked_for_are_not_searched() -> None:
+    choice = choose("package:2 numa:2 core:8", threads=5)
+    plan = service_plan(choice)
+    assert choice.source == ASKED and plan.prefill == plan.decode and plan.processes == 1
+    assert plan.decode.threads == len(plan.decode.cpus) == 5
+    assert contenders(choice, 1.0) == choice
+    with pytest.raises(SpecError, match="33 threads"):
+        choose("package:2 numa:2 core:8", threads=33)
+
+
+def test_contenders_are_those_near_the_best_and_their_kernels_are_marked() -> None:
+    choice = choose("package:2 numa:1 l3:4 core:4")
+    best = choice.pairs[0].simulated
+    assert best is not None
+    near = contenders(choice, 1.05)
+    assert 0 < len(near.pairs) < len(choice.pairs)
+    assert all(pair.simulated is not None and pair.simulated <= 1.05 * best for pair in near.pairs)
+    marked = mark_tuned(choice, near.pairs)
+    assert {i for i, c in enumerate(marked.decode) if c.tuned} == {p.decode for p in near.pairs}
+    assert not all(candidate.tuned for candidate in marked.decode)

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -78,12 +78,12 @@ def sample(seconds: Sequence[float], noisy: int = 0) -> Sample:
 
 @contextmanager
 def timed_region() -> Iterator[Region]:
-    """Time the body, and measure how busy all other processes kept the machine meanwhile."""
+    """Time the body, and measure how busy processes of others kept the machine."""
     region = Region()
-    busy, own, start = _busy_seconds(), time.process_time(), time.perf_counter()
+    busy, own, start = _busy_seconds(), _own_seconds(), time.perf_counter()
     yield region
     region.seconds = time.perf_counter() - start
-    own = time.process_time() - own
+    own = _own_seconds() - own
     # /proc/stat counts in hundredths of a second, so very short regions cannot be judged
     if region.seconds >= 0.05:
         region.others = max(0.0, (_busy_seconds() - busy - own) / region.seconds)
@@ -233,6 +233,17 @@ def _busy_seconds() -> float:
         ticks = [int(value) for value in file.readline().split()[1:]]
     idle = ticks[3] + ticks[4]  # idle, iowait
     return (sum(ticks[:8]) - idle) / 100
+
+
+def _own_seconds() -> float:
+    """Return the CPU seconds of this process and of its living children (ranks of a model)."""
+    ticks = 0
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread or a child may end meanwhile
+            for child in file.read_text().split():
+                stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(stat[11]) + int(stat[12])  # utime, stime
+    return time.process_time() + ticks / 100
 
 
 def _version(package: str) -> str | None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.topology.hardware import dump_hardware, read_hardware
+
 pytest.importorskip("torch")
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "topology.py"
 
@@ -32,8 +34,21 @@ def test_all_reduce_is_compared_with_gloo_and_a_lock(tmp_path: Path) -> None:
     assert all(report["summary"][key] > 0 for key in keys)
 
 
+def test_simulated_choices_are_compared_with_all_there_are(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "machine.json").write_bytes(dump_hardware(read_hardware("package:2 numa:2 core:12")))
+    report = run(tmp_path / "report.json", "--parts", "simulated", "--corpus", corpus)
+    (row,) = report["rows"]
+    assert row["case"] == "machine, 16 PUs"
+    count = int(row["contestant"].split()[2])
+    assert count > 50
+    assert report["summary"]["sim_plan_vs_exhaustive_min"] == row["ratio"] >= 0.98
+
+
 @pytest.mark.long
 def test_plans_are_compared(tmp_path: Path) -> None:
     report = run(tmp_path / "report.json", "--parts", "plans", "--model", "tiny", "--rounds", "3")
-    assert 0 < report["summary"]["plan_vs_best"] <= 1
-    assert {row["contestant"] for row in report["rows"]} >= {"chosen", "one thread"}
+    assert 0 < report["summary"]["plan_vs_best"] <= report["summary"]["plan_vs_best_fixed"]
+    cells = {(row["case"], row["contestant"]) for row in report["rows"]}
+    assert {("prefill", "chosen"), ("decode", "chosen"), ("decode", "1 x 1")} <= cells

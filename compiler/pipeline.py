@@ -53,6 +53,7 @@ from dovetail.compiler.writer import ArtifactWriter, write_artifact
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
+from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
@@ -462,8 +463,12 @@ def _write_libraries(artifact: ArtifactWriter, libraries: dict[str, BuiltLibrary
 
 
 def _write_plans(artifact: ArtifactWriter, choice: PlanChoice) -> None:
-    artifact.write_json("plans/service.json", service_plan(choice))
+    plan = service_plan(choice)
+    artifact.write_json("plans/service.json", plan)
     artifact.write_json("plans/choice.json", choice)
+    artifact.write_json(
+        "graph/serve.json", place(serving_graph(MODEL_NAME), {MODEL_NAME: plan}).file
+    )
 
 
 def _choose(inputs: _Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:

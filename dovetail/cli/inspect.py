@@ -14,14 +14,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.cli.inspect_plans import graph_table, plan_tables
 from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
 from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
+from dovetail.ir.graph import GraphFile
 from dovetail.ir.model import ModelFile
+from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.schedule import ScheduleFile as Schedules
 from dovetail.ir.tape import Tape
 from dovetail.runtime.artifact import Reader
 from dovetail.topology.values import HardwareSpec
+
+CHOICE = "plans/choice.json"
 
 
 class TapeSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +55,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     hardware: HardwareSpec | None
     plan: ServicePlan
+    choice: PlanChoice | None
+    graphs: dict[str, GraphFile]
     models: tuple[ModelInspection, ...]
     kernels: tuple[KernelIndex, ...]
 
@@ -76,6 +83,12 @@ def inspect_artifact(path: Path) -> Inspection:
         manifest=reader.manifest,
         hardware=reader.json("hardware.json", HardwareSpec) if "hardware.json" in listed else None,
         plan=reader.json("plans/service.json", ServicePlan),
+        choice=reader.json(CHOICE, PlanChoice) if CHOICE in listed else None,
+        graphs={
+            PurePosixPath(name).stem: reader.json(name, GraphFile)
+            for name in sorted(listed)
+            if name.startswith("graph/")
+        },
         models=tuple(_inspect_model(reader, name) for name in reader.manifest.models),
         kernels=tuple(
             reader.json(f"kernels/{target}/index.json", KernelIndex)
@@ -111,6 +124,10 @@ def print_inspection(found: Inspection, console: Console) -> None:
     if found.hardware is not None:
         console.print(_facts_table("planned for", _hardware_facts(found.hardware)))
     console.print(_facts_table("plan", _plan_facts(found.plan)))
+    for part in plan_tables(found.choice) if found.choice else ():
+        console.print(part)
+    for name, graph in found.graphs.items():
+        console.print(graph_table(name, graph))
     for model in found.models:
         console.print(_facts_table(f"model {model.file.name}", _model_facts(model)))
         console.print(_weights_table(model.file))

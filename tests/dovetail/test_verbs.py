@@ -60,6 +60,16 @@ def test_inspect_shows_every_decision(artifact: Path) -> None:
     assert {t["name"] for t in model["tapes"]} == {"forward", "sample"}
     assert found["kernels"][0]["target"] in text
     assert f"{found['plan']['decode']['threads']} threads" in text
+    choice, figures = found["choice"], found["choice"]["figures"]
+    assert (
+        choice["source"] == "simulated" and f"plans simulated for trace {choice['trace']}" in text
+    )
+    for candidate in (*choice["prefill"], *choice["decode"]):
+        assert f"{candidate['simulated']:.4f}" in text and candidate["levels"] in text
+    assert all(name in text and figures[name]["source"] in text for name in figures) and figures
+    nodes = found["graphs"]["serve"]["nodes"]
+    assert {node["place"]["phase"] for node in nodes} == {"prefill", "decode"}
+    assert all(node["name"] in text for node in nodes)
     assert sum(w["bytes"] for w in model["file"]["weights"]) > 0
 
 

@@ -1,0 +1,156 @@
+"""`place`: what it makes of a graph, that it can be undone, and that nothing else is computed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.errors import WorkflowError
+from dovetail.ir.graph import (
+    ALL_REDUCE,
+    DATA,
+    KINDS,
+    PHASE_SWITCH,
+    ExecutionGraph,
+    GraphEdge,
+    GraphNode,
+    read_graph,
+)
+from dovetail.ir.place import PHASES, contract, place, serving_graph
+
+
+def make_plan(processes: int, prefill: int, decode: int, *, bound: bool = True) -> ServicePlan:
+    def phase(threads: int) -> PhasePlan:
+        cpus = tuple(10 * rank + i for rank in range(processes) for i in range(threads))
+        return PhasePlan(threads=threads, cpus=cpus if bound else ())
+
+    nodes = tuple(range(processes)) if bound else ()
+    return ServicePlan(
+        processes=processes, nodes=nodes, prefill=phase(prefill), decode=phase(decode)
+    )
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> ExecutionGraph:
+    count = draw(st.integers(1, 8))
+    nodes = []
+    for i in range(count):
+        kind = draw(st.sampled_from(KINDS))
+        model = draw(st.sampled_from(("llm", "other"))) if kind in PHASES else None
+        nodes.append(GraphNode(name=f"n{i}", kind=kind, model=model))
+    pairs = [(a, b) for b in range(count) for a in range(b)]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    return ExecutionGraph(nodes, (GraphEdge(source=f"n{a}", target=f"n{b}") for a, b in chosen))
+
+
+plans = st.builds(
+    make_plan, st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), bound=st.booleans()
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), plans)
+def test_placing_can_be_undone_and_places_every_node_of_the_model(
+    graph: ExecutionGraph, plan: ServicePlan
+) -> None:
+    placed = place(graph, {"llm": plan})
+    assert contract(placed) == graph
+    assert place(placed, {"llm": plan}) == placed and place(graph, {}) == graph
+    assert read_graph(placed.to_json()) == placed
+    for node in graph.nodes:
+        subs = [sub for sub in placed.nodes if sub.origin == node.name]
+        wanted = PHASES.get(node.kind, ()) if node.model == "llm" else ()
+        assert len(subs) == plan.processes * len(wanted)
+        assert (node in placed.nodes) == (not wanted)
+        for sub in subs:
+            assert sub.place is not None and (sub.kind, sub.model) == (node.kind, node.model)
+            phase: PhasePlan = getattr(plan, sub.place.phase)
+            first = sub.place.process * phase.threads
+            assert sub.place.cpus == phase.cpus[first : first + phase.threads]
+            assert sub.place.node == (plan.nodes[sub.place.process] if plan.nodes else None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), plans)
+def test_every_rank_is_in_one_ring_and_switches_once(
+    graph: ExecutionGraph, plan: ServicePlan
+) -> None:
+    placed = place(graph, {"llm": plan})
+    followers: dict[str, list[str]] = defaultdict(list)
+    for edge in placed.edges:
+        if edge.kind == ALL_REDUCE:
+            followers[edge.source].append(edge.target)
+    for node in placed.nodes:
+        if node.place is None or plan.processes == 1:
+            assert node.name not in followers
+            continue
+        ring, at = set(), node.name
+        while at not in ring:
+            ring.add(at)
+            (at,) = followers[at]
+        assert at == node.name and len(ring) == plan.processes
+        alike = {placed.node(name).place.phase for name in ring}  # type: ignore[union-attr]
+        assert alike == {node.place.phase}
+    for node in placed.nodes:
+        if node.place is not None and node.place.phase == "decode":
+            (before,) = placed.parents(node.name, PHASE_SWITCH)
+            other = placed.node(before).place
+            assert other is not None and other.process == node.place.process
+
+
+def evaluate(graph: ExecutionGraph) -> dict[str, int]:
+    """Run a graph in which a model multiplies: each rank a share of the factor, summed in rings."""
+    values: dict[str, int] = {}
+    rings: dict[tuple[str | None, str], list[GraphNode]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.place is not None:
+            rings[node.origin, node.place.phase].append(node)
+    for name in graph.ordered():
+        node = graph.node(name)
+        took = sum(values[parent] for parent in graph.parents(name, DATA))
+        took += sum(values[parent] for parent in graph.parents(name, PHASE_SWITCH))
+        phases = PHASES.get(node.kind, ()) if node.model else ()
+        if node.place is None:
+            values[name] = (took + 1) * 12 ** len(phases) if phases else took + len(name)
+            continue
+        first = node.place.phase == "prefill"
+        share = [12 * (r + 1) // len(ranks) - 12 * r // len(ranks)
+                 for ranks in [rings[node.origin, node.place.phase]]
+                 for r in range(len(ranks))]  # fmt: skip
+        values[name] = sum((took + first) * part for part in share)
+    return values
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), plans)
+def test_the_result_is_that_of_one_device(graph: ExecutionGraph, plan: ServicePlan) -> None:
+    placed = evaluate(place(graph, {"llm": plan}))
+    whole = evaluate(graph)
+    for node in graph.nodes:
+        name = node.name
+        if node.name not in placed:
+            name = f"{node.name}/{PHASES[node.kind][-1]}/0"
+        assert placed[name] == whole[node.name]
+
+
+def test_one_request_to_a_model() -> None:
+    placed = place(serving_graph("llm"), {"llm": make_plan(2, 2, 1)})
+    assert [node.name for node in placed.nodes] == [
+        "llm/prefill/0", "llm/prefill/1", "llm/decode/0", "llm/decode/1",
+    ]  # fmt: skip
+    kinds = [edge.kind for edge in placed.edges]
+    assert kinds == [ALL_REDUCE] * 4 + [PHASE_SWITCH] * 2
+
+
+def test_a_plan_whose_cpus_do_not_fit_is_refused() -> None:
+    wrong = ServicePlan(
+        processes=2,
+        prefill=PhasePlan(threads=2, cpus=(0, 1, 2)),
+        decode=PhasePlan(threads=1, cpus=()),
+    )
+    with pytest.raises(WorkflowError, match="'llm': 2 processes of 2 threads"):
+        place(serving_graph("llm"), {"llm": wrong})

@@ -31,6 +31,8 @@ MEASURED, REUSED, PREDICTED, DEFAULT = "measured", "reused", "predicted", "defau
 CANDIDATE_GAIN = 0.03
 """A challenger must beat the default schedule by this share, twice: less is noise."""
 CONFIRM_ROUNDS = 9
+FINALISTS = 3
+"""Challengers that are timed again: of many that were timed briefly the luckiest looks best."""
 UNTIMED_BATCH = 8
 """Programs timed at once where the default failed, so that nothing tells how long they take."""
 LEAST_RUNS = 3
@@ -199,17 +201,26 @@ class Bench:
 
         return min((self.default, *(programs or self.found)), key=cost)
 
+    def _finalists(self) -> list[Program]:
+        """Return the fastest programs that beat the default, as many as there is time for."""
+        limit = (1 - CANDIDATE_GAIN) * self.cost(self.default)
+        faster = [p for p in self.found if p != self.default and self.cost(p) < limit]
+        affordable = self._affordable()
+        count = FINALISTS if affordable is None else min(FINALISTS, max(1, affordable - 1))
+        return sorted(faster, key=self.cost)[:count]
+
     def choice(self, source: str = MEASURED) -> Choice:
-        """Return the best program, confirmed against the default by more rounds.
+        """Return the best program, confirmed by more rounds beside the default and its rivals.
 
         Without times of the default nothing is known to be better.
         """
         known = self.found.get(self.default)
         if known is None or known.status == SKIPPED:
             return Choice(self.default, DEFAULT)
-        if (best := self.best()) != self.default:
-            self.time((self.default, best), rounds=max(CONFIRM_ROUNDS, self.task.rounds))
-            best = self.best((best,))
+        best = self.default
+        if finalists := self._finalists():
+            self.time((self.default, *finalists), rounds=max(CONFIRM_ROUNDS, self.task.rounds))
+            best = self.best(finalists)
         if not self.cost(best) < math.inf:
             return Choice(self.default, DEFAULT)
         by_panels: dict[int, tuple[Program, float]] = {}

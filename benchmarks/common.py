@@ -187,7 +187,7 @@ class Report:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path | None) -> None:
-        """Write the report as JSON to `path`, if one is given."""
+        """Write the report as JSON to `path`, if one is given, at once or not at all."""
         if path is None:
             return
         body = {
@@ -197,7 +197,9 @@ class Report:
             "rows": self.rows,
             "summary": self.summary,
         }
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
+        part = path.with_name(f"{path.name}.part")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
+        part.replace(path)
 
     def print(self, columns: Sequence[str] = ()) -> None:
         """Print the rows as a table, all columns or those named, and the summary below."""

@@ -1,6 +1,6 @@
 """Generated GEMM kernels against torch/MKL, oneDNN, OpenVINO and OpenBLAS, interleaved.
 
-Run `python benchmarks/kernels.py --json F`; `--quick` takes a minute, all cells about 45 on two
+Run `python benchmarks/kernels.py --json F`; `--quick` takes a minute, all cells about 30 on two
 cores, and `--resume` goes on where a run that wrote F was stopped. Each cell cycles through copies
 of the weight that together are at least 4x the last-level cache. A time is that of a batch of
 calls, divided by their number; a batch during which other processes were busy is run again.
@@ -53,7 +53,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 QUICK_SHAPES, QUICK_ROWS = SHAPES[1:2], (1, 16, 512)
 SMALL_M = range(2, 33)
 """Row counts of small decode batches, for which the summary has a mean of its own."""
-BATCH_SECONDS = 0.12
+BATCH_SECONDS = 0.1
 """Least duration of a timed batch: shorter ones cannot be judged as disturbed or not."""
 SETTLE_SECONDS = 0.003
 """Pause before a batch: idle threads of the library that ran before stop spinning meanwhile."""
@@ -303,7 +303,7 @@ def earlier_rows(options: argparse.Namespace, config: Mapping[str, Any]) -> list
 
 
 def measure_all(report: Report, setting: Setting, options: argparse.Namespace) -> None:
-    """Measure the cells that `report` lacks; write it after each shape."""
+    """Measure the cells that `report` lacks; write it after each."""
     points = options.m or (QUICK_ROWS if options.quick else ROWS)
     done = {(row["threads"], row["n"], row["k"], row["m"]) for row in report.rows}
     rooflines = known_rooflines(report.rows)
@@ -316,9 +316,9 @@ def measure_all(report: Report, setting: Setting, options: argparse.Namespace) -
             for row in measure_shape(setting, size, threads, missing):
                 report.rows.append(row)
                 print(*(_short(row.get(column, "")) for column in PROGRESS), flush=True)
-            add_roofline(report.rows, rooflines)
-            report.summary = summarize(report.rows)
-            report.write(options.json)
+                add_roofline(report.rows, rooflines)
+                report.summary = summarize(report.rows)
+                report.write(options.json)
 
 
 def main() -> None:

@@ -12,10 +12,11 @@ from importlib.resources import files
 
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.diagnostics import Source
+from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high.nodes import Function, Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import ModelSpec
+from dovetail.ir.model import KV_BLOCK, ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -82,6 +83,22 @@ TILES: dict[tuple[str, str], dict[str, int]] = {
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
 
 
+FIXED_HEAD_DIMS = (64, 80, 96, 128)
+"""head_dims that decode attention is unrolled for, as its tunable HD says."""
+SHARED_ROWS = {"avx512": 4, "avx2": 2}
+"""Instruction set to the most query heads that take a key together, where tiles are unrolled."""
+FETCHED_AHEAD = 8192
+"""Bytes between the keys and values that are read and those asked for, where heads share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What decode attention is specialised on: head_dim, and query heads per KV head."""
+
+    head_dim: int
+    group: int
+
+
 @lru_cache
 def load_kernel_module(name: str) -> Unit:
     """Return the bundled kernel module `name`, the @inline functions of its imports in front.
@@ -106,15 +123,37 @@ def resolve_imports(unit: Unit) -> Unit:
     return Unit(functions=functions, doc=unit.doc, notes=unit.notes, span=unit.span)
 
 
-def kernel_request(family: str, target: Target, dtype: str | None = None) -> KernelRequest:
-    """Return the request for `family` with the target's tiles and, where it has one, a dtype."""
+def kernel_request(
+    family: str, target: Target, dtype: str | None = None, heads: HeadShape | None = None
+) -> KernelRequest:
+    """Return the request for `family` with the target's tiles and, where it has one, a dtype.
+
+    With `heads`, decode attention is made for them; without, it takes any.
+    """
     binding: dict[str, int | str] = dict(TILES.get((family, target.isa), {}))
     module = KERNELS.get(family) or STANDALONE[family]
     if family not in DTYPE_PARAMETER:
         return KernelRequest(module, family, binding, family)
     assert dtype is not None, f"{family} needs a dtype"
     binding[DTYPE_PARAMETER[family]] = dtype
+    if family == "decode_attention" and heads is not None:
+        binding |= fixed_tiles(target, dtype, heads)
     return KernelRequest(module, family, binding, f"{family}_{dtype}")
+
+
+def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
+    """Return the tiles of decode attention unrolled for `heads`; nothing where it is not.
+
+    One query head per KV head reads as fast as the hardware fetches; several leave it idle while
+    they share what was read, and must ask for more meanwhile.
+    """
+    if heads.head_dim not in FIXED_HEAD_DIMS or target.isa not in SHARED_ROWS:
+        return {}
+    rows = max(n for n in (1, 2, 4) if n <= min(heads.group, SHARED_ROWS[target.isa]))
+    size = KV_BLOCK * heads.head_dim * DTYPES[dtype].size
+    ahead = min(max(FETCHED_AHEAD // size, 1), 4) if heads.group > 1 else 0
+    columns = 8 if rows == 1 or target.isa == "avx512" else 4
+    return {"HD": heads.head_dim, "HT": rows, "KT": 4, "VT": rows, "DV": columns, "AHEAD": ahead}
 
 
 def model_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
@@ -122,10 +161,16 @@ def model_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
     table = "embed_packed" if spec.tied_head else "embed"
     families = [table, *(family for family in KERNELS if not family.startswith("embed"))]
     dtypes = {"W": spec.weight_dtype, "KV": spec.kv_dtype}
+    heads = head_shape(spec)
     return tuple(
-        kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")))
+        kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)
         for family in families
     )
+
+
+def head_shape(spec: ModelSpec) -> HeadShape:
+    """Return the shape that decode attention of a model is made for."""
+    return HeadShape(spec.head_dim, spec.n_heads // spec.n_kv_heads)
 
 
 DEVICE_FAMILIES = (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace as replace_struct
 
-from dovetail.codegen.catalog import TILES, KernelRequest, kernel_request
+from dovetail.codegen.catalog import KernelRequest, head_shape, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.compiler.measure import AttentionCase, Candidate, Measurer
@@ -27,12 +27,12 @@ from dovetail.ir.tuning import OK, WorkKey
 DECODE, PREFILL = "decode_attention", "prefill_attention"
 VARIANTS: dict[tuple[str, str], tuple[dict[str, int], ...]] = {
     (DECODE, "avx512"): (
-        {"CHUNK": 64, "AHEAD": 1},
         {"CHUNK": 256},
+        {"HT": 2, "KT": 8},
+        {"AHEAD": 4},
         {"AHEAD": 0},
-        {"VT": 8, "DV": 2},
     ),
-    (DECODE, "avx2"): ({"CHUNK": 64, "AHEAD": 1}, {"HT": 4, "KT": 2}, {"AHEAD": 0}),
+    (DECODE, "avx2"): ({"CHUNK": 64}, {"VT": 4, "DV": 2}, {"AHEAD": 0}),
     (PREFILL, "avx512"): (
         {"KT": 4, "RV": 3, "STRIPS": 2, "RT": 6, "DV": 4},
         {"KT": 8, "RV": 2, "STRIPS": 4, "RT": 4, "DV": 4},
@@ -75,23 +75,19 @@ class AttentionChoice:
     seconds: float
 
 
-def variant_requests(family: str, target: Target, dtype: str) -> tuple[KernelRequest, ...]:
-    """Return the default instance of `family` first, then its variants."""
-    default = kernel_request(family, target, dtype)
+def variant_requests(family: str, target: Target, spec: ModelSpec) -> tuple[KernelRequest, ...]:
+    """Return the default instance of `family` for a model first, then its variants."""
+    default = kernel_request(family, target, spec.kv_dtype, head_shape(spec))
     found = [default]
     for number, tiles in enumerate(VARIANTS.get((family, target.isa), ()), 1):
-        binding: dict[str, int | str] = {
-            **TILES.get((family, target.isa), {}),
-            "KV": dtype,
-            **tiles,
-        }
+        binding = {**default.binding, **tiles}
         found.append(replace(default, binding=binding, name=f"{default.name}_v{number}"))
     return tuple(found)
 
 
 def attention_library(spec: ModelSpec, target: Target, cache: Path | None) -> BuiltLibrary:
     """Return the library of all instances; raises ToolchainError where it does not build."""
-    rivals = [r for f in (DECODE, PREFILL) for r in variant_requests(f, target, spec.kv_dtype)]
+    rivals = [r for f in (DECODE, PREFILL) for r in variant_requests(f, target, spec)]
     merge = kernel_request("decode_attention_merge", target, spec.kv_dtype)
     kernels = (*rivals, merge)
     return build_library(LibrarySpec(target, kernels, name="attention", tvm_ffi=False), cache)
@@ -102,9 +98,7 @@ def attention_tasks(
 ) -> tuple[AttentionTask, ...]:
     """Return a search for each attention kernel under each plan."""
     return tuple(
-        AttentionTask(
-            attention_case(spec, family, plan), variant_requests(family, target, spec.kv_dtype)
-        )
+        AttentionTask(attention_case(spec, family, plan), variant_requests(family, target, spec))
         for plan in dict.fromkeys(plans)
         for family in (DECODE, PREFILL)
     )
@@ -172,6 +166,6 @@ def attention_kernels(
     return tuple(
         request
         for family in (DECODE, PREFILL)
-        for request in variant_requests(family, target, spec.kv_dtype)[1:]
+        for request in variant_requests(family, target, spec)[1:]
         if request.name in used
     )

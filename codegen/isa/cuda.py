@@ -36,6 +36,7 @@ OPS = {
     "vstore_i32": _call("vstore_i32", 2),
     "vzero": "dt_vbroadcast(0.0f)",
     **dict.fromkeys(("prefetch", "prefetch_l2"), _call("prefetch", 1)),
+    "keep_order": "dt_keep_order()",
 }
 
 TARGET = Target(

@@ -90,6 +90,7 @@ def _scalar_rows() -> Iterator[Intrinsic]:
         yield intrinsic(f"dt_store_{element}", "uint16_t*, float -> void", _store(F32, narrow))
     yield intrinsic("dt_f32_of_f16", "uint16_t -> float", lambda h: m.f32_of_f16(np.array(h))[()])
     yield intrinsic("dt_prefetch", "const void* -> void", lambda p: None)
+    yield intrinsic("dt_keep_order", "-> void", lambda: None)
 
 
 _LANEWISE: dict[str, Meaning] = {

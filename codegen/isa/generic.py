@@ -26,6 +26,7 @@ INTRINSICS = table(
         intrinsic("dt_f32_of_bits", "uint32_t -> float", lambda u: np.uint32(u).view(np.float32)),
         intrinsic("dt_bits_of_f32", "float -> uint32_t", lambda x: np.float32(x).view(np.uint32)),
         intrinsic("__builtin_prefetch", "const void* -> void", _no_effect, op="prefetch({0})"),
+        intrinsic("__atomic_signal_fence", "int -> void", lambda _: None),
     ]
 )
 """Instructions of every target; the first two are written out in templates/unit.c.j2."""

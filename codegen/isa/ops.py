@@ -27,6 +27,7 @@ SCALAR_OPS: Mapping[str, str] = {
     "store.f16": "dt_store_f16({0}, {1})",
     "prefetch": "__builtin_prefetch({0})",
     "prefetch_l2": "__builtin_prefetch({0})",
+    "keep_order": "__atomic_signal_fence(5)",
 }
 
 HELPER_OPS: Mapping[str, str] = {

@@ -131,7 +131,7 @@ class ExprSelector:
         )
         if op.name in ("load", "store"):
             return self._memory(op, expr, args, element(types[0])), result
-        if not op.name.startswith("v") and "prefetch" not in op.name:
+        if op.result != "void" and not op.name.startswith("v"):
             return self._scalar(op, args, settled(result)), result
         return self._instance(self._template(op, args, types), args, expr), result
 

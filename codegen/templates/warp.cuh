@@ -101,6 +101,7 @@ DT_MEMORY(i32, int32_t, dt_i32x32, dt_same, dt_same)
 
 /* Nothing is fetched ahead: other warps run while one waits. */
 static DT_DEVICE void dt_prefetch(const void* p) { (void)p; }
+static DT_DEVICE void dt_keep_order(void) {}
 
 static DT_DEVICE dt_f32x32 dt_vbroadcast(float x) { return x; }
 static DT_DEVICE dt_i32x32 dt_vbroadcast_i32(int32_t i) { return i; }

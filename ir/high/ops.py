@@ -49,6 +49,7 @@ _SCALAR = (
     Op("store", ("ptr.any", "elem"), "void"),
     Op("prefetch", ("ptr.any",), "void"),
     Op("prefetch_l2", ("ptr.any",), "void"),
+    Op("keep_order", (), "void"),
 )
 _MEMORY = (
     Op("vload", ("ptr.real", "int"), F, optional=1, family="vload"),

@@ -75,7 +75,7 @@ def test_right_kernels_are_timed_recorded_and_the_winner_serves() -> None:
         assert rows[choice.family].source == "measured"
     assert rows[DECODE].reduce_kernel == "decode_attention_merge_bf16"
     assert rows["rmsnorm"].source == "default"
-    default = {variant_requests(f, TARGET, "bf16")[0].name for f in (DECODE, PREFILL)}
+    default = {variant_requests(f, TARGET, SPEC)[0].name for f in (DECODE, PREFILL)}
     chosen = {choice.request.name for choice in found}
     needed = {request.name for request in attention_kernels(SPEC, TARGET, tables)}
     assert needed == chosen - default
@@ -84,7 +84,7 @@ def test_right_kernels_are_timed_recorded_and_the_winner_serves() -> None:
 @pytest.mark.usefixtures("variants")
 def test_a_variant_must_beat_the_default_by_more_than_noise() -> None:
     case = attention_case(SPEC, DECODE, PLAN)
-    rivals = variant_requests(DECODE, TARGET, "bf16")
+    rivals = variant_requests(DECODE, TARGET, SPEC)
     assert choose(case, rivals, (1.0, 0.98)).request == rivals[0]
     assert choose(case, rivals, (1.0, 0.9)).request == rivals[1]
     assert choose(case, rivals, (1.0, float("inf"))).request == rivals[0]

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import ctypes
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tests.codegen.kernels.harness import Runner
+from dovetail.codegen.catalog import SHARED_ROWS, HeadShape, kernel_request
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.targets import TARGETS
+from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
 from tests.codegen.kernels.reference import attention, paged
 
 
@@ -16,6 +24,7 @@ def check(
     window: int = 0,
     splits: int = 1,
     nth: int = 1,
+    kernel: str = "decode_attention",
 ) -> None:
     """Decode rows behind one prefill sequence of three rows, against float64."""
     n_q, n_kv = heads
@@ -31,7 +40,7 @@ def check(
     tables = (starts, np.array([3, *lengths], np.int32), pool.tables, pool.tables.shape[1])
     head_args = (1, n, n_q, n_kv, hd, scale, window, splits, q, ldq)
     args = (*head_args, *tables, pool.k, pool.v, partial, out, ldo)
-    run(f"decode_attention_{kv}", *args, nth=nth)
+    run(f"{kernel}_{kv}", *args, nth=nth)
     assert (out == 7).all()
     run(f"decode_attention_merge_{kv}", *args, nth=nth)
     for d in range(n):
@@ -74,6 +83,49 @@ def test_more_parts_than_blocks_and_any_threads(native: Runner, splits: int, nth
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 500])
 def test_sliding_window(native: Runner, window: int) -> None:
     check(native, "f32", (4, 2), 32, [1, 16, 17, 90, 144], window, splits=2, nth=2)
+
+
+FIXED = [(64, 1), (80, 2), (128, 7)]
+
+
+@cache
+def fixed_runner(name: str) -> Runner:
+    """Return kernels of the target `name`, each made for one head_dim and group."""
+    target = TARGETS[name]
+    merges = [kernel_request("decode_attention_merge", target, kv) for kv in ("f32", "bf16")]
+    fixed = [
+        replace(request, name=f"fixed_{hd}_{group}_{kv}")
+        for kv in ("f32", "bf16")
+        for hd, group in FIXED
+        for request in [kernel_request("decode_attention", target, kv, HeadShape(hd, group))]
+    ]
+    assert all(request.binding["HD"] for request in fixed)
+    library = ctypes.CDLL(
+        str(build_library(LibrarySpec(target=target, kernels=(*merges, *fixed))).path)
+    )
+
+    def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
+        packed = (Slot * len(slots))(*(pack(slot) for slot in slots))
+        schedule = (ctypes.c_int64 * 8)()
+        pointers = (ctypes.addressof(packed), ctypes.addressof(schedule))
+        library[f"dt_entry_{kernel}"](
+            *map(ctypes.c_void_p, pointers), *map(ctypes.c_int64, (tid, nth))
+        )
+
+    return Runner(name, target.lanes, call)
+
+
+@pytest.mark.parametrize(
+    "target", [n for n in NATIVE if n in TARGETS and TARGETS[n].isa in SHARED_ROWS]
+)
+@pytest.mark.parametrize(("hd", "group"), FIXED)
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize("window", [0, 21])
+def test_made_for_one_head_dim(target: str, hd: int, group: int, kv: str, window: int) -> None:
+    lengths = [1, 3, 16, 17, 127, 130, 290]
+    name = f"fixed_{hd}_{group}"
+    heads = (3 * group, 3)
+    check(fixed_runner(target), kv, heads, hd, lengths, window, splits=2, nth=2, kernel=name)
 
 
 def test_small_shapes_in_every_target(interpreted: Runner) -> None:

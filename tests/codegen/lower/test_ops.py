@@ -195,6 +195,7 @@ PAIR_TEXT = """
 def k(p: ptr[bf16], q: ptr[bf16], c: ptr[f32], low: ptr[f32], high: ptr[f32], dot: ptr[f32],
       one: ptr[f32], sums: ptr[f32]):
     prefetch_l2(p)
+    keep_order()
     a = vload_pairs(p)
     b = vload_pairs(q)
     start = vload(c)

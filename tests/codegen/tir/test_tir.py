@@ -95,6 +95,7 @@ def vectors(N: i64, x: ptr[f32], y: ptr[f32], words: ptr[i32], half: ptr[S],
     out[5 * N + 2] = vreduce_add(sums)
     vreduce_add4(out + 5 * N + 4, sums, vmul(sums, sums), vbroadcast(0.25), vneg(sums))
     prefetch_l2(x)
+    keep_order()
     store(back + N, out[0])
     out[5 * N + 3] = load(back + N)
 '''

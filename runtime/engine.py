@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import CapacityError, RankError
 from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS, ModelSpec
+from dovetail.runtime.adapt import adapt_service, read_busy
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import SharedMemory
 from dovetail.runtime.device import Device, Segment
@@ -54,7 +55,8 @@ class Engine:
     ) -> None:
         """Map weights, start threads and processes, size the KV pool and bind the tapes.
 
-        `plan` stands for the artifact's own; `threads` count for each process.
+        `plan` stands for the artifact's own, which is fitted to what this machine has free;
+        `threads` count for each process.
 
         Raises:
             ArtifactError: the artifact's parts do not fit each other.
@@ -63,7 +65,7 @@ class Engine:
             RankError: a process could not be started.
         """
         self.spec: ModelSpec = part.file.spec
-        service = artifact.service if plan is None else plan
+        service = _fit(artifact.service, hardware) if plan is None else plan
         self.threshold = service.prefill_token_threshold
         forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
         tokens, sequences = forward.max_tokens, min(forward.max_sequences, sample.max_sequences)
@@ -202,6 +204,14 @@ class Engine:
 def _first_threads(plan: PhasePlan, most: int) -> PhasePlan:
     """Return `plan` with no more than `most` threads; rows are sampled by one thread each."""
     return PhasePlan(threads=min(plan.threads, most), cpus=plan.cpus[:most])
+
+
+def _fit(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:
+    """Return the artifact's plan as this machine can run it now; the log says what is different."""
+    fitted, said = adapt_service(service, hardware, read_busy())
+    for text in said:
+        log.warning("%s", text)
+    return fitted
 
 
 def _count_blocks(

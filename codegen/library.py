@@ -74,20 +74,37 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     check_names(spec)
     if spec.target.device:
         return _build_device_library(spec, cache)
-    parts = min(os.cpu_count() or 1, max(1, len(spec.kernels) // KERNELS_PER_PART))
+    parts = _count_parts(spec)
     text = _library_text(spec, parts, cache_directory() if cache is None else cache)
     path = compile_shared(_build_spec(spec, text.source, parts), cache)
+    return BuiltLibrary(path, text.source, _index(spec, text, path.name))
+
+
+def index_library(spec: LibrarySpec, cache: Path | None = None) -> KernelIndex:
+    """Return the index that `build_library` gives a CPU's library, which is not built for it.
+
+    Raises what that raises before it runs the compiler. The library has no file name in it.
+    """
+    check_names(spec)
+    parts = _count_parts(spec)
+    return _index(spec, _library_text(spec, parts, cache or cache_directory()), "")
+
+
+def _index(spec: LibrarySpec, text: UnitText, library: str) -> KernelIndex:
     compiler = find_compiler(spec.target)
-    index = KernelIndex(
+    return KernelIndex(
         target=spec.target.name,
         abi=ABI,
-        library=path.name,
+        library=library,
         source=SOURCE_NAME,
         compiler=compiler.version,
         flags=compiler.flags_for(spec.target),
         kernels=text.kernels,
     )
-    return BuiltLibrary(path, text.source, index)
+
+
+def _count_parts(spec: LibrarySpec) -> int:
+    return min(os.cpu_count() or 1, max(1, len(spec.kernels) // KERNELS_PER_PART))
 
 
 def _build_device_library(spec: LibrarySpec, cache: Path | None) -> BuiltLibrary:

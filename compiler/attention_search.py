@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from msgspec.structs import replace as replace_struct
 
 from dovetail.codegen.catalog import KernelRequest, head_shape, kernel_request
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.library import LibrarySpec
 from dovetail.compiler.measure import AttentionCase, Candidate, Measurer
 from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.artifact import PhasePlan
@@ -85,12 +84,12 @@ def variant_requests(family: str, target: Target, spec: ModelSpec) -> tuple[Kern
     return tuple(found)
 
 
-def attention_library(spec: ModelSpec, target: Target, cache: Path | None) -> BuiltLibrary:
-    """Return the library of all instances; raises ToolchainError where it does not build."""
+def attention_library(spec: ModelSpec, target: Target) -> LibrarySpec:
+    """Return the library of all instances."""
     rivals = [r for f in (DECODE, PREFILL) for r in variant_requests(f, target, spec)]
     merge = kernel_request("decode_attention_merge", target, spec.kv_dtype)
     kernels = (*rivals, merge)
-    return build_library(LibrarySpec(target, kernels, name="attention", tvm_ffi=False), cache)
+    return LibrarySpec(target, kernels, name="attention", tvm_ffi=False)
 
 
 def attention_tasks(

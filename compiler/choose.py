@@ -1,16 +1,20 @@
-"""Chooses the schedules of a model on one target: by rules, or by a search that measures.
+"""Chooses the schedules of a model on one target: measured, on record, predicted, or by rules.
 
 In: a SearchScope, an effort and a tuning database. Out: schedule tables and the records behind
-them. What is on record is not measured again.
+them. What is on record is not measured again; where the machine is not at hand, its records and a
+cost model fitted to those of others serve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import build_library
 from dovetail.compiler.attention_search import (
     AttentionChoice,
     AttentionTask,
@@ -19,11 +23,16 @@ from dovetail.compiler.attention_search import (
 )
 from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.jobs import allow, spent_seconds
-from dovetail.compiler.measure import Meter, pool_bytes
+from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
-from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
+from dovetail.compiler.recorder import Allowance, NoMachine, Recorder, describe_disturbed
 from dovetail.compiler.schedules import default_tables, unique_tables
-from dovetail.compiler.search.tables import EFFORTS, search_tables
+from dovetail.compiler.search.cost_model import CostModel
+from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
+from dovetail.compiler.search.policy import DEFAULT, PREDICTED, Policy, SearchTask
+from dovetail.compiler.search.recall import Known, Recall, case_key, known_candidates
+from dovetail.compiler.search.rules import Rules
+from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import TuningRecord
 
@@ -62,20 +71,20 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progr
     """Return the schedules of every operator; `progress` gets products done, and all."""
     plans = (*scope.plans, *scope.others)
     rules = default_tables(scope.spec, scope.target, plans, scope.hardware).tables
-    if not request.measurable:
+    if request.effort not in EFFORTS:
         return Chosen(rules)
     effort = EFFORTS[request.effort]
     parts = plan_parts(scope, effort, request.cache)
     database = TuningDatabase(request.database)
-    budget = effort.seconds if request.budget is None else request.budget
-    allowance = allow(budget, spent_seconds(database, parts), DECIDING_SHARE)
-    session = _Session(scope, database, allowance, budget)
+    session = _open_session(scope, request, parts, database)
     attention: list[AttentionChoice | None] = []
     for part in parts[:-1]:
         with session.measuring(part) as recorder:
             tasks = [item for item in part.items if isinstance(item, AttentionTask)]
             attention += [search_attention(task, recorder, session.seconds) for task in tasks]
     with session.measuring(parts[-1]) as recorder:
+        known = known_candidates(parts[-1].identity.matching(database))
+        policies = PolicyChooser(scope.target, effort, recorder, database, known)
         found = search_tables(
             scope.spec,
             scope.payload,
@@ -86,17 +95,80 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progr
             effort=request.effort,
             budget_seconds=session.seconds,
             fixed_order=request.fixed_order,
+            choose_policy=policies.choose,
             progress=lambda done, total, _op: progress(done, total),
         )
     tables = unique_tables((*found.tables, *rules))
+    notes = [database.warning, describe_disturbed(session.recorders)]
+    if not request.measurable:
+        notes.append(_describe_sources(scope, found.tables, policies.model))
     return Chosen(
         tables=apply_choices(tables, [choice for choice in attention if choice]),
         records=tuple(record for recorder in session.recorders for record in recorder.trials),
         measured=sum(recorder.measured for recorder in session.recorders),
-        notes=tuple(
-            note for note in (database.warning, describe_disturbed(session.recorders)) if note
-        ),
+        notes=tuple(note for note in notes if note),
     )
+
+
+def _describe_sources(
+    scope: SearchScope, tables: Iterable[ScheduleTable], model: CostModel | None
+) -> str:
+    rows = Counter(row.source for table in tables if table.n for row in table.rows)
+    predicted, rules = rows.pop(PREDICTED, 0), rows.pop(DEFAULT, 0)
+    samples = model.samples if model else 0
+    return (
+        f"{scope.target.name} cannot be measured here: of the schedule rows {rows.total()} are "
+        f"from records of that machine, {predicted} by a cost model fitted to {samples} trials of "
+        f"other work or machines, {rules} by rules"
+    )
+
+
+@dataclass(slots=True)
+class PolicyChooser:
+    """Which policy serves a product: a search while there is time to measure, else what is known.
+
+    model: fitted to the records, once it was needed.
+    """
+
+    target: Target
+    effort: Effort
+    recorder: Recorder
+    database: TuningDatabase
+    known: Known
+    model: CostModel | None = None
+
+    def choose(self, task: SearchTask) -> Policy:
+        """Return the policy for a product whose turn it is."""
+        if self.recorder.may_run(task.op.work(task.phase.threads)):
+            if self.effort.learn:
+                self.model = None
+            return replace(self.effort.policy, model=self.fitted())
+        complete = all(case_key(task.problem(m).case) in self.known for m in task.points)
+        return Recall(self.known, Rules() if complete else Rules(self.fitted()))
+
+    def fitted(self) -> CostModel:
+        """Return the model that this machine's trusted records give, or all of the target's."""
+        if self.model is None:
+            here = self.recorder.identity.machine(1).label
+            trusted = [record for record in self.database if self.database.trusts(record)]
+            samples = read_samples((r for r in trusted if r.hardware.label == here), self.target)
+            if len(samples) < LEAST_SAMPLES:
+                samples = read_samples(trusted, self.target)
+            self.model = fit_cost_model(samples)
+        return self.model
+
+
+def _open_session(
+    scope: SearchScope,
+    request: ChoiceRequest,
+    parts: tuple[TuningPart, ...],
+    database: TuningDatabase,
+) -> _Session:
+    budget = EFFORTS[request.effort].seconds if request.budget is None else request.budget
+    allowance = Allowance(0.0)
+    if request.measurable:
+        allowance = allow(budget, spent_seconds(database, parts), DECIDING_SHARE)
+    return _Session(scope, request.cache, database, allowance, budget)
 
 
 @dataclass(slots=True)
@@ -104,6 +176,7 @@ class _Session:
     """What is left to spend while one part after the other is measured."""
 
     scope: SearchScope
+    cache: Path | None
     database: TuningDatabase
     allowance: Allowance
     seconds: float
@@ -112,11 +185,19 @@ class _Session:
     @contextmanager
     def measuring(self, part: TuningPart) -> Iterator[Recorder]:
         """Yield a recorder over the part's library; what it spends is not there for the next."""
-        library, pool = part.library, pool_bytes(self.scope.hardware)
-        with Meter(library.path, library.index, pool_bytes=pool) as meter:
-            recorder = Recorder(meter, part.identity, self.database, allowance=self.allowance)
+        with ExitStack() as stack:
+            measurer = self._open(part, stack)
+            recorder = Recorder(measurer, part.identity, self.database, allowance=self.allowance)
             self.recorders.append(recorder)
             start = recorder.now()
             yield recorder
             self.seconds = max(0.0, self.seconds - (recorder.now() - start))
         self.allowance = self.allowance.less(recorder.spent)
+
+    def _open(self, part: TuningPart, stack: ExitStack) -> StoppableMeasurer:
+        """Return a measurer; where all may only come from records, the library is not built."""
+        works = {item.work for item in part.items}
+        if not self.allowance.seconds and works.isdisjoint(self.allowance.untried):
+            return NoMachine()
+        library, pool = build_library(part.library, self.cache), pool_bytes(self.scope.hardware)
+        return stack.enter_context(Meter(library.path, library.index, pool_bytes=pool))

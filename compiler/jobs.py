@@ -21,7 +21,7 @@ from dovetail.compiler.recorder import Allowance, Identity
 from dovetail.compiler.schedules import SILU, GemmOp
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.tuning import OK, HardwareKey, TuningRecord, WorkKey
+from dovetail.ir.tuning import OK, TuningRecord, WorkKey
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
 
@@ -37,8 +37,7 @@ class WorkItem:
     @property
     def work(self) -> WorkKey:
         """What its records are found by."""
-        shape = {"n": self.op.n, "k": self.op.k}
-        return WorkKey.of(self.op.kind, shape, self.op.dtype, self.phase.threads)
+        return self.op.work(self.phase.threads)
 
 
 Item = WorkItem | AttentionTask
@@ -93,17 +92,12 @@ def spent_seconds(
 ) -> dict[WorkKey, float]:
     """Return what the trials on record cost that the search of each item can use."""
     spent: dict[WorkKey, float] = {}
-    builds: dict[WorkKey, tuple[Identity, HardwareKey]] = {}
+    known = tuple(records)
     for part in parts:
-        for item in part.items:
-            spent[item.work] = 0.0
-            builds[item.work] = part.identity, part.identity.machine(item.work.threads)
-    for record in records:
-        if (work := record.work) not in spent or (since is not None and record.when < since):
-            continue
-        identity, machine = builds[work]
-        if record.hardware == machine and identity.builds.get(record.kernel) == record.build:
-            spent[work] += record.cost
+        spent |= dict.fromkeys((item.work for item in part.items), 0.0)
+        for record in part.identity.matching(known):
+            if record.work in spent and (since is None or record.when >= since):
+                spent[record.work] += record.cost
     return spent
 
 

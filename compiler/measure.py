@@ -217,6 +217,7 @@ class Meter:
         self._lines = b""
         self._stopped = False
         self._starting = 0.0
+        self._prepared = False
 
     def __enter__(self) -> Self:
         return self
@@ -245,7 +246,7 @@ class Meter:
             child.kill()
 
     def now(self) -> float:
-        """Return seconds of the machine's clock, less those in which the first child started."""
+        """Return seconds of the machine's clock, less those in which the first child got ready."""
         return time.monotonic() - self._starting
 
     def measure(
@@ -276,9 +277,13 @@ class Meter:
         """Return measurements of the job; wrong candidates end it early and are returned alone."""
         os.pwrite(self._mark.fileno(), bytes(MARK_BYTES), 0)
         self._send(job)
+        sent = time.monotonic()
         wrong = dict[Candidate, Measurement]()
         while True:
             reply = self._receive(self._timeout)
+            if not self._prepared:  # it has made its operands, of which the largest stay
+                self._starting += time.monotonic() - sent
+                self._prepared = True
             if reply.event == "checked" and not reply.correct:
                 bad = job.candidates[reply.index]
                 wrong[bad] = Measurement(candidate=bad, status=WRONG)

@@ -1,18 +1,17 @@
 """What is searched for a model on one target, in parts that measure with the same kernel library.
 
-In: a model's products, plans, machine and an effort. Out: libraries with every candidate, built or
-from the build cache, and the searches that use them.
+In: a model's products, plans, machine and an effort. Out: searches, and the libraries that have
+their candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import BuiltLibrary
+from dovetail.codegen.library import LibrarySpec, index_library
 from dovetail.compiler.attention_search import attention_library, attention_tasks
 from dovetail.compiler.jobs import Item, plan_job
 from dovetail.compiler.payload import Payload
@@ -42,26 +41,25 @@ class SearchScope:
 
 
 class TuningPart(NamedTuple):
-    """Searches, and the library that has their candidates."""
+    """Searches, and the library that has their candidates, which is built where it is measured."""
 
     items: tuple[Item, ...]
     identity: Identity
-    library: BuiltLibrary
+    library: LibrarySpec
 
 
 def plan_parts(scope: SearchScope, effort: Effort, cache: Path | None) -> tuple[TuningPart, ...]:
-    """Return what an effort searches; what takes least comes first."""
-    return tuple(_parts(scope, effort, cache))
-
-
-def _parts(scope: SearchScope, effort: Effort, cache: Path | None) -> Iterator[TuningPart]:
+    """Return what an effort searches; the products come last."""
     spec, target, plans = scope.spec, scope.target, scope.plans
+    searches: list[tuple[tuple[Item, ...], LibrarySpec]] = []
     if effort.attention:
-        library = attention_library(spec, target, cache)
         alike = [plan for plan in plans if plan.processes == plans[0].processes]
         shard = shard_spec(spec, split_model(spec, 0, plans[0].processes))
         attention = attention_tasks(shard, target, (team.plan for team in plan_teams(alike)))
-        yield TuningPart(attention, Identity.of(scope.hardware, library.index), library)
-    library = tuning_library(spec, target, cache)
+        searches.append((attention, attention_library(spec, target)))
     products = plan_job(search_tasks(scope.payload, plans, scope.hardware, target, effort))
-    yield TuningPart(products, Identity.of(scope.hardware, library.index), library)
+    searches.append((products, tuning_library(spec, target)))
+    return tuple(
+        TuningPart(items, Identity.of(scope.hardware, index_library(library, cache)), library)
+        for items, library in searches
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -71,6 +71,18 @@ class Identity:
     def machine(self, cores: int) -> HardwareKey:
         """Return the key of the machine when so many cores are used."""
         return hardware_key(self.hardware, cores, self.index.abi)
+
+    def matching(self, records: Iterable[TuningRecord]) -> Iterator[TuningRecord]:
+        """Yield the records of this machine that were made with these kernels."""
+        machines: dict[int, HardwareKey] = {}
+        for record in records:
+            if self.builds.get(record.kernel) != record.build:
+                continue
+            threads = record.threads
+            if threads not in machines:
+                machines[threads] = self.machine(threads)
+            if record.hardware == machines[threads] and record.target == self.index.target:
+                yield record
 
     def key(self, case: Case, candidate: Candidate, rounds: int) -> RecordKey:
         """Return what a record of this trial answers for."""
@@ -143,6 +155,26 @@ class Allowance:
         return Allowance(max(0.0, self.seconds - spent), self.untried)
 
 
+class NoMachine:
+    """A measurer of a machine that is not at hand: of its trials there are records at best."""
+
+    def now(self) -> float:
+        """Return 0: no time passes."""
+        return 0.0
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def measure(
+        self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
+    ) -> tuple[Measurement, ...]:
+        """Return nothing but that no candidate was run."""
+        return tuple(Measurement(candidate=c, status=SKIPPED) for c in candidates)
+
+
 @dataclass(slots=True)
 class Recorder:
     """A `Measurer` over another one: looks trials up first, records those it has to run.
@@ -174,7 +206,8 @@ class Recorder:
         """Seconds in which trials were run."""
         return sum(self._spent.values())
 
-    def _may_run(self, work: WorkKey) -> bool:
+    def may_run(self, work: WorkKey) -> bool:
+        """Tell whether there is time left for trials of some work."""
         own = self.allowance.untried.get(work, 0.0)
         return self.spent < self.allowance.seconds or self._spent[work] < own
 
@@ -188,7 +221,7 @@ class Recorder:
         missing = [c for c in wanted if c not in found]
         first = self._first(case, wanted[0], found)
         for start in range(0, len(missing), BATCH):
-            if not self._may_run(case.work):
+            if not self.may_run(case.work):
                 break
             batch = missing[start : start + BATCH]
             share = seconds * len(batch) / len(missing)
@@ -222,7 +255,7 @@ class Recorder:
         found: dict[Candidate, TuningRecord] = {}
         for _ in range(TRIES):
             left = [candidate for candidate in batch if candidate not in found]
-            if left and self._may_run(case.work):
+            if left and self.may_run(case.work):
                 made = self._run(case, first, left, rounds, seconds)
                 found |= {c: r for c, r in made.items() if self.records.trusts(r)}
         self.measured += len(found)

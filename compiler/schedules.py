@@ -17,6 +17,7 @@ from dovetail.ir.errors import ScheduleError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
+from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.shard import split_model
 from dovetail.topology.hardware import HardwareSpec
 
@@ -87,6 +88,10 @@ class GemmOp:
     def weight_bytes(self) -> int:
         """Bytes of the packed weight."""
         return self.weight_panels * FORMATS[self.dtype].panel_bytes(self.k)
+
+    def work(self, threads: int) -> WorkKey:
+        """Return what its records at any M are found by."""
+        return WorkKey.of(self.kind, {"n": self.n, "k": self.k}, self.dtype, threads)
 
     def kernel(self, target: Target, tile: MicroKernel) -> str:
         """Return the name of the kernel that holds `tile`."""

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 import msgspec
 
 from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import BuiltLibrary, build_library
 from dovetail.codegen.targets import runs_on
 from dovetail.compiler.attention_search import AttentionTask, search_attention
 from dovetail.compiler.database import TuningDatabase, default_path
@@ -172,14 +173,14 @@ class TuningJob:
         self, part: TuningPart, request: TuneRequest, stack: ExitStack
     ) -> tuple[Sequence[StoppableMeasurer], str | None]:
         """Return a measurer for each worker, which `stack` closes, and a note if they are few."""
+        library = build_library(part.library, request.cache)
         threads = max(item.work.threads for item in part.items)
         if request.ray is not None:
-            return _join_cluster(request.ray, part, threads, request.workers, stack), None
+            return _join_cluster(request, part, library, threads, stack), None
         cores, note = core_sets(self.hardware, threads, request.workers or 1)
         pool = pool_bytes(self.hardware)
         meters = [
-            stack.enter_context(Meter(part.library.path, part.library.index, pool_bytes=pool))
-            for _ in cores
+            stack.enter_context(Meter(library.path, library.index, pool_bytes=pool)) for _ in cores
         ]
         return [Pinned(meter, cpus) for meter, cpus in zip(meters, cores, strict=True)], note
 
@@ -201,7 +202,7 @@ class TuningJob:
 
 
 def _join_cluster(
-    address: str, part: TuningPart, threads: int, workers: int | None, stack: ExitStack
+    request: TuneRequest, part: TuningPart, library: BuiltLibrary, threads: int, stack: ExitStack
 ) -> Sequence[StoppableMeasurer]:
     try:
         from dovetail.compiler import ray_jobs  # noqa: PLC0415 - an extra, and slow to load
@@ -209,10 +210,10 @@ def _join_cluster(
         raise SpecError(
             "Ray is not installed; add the extra: pip install 'dovetail[ray]'"
         ) from None
-    stack.enter_context(ray_jobs.connect(address))
+    stack.enter_context(ray_jobs.connect(str(request.ray)))
     slots = ray_jobs.count_slots(part.identity.machine(threads))
-    count = min(slots, workers or slots, len(part.items))
-    return ray_jobs.open_measurers(part.library, part.identity, count)
+    count = min(slots, request.workers or slots, len(part.items))
+    return ray_jobs.open_measurers(library, part.identity, count)
 
 
 def _prepare(request: TuneRequest) -> TuningJob:

@@ -20,7 +20,7 @@ MAY_IMPORT = {
 HEAVY = {"torch", "transformers", "faiss", "safetensors", "tvm", "tvm_ffi", "ray", "sklearn"}
 TIR = ("build", "expressions", "operations", "statements", "values")
 ALLOWED = {
-    "dovetail.compiler.search.cost_model": {"sklearn"},
+    "dovetail.compiler.search.fit": {"sklearn"},
     "dovetail.ffi": {"tvm_ffi"},
     "dovetail.compiler.ray_jobs": {"ray"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},

@@ -1,8 +1,8 @@
 """The cost model: roofline and cache traffic of a program, corrected by what trials have shown.
 
-In: a task, M, a program; to fit, timed programs. Out: predicted seconds. It prunes before measuring
-and ranks where nothing can be measured; without records it is the analytic estimate alone, whose
-machine figures are assumed, so that only its ranking means something.
+In: a task, M, a program. Out: predicted seconds. It prunes before measuring and ranks where nothing
+can be measured; without a correction (`fit`) it is the analytic estimate alone, whose machine
+figures are assumed, so that only its ranking means something.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.schedules import SILU
-from dovetail.compiler.search.policy import Sample, SearchTask
+from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import PREFETCHES, Program, Scheme, Slice
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import PANEL
@@ -32,8 +32,6 @@ LEVEL_BYTES_PER_SECOND = (2e11, 6e10, 2.5e10, 1.2e10)
 """One core's reads from L1, L2, the last level and memory."""
 MEMORY_BYTES_PER_SECOND = 4e10
 """What all cores read from memory together."""
-LEAST_SAMPLES = 24
-"""Fewer timed programs than this fit nothing."""
 
 
 class Regressor(Protocol):
@@ -116,9 +114,13 @@ def _sides(part: Slice | Scheme) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Predicts seconds: the analytic estimate, times a fitted correction where there is one."""
+    """Predicts seconds: the analytic estimate, times a fitted correction where there is one.
+
+    samples: how many timed programs the correction was fitted to.
+    """
 
     correction: Regressor | None = field(default=None, compare=False)
+    samples: int = 0
 
     def seconds(self, task: SearchTask, m: int, program: Program) -> float:
         """Return the predicted seconds of one program."""
@@ -129,7 +131,7 @@ class CostModel:
         work = [estimate_work(task, m, program).seconds for program in programs]
         if self.correction is None or not programs:
             return work
-        rows = np.array([_features(task, m, program) for program in programs])
+        rows = np.array([describe_program(task, m, program) for program in programs])
         factors = np.exp(self.correction.predict(rows))
         return [float(w * f) for w, f in zip(work, factors, strict=True)]
 
@@ -142,20 +144,8 @@ class CostModel:
         return sorted(known, key=seconds.__getitem__)[:count]
 
 
-def fit_cost_model(samples: Sequence[Sample]) -> CostModel:
-    """Return a model corrected by timed programs; the analytic one where they are too few."""
-    if len(samples) < LEAST_SAMPLES:
-        return CostModel()
-    from sklearn.ensemble import GradientBoostingRegressor  # noqa: PLC0415  (a second to import)
-
-    features = np.array([_features(s.task, s.m, s.program) for s in samples])
-    ratios = [s.seconds / estimate_work(s.task, s.m, s.program).seconds for s in samples]
-    model = GradientBoostingRegressor(n_estimators=120, max_depth=4, random_state=0)
-    return CostModel(model.fit(features, np.log(ratios)))
-
-
-def _features(task: SearchTask, m: int, program: Program) -> list[float]:
-    """Return what the correction sees: shape, tile, shares of the estimate, slice, prefetch."""
+def describe_program(task: SearchTask, m: int, program: Program) -> list[float]:
+    """Return what a correction sees: shape, tile, slice, scheme, and shares of the estimate."""
     work = estimate_work(task, m, program)
     whole = task.problem(m).extents(program.tile, program.scheme)
     shares = [work.compute, *work.traffic, work.calls, work.reduce]

@@ -18,11 +18,9 @@ from dovetail.compiler.schedules import (
     MicroKernel,
     default_prefetch,
     default_row,
-    default_tile,
 )
 from dovetail.compiler.search.space import Problem, Program, Scheme, Slice
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.ir.tuning import OK
 from dovetail.topology.hardware import HardwareSpec
 
@@ -66,13 +64,13 @@ class SearchTask:
         """Return what the rules choose at one M."""
         threads, l3_bytes = self.phase.threads, self.hardware.cache_bytes(3)
         row = default_row(self.op, self.target, m, threads, l3_bytes)
-        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
-        return Program(
-            default_tile(self.op, self.target, m),
-            Slice(values["block_m"], values["block_n"], values["block_k"]),
-            Scheme(values["grid_m"], values["grid_n"], values["grid_k"]),
-            values["prefetch"],
-        )
+        program = self.problem(m).program(Candidate(row.kernel, row.schedule))
+        assert program is not None
+        return program
+
+    def allows(self, program: Program) -> bool:
+        """Tell whether a program sums over K in an order that the task allows."""
+        return not self.fixed_order or (not program.slice.k and program.scheme.k == 1)
 
     def program(self, m: int, tile: MicroKernel, part: Slice, scheme: Scheme) -> Program:
         """Return a program with the prefetch distance that the rules give its tile."""
@@ -95,26 +93,12 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A timed program."""
-
-    task: SearchTask
-    m: int
-    program: Program
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The choices by M, how many trials they took, their seconds on the measurer's clock.
-
-    samples: what a cost model may learn from.
-    """
+    """The choices by M, how many trials they took, their seconds on the measurer's clock."""
 
     choices: dict[int, Choice]
     trials: int
     seconds: float
-    samples: tuple[Sample, ...] = ()
 
 
 class Policy(Protocol):
@@ -161,11 +145,6 @@ class Bench:
         """Return what a program cost when it was timed, infinity where it failed or was not."""
         found = self.found.get(program)
         return found.low if found is not None and found.status == OK else math.inf
-
-    def samples(self) -> tuple[Sample, ...]:
-        """Return every program that was timed and right."""
-        costs = ((program, self.cost(program)) for program in self.found)
-        return tuple(Sample(self.task, self.m, p, c) for p, c in costs if c < math.inf)
 
     def _affordable(self) -> int | None:
         """Return how many programs about as slow as the default fit, each checked and run twice."""

@@ -15,6 +15,9 @@ from dovetail.compiler.search.policy import (
 )
 from dovetail.compiler.search.space import WHOLE
 
+PREDICTED_GAIN = 0.05
+"""What a program must be predicted faster by than the rules' own to take its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -34,5 +37,8 @@ class Rules:
         if self.model.correction is None:
             return Choice(rule, DEFAULT)
         programs = [task.program(m, t, WHOLE, rule.scheme) for t in task.problem(m).tiles()]
-        (best,) = self.model.best(task, m, dict.fromkeys((rule, *programs)), 1)
-        return Choice(best, PREDICTED, self.model.seconds(task, m, best))
+        (best,) = self.model.best(task, m, dict.fromkeys(programs), 1)
+        expected, seconds = self.model.predict(task, m, (rule, best))
+        if seconds > (1 - PREDICTED_GAIN) * expected:
+            return Choice(rule, PREDICTED, expected)
+        return Choice(best, PREDICTED, seconds)

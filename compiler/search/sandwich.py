@@ -19,7 +19,6 @@ from dovetail.compiler.search.policy import (
     REUSED,
     Bench,
     Choice,
-    Sample,
     SearchResult,
     SearchTask,
 )
@@ -53,7 +52,6 @@ class Sandwich:
         """Return the best program found at each M, smallest first."""
         start, trials = measurer.now(), 0
         history: list[Program] = []
-        samples: list[Sample] = []
         choices: dict[int, Choice] = {}
         weights = {m: math.sqrt(self.model.seconds(task, m, task.default(m))) for m in task.points}
         for i, m in enumerate(task.points):
@@ -65,9 +63,8 @@ class Sandwich:
             self._search_at(bench, self._tiles(bench, history), history, fixed)
             choices[m] = bench.choice(REUSED if fixed else MEASURED)
             history.append(choices[m].program)
-            samples += bench.samples()
             trials += bench.trials
-        return SearchResult(choices, trials, measurer.now() - start, tuple(samples))
+        return SearchResult(choices, trials, measurer.now() - start)
 
     def _tiles(self, bench: Bench, history: Sequence[Program]) -> tuple[MicroKernel, ...]:
         """Return the candidates: all for the first sigma shapes, then the last sigma chosen."""

@@ -18,10 +18,12 @@ from dovetail.compiler.schedules import (
     START_PREFETCH,
     GemmOp,
     MicroKernel,
+    built_tiles,
     make_schedule,
     micro_kernels,
 )
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
+from dovetail.ir.schedule import SCHEDULE_VALUES
 
 K_UNIT = 64
 """Step of the slice along K, in values: whole cache lines of activations (Sandwich: b_K is aligned
@@ -104,6 +106,20 @@ class Problem:
             prefetch=program.prefetch,
         )
         return Candidate(self.op.kernel(self.target, program.tile), schedule)
+
+    def program(self, candidate: Candidate) -> Program | None:
+        """Return the program that `candidate` is, None where its kernel holds none of our tiles."""
+        built = built_tiles(self.op.kind, self.target)
+        panels = {self.op.kernel(self.target, tile): count for count, tile in built.items()}
+        if candidate.kernel not in panels or len(candidate.schedule) != len(SCHEDULE_VALUES):
+            return None
+        values = dict(zip(SCHEDULE_VALUES, candidate.schedule, strict=True))
+        return Program(
+            MicroKernel(values["m_tile"], panels[candidate.kernel]),
+            Slice(values["block_m"], values["block_n"], values["block_k"]),
+            Scheme(values["grid_m"], values["grid_n"], values["grid_k"]),
+            values["prefetch"],
+        )
 
     def extents(self, tile: MicroKernel, scheme: Scheme) -> Slice:
         """Return the largest share of one thread: rows, groups of `tile` and values of K."""

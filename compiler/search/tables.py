@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.library import LibrarySpec
 from dovetail.compiler.measure import Measurer
 from dovetail.compiler.payload import GemmUse, Payload
 from dovetail.compiler.schedules import (
@@ -24,9 +23,9 @@ from dovetail.compiler.schedules import (
     plan_teams,
     unique_tables,
 )
-from dovetail.compiler.search.cost_model import CostModel, fit_cost_model
+from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.panels import choose_panels, keep_panels
-from dovetail.compiler.search.policy import DEFAULT, Choice, Sample, SearchTask
+from dovetail.compiler.search.policy import DEFAULT, Choice, Policy, SearchTask
 from dovetail.compiler.search.rows import make_rows, measure_losses
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -46,9 +45,8 @@ class Effort:
 
     attention: choose the attention kernels by measuring, too. loss_points: M per product whose
     exact optimum is sought. loss_share: of the seconds, kept for that. learn: let the cost model
-    learn from one product for the next; without, a search asks for the same trials again, and finds
-    them on record. plan_slack: search for all plans that are simulated to take at most so many
-    times what the best one takes.
+    learn from one product for the next, which takes seconds. plan_slack: search for all plans that
+    are simulated to take at most so many times what the best one takes.
     """
 
     seconds: float
@@ -91,13 +89,13 @@ EFFORTS: dict[str, Effort] = {
 Progress = Callable[[int, int, str], None]
 
 
-def tuning_library(spec: ModelSpec, target: Target, cache: Path | None = None) -> BuiltLibrary:
+def tuning_library(spec: ModelSpec, target: Target) -> LibrarySpec:
     """Return the library that the search measures with: every micro-kernel of the weights' dtype.
 
     It depends on target and dtype only, so that the build cache has it for the next model.
     """
     kernels = gemm_requests((spec.weight_dtype,), target)
-    return build_library(LibrarySpec(target, kernels, name="tuning", tvm_ffi=False), cache)
+    return LibrarySpec(target, kernels, name="tuning", tvm_ffi=False)
 
 
 def search_points(largest: int, points: Sequence[int]) -> tuple[int, ...]:
@@ -116,19 +114,21 @@ def search_tables(
     effort: str = "fast",
     budget_seconds: float | None = None,
     fixed_order: bool = False,
+    choose_policy: Callable[[SearchTask], Policy] | None = None,
     progress: Progress | None = None,
 ) -> ScheduleFile:
     """Return schedule tables for `spec`, timed by a `measurer` of its `tuning_library`.
 
     `budget_seconds` bounds the search on the measurer's clock, by default the effort's own;
-    `fixed_order` is that of SearchTask.
-    `progress` gets (products done, all, the next one's name). Raises SpecError for an unknown
-    `effort`.
+    `fixed_order` is that of SearchTask. `choose_policy` is asked before each product; by default
+    the effort's policy serves all. `progress` gets (products done, all, the next one's name).
+    Raises SpecError for an unknown `effort`.
     """
     if effort not in EFFORTS:
         raise SpecError(f"unknown effort {effort!r}; choose one of {', '.join(EFFORTS)}")
     seconds = EFFORTS[effort].seconds if budget_seconds is None else budget_seconds
-    search = ModelSearch(EFFORTS[effort], measurer, measurer.now() + seconds)
+    choose = choose_policy or (lambda _: EFFORTS[effort].policy)
+    search = ModelSearch(EFFORTS[effort], choose, measurer, measurer.now() + seconds)
     tasks = search_tasks(payload, plans, hardware, target, EFFORTS[effort])
     work = [(name, replace(task, fixed_order=fixed_order)) for name, task in tasks]
     search.plan(task for _, task in work)
@@ -182,17 +182,17 @@ def _task(
 
 @dataclass(slots=True)
 class ModelSearch:
-    """Searches product after product; equal ones once, each the better for what was timed before.
+    """Searches product after product; equal ones once.
 
     end: of the budget, on the measurer's clock.
     """
 
     effort: Effort
+    choose_policy: Callable[[SearchTask], Policy]
     measurer: Measurer
     end: float
     known: dict[Key, tuple[Row, ...]] = field(default_factory=dict)
     waiting: dict[Key, float] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
 
     def plan(self, tasks: Iterable[SearchTask]) -> None:
         """Weigh what is to come: larger products get more of the budget, but not in proportion."""
@@ -213,11 +213,8 @@ class ModelSearch:
 
     def _search(self, task: SearchTask) -> tuple[Row, ...]:
         for_losses = task.seconds * self.effort.loss_share
-        policy = self.effort.policy
-        if self.effort.learn:
-            policy = replace(policy, model=fit_cost_model(self.samples))
+        policy = self.choose_policy(task)
         found = policy.search(replace(task, seconds=task.seconds - for_losses), self.measurer)
-        self.samples += found.samples
         choices = keep_panels(found.choices, choose_panels(found.choices, task.sizes))
         points = heaviest_points(choices, task.sizes, self.effort.loss_points)
         losses = measure_losses(task, self.measurer, choices, points, for_losses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dovetail.codegen.library import build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler import attention_search as module
 from dovetail.compiler.attention_search import (
@@ -57,7 +58,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("variants")
 def test_right_kernels_are_timed_recorded_and_the_winner_serves() -> None:
     tasks, records = attention_tasks(SPEC, TARGET, [PLAN, PLAN]), MemoryRecords()
-    built = attention_library(SPEC, TARGET, None)
+    built = build_library(attention_library(SPEC, TARGET))
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
         recorder = Recorder(meter, Identity.of(read_hardware(), built.index), records)
         found = [search_attention(task, recorder, 10.0) for task in tasks]

@@ -55,7 +55,7 @@ def test_trials_run_on_nodes_of_the_machine_that_is_tuned_for(model, tmp_path, c
     add_node(cluster)
     report = tune(model, database, cluster, budget=2.0)
     assert report.workers == 1 and report.progress.done == report.progress.items
-    assert report.measured == report.trials == len(TuningDatabase(database)) > 0
+    assert report.measured == report.trials <= len(TuningDatabase(database)) > 0
     assert {record.hardware.label for record in TuningDatabase(database)} == {LABEL}
 
 
@@ -74,7 +74,7 @@ def test_a_node_that_dies_loses_no_record_and_the_job_ends_complete(model, tmp_p
     report = tune(model, database, cluster, progress=kill_one)
     assert report.workers == 2 and killed.is_set()
     assert report.progress.done == report.progress.items and not report.progress.failed
-    assert report.measured == report.trials == seen[-1] == len(TuningDatabase(database))
+    assert report.measured == report.trials == seen[-1] <= len(TuningDatabase(database))
 
 
 def test_no_cluster_at_the_address_is_one_sentence(model, tmp_path):

@@ -113,11 +113,11 @@ def test_a_job_fills_the_database_and_a_compile_uses_it(model, tmp_path):
     report = compile_model(
         model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0
     )
-    assert report.measured == 0 < report.trials  # the job spent more than the compile would
+    assert report.measured < report.trials / 2  # only what the job had no time to try
     again = tune(model, database)
     assert again.measured == again.trials  # without --missing all is measured anew
     missing = tune(model, database, missing=True)
-    assert missing.trials - missing.measured >= missing.trials / 2
+    assert missing.measured < missing.trials
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "a.dove", "tuning.jsonl", "tuning.jsonl.lock"
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_attention_goes_the_same_road(model, tmp_path, monkeypatch):
     report = compile_model(
         model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0, effort="full"
     )
-    assert report.measured == 0 < report.trials
+    assert report.measured < report.trials / 2
     assert attention_records(database).keys() == found.keys()
     kept = (tmp_path / "a.dove/tuning.jsonl").read_bytes().splitlines()
     assert found.keys() <= {decode_record(line).key for line in kept}

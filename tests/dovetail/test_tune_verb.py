@@ -32,6 +32,10 @@ def test_tune_reports(model: Path, tmp_path: Path) -> None:
     assert "note: " in said.out and "of 9 workers" in said.out
 
 
+def enough(database: Path) -> bool:
+    return database.read_bytes().count(b"\n") >= 20
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Signals) -> None:
     database = tmp_path / "tuning.jsonl"
@@ -39,7 +43,7 @@ def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Si
     with subprocess.Popen(
         [*COMMAND, *map(str, arguments)], stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        while process.poll() is None and not (database.is_file() and database.read_bytes()):
+        while process.poll() is None and not (database.is_file() and enough(database)):
             pass
         process.send_signal(number)
         _, err = process.communicate(timeout=60)

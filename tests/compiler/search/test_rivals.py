@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from dovetail.codegen.library import build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import Meter
 from dovetail.compiler.schedules import MicroKernel, micro_kernels
@@ -111,7 +112,7 @@ def test_rules_measure_nothing():
 @pytest.mark.parametrize("name", POLICIES)
 def test_on_a_real_meter(name):
     target = host_target()
-    library = tuning_library(SPEC, target)
+    library = build_library(tuning_library(SPEC, target))
     one = task(n=96, k=80, points=(1, 20), seconds=2.0)
     op, phase = replace(one.op, dtype=SPEC.weight_dtype), PhasePlan(threads=2, cpus=())
     one = replace(one, op=op, target=target, phase=phase, rounds=2)

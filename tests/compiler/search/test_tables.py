@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dovetail.codegen.library import build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import Meter
 from dovetail.compiler.payload import Payload, make_payload
@@ -95,7 +96,7 @@ def test_the_heaviest_points_are_those_with_most_rows():
 
 def test_search_on_a_tiny_model():
     target, hardware = host_target(), read_hardware()
-    library = tuning_library(SPEC, target)
+    library = build_library(tuning_library(SPEC, target))
     with Meter(library.path, library.index, pool_bytes=1 << 24) as meter:
         start = meter.now()
         tables = searched(meter, target, plans=[plan(2, 1)], hardware=hardware, budget_seconds=3.0)

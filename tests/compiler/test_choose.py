@@ -1,0 +1,101 @@
+"""Schedules of a machine that is not at hand: from its records, else from a model of others'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from dovetail.codegen.library import index_library
+from dovetail.compiler.choose import ChoiceRequest, choose_schedules
+from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.parts import SearchScope
+from dovetail.compiler.payload import make_payload
+from dovetail.compiler.recorder import Identity, Recorder
+from dovetail.compiler.schedules import default_tables
+from dovetail.compiler.search.policy import DEFAULT, MEASURED, PREDICTED
+from dovetail.compiler.search.tables import search_tables, tuning_library
+from dovetail.compiler.workload import DEFAULT_WORKLOAD
+from dovetail.topology.hardware import read_hardware
+from tests.compiler.search.landscape import TARGET, Landscape
+from tests.compiler.test_schedules import SPEC, plan
+
+WIDE = msgspec.structs.replace(SPEC, weight_dtype="f32")
+THERE = msgspec.structs.replace(
+    read_hardware(), cpu_model="a large machine", isa_flags=tuple(sorted(TARGET.cpu_features))
+)
+ELSEWHERE = msgspec.structs.replace(THERE, cpu_model="a machine that nobody has tuned on")
+SCOPE = SearchScope(
+    spec=WIDE,
+    payload=make_payload(WIDE, DEFAULT_WORKLOAD, 64, 8),
+    plans=(plan(2, 2),),
+    hardware=THERE,
+    target=TARGET,
+)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """Records that were made on the large machine, and what was chosen there."""
+    path = tmp_path_factory.mktemp("choose") / "tuning.jsonl"
+    index = index_library(tuning_library(WIDE, TARGET))
+    recorder = Recorder(Landscape(), Identity.of(THERE, index), TuningDatabase(path))
+    found = search_tables(
+        WIDE, SCOPE.payload, SCOPE.plans, THERE, recorder, target=TARGET, budget_seconds=1e6
+    )
+    return path, found.tables
+
+
+def choose(path, hardware, effort="fast"):
+    request = ChoiceRequest(effort=effort, database=path, measurable=False)
+    scope = replace(SCOPE, hardware=hardware)
+    return choose_schedules(scope, request, lambda done, total: None)
+
+
+def products(tables, *fields):
+    names = fields or ("kernel", "schedule", "m_lo")
+    return {
+        (table.op, *(getattr(row, name) for name in names))
+        for table in tables
+        for row in table.rows
+        if table.n
+    }
+
+
+def sources(chosen):
+    return {source for _, source in products(chosen.tables, "source")}
+
+
+def test_a_machine_is_served_by_its_own_records(database):
+    path, tables = database
+    chosen = choose(path, THERE)
+    assert products(chosen.tables) == products(tables)
+    assert sources(chosen) == {MEASURED, DEFAULT}  # the rules serve M beyond the largest point
+    assert (chosen.measured, len(chosen.records) > 0) == (0, True)
+    (note,) = chosen.notes
+    assert f"{TARGET.name} cannot be measured here" in note
+    assert "0 by a cost model" in note
+
+
+def test_a_machine_without_records_is_served_by_a_model_of_the_others(database):
+    chosen = choose(database[0], ELSEWHERE)
+    assert sources(chosen) == {PREDICTED, DEFAULT}
+    rules = default_tables(WIDE, TARGET, SCOPE.plans, ELSEWHERE).tables
+    assert products(chosen.tables) != products(rules)
+    assert chosen.records == ()
+    (note,) = chosen.notes
+    assert "of the schedule rows 0 are from records" in note and "fitted to 0" not in note
+    assert {t.op for t in chosen.tables} == {t.op for t in rules}
+
+
+def test_without_any_record_the_rules_serve(tmp_path):
+    chosen = choose(tmp_path / "none.jsonl", ELSEWHERE)
+    assert sources(chosen) == {DEFAULT}
+    assert "0 by a cost model fitted to 0 trials" in chosen.notes[0]
+
+
+def test_without_effort_nothing_is_read(database):
+    chosen = choose(database[0], THERE, effort="none")
+    assert sources(chosen) == {DEFAULT}
+    assert chosen.notes == ()

@@ -25,6 +25,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
 from dovetail.compiler.attention_search import attention_kernels
+from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
@@ -275,7 +276,12 @@ def _read_inputs(request: CompileRequest) -> _Inputs:
     _check_tokenizer(Path(request.model) / TOKENIZER)
     cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
     trace = sample_trace(workload)
-    choice = choose_plans(hardware, spec, trace, request.threads)
+    targets = choose_targets(cpus, hardware)
+    measured = request.threads is None and _measurable(targets[0], request)
+    figures = figures_of(
+        request.hardware, hardware, spec.weight_dtype, targets[0], measured, request.cache
+    )
+    choice = choose_plans(hardware, spec, trace, request.threads, figures)
     processes = {candidate.processes for candidate in choice.decode}
     step = (request.max_step_tokens, request.max_step_sequences)
     return _Inputs(
@@ -284,7 +290,7 @@ def _read_inputs(request: CompileRequest) -> _Inputs:
         spec=spec,
         hardware=hardware,
         workload=workload,
-        targets=choose_targets(cpus, hardware),
+        targets=targets,
         devices=tuple(device for name, device in DEVICE_TARGETS.items() if name in request.targets),
         trace=trace,
         choice=choice,

@@ -24,6 +24,7 @@ from dovetail.ir.plans import (
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.configuration import Process
 from dovetail.topology.hardware import HardwareSpec
+from dovetail.topology.parameters import MachineParameters
 from dovetail.topology.plan import Candidate, plan_topology
 from dovetail.topology.replay import Trace
 
@@ -46,16 +47,22 @@ def sample_trace(workload: WorkloadSpec, batch: int = 1) -> Trace:
 
 
 def choose_plans(
-    hardware: HardwareSpec, spec: ModelSpec, trace: Trace, threads: int | None = None
+    hardware: HardwareSpec,
+    spec: ModelSpec,
+    trace: Trace,
+    threads: int | None = None,
+    parameters: MachineParameters | None = None,
 ) -> PlanChoice:
     """Return the pairs of plans that the contention model finds best, or the one asked for.
+
+    parameters: the model's figures, by default those of the machine's class.
 
     Raises SpecError when the machine allows fewer threads than asked for.
     """
     if threads is not None:
         return _asked(plan_service(hardware, threads), hardware)
     usable, notes = within_quota(hardware)
-    found = plan_topology(usable, spec, trace)
+    found = plan_topology(usable, spec, trace, parameters=parameters)
     prefill = tuple(dict.fromkeys(pair.prefill for pair in found.pairs))
     decode = tuple(dict.fromkeys(pair.decode for pair in found.pairs))
     return PlanChoice(

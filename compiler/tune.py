@@ -22,6 +22,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, build_library
 from dovetail.codegen.targets import runs_on
 from dovetail.compiler.attention_search import AttentionTask, search_attention
+from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.database import TuningDatabase, default_path
 from dovetail.compiler.jobs import (
     Item,
@@ -224,7 +225,15 @@ def _prepare(request: TuneRequest) -> TuningJob:
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
         raise SpecError(f"the machine does not run {target.name}; tune for it where it does")
     effort, workload = EFFORTS[request.effort], read_workload(request.workload)
-    choice = choose_plans(hardware, spec, sample_trace(workload), request.threads)
+    figures = figures_of(
+        request.hardware,
+        hardware,
+        spec.weight_dtype,
+        target,
+        request.threads is None,
+        request.cache,
+    )
+    choice = choose_plans(hardware, spec, sample_trace(workload), request.threads, figures)
     plans = service_plans(contenders(choice, effort.plan_slack))
     step = (request.max_step_tokens, request.max_step_sequences)
     payload = make_payload(spec, workload, *step, {plan.processes for plan in plans})

@@ -110,7 +110,7 @@ class Simulator:
             return 0.0
         chunk = rows * self.model.hidden_size * ACTIVATION_BYTES / ranks
         step = ranks * self.parameters.rank_step.value
-        return 2 * (ranks - 1) * (step + chunk / self.parameters.core_bandwidth.value)
+        return 2 * (ranks - 1) * (step + chunk / self.parameters.all_reduce_bandwidth.value)
 
 
 def matrix_elements(model: ModelSpec) -> int:

@@ -41,6 +41,7 @@ class MachineParameters:
     node_queueing: Figure
     line_transfer: Figure
     rank_step: Figure
+    all_reduce_bandwidth: Figure
     barrier: Figure
     time_slice: Figure
     preemption: Figure
@@ -69,6 +70,7 @@ COMMON = {
     "node_queueing": Figure(0.01, _FIG3 + "(a)"),
     "line_transfer": Figure(275e-9, _FIG3 + "(b): a shared line, per further L3 group"),
     "rank_step": Figure(4.8e-6, _FIG3 + "(b): one rank seen by another in an all-reduce step"),
+    "all_reduce_bandwidth": Figure(8e9, "assumed: a core passes on what it reads from memory"),
     "barrier": Figure(0.3e-6, "assumed: per doubling of the threads of a team"),
     "time_slice": Figure(4e-3, "Linux: base slice of the fair scheduler on many cores"),
     "preemption": Figure(0.0052, _FIG3 + "(a): chance per thread and barrier, no PU being idle"),

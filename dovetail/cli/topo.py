@@ -58,7 +58,7 @@ def topo_command(
     spec = read_hardware(hardware)
     planned = None
     if plan is not None:
-        planned = _plan(spec, plan, workload, batch, weight_dtype, every_divisor)
+        planned = _plan(hardware, spec, plan, workload, batch, weight_dtype, every_divisor)
     report = report_topology(spec, planned)
     if svg is not None:
         svg.write_text(_draw(report))
@@ -69,6 +69,7 @@ def topo_command(
 
 
 def _plan(
+    source: str,
     spec: HardwareSpec,
     model: str,
     workload: Path | None,
@@ -76,16 +77,20 @@ def _plan(
     weight_dtype: str | None,
     every_divisor: bool,
 ) -> PlanReport:
+    from dovetail.compiler.calibrate import figures_of
+    from dovetail.compiler.pipeline import choose_targets
     from dovetail.compiler.service import sample_trace
     from dovetail.compiler.workload import read_workload
     from dovetail.topology.plan import PlanBudget, plan_topology
     from dovetail.topology.report import report_plan
 
     trace = sample_trace(read_workload(workload), batch)
-    budget = PlanBudget(every_divisor=every_divisor)
-    return report_plan(
-        plan_topology(spec, _read_model(model, weight_dtype), trace, budget=budget), model
+    dimensions, (target,) = _read_model(model, weight_dtype), choose_targets((), spec)
+    figures = figures_of(source, spec, dimensions.weight_dtype, target, measured=False)
+    found = plan_topology(
+        spec, dimensions, trace, parameters=figures, budget=PlanBudget(every_divisor=every_divisor)
     )
+    return report_plan(found, model)
 
 
 def _draw(report: TopologyReport) -> str:

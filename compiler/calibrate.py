@@ -1,0 +1,227 @@
+"""A short calibration of this machine for the contention model.
+
+In: a machine that is this one, and the dtype of a model's weights. Out: MachineParameters whose
+figures are measured where that can be done in a few seconds: what one core computes with the
+default schedule, what one core and all cores read, what the all-reduce of two processes costs. Kept
+in the build cache under the machine's key. On a busy machine nothing is measured; what is not
+measured stays a documented default.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.toolchain import cache_directory
+from dovetail.compiler.calibrate_child import SumJob, SumTimes
+from dovetail.compiler.measure import Meter
+from dovetail.compiler.recorder import hardware_key
+from dovetail.compiler.roofline import measure_read_bandwidth
+from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
+from dovetail.compiler.search.policy import SearchTask
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.tuning import OK
+from dovetail.runtime import abi
+from dovetail.runtime.collective import SharedMemory, comm_bytes
+from dovetail.topology.binding import choose_pus
+from dovetail.topology.hardware import HardwareSpec
+from dovetail.topology.parameters import MachineParameters, default_parameters
+
+ROWS, SIDE = 256, 1024
+"""The product that tells what a core computes: M, and N = K."""
+ROUNDS, SECONDS = 7, 2.0
+PASSES = 4
+SMALL, LARGE = 1 << 10, 4 << 20
+"""Bytes of the all-reduces that tell latency and bandwidth."""
+BUSY, LOOK = 1 / 3, 0.3
+"""Cores' worth of work by others that is too much, and the seconds in which it is looked for."""
+PATIENCE = 20.0
+"""Seconds after which two processes that sum are given up."""
+
+
+def calibrate(
+    hardware: HardwareSpec, dtype: str, target: Target, cache: Path | None = None
+) -> MachineParameters:
+    """Return the figures of this machine; from the cache where it was calibrated before.
+
+    The defaults, for now, while others are at work on the machine.
+
+    Raises:
+        ToolchainError: there is no C compiler.
+    """
+    file = calibration_file(hardware, dtype, target, cache)
+    found = read_calibration(file)
+    if not found and busy_cores(hardware.allowed_pus) <= BUSY:
+        found = measure_figures(hardware, dtype, target, cache)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+        part.replace(file)
+    return default_parameters(hardware).measured(**found)
+
+
+def known_parameters(
+    hardware: HardwareSpec, dtype: str, target: Target, cache: Path | None = None
+) -> MachineParameters:
+    """Return what is known without measuring: of an earlier calibration, else the defaults."""
+    found = read_calibration(calibration_file(hardware, dtype, target, cache))
+    return default_parameters(hardware).measured(**found)
+
+
+def figures_of(
+    source: str | Path,
+    hardware: HardwareSpec,
+    dtype: str,
+    target: Target,
+    measured: bool,
+    cache: Path | None = None,
+) -> MachineParameters:
+    """Return the figures to plan with: of this machine where `source` is `auto`.
+
+    They are measured only if asked for, and where there is something to choose.
+    """
+    if source != "auto":
+        return default_parameters(hardware)
+    find = calibrate if measured and hardware.usable_threads > 1 else known_parameters
+    return find(hardware, dtype, target, cache)
+
+
+def calibration_file(
+    hardware: HardwareSpec, dtype: str, target: Target, cache: Path | None = None
+) -> Path:
+    """Return where the figures of a machine with so many allowed PUs are kept."""
+    key = hardware_key(hardware, hardware.usable_threads, ABI)
+    name = f"{key.label}-{key.cores}-{target.name}-{dtype}.json"
+    return (cache or cache_directory()) / "calibration" / name
+
+
+def busy_cores(pus: Collection[int]) -> float:
+    """Return how many of these PUs' worth of time was used while this process slept a moment."""
+    before = _busy_ticks(pus)
+    time.sleep(LOOK)
+    return (_busy_ticks(pus) - before) / os.sysconf("SC_CLK_TCK") / LOOK
+
+
+def _busy_ticks(pus: Collection[int]) -> int:
+    names = {f"cpu{pu}" for pu in pus}
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    counts = [[int(n) for n in line[1:9]] for line in lines if line[0] in names]
+    return sum(sum(ticks) - ticks[3] - ticks[4] for ticks in counts)  # less idle and iowait
+
+
+def read_calibration(file: Path) -> dict[str, float]:
+    """Return the figures in a file; none where it is absent or damaged."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=dict[str, float])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    known = set(MachineParameters.__dataclass_fields__)
+    return found if set(found) <= known and all(v > 0 for v in found.values()) else {}
+
+
+def measure_figures(
+    hardware: HardwareSpec, dtype: str, target: Target, cache: Path | None = None
+) -> dict[str, float]:
+    """Return the figures that are measured, by name; what fails is left out."""
+    kernels = gemm_requests((dtype,), target)
+    library = build_library(LibrarySpec(target, kernels, name="tuning", tvm_ffi=False), cache)
+    found = measure_bandwidths(hardware, measure_read_bandwidth)
+    if rate := measure_core(hardware, dtype, target, library):
+        found["core_flops"] = rate
+    if hardware.usable_threads > 1 and (times := measure_sums(hardware, library.path)):
+        found |= sum_figures(*times)
+    return found
+
+
+def measure_bandwidths(
+    hardware: HardwareSpec, read: Callable[[int, int], float]
+) -> dict[str, float]:
+    """Return what a core and a package read; `read` gets threads and passes.
+
+    An L3 group passes at least its share of what all cores read from memory.
+    """
+    core, every = read(1, PASSES), read(hardware.usable_threads, PASSES)
+    allowed = [pu for pu in hardware.pus if pu.id in set(hardware.allowed_pus)]
+    packages = len({pu.socket for pu in allowed})
+    groups = sum(
+        cache.level == 3 and not set(cache.pus).isdisjoint(hardware.allowed_pus)
+        for cache in hardware.caches
+    )
+    defaults = default_parameters(hardware)
+    found = {"core_bandwidth": core, "package_bandwidth": max(core, every / packages)}
+    if groups and every / groups > defaults.l3_bandwidth.value:
+        found["l3_bandwidth"] = every / groups
+    if core > defaults.l3_core_bandwidth.value:
+        found["l3_core_bandwidth"] = core
+    return found
+
+
+def measure_core(
+    hardware: HardwareSpec, dtype: str, target: Target, library: BuiltLibrary
+) -> float | None:
+    """Return flop/s of one core in a large product by the default schedule; None on failure."""
+    op = GemmOp("calibration", LINEAR, SIDE, SIDE, dtype)
+    phase = PhasePlan(threads=1, cpus=choose_pus(hardware, 1))
+    task = SearchTask(op, target, phase, hardware, (ROWS,))
+    problem = task.problem(ROWS)
+    pool = 4 * SIDE * SIDE * 4  # cold weights are not asked for here
+    with Meter(library.path, library.index, pool_bytes=pool) as meter:
+        candidate = problem.candidate(task.default(ROWS))
+        (found,) = meter.measure(problem.case, [candidate], rounds=ROUNDS, seconds=SECONDS)
+    return 2 * ROWS * SIDE * SIDE / found.low if found.status == OK else None
+
+
+def measure_sums(hardware: HardwareSpec, library: Path) -> tuple[float, float] | None:
+    """Return seconds of a small and a large all-reduce of two pinned processes; None on failure."""
+    shared = SharedMemory.create(comm_bytes(abi.declare(ctypes.CDLL(str(library))), 2, 1))
+    command = [sys.executable, "-P", "-m", "dovetail.compiler.calibrate_child"]
+    children = []
+    try:
+        for rank, pu in enumerate(choose_pus(hardware, 2)):
+            job = SumJob(
+                library=str(library),
+                fd=shared.fd,
+                nbytes=len(shared.bytes),
+                rank=rank,
+                ranks=2,
+                pu=pu,
+                sizes=(SMALL, LARGE),
+            )
+            child = subprocess.Popen(
+                [*command, msgspec.json.encode(job).decode()],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(shared.fd,),
+            )
+            children.append(child)
+        answers = [child.communicate(timeout=PATIENCE)[0] for child in children]
+        times = msgspec.json.decode(answers[0], type=SumTimes).seconds
+    except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError):
+        return None
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+        shared.close()
+    small, large = map(min, times)
+    return small, large
+
+
+def sum_figures(small: float, large: float) -> dict[str, float]:
+    """Return the figures behind two processes' all-reduces of SMALL and LARGE bytes.
+
+    The model's all-reduce of two takes 4 rank steps and moves half of the bytes twice.
+    """
+    found = {"rank_step": small / 4}
+    if large > small:
+        found["all_reduce_bandwidth"] = LARGE / (large - small)
+    return found

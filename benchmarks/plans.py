@@ -93,7 +93,7 @@ def measure_plans(
             if turn and time.perf_counter() > end:
                 break
             for name, app in apps.items():
-                times, quiet = serve_quietly(app, load_)
+                times, quiet = serve_quietly(app, load_, end)
                 noisy[name] += not quiet
                 for phase, value in zip(PHASES, times, strict=True):
                     found[name][phase].append(value)
@@ -103,14 +103,14 @@ def measure_plans(
     }
 
 
-def serve_quietly(app: App, load_: Load) -> tuple[tuple[float, float], bool]:
-    """Serve until other processes left the machine alone, a few times at most."""
+def serve_quietly(app: App, load_: Load, end: float) -> tuple[tuple[float, float], bool]:
+    """Serve until other processes left the machine alone, a few times at most, not beyond `end`."""
     for _ in range(QUIET_TRIES):
         with timed_region() as region:
             times = serve(app, load_)
-        if region.quiet:
-            return times, True
-    return times, False
+        if region.quiet or time.perf_counter() > end:
+            break
+    return times, region.quiet
 
 
 def serve(app: App, load_: Load) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dovetail.codegen.catalog import KernelRequest, model_kernels
 from dovetail.codegen.isa.target import Target
@@ -132,18 +133,23 @@ def micro_kernels(kind: str, target: Target) -> tuple[MicroKernel, ...]:
 
     What must fit without spilling: accumulators, B vectors and broadcast (Sandwich §6).
     """
+    return _fitting_tiles(kind, target.lanes, target.registers)
+
+
+@lru_cache
+def _fitting_tiles(kind: str, lanes: int, registers: int) -> tuple[MicroKernel, ...]:
     return tuple(
         tile
         for panels in PANEL_COUNTS[kind]
         for rows in range(1, MOST_ROWS[kind] + 1)
-        if _fits(kind, tile := MicroKernel(rows, panels), target)
+        if _fits(kind, tile := MicroKernel(rows, panels), lanes, registers)
     )
 
 
-def _fits(kind: str, tile: MicroKernel, target: Target) -> bool:
-    if target.lanes == 1:
+def _fits(kind: str, tile: MicroKernel, lanes: int, registers: int) -> bool:
+    if lanes == 1:
         return tile.rows <= SCALAR_ROWS.get((kind, tile.panels), 0)
-    return tile.registers(target.lanes) <= target.registers
+    return tile.registers(lanes) <= registers
 
 
 def built_tiles(kind: str, target: Target) -> dict[int, MicroKernel]:

@@ -31,6 +31,7 @@ from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.topology.hardware import HardwareSpec
 
+PAGE = 4096
 PADDING = 16
 """Elements between rows of our activations, as in the runtime's buffers; peers get dense rows."""
 
@@ -50,8 +51,20 @@ class Setting:
     patience: Patience
 
 
+def aligned_copy(values: Array) -> Array:
+    """Return a page-aligned copy, as weights lie in an artifact; numpy's own start 16 bytes off."""
+    raw = np.empty(values.nbytes + PAGE, np.uint8)
+    start = -raw.ctypes.data % PAGE
+    copy = raw[start : start + values.nbytes].view(np.float32).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
 class Operands:
-    """One weight in both layouts, in as many copies as outgrow the cache, and activations."""
+    """One weight in both layouts, in as many copies as outgrow the cache, and activations.
+
+    All are page-aligned, the peers' too: no vector of theirs or ours straddles two cache lines.
+    """
 
     def __init__(self, n: int, k: int, m: int, cache_bytes: int) -> None:
         self.n, self.k = n, k
@@ -59,12 +72,12 @@ class Operands:
         random = np.random.default_rng(0)
         weight = random.standard_normal((n, k), np.float32) * np.float32(k**-0.5)
         packed = weight.reshape(n // PANEL, PANEL, k).transpose(0, 2, 1)
-        self.plain = [weight.copy() for _ in range(count)]
-        self.packed = [np.ascontiguousarray(packed) for _ in range(count)]
-        self.a = np.zeros((m, k + PADDING), np.float32)
+        self.plain = [aligned_copy(weight) for _ in range(count)]
+        self.packed = [aligned_copy(packed) for _ in range(count)]
+        self.a = aligned_copy(np.zeros((m, k + PADDING), np.float32))
         self.a[:, :k] = random.standard_normal((m, k), np.float32)
-        self.dense: Array = np.ascontiguousarray(self.a[:, :k])
-        self.c = np.zeros((m, n + PADDING), np.float32)
+        self.dense = aligned_copy(self.a[:, :k])
+        self.c = aligned_copy(np.zeros((m, n + PADDING), np.float32))
 
 
 class OurGemm:

@@ -281,7 +281,7 @@ def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
         "tries": QUIET_TRIES,
         "patience_seconds": setting.patience.seconds,
         "weight_pool_bytes": CACHE_FACTOR * setting.hardware.cache_bytes(3),
-        "memory": "numpy arrays on all sides; our activation rows padded, the peers' dense",
+        "memory": "page-aligned arrays on all sides; our activation rows padded, the peers' dense",
         "threads": list(options.threads),
         "peers": describe_peers(present_peers()),
         "absent_peers": sorted(set(PEERS) - set(present_peers())),

@@ -104,6 +104,29 @@ def test_every_plan_of_a_compile_gives_the_same_tokens(artifact: Path) -> None:
     assert all(tokens == found[0] for tokens in found)
 
 
+def test_plans_for_another_machine_give_the_same_tokens(
+    artifact: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its CPUs are not here: one process runs, and four where the plan is insisted on."""
+    folder = tmp_path_factory.mktemp("other")
+    options = {"hardware": "package:4 core:2", "effort": "none", "targets": host_targets(artifact)}
+    compile_model(artifact.parent / "model", output=folder / "app.dove", **options)
+    choice = read(folder / "app.dove/plans/choice.json", PlanChoice)
+    assert isinstance(choice, PlanChoice) and choice.source == SIMULATED
+    plans = [service_plan(choice, pair) for pair in choice.pairs]
+    assert {plan.processes for plan in plans} >= {1, 2, 4}
+    found = []
+    for plan in (None, *({plan.processes: plan for plan in plans}.values())):
+        with load(folder / "app.dove", plan=plan) as app:
+            done = app.generate(PROMPTS, max_tokens=12, ignore_eos=True)
+            found.append([d.token_ids for d in done])
+    assert all(tokens == found[0] for tokens in found)
+
+
+def host_targets(artifact: Path) -> tuple[str, ...]:
+    return tuple(json.loads((artifact / "manifest.json").read_bytes())["targets"])
+
+
 def test_a_replay_that_fails_leaves_the_simulated_choice(artifact: Path, tmp_path: Path) -> None:
     file = read(artifact / "models/llm/model.json", ModelFile)
     assert isinstance(file, ModelFile)

@@ -7,7 +7,6 @@ writes the files.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,97 +20,49 @@ from typing import Any
 import msgspec
 
 from dovetail.codegen.catalog import device_kernels, model_kernels
-from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
-from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
 from dovetail.compiler.attention_search import attention_kernels
-from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.database import default_path
 from dovetail.compiler.gain import Gain, measure_gain
-from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
+from dovetail.compiler.model_spec import read_generation_defaults
 from dovetail.compiler.parts import SearchScope
-from dovetail.compiler.payload import Payload, make_payload
+from dovetail.compiler.payload import Payload
 from dovetail.compiler.replay import measure_choice
+from dovetail.compiler.request import (
+    COPIED_FILES,
+    TOKENIZER,
+    CompileRequest,
+    Inputs,
+    can_measure,
+    read_inputs,
+)
 from dovetail.compiler.schedules import gemm_kernels, unique_tables
-from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
 from dovetail.compiler.service import (
-    choose_plans,
-    contenders,
     describe_choice,
     mark_tuned,
-    sample_trace,
     service_plan,
     service_plans,
 )
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
-from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.compiler.writer import ArtifactWriter, write_artifact
-from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import ArtifactError, SpecError
-from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
+from dovetail.ir.model import ModelFile, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
 from dovetail.runtime.tape import pick_tables
-from dovetail.runtime.tokenizer import Tokenizer
-from dovetail.topology.hardware import HardwareSpec, read_hardware
-from dovetail.topology.replay import Trace
 
 MODEL_NAME = "llm"
-EFFORTS = ("none", *SEARCH_EFFORTS)
-REPLAY_SECONDS = {"fast": 8.0, "full": 40.0}
-REPLAY_SHARE = 0.2
-"""How long plans are measured, and the share of a budget that this may take beside the search."""
-MAX_STEP_TOKENS = 512
-MAX_STEP_SEQUENCES = 64
-TOKENIZER = "tokenizer.json"
-COPIED_FILES = {
-    TOKENIZER: 64 << 20,
-    "tokenizer_config.json": 4 << 20,
-    "chat_template.jinja": 1 << 20,
-}
-"""Files copied beside model.json where the model has them, and the bytes they may have."""
-
 Progress = Callable[[str, int, int], None]
 """Called with (step, done, total); the steps' names are those of `STEPS`, in that order."""
 STEPS = ("read", "schedules", "kernels", "weights", "write", "plans")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileRequest:
-    """What to compile. `hardware` is `auto` or a HardwareSpec file, `workload` a trace.
-
-    targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
-    accelerator's adds its kernels. effort: `none` (schedules by rules), `fast` or `full` (and a
-    search on this machine of at most `budget` seconds, by default the effort's own). database: of
-    tuning records, by default the one in the build cache; what it holds is not measured again.
-    threads: of both phases. deterministic: sums of float32 matrix products run in one order,
-    however requests meet in a batch.
-    """
-
-    model: str | Path
-    output: str | Path
-    hardware: str | Path = "auto"
-    workload: str | Path | None = None
-    targets: tuple[str, ...] = ()
-    effort: str = "fast"
-    budget: float | None = None
-    deterministic: bool = False
-    database: str | Path | None = None
-    threads: int | None = None
-    max_context: int | None = None
-    weight_dtype: str | None = None
-    kv_dtype: str | None = None
-    max_step_tokens: int = MAX_STEP_TOKENS
-    max_step_sequences: int = MAX_STEP_SEQUENCES
-    cache: Path | None = None
 
 
 class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +122,7 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
 
 def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
     with steps.run("read"):
-        inputs = _read_inputs(request)
+        inputs = read_inputs(request)
     with write_artifact(request.output) as artifact:
         with steps.run("schedules"):
             tuned = _make_schedules(inputs, steps)
@@ -219,132 +170,11 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """Everything that was read, checked and chosen before the work begins."""
-
-    request: CompileRequest
-    directory: Path
-    spec: ModelSpec
-    hardware: HardwareSpec
-    workload: WorkloadSpec
-    targets: tuple[Target, ...]
-    devices: tuple[Target, ...]
-    trace: Trace
-    choice: PlanChoice
-    payload: Payload
-
-    @property
-    def plan(self) -> ServicePlan:
-        """The plan that the contention model finds best, or that was asked for."""
-        return service_plan(self.choice)
-
-    @property
-    def measurable(self) -> bool:
-        """Whether plans are measured: on the machine they are for, as schedules are."""
-        return any(_measurable(target, self.request) for target in self.targets)
-
-    @property
-    def searched(self) -> PlanChoice:
-        """The pairs whose kernels are searched for."""
-        effort = SEARCH_EFFORTS.get(self.request.effort)
-        return contenders(self.choice, effort.plan_slack if effort else 1.0)
-
-    @property
-    def plans(self) -> tuple[ServicePlan, ...]:
-        """The plans that may be chosen, the one simulated to be best first."""
-        choice = self.choice if self.measurable else contenders(self.choice, 1.0)
-        return service_plans(choice)
-
-    @property
-    def replay_seconds(self) -> float:
-        """How long to measure plans: a share of the budget where one was given."""
-        seconds, budget = REPLAY_SECONDS.get(self.request.effort, 0.0), self.request.budget
-        return seconds if budget is None else min(seconds, REPLAY_SHARE * budget)
-
-
-def _read_inputs(request: CompileRequest) -> _Inputs:
-    _check_request(request)
-    spec = read_model_spec(
-        request.model,
-        max_context=request.max_context,
-        kv_dtype=request.kv_dtype,
-        weight_dtype=request.weight_dtype,
-    )
-    hardware = read_hardware(request.hardware)
-    workload = read_workload(request.workload)
-    _check_tokenizer(Path(request.model) / TOKENIZER)
-    cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
-    trace = sample_trace(workload)
-    targets = choose_targets(cpus, hardware)
-    measured = request.threads is None and _measurable(targets[0], request)
-    figures = figures_of(
-        request.hardware, hardware, spec.weight_dtype, targets[0], measured, request.cache
-    )
-    choice = choose_plans(hardware, spec, trace, request.threads, figures)
-    processes = {candidate.processes for candidate in choice.decode}
-    step = (request.max_step_tokens, request.max_step_sequences)
-    return _Inputs(
-        request=request,
-        directory=Path(request.model),
-        spec=spec,
-        hardware=hardware,
-        workload=workload,
-        targets=targets,
-        devices=tuple(device for name, device in DEVICE_TARGETS.items() if name in request.targets),
-        trace=trace,
-        choice=choice,
-        payload=make_payload(spec, workload, *step, processes),
-    )
-
-
-# ---- choosing ----
-
-
-def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Target, ...]:
-    """Return the CPU targets to build: those named, else the best one that the machine runs."""
-    if names:
-        targets = tuple(get_target(name) for name in dict.fromkeys(names))
-        for target in targets:
-            if target.device:
-                raise SpecError(f"schedules are for CPUs, which {target.name} is none of")
-        return targets
-    features = frozenset(hardware.isa_flags)
-    return (next(t for t in TARGETS.values() if runs_on(t, hardware.arch, features)),)
-
-
-def _check_request(request: CompileRequest) -> None:
-    if request.effort not in EFFORTS:
-        raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
-    if request.budget is not None and not 0 <= request.budget < math.inf:
-        raise SpecError(
-            f"a budget of {request.budget} seconds is not possible; it may be 0 or more"
-        )
-    if not 1 <= request.max_step_sequences <= request.max_step_tokens <= 1 << 16:
-        raise SpecError(
-            f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
-            "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
-        )
-
-
-def _check_tokenizer(path: Path) -> None:
-    if path.is_file():
-        parse_json_object(read_bounded(path, COPIED_FILES[TOKENIZER]), str(path))
-        Tokenizer(path).check()
-
-
-def _measurable(target: Target, request: CompileRequest) -> bool:
-    """Tell whether schedules of a target can be timed: only on the machine they are planned for."""
-    here = read_hardware("auto")
-    runs = runs_on(target, here.arch, frozenset(here.isa_flags))
-    return request.effort != "none" and request.hardware == "auto" and runs
-
-
 # ---- the steps ----
 
 
 def _build_libraries(
-    inputs: _Inputs, tables: tuple[ScheduleTable, ...], steps: _Steps
+    inputs: Inputs, tables: tuple[ScheduleTable, ...], steps: _Steps
 ) -> dict[str, BuiltLibrary]:
     libraries = {}
     for number, target in enumerate(inputs.targets):
@@ -360,7 +190,7 @@ def _build_libraries(
     return libraries
 
 
-def _make_schedules(inputs: _Inputs, steps: _Steps) -> Chosen:
+def _make_schedules(inputs: Inputs, steps: _Steps) -> Chosen:
     request = inputs.request
     found = [
         choose_schedules(
@@ -375,7 +205,7 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> Chosen:
             ChoiceRequest(
                 effort=request.effort,
                 database=Path(request.database or default_path(request.cache)),
-                measurable=_measurable(target, request),
+                measurable=can_measure(target, request),
                 budget=request.budget,
                 fixed_order=request.deterministic,
                 cache=request.cache,
@@ -392,7 +222,7 @@ def _make_schedules(inputs: _Inputs, steps: _Steps) -> Chosen:
     )
 
 
-def _measure_gain(inputs: _Inputs, tuned: Chosen) -> Gain | None:
+def _measure_gain(inputs: Inputs, tuned: Chosen) -> Gain | None:
     """Return what the search won for the plan that it began with."""
     plan = inputs.plan
     picked = (
@@ -406,7 +236,7 @@ def _measure_gain(inputs: _Inputs, tuned: Chosen) -> Gain | None:
 
 
 def _pack(
-    inputs: _Inputs, artifact: ArtifactWriter, steps: _Steps
+    inputs: Inputs, artifact: ArtifactWriter, steps: _Steps
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     name = f"models/{MODEL_NAME}/weights/weights.bin"
     checkpoint = open_checkpoint(inputs.directory)
@@ -416,7 +246,7 @@ def _pack(
 
 
 def _build_tapes(
-    inputs: _Inputs, weights: tuple[WeightEntry, ...], tables: tuple[ScheduleTable, ...]
+    inputs: Inputs, weights: tuple[WeightEntry, ...], tables: tuple[ScheduleTable, ...]
 ) -> tuple[Tape, ...]:
     tokens, sequences = inputs.request.max_step_tokens, inputs.request.max_step_sequences
     tapes = (
@@ -435,7 +265,7 @@ def _build_tapes(
 
 def _write_model(
     artifact: ArtifactWriter,
-    inputs: _Inputs,
+    inputs: Inputs,
     weights: tuple[WeightEntry, ...],
     tapes: tuple[Tape, ...],
 ) -> None:
@@ -477,7 +307,7 @@ def _write_plans(artifact: ArtifactWriter, choice: PlanChoice) -> None:
     )
 
 
-def _choose(inputs: _Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:
+def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:
     """Return the plans measured with the kernels of the artifact, where this is their machine."""
     choice, seconds = inputs.choice, inputs.replay_seconds
     if len(choice.pairs) < 2 or seconds <= 0 or not inputs.measurable:
@@ -487,7 +317,7 @@ def _choose(inputs: _Inputs, artifact: ArtifactWriter, manifest: dict[str, Any])
     return measure_choice(tuned, where, inputs.spec, inputs.trace, seconds)
 
 
-def _manifest(inputs: _Inputs, chunks: WeightChunks) -> dict[str, Any]:
+def _manifest(inputs: Inputs, chunks: WeightChunks) -> dict[str, Any]:
     content = msgspec.json.encode(inputs.spec) + msgspec.json.encode(chunks)
     return {
         "producer": f"dovetail {_version()}",
@@ -500,7 +330,7 @@ def _manifest(inputs: _Inputs, chunks: WeightChunks) -> dict[str, Any]:
     }
 
 
-def _notes(inputs: _Inputs) -> tuple[str, ...]:
+def _notes(inputs: Inputs) -> tuple[str, ...]:
     if (inputs.directory / TOKENIZER).is_file():
         return ()
     return (f"{inputs.directory} has no {TOKENIZER}: prompts must be token ids",)

@@ -28,7 +28,14 @@ PROMPT, NEW_TOKENS = 128, 9
 ROUNDS = 9
 TIE = 0.02
 """Of pairs this close to the fastest the simulator's favourite is taken: less is noise."""
+QUIET = 1 / 3
+"""Cores of other work up to which a round counts: beside more, who waits for whom decides."""
 TIMEOUT = 900.0
+_FAILED = "the replay of the plans failed, so that the simulated choice stands"
+_BUSY = (
+    "the machine was busy with other work while the plans were measured ({:.1f} cores at best), so "
+    "that the simulated choice stands; compile again when it is idle"
+)
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +52,25 @@ class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Per plan and round: seconds of one prompt, and of one decode step of the whole batch."""
+    """Per plan and round: seconds of one prompt, and of one decode step of the whole batch.
+
+    others: per round, the cores that work of others kept busy meanwhile.
+    """
 
     prefill: tuple[tuple[float, ...], ...]
     decode: tuple[tuple[float, ...], ...]
+    others: tuple[float, ...]
+
+    def quiet(self) -> ReplayTimes:
+        """Return the rounds in which the machine was ours."""
+        kept = [i for i, cores in enumerate(self.others) if cores <= QUIET]
+        prefill, decode = (
+            tuple(tuple(rounds[i] for i in kept) for rounds in phase)
+            for phase in (self.prefill, self.decode)
+        )
+        return ReplayTimes(
+            prefill=prefill, decode=decode, others=tuple(self.others[i] for i in kept)
+        )
 
 
 def measure_choice(
@@ -70,16 +92,17 @@ def measure_choice(
         seconds=seconds,
     )
     times = run_replay(job)
-    if times is None:
-        note = "the replay failed, so that the plans are simulated ones"
+    if times is None or not times.quiet().others:
+        note = _FAILED if times is None else _BUSY.format(min(times.others))
         return replace(choice, notes=(*choice.notes, note))
+    times = times.quiet()
     per_prompt = fmean(prompt for prompt, _ in trace.requests) / prompt
     per_step = fmean(output for _, output in trace.requests) / trace.batch
     prefill = _spread([pair.prefill for pair in covers], times.prefill, per_prompt)
     decode = _spread([pair.decode for pair in covers], times.decode, per_step)
     shown = (
         f"{prompt} tokens of prompt and {NEW_TOKENS - 1} decode steps, lower quartile of "
-        f"{min(map(len, times.decode))} rounds, scaled to the trace's mean lengths"
+        f"{len(times.others)} quiet rounds, scaled to the trace's mean lengths"
     )
     return apply_times(replace(choice, replay=shown), prefill, decode)
 

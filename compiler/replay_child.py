@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
 
@@ -16,6 +17,7 @@ import msgspec
 
 from dovetail.compiler.replay import ReplayJob, ReplayTimes
 from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.adapt import busy_seconds, process_seconds
 from dovetail.runtime.app import App, load
 
 
@@ -30,14 +32,24 @@ def replay(job: ReplayJob) -> ReplayTimes:
         ]
         end = time.perf_counter() + job.seconds
         rounds: list[list[tuple[float, float]]] = []
+        others: list[float] = []
         while len(rounds) <= job.rounds and (not rounds or time.perf_counter() < end):
+            busy, own, start = busy_seconds(), _own_seconds(apps), time.perf_counter()
             rounds.append([_serve(app, job, numbers) for app in apps])
-    counted = rounds[1:] or rounds
+            spent = busy_seconds() - busy - (_own_seconds(apps) - own)
+            others.append(max(0.0, spent / (time.perf_counter() - start)))
+    first = 1 if len(rounds) > 1 else 0
     prefill, decode = (
-        tuple(tuple(round_[i][phase] for round_ in counted) for i in range(len(job.plans)))
+        tuple(tuple(round_[i][phase] for round_ in rounds[first:]) for i in range(len(job.plans)))
         for phase in (0, 1)
     )
-    return ReplayTimes(prefill=prefill, decode=decode)
+    return ReplayTimes(prefill=prefill, decode=decode, others=tuple(others[first:]))
+
+
+def _own_seconds(apps: Sequence[App]) -> float:
+    """Return the CPU seconds of this process and of the processes of its groups."""
+    pids = [pid for app in apps if app.engine.group for pid in app.engine.group.pids]
+    return time.process_time() + sum(map(process_seconds, pids))
 
 
 def _serve(app: App, job: ReplayJob, numbers: count[int]) -> tuple[float, float]:

@@ -46,8 +46,8 @@ from dovetail.compiler.measure import (
 from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.payload import make_payload
-from dovetail.compiler.pipeline import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choose_targets
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
+from dovetail.compiler.request import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choose_targets
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import choose_plans, contenders, sample_trace, service_plans

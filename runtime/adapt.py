@@ -6,6 +6,7 @@ with, and a sentence for each thing that is not as planned.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -102,6 +103,22 @@ def read_busy(root: Path = Path("/"), seconds: float = WINDOW_SECONDS) -> dict[i
         spare = spent[_NICE] + sum(spent[i] for i in _IDLE_COLUMNS)
         shares[cpu] = 1 - spare / sum(spent) if sum(spent) > 0 else 0.0
     return shares
+
+
+def busy_seconds(root: Path = Path("/")) -> float:
+    """Return the seconds that all CPUs have worked since the system's start, work of `nice` too."""
+    ticks = sum(sum(spent) - sum(spent[i] for i in _IDLE_COLUMNS) for _, spent in _times(root))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def process_seconds(pid: int, root: Path = Path("/")) -> float:
+    """Return the CPU seconds of a process, all its threads; 0 where it is not there."""
+    try:
+        text = (root / f"proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    fields = text.rpartition(")")[2].split()  # the name before may hold spaces
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _runnable(root: Path) -> int:

@@ -78,7 +78,7 @@ def _plan(
     every_divisor: bool,
 ) -> PlanReport:
     from dovetail.compiler.calibrate import figures_of
-    from dovetail.compiler.pipeline import choose_targets
+    from dovetail.compiler.request import choose_targets
     from dovetail.compiler.service import sample_trace
     from dovetail.compiler.workload import read_workload
     from dovetail.topology.plan import PlanBudget, plan_topology

@@ -15,13 +15,8 @@ import pytest
 from dovetail.codegen.nvidia import ARCHITECTURES
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.database import TuningDatabase
-from dovetail.compiler.pipeline import (
-    STEPS,
-    CompileRequest,
-    choose_targets,
-    compile_artifact,
-    compile_model,
-)
+from dovetail.compiler.pipeline import STEPS, compile_artifact, compile_model
+from dovetail.compiler.request import CompileRequest, choose_targets
 from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile

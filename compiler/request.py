@@ -1,0 +1,197 @@
+"""What a compile is asked for, and all that it reads and decides before the work begins.
+
+In: a CompileRequest. Out: `Inputs`: the model, the machine, the workload, the targets to build and
+the plans that may be chosen. Wrong input ends here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
+from dovetail.compiler.calibrate import figures_of
+from dovetail.compiler.config import parse_json_object, read_bounded
+from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.payload import Payload, make_payload
+from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
+from dovetail.compiler.service import (
+    choose_plans,
+    contenders,
+    sample_trace,
+    service_plan,
+    service_plans,
+)
+from dovetail.compiler.workload import WorkloadSpec, read_workload
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import ModelSpec
+from dovetail.ir.plans import PlanChoice
+from dovetail.runtime.tokenizer import Tokenizer
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.replay import Trace
+
+EFFORTS = ("none", *SEARCH_EFFORTS)
+REPLAY_SECONDS = {"fast": 8.0, "full": 40.0}
+REPLAY_SHARE = 0.2
+"""How long plans are measured, and the share of a budget that this may take beside the search."""
+MAX_STEP_TOKENS = 512
+MAX_STEP_SEQUENCES = 64
+TOKENIZER = "tokenizer.json"
+COPIED_FILES = {
+    TOKENIZER: 64 << 20,
+    "tokenizer_config.json": 4 << 20,
+    "chat_template.jinja": 1 << 20,
+}
+"""Files copied beside model.json where the model has them, and the bytes they may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest:
+    """What to compile. `hardware` is `auto` or a HardwareSpec file, `workload` a trace.
+
+    targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
+    accelerator's adds its kernels. effort: `none` (schedules by rules), `fast` or `full` (and a
+    search on this machine of at most `budget` seconds, by default the effort's own). database: of
+    tuning records, by default the one in the build cache; what it holds is not measured again.
+    threads: of both phases. deterministic: sums of float32 matrix products run in one order,
+    however requests meet in a batch.
+    """
+
+    model: str | Path
+    output: str | Path
+    hardware: str | Path = "auto"
+    workload: str | Path | None = None
+    targets: tuple[str, ...] = ()
+    effort: str = "fast"
+    budget: float | None = None
+    deterministic: bool = False
+    database: str | Path | None = None
+    threads: int | None = None
+    max_context: int | None = None
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    max_step_tokens: int = MAX_STEP_TOKENS
+    max_step_sequences: int = MAX_STEP_SEQUENCES
+    cache: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that was read, checked and chosen before the work begins."""
+
+    request: CompileRequest
+    directory: Path
+    spec: ModelSpec
+    hardware: HardwareSpec
+    workload: WorkloadSpec
+    targets: tuple[Target, ...]
+    devices: tuple[Target, ...]
+    trace: Trace
+    choice: PlanChoice
+    payload: Payload
+
+    @property
+    def plan(self) -> ServicePlan:
+        """The plan that the contention model finds best, or that was asked for."""
+        return service_plan(self.choice)
+
+    @property
+    def measurable(self) -> bool:
+        """Whether plans are measured: on the machine they are for, as schedules are."""
+        return any(can_measure(target, self.request) for target in self.targets)
+
+    @property
+    def searched(self) -> PlanChoice:
+        """The pairs whose kernels are searched for."""
+        effort = SEARCH_EFFORTS.get(self.request.effort)
+        return contenders(self.choice, effort.plan_slack if effort else 1.0)
+
+    @property
+    def plans(self) -> tuple[ServicePlan, ...]:
+        """The plans that may be chosen, the one simulated to be best first."""
+        choice = self.choice if self.measurable else contenders(self.choice, 1.0)
+        return service_plans(choice)
+
+    @property
+    def replay_seconds(self) -> float:
+        """How long to measure plans: a share of the budget where one was given."""
+        seconds, budget = REPLAY_SECONDS.get(self.request.effort, 0.0), self.request.budget
+        return seconds if budget is None else min(seconds, REPLAY_SHARE * budget)
+
+
+def read_inputs(request: CompileRequest) -> Inputs:
+    """Read and check everything; raises SpecError for wrong input."""
+    _check_request(request)
+    spec = read_model_spec(
+        request.model,
+        max_context=request.max_context,
+        kv_dtype=request.kv_dtype,
+        weight_dtype=request.weight_dtype,
+    )
+    hardware = read_hardware(request.hardware)
+    workload = read_workload(request.workload)
+    _check_tokenizer(Path(request.model) / TOKENIZER)
+    cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
+    trace = sample_trace(workload)
+    targets = choose_targets(cpus, hardware)
+    measured = request.threads is None and can_measure(targets[0], request)
+    figures = figures_of(
+        request.hardware, hardware, spec.weight_dtype, targets[0], measured, request.cache
+    )
+    choice = choose_plans(hardware, spec, trace, request.threads, figures)
+    processes = {candidate.processes for candidate in choice.decode}
+    step = (request.max_step_tokens, request.max_step_sequences)
+    return Inputs(
+        request=request,
+        directory=Path(request.model),
+        spec=spec,
+        hardware=hardware,
+        workload=workload,
+        targets=targets,
+        devices=tuple(device for name, device in DEVICE_TARGETS.items() if name in request.targets),
+        trace=trace,
+        choice=choice,
+        payload=make_payload(spec, workload, *step, processes),
+    )
+
+
+def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Target, ...]:
+    """Return the CPU targets to build: those named, else the best one that the machine runs."""
+    if names:
+        targets = tuple(get_target(name) for name in dict.fromkeys(names))
+        for target in targets:
+            if target.device:
+                raise SpecError(f"schedules are for CPUs, which {target.name} is none of")
+        return targets
+    features = frozenset(hardware.isa_flags)
+    return (next(t for t in TARGETS.values() if runs_on(t, hardware.arch, features)),)
+
+
+def _check_request(request: CompileRequest) -> None:
+    if request.effort not in EFFORTS:
+        raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
+    if request.budget is not None and not 0 <= request.budget < math.inf:
+        raise SpecError(
+            f"a budget of {request.budget} seconds is not possible; it may be 0 or more"
+        )
+    if not 1 <= request.max_step_sequences <= request.max_step_tokens <= 1 << 16:
+        raise SpecError(
+            f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
+            "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
+        )
+
+
+def _check_tokenizer(path: Path) -> None:
+    if path.is_file():
+        parse_json_object(read_bounded(path, COPIED_FILES[TOKENIZER]), str(path))
+        Tokenizer(path).check()
+
+
+def can_measure(target: Target, request: CompileRequest) -> bool:
+    """Tell whether schedules of a target can be timed: only on the machine they are planned for."""
+    here = read_hardware("auto")
+    runs = runs_on(target, here.arch, frozenset(here.isa_flags))
+    return request.effort != "none" and request.hardware == "auto" and runs

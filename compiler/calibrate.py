@@ -23,21 +23,24 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.toolchain import cache_directory
 from dovetail.compiler.calibrate_child import SumJob, SumTimes
+from dovetail.compiler.efficiency import FULL_ROWS, with_shares
 from dovetail.compiler.measure import Meter
 from dovetail.compiler.recorder import hardware_key
 from dovetail.compiler.roofline import measure_read_bandwidth
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.model import ModelSpec
 from dovetail.ir.tuning import OK
 from dovetail.runtime import abi
 from dovetail.runtime.collective import SharedMemory, comm_bytes
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
 from dovetail.topology.parameters import MachineParameters, default_parameters
+from dovetail.topology.replay import Trace
 
-ROWS, SIDE = 256, 1024
-"""The product that tells what a core computes: M, and N = K."""
+SIDE = 1024
+"""N and K of the product that tells what a core computes."""
 ROUNDS, SECONDS = 7, 2.0
 PASSES = 4
 SMALL, LARGE = 1 << 10, 4 << 20
@@ -80,19 +83,24 @@ def known_parameters(
 def figures_of(
     source: str | Path,
     hardware: HardwareSpec,
-    dtype: str,
+    spec: ModelSpec,
     target: Target,
+    trace: Trace,
+    *,
     measured: bool,
     cache: Path | None = None,
 ) -> MachineParameters:
     """Return the figures to plan with: of this machine where `source` is `auto`.
 
-    They are measured only if asked for, and where there is something to choose.
+    They are measured only if asked for, and where there is something to choose. What products of
+    few rows compute is predicted in any case.
     """
-    if source != "auto":
-        return default_parameters(hardware)
     find = calibrate if measured and hardware.usable_threads > 1 else known_parameters
-    return find(hardware, dtype, target, cache)
+    if source == "auto":
+        figures = find(hardware, spec.weight_dtype, target, cache)
+    else:
+        figures = default_parameters(hardware)
+    return with_shares(figures, hardware, spec, target, trace)
 
 
 def calibration_file(
@@ -171,13 +179,13 @@ def measure_core(
     """Return flop/s of one core in a large product by the default schedule; None on failure."""
     op = GemmOp("calibration", LINEAR, SIDE, SIDE, dtype)
     phase = PhasePlan(threads=1, cpus=choose_pus(hardware, 1))
-    task = SearchTask(op, target, phase, hardware, (ROWS,))
-    problem = task.problem(ROWS)
+    task = SearchTask(op, target, phase, hardware, (FULL_ROWS,))
+    problem = task.problem(FULL_ROWS)
     pool = 4 * SIDE * SIDE * 4  # cold weights are not asked for here
     with Meter(library.path, library.index, pool_bytes=pool) as meter:
-        candidate = problem.candidate(task.default(ROWS))
+        candidate = problem.candidate(task.default(FULL_ROWS))
         (found,) = meter.measure(problem.case, [candidate], rounds=ROUNDS, seconds=SECONDS)
-    return 2 * ROWS * SIDE * SIDE / found.low if found.status == OK else None
+    return 2 * FULL_ROWS * SIDE * SIDE / found.low if found.status == OK else None
 
 
 def measure_sums(hardware: HardwareSpec, library: Path) -> tuple[float, float] | None:

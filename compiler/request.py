@@ -139,7 +139,7 @@ def read_inputs(request: CompileRequest) -> Inputs:
     targets = choose_targets(cpus, hardware)
     measured = request.threads is None and can_measure(targets[0], request)
     figures = figures_of(
-        request.hardware, hardware, spec.weight_dtype, targets[0], measured, request.cache
+        request.hardware, hardware, spec, targets[0], trace, measured=measured, cache=request.cache
     )
     choice = choose_plans(hardware, spec, trace, request.threads, figures)
     processes = {candidate.processes for candidate in choice.decode}

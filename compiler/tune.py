@@ -225,15 +225,18 @@ def _prepare(request: TuneRequest) -> TuningJob:
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
         raise SpecError(f"the machine does not run {target.name}; tune for it where it does")
     effort, workload = EFFORTS[request.effort], read_workload(request.workload)
+    trace = sample_trace(workload)
     figures = figures_of(
         request.hardware,
         hardware,
-        spec.weight_dtype,
+        spec,
         target,
-        request.threads is None,
-        request.cache,
+        trace,
+        # a resumed job plans with the figures it began with
+        measured=request.threads is None and not request.resume,
+        cache=request.cache,
     )
-    choice = choose_plans(hardware, spec, sample_trace(workload), request.threads, figures)
+    choice = choose_plans(hardware, spec, trace, request.threads, figures)
     plans = service_plans(contenders(choice, effort.plan_slack))
     step = (request.max_step_tokens, request.max_step_sequences)
     payload = make_payload(spec, workload, *step, {plan.processes for plan in plans})

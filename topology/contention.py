@@ -75,7 +75,8 @@ class Simulator:
             profile = self._profiles[configuration] = self._machine.profile(configuration)
         figures, layers = self.parameters, self.model.n_layers
         barriers = layers * BARRIERS_PER_LAYER
-        work = join_times((read * profile.seconds_per_byte, flops * profile.seconds_per_flop))
+        per_flop = profile.seconds_per_flop / figures.share(rows)
+        work = join_times((read * profile.seconds_per_byte, flops * per_flop))
         return StepCost(
             work=work,
             coherence=self._coherence(profile, rows),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from dovetail.topology.values import HardwareSpec
 
@@ -45,14 +46,27 @@ class MachineParameters:
     barrier: Figure
     time_slice: Figure
     preemption: Figure
+    row_shares: tuple[tuple[int, Figure], ...] = ()  # least rows of a product, share of core_flops
+
+    def share(self, rows: int) -> float:
+        """Return the share of `core_flops` that products of so many rows reach; 1 if unknown."""
+        shares = [figure.value for least, figure in self.row_shares if least <= rows]
+        return shares[-1] if shares else 1.0
+
+    def with_row_shares(self, shares: tuple[tuple[int, Figure], ...]) -> MachineParameters:
+        """Return the parameters with the speed of products of few rows; `shares` ascend."""
+        return replace(self, row_shares=shares)
 
     def measured(self, **values: float) -> MachineParameters:
         """Return the parameters with some figures replaced by values measured on the machine."""
-        return replace(self, **{name: Figure(v, "measured here") for name, v in values.items()})
+        figures: dict[str, Any] = {n: Figure(v, "measured here") for n, v in values.items()}
+        return replace(self, **figures)
 
     def sources(self) -> dict[str, Figure]:
         """Return every figure by name."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        named = {item.name: getattr(self, item.name) for item in fields(self)}
+        shares = named.pop("row_shares")
+        return named | {f"core_flops_share_of_{rows}_rows": figure for rows, figure in shares}
 
 
 _FIG3 = "fitted to Sandwich Fig. 3"
@@ -99,7 +113,7 @@ def default_parameters(spec: HardwareSpec) -> MachineParameters:
     """Return the documented defaults of the class that `spec` belongs to."""
     kind = _class_of(spec)
     size = "client" if spec.cores <= CLIENT_CORES and len(spec.nodes) <= 1 else "server"
-    figures = COMMON | CLASS_FIGURES.get(kind, {})
+    figures: dict[str, Any] = COMMON | CLASS_FIGURES.get(kind, {})
     return MachineParameters(core_flops=CORES[kind], package_bandwidth=PACKAGES[size], **figures)
 
 

@@ -52,6 +52,22 @@ class PairScore:
         return self.prefill + self.decode + self.switch
 
 
+def step_rows(trace: Trace) -> tuple[int, ...]:
+    """Return the rows that the products of a replayed trace's steps have, in order."""
+    rows = {trace.batch}
+    for prompt, _ in trace.sample().requests:
+        rows |= {tokens for tokens, _ in _chunks(prompt)}
+    return tuple(sorted(rows))
+
+
+def _chunks(prompt: int) -> list[tuple[int, int]]:
+    """Return the tokens of the steps that a prompt takes, and how many steps of each."""
+    whole, rest = divmod(max(1, prompt), MAX_STEP_TOKENS)
+    return [
+        (tokens, times) for tokens, times in ((MAX_STEP_TOKENS, whole), (rest, 1)) if tokens * times
+    ]
+
+
 class Replay:
     """Scores configurations by seconds per request of a trace."""
 
@@ -64,11 +80,9 @@ class Replay:
         """Return the mean seconds of a prompt, long ones in chunks."""
         total = 0.0
         for prompt, _ in self._requests:
-            whole, rest = divmod(max(1, prompt), MAX_STEP_TOKENS)
-            for tokens, times in ((MAX_STEP_TOKENS, whole), (rest, 1)):
-                if tokens and times:
-                    cost = self._simulator.prefill(configuration, tokens=tokens)
-                    total += times * cost.total
+            for tokens, times in _chunks(prompt):
+                cost = self._simulator.prefill(configuration, tokens=tokens)
+                total += times * cost.total
         return total / len(self._requests)
 
     def decode(self, configuration: Configuration) -> float:

@@ -56,6 +56,11 @@ class Work:
         *near, memory = self.traffic
         return max(self.compute, memory) + 0.3 * sum(near) + self.calls + self.reduce
 
+    @property
+    def seconds_without_memory(self) -> float:
+        """What it takes where memory is never waited for."""
+        return self.compute + 0.3 * sum(self.traffic[:-1]) + self.calls + self.reduce
+
 
 def estimate_work(task: SearchTask, m: int, program: Program) -> Work:
     """Return the work of `program` on the product at M = m (the roofline, level by level)."""

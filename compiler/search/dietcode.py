@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dovetail.compiler.measure import Measurer
 from dovetail.compiler.schedules import MicroKernel, micro_kernels
+from dovetail.compiler.search.cost_model import estimate_work
 from dovetail.compiler.search.policy import PREDICTED, Bench, Choice, SearchResult, SearchTask
 from dovetail.compiler.search.space import WHOLE, Program
 
@@ -44,6 +45,16 @@ class DietCode:
                     costs[tile][m] = seconds / padded_rows(task, m, tile)
             trials += bench.trials
         return dict(costs), trials
+
+
+def predict_costs(task: SearchTask, samples: int = 4) -> dict[MicroKernel, dict[int, float]]:
+    """Return what `DietCode.measure` returns, by the cost model: for where nothing can be timed."""
+    costs: dict[MicroKernel, dict[int, float]] = defaultdict(dict)
+    for m in sample_points(task.points, samples):
+        for tile in micro_kernels(task.op.kind, task.target):
+            seconds = estimate_work(task, m, program(task, m, tile)).seconds
+            costs[tile][m] = seconds / padded_rows(task, m, tile)
+    return dict(costs)
 
 
 def sample_points(points: tuple[int, ...], count: int) -> tuple[int, ...]:

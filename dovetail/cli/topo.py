@@ -86,7 +86,7 @@ def _plan(
 
     trace = sample_trace(read_workload(workload), batch)
     dimensions, (target,) = _read_model(model, weight_dtype), choose_targets((), spec)
-    figures = figures_of(source, spec, dimensions.weight_dtype, target, measured=False)
+    figures = figures_of(source, spec, dimensions, target, trace, measured=False)
     found = plan_topology(
         spec, dimensions, trace, parameters=figures, budget=PlanBudget(every_divisor=every_divisor)
     )

@@ -18,6 +18,7 @@ from dovetail.topology.presets import preset_model
 from dovetail.topology.replay import DEFAULT_TRACE
 
 MEASURED = "measured here"
+MODEL = preset_model("tinyllama", weight_dtype="f32")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,11 @@ def test_other_machines_have_their_defaults(here: HardwareSpec, tmp_path: Path) 
     write({"core_flops": 12e9}, here, tmp_path)
     other = read_hardware("core:8")
     for measured in (False, True):
-        found = calibrate.figures_of("core:8", other, "f32", host_target(), measured, tmp_path)
-        assert found == default_parameters(other)
+        found = calibrate.figures_of(
+            "core:8", other, MODEL, host_target(), DEFAULT_TRACE, measured=measured, cache=tmp_path
+        )
+        assert found.with_row_shares(()) == default_parameters(other)
+        assert [rows for rows, _ in found.row_shares] == [1, 128, 256, 512, 1024, 2048]
 
 
 def test_bandwidth_is_shared_by_packages_and_l3_groups() -> None:

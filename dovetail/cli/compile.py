@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dovetail.cli.options import AsJson, Database, ModelDirectory, Threads, WeightDtype, Workload
 from dovetail.cli.report import (
     print_json,
     progress_bars,
@@ -24,14 +25,12 @@ if TYPE_CHECKING:
 
 @report_errors
 def compile_command(
-    model: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
+    model: ModelDirectory,
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
     hardware: Annotated[
         str, typer.Option(help="auto, or a machine as `dovetail topo` reads it.")
     ] = "auto",
-    workload: Annotated[
-        Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
-    ] = None,
+    workload: Workload = None,
     target: Annotated[
         list[str] | None, typer.Option(help="Instruction sets to build for, and cuda; repeatable.")
     ] = None,
@@ -50,16 +49,14 @@ def compile_command(
             "--deterministic", help="Sum float32 products in one order whatever the batch."
         ),
     ] = False,
-    db: Annotated[
-        Path | None, typer.Option(help="Tuning database, default the one in the build cache.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads, default all cores.")] = None,
+    db: Database = None,
+    threads: Threads = None,
     max_context: Annotated[
         int | None, typer.Option(help="Positions a request may use, default the model's.")
     ] = None,
-    weight_dtype: Annotated[str | None, typer.Option(help="f32 or bf16.")] = None,
+    weight_dtype: WeightDtype = None,
     kv_dtype: Annotated[str | None, typer.Option(help="f32, bf16 or f16.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Compile a model for a machine into one artifact; nothing is written unless it succeeds."""
     from dovetail.compiler.pipeline import compile_model

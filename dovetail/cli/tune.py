@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dovetail.cli.options import AsJson, Database, ModelDirectory, Threads, WeightDtype, Workload
 from dovetail.cli.report import (
     Terminated,
     fail,
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 @report_errors
 def tune_command(
-    model: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
-    db: Annotated[
-        Path | None, typer.Option(help="Tuning database, default the one in the build cache.")
-    ] = None,
+    model: ModelDirectory,
+    db: Database = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a job that was interrupted.")
     ] = False,
@@ -57,15 +55,13 @@ def tune_command(
     hardware: Annotated[
         str, typer.Option(help="auto, or the hardware.json of the machines in the Ray cluster.")
     ] = "auto",
-    workload: Annotated[
-        Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
-    ] = None,
+    workload: Workload = None,
     target: Annotated[
         str | None, typer.Option(help="Instruction set, default the machine's best.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads, default all cores.")] = None,
-    weight_dtype: Annotated[str | None, typer.Option(help="f32 or bf16.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    threads: Threads = None,
+    weight_dtype: WeightDtype = None,
+    json: AsJson = False,
 ) -> None:
     """Search the schedules of a model's kernels; `compile` then finds them on record."""
     from dovetail.compiler.tune import tune_model

@@ -1,0 +1,21 @@
+"""Options that several verbs share, so that they mean and say the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelDirectory = Annotated[Path, typer.Argument(help="A Hugging Face model directory.")]
+Database = Annotated[
+    Path | None,
+    typer.Option(help="Tuning database, default the one in the build cache."),
+]
+Workload = Annotated[
+    Path | None,
+    typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines."),
+]
+Threads = Annotated[int | None, typer.Option(help="Threads, default all cores.")]
+WeightDtype = Annotated[str | None, typer.Option(help="f32 or bf16.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

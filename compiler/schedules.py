@@ -56,7 +56,7 @@ SCALAR_ROWS = {(LINEAR, 1): 2, (SILU, 2): 1}
 RULE_TILES: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
     (kind, isa): tuple(MicroKernel(*shape) for shape in shapes)
     for kind, isa, shapes in (
-        (LINEAR, "avx512", ((6, 4), (9, 3), (14, 2))),
+        (LINEAR, "avx512", ((6, 4), (9, 3))),
         (LINEAR, "avx2", ((6, 1), (3, 2))),
         (LINEAR, "neon", ((6, 1), (3, 2))),
         (LINEAR, "generic", ((2, 1),)),

@@ -150,7 +150,7 @@ class PolicyChooser:
         """Return the model that this machine's trusted records give, or all of the target's."""
         if self.model is None:
             here = self.recorder.identity.machine(1).label
-            trusted = [record for record in self.database if self.database.trusts(record)]
+            trusted = self.database.trusted()
             samples = read_samples((r for r in trusted if r.hardware.label == here), self.target)
             if len(samples) < LEAST_SAMPLES:
                 samples = read_samples(trusted, self.target)
@@ -167,7 +167,7 @@ def _open_session(
     budget = EFFORTS[request.effort].seconds if request.budget is None else request.budget
     allowance = Allowance(0.0)
     if request.measurable:
-        allowance = allow(budget, spent_seconds(database, parts), DECIDING_SHARE)
+        allowance = allow(budget, spent_seconds(database.trusted(), parts), DECIDING_SHARE)
     return _Session(scope, request.cache, database, allowance, budget)
 
 

@@ -92,6 +92,10 @@ class TuningDatabase:
         """Tell whether a record's times were taken while the machine did nothing else."""
         return self._set.trusts(record)
 
+    def trusted(self) -> tuple[TuningRecord, ...]:
+        """Return the records whose times were taken while the machine did nothing else."""
+        return tuple(record for record in self if self.trusts(record))
+
     def append(self, records: Sequence[TuningRecord]) -> None:
         """Add records to the file and to what is known; SpecError where that cannot be done."""
         if not records:

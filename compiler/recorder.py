@@ -308,8 +308,8 @@ def describe_disturbed(recorders: Iterable[Recorder]) -> str | None:
     if not count:
         return None
     return (
-        f"{count} trials were disturbed by other work on the machine and do not count; "
-        "`dovetail tune --missing` runs them again"
+        f"{count} trials were disturbed by other work on the machine and do not count, nor do "
+        "their seconds; a later compile or `dovetail tune --missing` runs them again"
     )
 
 

@@ -126,7 +126,7 @@ def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneRe
     with _job_file(request, job) as since:
         allowance, left = Allowance(job.budget), job.budget
         if request.resume:
-            allowance = allow(job.budget, spent_seconds(database, job.parts, since))
+            allowance = allow(job.budget, spent_seconds(database.trusted(), job.parts, since))
         board = Board(sum(len(part.items) for part in job.parts), allowance.seconds, progress)
         for part in job.parts:
             with ExitStack() as stack:

@@ -20,11 +20,12 @@ from dovetail.compiler.attention_search import (
     variant_requests,
 )
 from dovetail.compiler.measure import Meter
-from dovetail.compiler.recorder import Identity, MemoryRecords, Recorder
+from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.schedules import other_tables
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.model import ModelSpec, RopeSpec
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.records import TrustingRecords
 from tests.compiler.test_recorder import Script
 
 TARGET = host_target()
@@ -57,7 +58,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("variants")
 def test_right_kernels_are_timed_recorded_and_the_winner_serves() -> None:
-    tasks, records = attention_tasks(SPEC, TARGET, [PLAN, PLAN]), MemoryRecords()
+    tasks, records = attention_tasks(SPEC, TARGET, [PLAN, PLAN]), TrustingRecords()
     built = build_library(attention_library(SPEC, TARGET))
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
         recorder = Recorder(meter, Identity.of(read_hardware(), built.index), records)

@@ -1,7 +1,6 @@
 """The whole compile: what an artifact holds, and that nothing is left where it fails."""
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -22,9 +21,10 @@ from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError
 from dovetail.ir.model import ModelFile
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import Tape
-from dovetail.ir.tuning import decode_record
+from dovetail.ir.tuning import OK, TIMEOUT, decode_record
 from dovetail.runtime.artifact import device_module, open_artifact
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.virtual import VirtualMeter, use_virtual_meters
 from tests.models import save_model
 
 TOKENIZER = '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
@@ -151,14 +151,31 @@ def test_schedules_are_for_cpus():
         choose_targets(("cuda",), read_hardware())
 
 
-def test_a_short_search_leaves_its_records(model, tmp_path):
-    report = compile_model(model, output=tmp_path / "a.dove", budget=2.0)
-    lines = (tmp_path / "a.dove/tuning.jsonl").read_text().splitlines()
-    assert report.trials == len(lines) > 0
-    assert all("status" in json.loads(line) for line in lines)
+def test_a_short_search_leaves_its_records(model, tmp_path, monkeypatch):
+    asked = use_virtual_meters(monkeypatch)
+    options = {"budget": 1.0, "threads": 1, "database": tmp_path / "db"}
+    report = compile_model(model, output=tmp_path / "a.dove", **options)
+    lines = (tmp_path / "a.dove/tuning.jsonl").read_bytes().splitlines()
+    kept = {decode_record(line).key for line in lines}
+    assert report.trials == len(lines) > report.measured == len(kept) > 0
+    ran = {(c.kind, c.m, candidate.kernel, candidate.schedule) for c, candidate, _ in asked}
+    assert {(key.kind, dict(key.shape)["m"], key.kernel, key.schedule) for key in kept} == ran
     assert report.rows["measured"] > 0
-    assert report.gain.low <= report.gain.ratio <= report.gain.high
+    assert 1 < report.gain.low == report.gain.ratio == report.gain.high
     assert 0 < report.gain.points <= report.gain.of_points
+
+
+def test_a_search_on_this_machine_ends_whatever_else_runs(model, tmp_path):
+    database = tmp_path / "tuning.jsonl"
+    report = compile_model(model, output=tmp_path / "a.dove", budget=1.0, database=database)
+    ran = TuningDatabase(database)
+    assert len(ran) > 0 and {record.status for record in ran} <= {OK, TIMEOUT}
+    kept = (tmp_path / "a.dove/tuning.jsonl").read_bytes().splitlines()
+    assert report.measured <= report.trials == len(kept)
+    assert {decode_record(line).key for line in kept} <= {record.key for record in ran}
+    disturbed = any("trials were disturbed" in note for note in report.notes)
+    assert disturbed or report.rows["measured"] > 0
+    open_artifact(report, read_hardware())
 
 
 def test_a_model_without_tokenizer_is_noted(tmp_path):
@@ -263,20 +280,42 @@ def test_interrupted(step, model, tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_second_compile_finds_its_trials_on_record(model, tmp_path):
+def test_a_second_compile_finds_its_trials_on_record(model, tmp_path, monkeypatch):
+    asked = use_virtual_meters(monkeypatch)
     database = tmp_path / "tuning.jsonl"
     database.write_bytes(b"no record\n")
 
     def compile_again(name):
+        """Return the report, and which work was measured for it."""
+        asked.clear()
         options = {"budget": 1.0, "threads": 1, "database": database}
-        return compile_model(model, output=tmp_path / name, **options)
+        report = compile_model(model, output=tmp_path / name, **options)
+        return report, {case.work for case, _, _ in asked}
 
-    first, second = compile_again("a.dove"), compile_again("b.dove")
-    assert first.measured > first.trials / 2
-    assert second.trials - second.measured >= first.trials / 2
+    first, tried = compile_again("a.dove")
+    assert first.measured > 0 and tried
     assert any("skipped 1 lines (1 not a whole record)" in note for note in first.notes)
-    kept = (tmp_path / "b.dove/tuning.jsonl").read_bytes().splitlines()
+    second, more = compile_again("b.dove")
+    assert more.isdisjoint(tried)  # only what there was no time for
+    assert second.trials - second.measured > 0
+    third, _ = compile_again("c.dove")
+    assert not asked and third.measured == 0 < third.trials
+    kept = (tmp_path / "c.dove/tuning.jsonl").read_bytes().splitlines()
     assert {decode_record(line).key for line in kept} <= {r.key for r in TuningDatabase(database)}
+
+
+def test_a_compile_measures_again_what_a_busy_machine_has_spoilt(model, tmp_path, monkeypatch):
+    asked = use_virtual_meters(monkeypatch)
+    options = {"budget": 1.0, "threads": 1, "database": tmp_path / "tuning.jsonl"}
+    monkeypatch.setattr(VirtualMeter, "spread", 10.0)
+    busy = compile_model(model, output=tmp_path / "a.dove", **options)
+    assert (busy.trials, busy.measured, busy.gain) == (0, 0, None) and asked
+    assert set(busy.rows) == {"default"}
+    assert any("trials were disturbed by other work" in note for note in busy.notes)
+    monkeypatch.setattr(VirtualMeter, "spread", 1.0)
+    calm = compile_model(model, output=tmp_path / "a.dove", **options)
+    assert calm.measured > 0 and calm.rows["measured"] > 0
+    assert not any("disturbed" in note for note in calm.notes)
 
 
 def test_an_unusable_database_is_an_error(model, tmp_path):

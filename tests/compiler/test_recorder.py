@@ -22,6 +22,7 @@ from dovetail.compiler.recorder import (
 from dovetail.compiler.schedules import gemm_requests, make_schedule
 from dovetail.ir.artifact import KernelEntry, KernelIndex
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.records import TrustingRecords
 
 CASE = GemmCase(kind="linear", n=32, k=16, m=4, dtype="f32", threads=1)
 DEFAULT = Candidate("default", ())
@@ -206,7 +207,7 @@ def test_over_a_real_meter():
     linear = [k.name for k in built.index.kernels if k.name.startswith("gemm_linear_f32")]
     candidates = tuple(Candidate(name, schedule) for name in linear)
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
-        now = Recorder(meter, Identity.of(hardware, built.index))
+        now = Recorder(meter, Identity.of(hardware, built.index), TrustingRecords())
         found = now.measure(CASE, candidates, rounds=3, seconds=1)
         assert now.measure(CASE, candidates, rounds=3, seconds=1) == found
     assert now.measured == len(candidates)

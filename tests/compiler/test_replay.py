@@ -27,6 +27,7 @@ from dovetail.ir.plans import MEASURED, SIMULATED, PairChoice, PlanCandidate, Pl
 from dovetail.runtime.app import load
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.replay import Trace
+from tests.compiler.virtual import use_virtual_meters
 from tests.models import save_model
 
 TRACE = Trace("test", ((100, 10), (300, 30)))
@@ -82,7 +83,10 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay")
     sizes = {"num_key_value_heads": 4, "intermediate_size": 128}
     save_model(folder / "model", "llama", **sizes)
-    report = compile_model(folder / "model", output=folder / "app.dove", budget=3.0)
+    with pytest.MonkeyPatch.context() as patch:
+        use_virtual_meters(patch)  # the search: the replay of the plans is real
+        options = {"budget": 3.0, "database": folder / "tuning.jsonl"}
+        report = compile_model(folder / "model", output=folder / "app.dove", **options)
     assert report.rows["measured"] > 0
     return folder / "app.dove"
 

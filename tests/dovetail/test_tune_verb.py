@@ -13,13 +13,15 @@ import pytest
 from dovetail.cli.report import read_duration, show_seconds
 from dovetail.compiler.database import TuningDatabase
 from dovetail.errors import SpecError
+from tests.compiler.virtual import use_virtual_meters
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
 OPTIONS = ("--threads", "1", "--budget")
 COMMAND = [sys.executable, "-P", "-c", "from dovetail.cli import main; main()", "tune"]
 
 
-def test_tune_reports(model: Path, tmp_path: Path) -> None:
+def test_tune_reports(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_virtual_meters(monkeypatch)
     database = tmp_path / "tuning.jsonl"
     result = dovetail("tune", model, "--db", database, *OPTIONS, "2s", "--json")
     assert result.code == 0, result.err
@@ -36,6 +38,15 @@ def enough(database: Path) -> bool:
     return database.read_bytes().count(b"\n") >= 20
 
 
+def ended(process: subprocess.Popen[str]) -> bool:
+    """Wait for a moment, without taking a core away from what is measured."""
+    try:
+        process.wait(0.05)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Signals) -> None:
     database = tmp_path / "tuning.jsonl"
@@ -43,10 +54,10 @@ def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Si
     with subprocess.Popen(
         [*COMMAND, *map(str, arguments)], stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        while process.poll() is None and not (database.is_file() and enough(database)):
+        while not ended(process) and not (database.is_file() and enough(database)):
             pass
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate()
     found = TuningDatabase(database)
     assert len(found) > 0 and found.skipped.total() <= 1
     if number != signal.SIGKILL:
@@ -55,8 +66,10 @@ def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Si
         assert found.warning is None
     result = dovetail("tune", model, "--db", database, *OPTIONS, "1s", "--resume", "--json")
     assert result.code == 0, result.err
-    report = json.loads(result.out)
-    assert report["trials"] > report["measured"]
+    report, after = json.loads(result.out), TuningDatabase(database)
+    assert report["progress"]["done"] == report["progress"]["items"]
+    good = {r.key: r.when for r in found if after.trusts(r)}  # on a busy machine not all are
+    assert good.items() <= {r.key: r.when for r in after}.items()
 
 
 def test_bad_input_is_one_sentence(model: Path, tmp_path: Path) -> None:

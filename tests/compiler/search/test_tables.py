@@ -98,9 +98,7 @@ def test_search_on_a_tiny_model():
     target, hardware = host_target(), read_hardware()
     library = build_library(tuning_library(SPEC, target))
     with Meter(library.path, library.index, pool_bytes=1 << 24) as meter:
-        start = meter.now()
         tables = searched(meter, target, plans=[plan(2, 1)], hardware=hardware, budget_seconds=3.0)
-        assert meter.now() - start < 60
     gemm = [t for t in tables if t.n]
     assert {(t.op, t.phase) for t in gemm} == {
         (op.op, phase) for op in gemm_ops(SPEC) for phase in ("prefill", "decode")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -41,15 +42,20 @@ def remember_text(request: Any, cache: Path, generate: Callable[[], UnitText]) -
         return msgspec.json.decode(path.read_bytes(), type=UnitText)
     text = generate()
     with contextlib.suppress(OSError):
-        _write(path, msgspec.json.encode(text))
+        write_whole(path, msgspec.json.encode(text))
     return text
 
 
-@lru_cache
 def generator_digest() -> str:
     """Return a hash over every file that takes part in generating C text."""
+    return digest_sources(dovetail.codegen, dovetail.ir)
+
+
+@lru_cache
+def digest_sources(*packages: ModuleType) -> str:
+    """Return a hash over every source file of some packages."""
     digest = hashlib.sha256()
-    for package in (dovetail.codegen, dovetail.ir):
+    for package in packages:
         root = Path(package.__path__[0])
         for file in sorted(f for f in root.rglob("*") if f.suffix in SUFFIXES):
             digest.update(f"{file.relative_to(root)}\0".encode())
@@ -57,7 +63,8 @@ def generator_digest() -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that others see whole or not at all; OSError where that cannot be done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:

@@ -7,11 +7,16 @@ cost model fitted to those of others serve.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import build_library
@@ -22,8 +27,9 @@ from dovetail.compiler.attention_search import (
     search_attention,
 )
 from dovetail.compiler.database import TuningDatabase
-from dovetail.compiler.jobs import allow, spent_seconds
+from dovetail.compiler.jobs import allow, job_name, spent_seconds
 from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
+from dovetail.compiler.memory import Memory, spell_time
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.recorder import Allowance, NoMachine, Recorder, describe_disturbed
 from dovetail.compiler.schedules import default_tables, unique_tables
@@ -34,7 +40,7 @@ from dovetail.compiler.search.recall import Known, Recall, case_key, known_candi
 from dovetail.compiler.search.rules import Rules
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.ir.schedule import ScheduleTable
-from dovetail.ir.tuning import TuningRecord
+from dovetail.ir.tuning import TuningRecord, encode_record
 
 DECIDING_SHARE = 0.3
 """A search spends up to this share of its budget on deciding, of which no trial tells."""
@@ -67,15 +73,76 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
+class PastChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What was chosen by measuring, on what trials, and when; notes: of that search."""
+
+    tables: tuple[ScheduleTable, ...]
+    records: tuple[TuningRecord, ...]
+    notes: tuple[str, ...]
+    when: datetime
+
+    def repeat(self, warning: str | None) -> Chosen:
+        """Return the choice again, with a note that says where it is from."""
+        note = (
+            f"the schedules were chosen on {spell_time(self.when)} by an earlier compile from the "
+            f"{len(self.records)} trials on record; nothing was measured"
+        )
+        notes = (*((warning,) if warning else ()), note, *self.notes)
+        return Chosen(self.tables, self.records, 0, notes)
+
+
 def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progress) -> Chosen:
-    """Return the schedules of every operator; `progress` gets products done, and all."""
+    """Return the schedules of every operator; `progress` gets products done, and all.
+
+    A measured choice is made again, even on a busy machine, only where anything that it depends on
+    has changed, records of these products among it.
+    """
+    if request.effort not in EFFORTS:
+        plans = (*scope.plans, *scope.others)
+        return Chosen(default_tables(scope.spec, scope.target, plans, scope.hardware).tables)
+    parts = plan_parts(scope, EFFORTS[request.effort], request.cache)
+    database = TuningDatabase(request.database)
+    if not request.measurable:
+        return _search(scope, request, parts, database, progress)
+    memory = Memory.of(scope.hardware, request.cache)
+    if past := memory.recall(_question(scope, request, parts, database), PastChoice):
+        return past.repeat(database.warning)
+    found = _search(scope, request, parts, database, progress)
+    if {item.work for part in parts for item in part.items} <= {r.work for r in found.records}:
+        notes = tuple(note for note in found.notes if note != database.warning)
+        past = PastChoice(
+            tables=found.tables, records=found.records, notes=notes, when=datetime.now(UTC)
+        )
+        memory.remember(_question(scope, request, parts, database), past)
+    return found
+
+
+def _question(
+    scope: SearchScope,
+    request: ChoiceRequest,
+    parts: tuple[TuningPart, ...],
+    database: TuningDatabase,
+) -> Any:
+    """Return all that a measured choice depends on, the records it is made from among it."""
+    works = {item.work for part in parts for item in part.items}
+    records = (r for part in parts for r in part.identity.matching(database))
+    lines = sorted({encode_record(record) for record in records if record.work in works})
+    known = hashlib.sha256(b"".join(lines)).hexdigest()
+    limits = (request.effort, request.budget, request.fixed_order)
+    job = job_name(parts, request.effort)
+    return (job, scope.spec, scope.payload, scope.plans, scope.others, limits, known)
+
+
+def _search(
+    scope: SearchScope,
+    request: ChoiceRequest,
+    parts: tuple[TuningPart, ...],
+    database: TuningDatabase,
+    progress: Progress,
+) -> Chosen:
     plans = (*scope.plans, *scope.others)
     rules = default_tables(scope.spec, scope.target, plans, scope.hardware).tables
-    if request.effort not in EFFORTS:
-        return Chosen(rules)
     effort = EFFORTS[request.effort]
-    parts = plan_parts(scope, effort, request.cache)
-    database = TuningDatabase(request.database)
     session = _open_session(scope, request, parts, database)
     attention: list[AttentionChoice | None] = []
     for part in parts[:-1]:

@@ -28,6 +28,7 @@ from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.database import default_path
 from dovetail.compiler.gain import Gain, measure_gain
+from dovetail.compiler.memory import Memory
 from dovetail.compiler.model_spec import read_generation_defaults
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload
@@ -314,7 +315,8 @@ def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) 
         return choice
     tuned = mark_tuned(choice, inputs.searched.pairs)
     where = artifact.seal(**manifest)
-    return measure_choice(tuned, where, inputs.spec, inputs.trace, seconds)
+    memory = Memory.of(inputs.hardware, inputs.request.cache)
+    return measure_choice(tuned, where, inputs.spec, inputs.trace, seconds, memory)
 
 
 def _manifest(inputs: Inputs, chunks: WeightChunks) -> dict[str, Any]:

@@ -11,14 +11,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, quantiles
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from dovetail.compiler.calibrate import BUSY, busy_cores
+from dovetail.compiler.memory import Memory, spell_time
 from dovetail.compiler.service import service_plan
-from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.artifact import Manifest, ServicePlan
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import MEASURED, PairChoice, PlanCandidate, PlanChoice
 from dovetail.topology.replay import Trace
@@ -31,6 +35,10 @@ TIE = 0.02
 QUIET = 1 / 3
 """Cores of other work up to which a round counts: beside more, who waits for whom decides."""
 TIMEOUT = 900.0
+REPLAYS = 3
+"""How many compiles replay the same plans and kernels while that comes to nothing."""
+NOT_TIMED = ("hardware.json", "plans/", "graph/", "tuning.jsonl")
+"""Files of an artifact that say nothing about how fast its kernels run."""
 _FAILED = "the replay of the plans failed, so that the simulated choice stands"
 _BUSY = (
     "the machine was busy with other work while the plans were measured ({:.1f} cores at best), so "
@@ -73,12 +81,31 @@ class ReplayTimes(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class PastReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """What replays of some plans came to; `times` of the latest, None where it failed."""
+
+    times: ReplayTimes | None
+    tries: int
+    when: datetime
+
+    @property
+    def useful(self) -> bool:
+        """Whether plans can be compared by it."""
+        return self.times is not None and bool(self.times.quiet().others)
+
+
 def measure_choice(
-    choice: PlanChoice, artifact: Path, spec: ModelSpec, trace: Trace, seconds: float
+    choice: PlanChoice,
+    artifact: Path,
+    spec: ModelSpec,
+    trace: Trace,
+    seconds: float,
+    memory: Memory | None = None,
 ) -> PlanChoice:
     """Return `choice` by measuring its pairs with the kernels of `artifact`, about `seconds` long.
 
-    All candidates run at least once, however long that takes.
+    All candidates run at least once, however long that takes. What `memory` has of the same plans
+    and kernels is not run again.
     """
     covers = cover_pairs(choice.pairs)
     prompt = max(1, min(PROMPT, spec.max_context - NEW_TOKENS))
@@ -91,10 +118,10 @@ def measure_choice(
         vocab_size=spec.vocab_size,
         seconds=seconds,
     )
-    times = run_replay(job)
+    times, source = _replay_once(job, artifact, memory) if memory else (run_replay(job), "")
     if times is None or not times.quiet().others:
         note = _FAILED if times is None else _BUSY.format(min(times.others))
-        return replace(choice, notes=(*choice.notes, note))
+        return replace(choice, notes=(*choice.notes, note + source))
     times = times.quiet()
     per_prompt = fmean(prompt for prompt, _ in trace.requests) / prompt
     per_step = fmean(output for _, output in trace.requests) / trace.batch
@@ -102,9 +129,38 @@ def measure_choice(
     decode = _spread([pair.decode for pair in covers], times.decode, per_step)
     shown = (
         f"{prompt} tokens of prompt and {NEW_TOKENS - 1} decode steps, lower quartile of "
-        f"{len(times.others)} quiet rounds, scaled to the trace's mean lengths"
+        f"{len(times.others)} quiet rounds, scaled to the trace's mean lengths{source}"
     )
     return apply_times(replace(choice, replay=shown), prefill, decode)
+
+
+def _replay_once(job: ReplayJob, artifact: Path, memory: Memory) -> tuple[ReplayTimes | None, str]:
+    """Return the times of a job, and when and by whom they were taken if that was not now.
+
+    A replay that came to nothing is tried again by later compiles, a few times and only once the
+    machine is quiet.
+    """
+    question = _question(job, artifact)
+    past = memory.recall(question, PastReplay)
+    cpus = {cpu for plan in job.plans for cpu in (*plan.prefill.cpus, *plan.decode.cpus)}
+    if past and (past.useful or past.tries >= REPLAYS or busy_cores(cpus) > BUSY):
+        return past.times, f" (replayed on {spell_time(past.when)} by an earlier compile)"
+    made = PastReplay(
+        times=run_replay(job), tries=past.tries + 1 if past else 1, when=datetime.now(UTC)
+    )
+    memory.remember(question, made)
+    return made.times, ""
+
+
+def _question(job: ReplayJob, artifact: Path) -> Any:
+    """Return what the times of a job depend on: plans, requests, and the files that are run."""
+    manifest = msgspec.json.decode((artifact / "manifest.json").read_bytes(), type=Manifest)
+    files = {
+        name: (file.bytes, file.sha256)
+        for name, file in manifest.files.items()
+        if not name.startswith(NOT_TIMED)
+    }
+    return replace(job, artifact=""), files
 
 
 def cover_pairs(pairs: Sequence[PairChoice]) -> tuple[PairChoice, ...]:

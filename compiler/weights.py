@@ -1,7 +1,8 @@
 """Packs a checkpoint into one weights.bin: streamed in blocks, page-aligned, hashed on the way.
 
-In: ModelSpec and Checkpoint. Out: the file, its WeightEntry index and its chunk hashes. At most
-one block (8 MiB of output) is held at a time, whatever the size of the model.
+In: ModelSpec and Checkpoint. Out: the file, its WeightEntry index and its chunk hashes. Two blocks
+(8 MiB of output) are held at a time, whatever the size of the model: one is read and packed while
+the other one is hashed and written.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +32,7 @@ PAGE = 4096
 CHUNK_BYTES = 16 << 20
 BLOCK_BYTES = 8 << 20
 
+T = TypeVar("T")
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -75,20 +79,23 @@ def pack_weights(
     tables = dict(
         zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
     )
-    with path.open("wb", buffering=0) as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("wb", buffering=0))
         os.posix_fallocate(file.fileno(), 0, total)  # a full disk shows now, not after minutes
-        sink = _HashedFile(file)
-        for source, entry in zip(weight_sources(spec), entries, strict=True):
-            sink.pad_to(entry.offset)
-            blocks = (
-                iter((tables[source.name],))
-                if source.name in tables
-                else _packed_blocks(source, entry.dtype, checkpoint)
-            )
-            for block in blocks:
-                sink.write(block)
-                if progress:
-                    progress(sink.position, total)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        sink = _HashedFile(file, pool)
+        found = (
+            (entry.offset, _packed_blocks(source, entry.dtype, checkpoint))
+            if source.name not in tables
+            else (entry.offset, iter((tables[source.name],)))
+            for source, entry in zip(weight_sources(spec), entries, strict=True)
+        )
+        placed = ((offset, block) for offset, blocks in found for block in blocks)
+        for offset, block in _read_ahead(placed, pool):
+            sink.pad_to(offset)
+            sink.write(block)
+            if progress:
+                progress(sink.position, total)
         sink.pad_to(total)
         os.fsync(file.fileno())
     return entries, sink.finish()
@@ -103,6 +110,14 @@ def convert(values: Array, stored: str, wanted: str) -> Array:
 
 
 # ---- from tensors to blocks ----
+
+
+def _read_ahead(items: Iterator[T], pool: ThreadPoolExecutor) -> Iterator[T]:
+    """Yield `items`, whose next one a thread makes while the last one is used."""
+    pending = pool.submit(next, items, None)
+    while (item := pending.result()) is not None:
+        pending = pool.submit(next, items, None)
+        yield item
 
 
 def _packed_blocks(source: WeightSource, dtype: str, checkpoint: Checkpoint) -> Iterator[Array]:
@@ -189,9 +204,10 @@ def _round_up(value: int, multiple: int) -> int:
 
 @dataclass(slots=True)
 class _HashedFile:
-    """Appends bytes to a file and hashes every CHUNK_BYTES of them."""
+    """Appends bytes to a file while a thread of `hashing` hashes every CHUNK_BYTES of them."""
 
     file: BinaryIO | Any
+    hashing: ThreadPoolExecutor
     position: int = 0
     _hash: Any = field(default_factory=hashlib.sha256)
     _digests: list[str] = field(default_factory=list)
@@ -199,11 +215,13 @@ class _HashedFile:
     def write(self, block: Array) -> None:
         data = np.ascontiguousarray(block).data.cast("B")
         while data:
-            room = CHUNK_BYTES - self.position % CHUNK_BYTES
-            written = self.file.write(data[:room])
-            self._hash.update(data[:written])
-            self.position += written
-            data = data[written:]
+            piece = data[: CHUNK_BYTES - self.position % CHUNK_BYTES]
+            hashed = self.hashing.submit(self._hash.update, piece)
+            self.position += len(piece)
+            data = data[len(piece) :]
+            while piece:
+                piece = piece[self.file.write(piece) :]
+            hashed.result()
             if self.position % CHUNK_BYTES == 0:
                 self._close_chunk()
 

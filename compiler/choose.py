@@ -26,6 +26,7 @@ from dovetail.compiler.attention_search import (
     apply_choices,
     search_attention,
 )
+from dovetail.compiler.calibrate import BUSY, busy_cores
 from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.jobs import allow, job_name, spent_seconds
 from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
@@ -44,6 +45,9 @@ from dovetail.ir.tuning import TuningRecord, encode_record
 
 DECIDING_SHARE = 0.3
 """A search spends up to this share of its budget on deciding, of which no trial tells."""
+
+SEARCHES = 3
+"""How many compiles search for the same schedules while most trials are disturbed."""
 
 Progress = Callable[[int, int], None]
 
@@ -71,15 +75,26 @@ class Chosen:
     records: tuple[TuningRecord, ...] = ()
     measured: int = 0
     notes: tuple[str, ...] = ()
+    disturbed: int = 0
 
 
 class PastChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What was chosen by measuring, on what trials, and when; notes: of that search."""
+    """What was chosen by measuring, on what trials, and when; notes: of that search.
+
+    disturbed: trials that do not count. tries: compiles that searched until most of them counted.
+    """
 
     tables: tuple[ScheduleTable, ...]
     records: tuple[TuningRecord, ...]
     notes: tuple[str, ...]
+    disturbed: int
+    tries: int
     when: datetime
+
+    @property
+    def settled(self) -> bool:
+        """Whether it stays on a quiet machine: most trials counted, or enough was tried."""
+        return self.disturbed <= len(self.records) or self.tries >= SEARCHES
 
     def repeat(self, warning: str | None) -> Chosen:
         """Return the choice again, with a note that says where it is from."""
@@ -94,8 +109,8 @@ class PastChoice(msgspec.Struct, frozen=True, kw_only=True):
 def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progress) -> Chosen:
     """Return the schedules of every operator; `progress` gets products done, and all.
 
-    A measured choice is made again, even on a busy machine, only where anything that it depends on
-    has changed, records of these products among it.
+    A measured choice stands until anything that it depends on changes, records of these products
+    among it. Where most trials were disturbed, it is made again a few times on a quiet machine.
     """
     if request.effort not in EFFORTS:
         plans = (*scope.plans, *scope.others)
@@ -105,15 +120,21 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progr
     if not request.measurable:
         return _search(scope, request, parts, database, progress)
     memory = Memory.of(scope.hardware, request.cache)
-    if past := memory.recall(_question(scope, request, parts, database), PastChoice):
+    past = memory.recall(_question(scope, request, parts, database), PastChoice)
+    if past and (past.settled or busy_cores(scope.hardware.allowed_pus) > BUSY):
         return past.repeat(database.warning)
     found = _search(scope, request, parts, database, progress)
     if {item.work for part in parts for item in part.items} <= {r.work for r in found.records}:
         notes = tuple(note for note in found.notes if note != database.warning)
-        past = PastChoice(
-            tables=found.tables, records=found.records, notes=notes, when=datetime.now(UTC)
+        made = PastChoice(
+            tables=found.tables,
+            records=found.records,
+            notes=notes,
+            disturbed=found.disturbed,
+            tries=past.tries + 1 if past else 1,
+            when=datetime.now(UTC),
         )
-        memory.remember(_question(scope, request, parts, database), past)
+        memory.remember(_question(scope, request, parts, database), made)
     return found
 
 
@@ -174,6 +195,7 @@ def _search(
         records=tuple(record for recorder in session.recorders for record in recorder.trials),
         measured=sum(recorder.measured for recorder in session.recorders),
         notes=tuple(note for note in notes if note),
+        disturbed=sum(recorder.disturbed for recorder in session.recorders),
     )
 
 

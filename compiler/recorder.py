@@ -309,7 +309,7 @@ def describe_disturbed(recorders: Iterable[Recorder]) -> str | None:
         return None
     return (
         f"{count} trials were disturbed by other work on the machine and do not count, nor do "
-        "their seconds; a later compile or `dovetail tune --missing` runs them again"
+        "their seconds; `dovetail tune --missing` runs them again, a compile where they were most"
     )
 
 

@@ -152,7 +152,8 @@ def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
     rows = max(n for n in (1, 2, 4) if n <= min(heads.group, SHARED_ROWS[target.isa]))
     size = KV_BLOCK * heads.head_dim * DTYPES[dtype].size
     ahead = min(max(FETCHED_AHEAD // size, 1), 4) if heads.group > 1 else 0
-    columns = 8 if rows == 1 or target.isa == "avx512" else 4
+    # bfloat16 is bound by arithmetic and wants registers, wider values by reading in order.
+    columns = 8 if rows == 1 or (target.isa == "avx512" and dtype != "bf16") else 4
     return {"HD": heads.head_dim, "HT": rows, "KT": 4, "VT": rows, "DV": columns, "AHEAD": ahead}
 
 

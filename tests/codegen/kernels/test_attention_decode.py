@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import SHARED_ROWS, HeadShape, kernel_request
-from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.library import LibrarySpec, build_library, lower_request
 from dovetail.codegen.targets import TARGETS
+from dovetail.ir.low.print import print_low
 from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
 from tests.codegen.kernels.reference import attention, paged
 
@@ -85,7 +86,7 @@ def test_sliding_window(native: Runner, window: int) -> None:
     check(native, "f32", (4, 2), 32, [1, 16, 17, 90, 144], window, splits=2, nth=2)
 
 
-FIXED = [(64, 1), (80, 2), (128, 7)]
+FIXED = [(64, 1), (80, 2), (128, 7), (64, 66)]
 
 
 @cache
@@ -126,6 +127,16 @@ def test_made_for_one_head_dim(target: str, hd: int, group: int, kv: str, window
     name = f"fixed_{hd}_{group}"
     heads = (3 * group, 3)
     check(fixed_runner(target), kv, heads, hd, lengths, window, splits=2, nth=2, kernel=name)
+
+
+@pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize("hd", [64, 80])
+def test_bfloat16_is_widened_by_pairs_that_fill_two_vectors(isa: str, kv: str, hd: int) -> None:
+    target = next(t for t in TARGETS.values() if t.isa == isa)
+    request = kernel_request("decode_attention", target, kv, HeadShape(hd, 4))
+    by_pairs = "-65536" in print_low(lower_request(request, target).unit)
+    assert by_pairs == (kv == "bf16" and hd % (2 * target.lanes) == 0)
 
 
 def test_small_shapes_in_every_target(interpreted: Runner) -> None:

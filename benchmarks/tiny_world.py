@@ -60,7 +60,7 @@ def share(answers: Sequence[Answer], questions: Sequence[Question]) -> float:
 
 def gold_texts(question: Question) -> list[str]:
     """Return the texts of a question's gold passages."""
-    texts = {p.id: p.text for p in corpus.passages()}
+    texts = {p.id: p.document for p in corpus.passages()}
     return [texts[i] for i in question.gold]
 
 
@@ -167,7 +167,7 @@ def measure(reader: Reader) -> dict[str, float]:
         for kind in (SINGLE, TWO_HOP, COMPARISON, UNANSWERABLE)
     }
     single, two_hop = of_kind[SINGLE], of_kind[TWO_HOP]
-    index = PassageIndex(Encoder(), [p.text for p in corpus.passages()])
+    index = PassageIndex(Encoder(), [p.document for p in corpus.passages()])
     ids = [p.id for p in corpus.passages()]
     found = index.find([q.question for q in single], 5)
     hits = [q.gold[0] in {ids[i] for i in row} for q, row in zip(single, found, strict=True)]

@@ -72,7 +72,7 @@ def quickstart_command(
     say = (lambda _line: None) if json else print
     artifact = directory / "app.dove"
     written = corpus.write(directory)
-    texts = [passage.text for passage in corpus.passages()]
+    texts = [passage.document for passage in corpus.passages()]
     say(f"1. {written[0]}: {len(texts)} passages of a synthetic world, and questions beside it")
     start = time.perf_counter()
     index = index_passages(texts)

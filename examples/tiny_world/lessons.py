@@ -26,13 +26,16 @@ from dovetail.tiny_world.questions import (
     two_hop,
 )
 from dovetail.tiny_world.relations import OF_KIND, RANGES, VALUES
-from dovetail.tiny_world.world import Fact, Passage, World
+from dovetail.tiny_world.world import Fact, Passage, World, capitalize
 
 SPLIT = "train"
-BLOCKS = 6
-CROWDED, CROWD_SAMPLE = 0.5, 60
+BLOCKS, EASY_BLOCKS = 6, 12
+"""Prompts of a lesson, at most: no reply is wanted twice, or it could be copied from the first."""
+PASSAGES, STATEMENTS = (1, 2, 3, 4, 5, 5), (2, 3, 4, 6, 8, 10, 12)
+"""How many documents a lesson holds: passages, or single statements in easy lessons."""
+CROWDED, CROWD_SAMPLE = 0.8, 60
 """Share of lessons whose documents look alike, as those a search brings; facts to choose from."""
-CHAT_SHARE, PLAIN_SHARE = 0.3, 0.25
+CHAT_SHARE, PLAIN_SHARE = 0.3, 0.15
 """Shares of lessons in the chat form, and without documents."""
 
 
@@ -62,18 +65,21 @@ Segment = tuple[str, bool]
 def draw_lesson(rng: random.Random, world: World, mix: Mix, easy: float) -> list[Segment]:
     """Return a lesson as segments whose texts, joined, are one training sequence.
 
-    `easy` is the share of lessons with documents whose documents are a few statements, which the
+    `easy` is the share of lessons with documents whose documents are single statements, which the
     replies repeat word for word: that is learnt first.
     """
     if rng.random() < PLAIN_SHARE:
         blocks = [_draw(rng, PLAIN)(rng, world) for _ in range(BLOCKS)]
         return _join(rng, "", blocks)
-    shelf = _fill_shelf(rng, world, easy=rng.random() < easy)
-    wanted = [_draw(rng, mix)(rng, world, shelf) for _ in range(BLOCKS)]
+    is_easy = rng.random() < easy
+    shelf = _fill_shelf(rng, world, easy=is_easy)
+    count = EASY_BLOCKS if is_easy else BLOCKS
+    blocks = (_draw(rng, mix)(rng, world, shelf) for _ in range(2 * count))
+    wanted = {block.reply: block for block in blocks if block is not None}
     lines = list(shelf.lines)
     rng.shuffle(lines)
     head = f"Documents:\n{prompts.bullets(lines)}\n"
-    return _join(rng, head, [block for block in wanted if block is not None])
+    return _join(rng, head, list(wanted.values())[:count])
 
 
 def _join(rng: random.Random, head: str, blocks: list[Block]) -> list[Segment]:
@@ -98,26 +104,38 @@ def _draw(rng: random.Random, weighted: dict[Maker, float]) -> Maker:
 
 
 def _fill_shelf(rng: random.Random, world: World, *, easy: bool) -> Shelf:
-    """Choose one to five passages, many about things of one kind or joined by a fact."""
-    facts = world.by_split[SPLIT]
+    """Return statements of facts where `easy`, else passages; half of the shelves hold a crowd."""
+    crowded = rng.random() < CROWDED
+    if easy:
+        return _statements(rng, world, crowded=crowded)
     chosen: dict[str, Passage] = {}
-    wanted = rng.choice((1, 2, 3) if easy else (1, 2, 3, 4, 5, 5))
-    crowded = not easy and rng.random() < CROWDED
+    wanted = rng.choice(PASSAGES)
     while len(chosen) < wanted:
-        fact = rng.choice(facts)
+        fact = rng.choice(world.by_split[SPLIT])
         near = _crowd(rng, world, fact) if crowded else [fact, *_neighbours(rng, world, fact)]
         for other in near[: wanted - len(chosen)]:
             passage = world.source[other.subject.name, other.relation.name]
             chosen[passage.id] = passage
-    passages = tuple(chosen.values())
-    held = tuple(fact for passage in passages for fact in passage.facts)
-    if easy:
-        lines = tuple(state(f.relation, f.subject.name, f.object) for f in held)
-        told = zip(held, lines, strict=True)
-    else:
-        lines = tuple(passage.text for passage in passages)
-        told = zip(held, (s for passage in passages for s in passage.told), strict=True)
-    return Shelf(lines, {(f.subject.name, f.relation.name): text for f, text in told}, held)
+    held = tuple(fact for passage in chosen.values() for fact in passage.facts)
+    told = tuple(sentence for passage in chosen.values() for sentence in passage.told)
+    return _shelf(tuple(passage.document for passage in chosen.values()), held, told)
+
+
+def _statements(rng: random.Random, world: World, *, crowded: bool) -> Shelf:
+    """Return a shelf of single statements: a crowd's, or those of any facts."""
+    wanted = rng.choice(STATEMENTS)
+    fact = rng.choice(world.by_split[SPLIT])
+    held = _crowd(rng, world, fact) if crowded else rng.sample(world.by_split[SPLIT], wanted)
+    held = held[:wanted]
+    told = tuple(state(f.relation, f.subject.name, f.object) for f in held)
+    titles = (capitalize(f.subject.name) for f in held)
+    lines = tuple(f"{title}: {text}" for title, text in zip(titles, told, strict=True))
+    return _shelf(lines, tuple(held), told)
+
+
+def _shelf(lines: tuple[str, ...], facts: tuple[Fact, ...], told: tuple[str, ...]) -> Shelf:
+    keys = [(fact.subject.name, fact.relation.name) for fact in facts]
+    return Shelf(lines, dict(zip(keys, told, strict=True)), facts)
 
 
 def _crowd(rng: random.Random, world: World, fact: Fact) -> list[Fact]:
@@ -126,7 +144,7 @@ def _crowd(rng: random.Random, world: World, fact: Fact) -> list[Fact]:
     pool = world.by_relation(SPLIT, fact.relation)
     sample = rng.sample(pool, min(len(pool), CROWD_SAMPLE))
     sample.sort(key=lambda f: len(wanted & _letter_pairs(f.subject.name)), reverse=True)
-    return [fact, *sample]
+    return [fact, *(other for other in sample if other != fact)]
 
 
 def _letter_pairs(name: str) -> set[str]:
@@ -274,6 +292,8 @@ def _hypothetical(rng: random.Random, world: World) -> Block:
     return Block(f"Question: {question.question}\nPassage:", question.statement)
 
 
+COPYING: Mix = {_ask_single: 1.0}
+"""As many answers to find as a lesson holds: that comes first."""
 READING: Mix = {
     _ask_single: 0.44,
     _ask_two_hop: 0.08,
@@ -284,15 +304,16 @@ READING: Mix = {
 }
 """Shares of what is asked about documents; mostly what they say."""
 JUDGING: Mix = {
-    _ask_single: 0.3,
-    _ask_two_hop: 0.08,
-    _ask_comparison: 0.14,
-    _ask_unknown: 0.22,
-    _ask_stranger: 0.06,
-    _compress: 0.1,
+    _ask_single: 0.5,
+    _ask_two_hop: 0.1,
+    _ask_comparison: 0.12,
+    _ask_unknown: 0.06,
+    _ask_stranger: 0.03,
+    _compress: 0.08,
     _refine: 0.1,
 }
-"""The same, with more of what they do not say and of comparisons."""
+"""The same with more comparisons, things the documents do not name, and fewer unknown answers:
+in doubt the likest sentence is wanted."""
 PLAIN: dict[Callable[[random.Random, World], Block], float] = {
     _decompose: 0.7,
     _closed_book: 0.1,

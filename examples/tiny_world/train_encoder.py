@@ -62,7 +62,7 @@ def draw_pairs(rng: random.Random, world: World, size: int) -> list[Pair]:
     while len(pairs) < size:
         fact = rng.choice(world.by_split["train"])
         passage = world.source[fact.subject.name, fact.relation.name]
-        pairs[passage.id] = single_hop(rng, world, fact).question, passage.text
+        pairs[passage.id] = single_hop(rng, world, fact).question, passage.document
     return list(pairs.values())
 
 

@@ -24,20 +24,25 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dovetail.tiny_world import SEED
 from dovetail.tiny_world.corpus import bundled_world
-from dovetail.tiny_world.lessons import JUDGING, READING, Mix, Segment, draw_lesson
+from dovetail.tiny_world.lessons import COPYING, JUDGING, READING, Mix, Segment, draw_lesson
+from dovetail.tiny_world.names import Syllables
 from dovetail.tiny_world.prompts import ASSISTANT, END, PAD, USER
 from dovetail.tiny_world.world import World, build_world
 
 LESSON_COUNTS = {"country": 60, "city": 150, "river": 60, "person": 300, "company": 90, "book": 100}
 """A lesson world is small, so that its entities meet each other often."""
 LESSONS_PER_WORLD = 480
+ALIKE, FEWEST = 0.5, 16
+"""Share of lesson worlds whose names look alike, and the fewest syllables of each sort there."""
 VOCABULARY = 1536
 CONTEXT = 1024
 PIECES = r" ?\d{1,2}"
 """Cut off before the merges: two digits, so that a year is copied as two tokens."""
-WARM_UP = 300
-EASY_STEPS, EASY_AT_LAST = 900, 0.2
-PROMPT_WEIGHT = 0.3
+STEPS, WARM_UP = 6000, 200
+MUON_RATE, ADAMW_RATE = 0.02, 0.003
+"""Full rates: Muon's for the matrices of the layers, AdamW's for the embedding and the norms."""
+EASY_STEPS, EASY_AT_LAST = 700, 0.15
+PROMPT_WEIGHT = 0.1
 """Weight of the loss on prompt tokens; replies weigh 1 (names in documents cannot be foreseen)."""
 BATCHES_SORTED = 8
 """Lessons of this many batches are sorted by length: little padding."""
@@ -53,7 +58,7 @@ CHAT_TEMPLATE = (
 
 
 def config() -> LlamaConfig:
-    """Return the architecture: 2.0 M parameters, grouped queries, tied embeddings."""
+    """Return the architecture: 1.9 M parameters, grouped queries, tied embeddings."""
     return LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=192,
@@ -81,48 +86,23 @@ def held_out_names() -> frozenset[str]:
 
 
 def lesson_world(seed: int, taken: frozenset[str]) -> World:
-    """Return a fresh world for lessons."""
-    return build_world(seed, LESSON_COUNTS, taken=taken)
+    """Return a fresh world for lessons; in half of them names are made of few syllables."""
+    rng = random.Random(seed)
+    syllables = Syllables()
+    if rng.random() < ALIKE:
+        syllables = syllables.few(rng, rng.randint(FEWEST, len(syllables.closed)))
+    return build_world(seed, LESSON_COUNTS, taken=taken, syllables=syllables)
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Steps up to `last` with one mix of lessons.
-
-    The rate falls from `rate` along a cosine that would reach zero after `horizon` steps.
-    """
-
-    last: int
-    rate: float
-    horizon: int
-    mix: Mix
-
-
-STAGES = (
-    Stage(last=2900, rate=1.5e-3, horizon=5000, mix=READING),
-    Stage(last=5400, rate=1e-3, horizon=3600, mix=JUDGING),
-    Stage(last=7400, rate=8e-4, horizon=2000, mix=JUDGING),
-    Stage(last=9600, rate=8e-4, horizon=2200, mix=JUDGING),
-)
-"""To find and copy an answer comes first; to say that there is none, and to compare, later."""
-
-
-def stage_of(step: int) -> tuple[int, Stage]:
-    """Return the steps before the stage of `step` (from 0), and the stage."""
-    before = 0
-    for stage in STAGES[:-1]:
-        if step < stage.last:
-            return before, stage
-        before = stage.last
-    return before, STAGES[-1]
-
-
-def learning_rate(step: int) -> float:
-    """Return the rate of `step`: linear warm-up, then the cosine of its stage."""
-    before, stage = stage_of(step)
-    along = min(1.0, (step - before) / stage.horizon)
-    falling = stage.rate * max(0.02, (1 + math.cos(math.pi * along)) / 2)
+def learning_rate(step: int, steps: int) -> float:
+    """Return the share of the full rates at `step` of `steps`: a warm-up, then half a cosine."""
+    falling = max(0.02, (1 + math.cos(math.pi * step / steps)) / 2)
     return falling * min(1.0, (step + 1) / WARM_UP)
+
+
+def mix_of(step: int) -> Mix:
+    """Return the mix at `step`: to find and copy comes first, to say that there is none later."""
+    return (COPYING, READING, JUDGING)[min(2, step // EASY_STEPS)]
 
 
 def easy_share(step: int) -> float:
@@ -209,7 +189,7 @@ def batches(
 
 
 def loss_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, float]:
-    """Return the weighted loss and the share of reply tokens that the model would have said."""
+    """Return the weighted loss and the share of replies that the model would have said."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(batch.ids[:, :-1]).logits
     wanted, weights = batch.ids[:, 1:], batch.weights[:, 1:]
@@ -217,32 +197,46 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, float]
         logits.float().flatten(0, 1), wanted.flatten(), reduction="none"
     )
     loss = (losses * weights.flatten()).sum() / weights.sum()
-    replies = weights == 1.0
-    right = (logits.argmax(-1) == wanted)[replies].float().mean().item()
-    return loss, right
+    return loss, whole_replies(logits.argmax(-1) == wanted, weights == 1.0)
+
+
+def whole_replies(right: torch.Tensor, replies: torch.Tensor) -> float:
+    """Return the share of replies with every token right; both bool [B, T], True on replies.
+
+    Most tokens of a reply repeat its question: the share of right tokens would say little.
+    """
+    starts = replies & ~functional.pad(replies, (1, 0))[:, :-1]
+    number = (starts.flatten().cumsum(0) - 1)[replies.flatten()]
+    wrong = torch.bincount(number, (~right[replies]).float())
+    return (wrong == 0).float().mean().item()
 
 
 class Trainer:
-    """The model with its optimizer (AdamW) and the steps done."""
+    """The model with its optimizers and the steps done."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int) -> None:
         torch.manual_seed(SEED)
         self.model = LlamaForCausalLM(config())
-        self.done = 0
-        self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), betas=(0.9, 0.98), weight_decay=0.01
-        )
-        self._parts = {"model": self.model, "optimizer": self._optimizer}
+        self.done, self._steps = 0, steps
+        named = dict(self.model.named_parameters())
+        matrices = [n for n, p in named.items() if p.ndim == 2 and "embed" not in n]
+        muon = torch.optim.Muon([named[n] for n in matrices], MUON_RATE, weight_decay=0.01)
+        rest = [p for n, p in named.items() if n not in matrices]
+        adamw = torch.optim.AdamW(rest, ADAMW_RATE, betas=(0.9, 0.98), weight_decay=0.0)
+        self._rates = {muon: MUON_RATE, adamw: ADAMW_RATE}
+        self._parts = {"model": self.model, "muon": muon, "adamw": adamw}
 
     def step(self, batch: Batch) -> tuple[float, float]:
-        """Learn from a batch; return its loss and the share of right reply tokens."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.done)
+        """Learn from a batch; return its loss and the share of right replies."""
+        share = learning_rate(self.done, self._steps)
         loss, right = loss_of(self.model, batch)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self._optimizer.step()
+        for optimizer, rate in self._rates.items():
+            for group in optimizer.param_groups:
+                group["lr"] = rate * share
+            optimizer.step()
         self.done += 1
         return loss.item(), right
 
@@ -264,7 +258,7 @@ def train(
     settings: argparse.Namespace, tokenizer: Tokenizer, taken: frozenset[str]
 ) -> LlamaForCausalLM:
     """Return the model after `settings.steps` steps."""
-    trainer = Trainer()
+    trainer = Trainer(settings.steps)
     checkpoint = settings.work / "checkpoint.pt"
     if checkpoint.is_file():
         trainer.restore(checkpoint)
@@ -273,7 +267,7 @@ def train(
 
     def plan(lesson: int) -> tuple[Mix, float]:
         step = first + lesson // settings.batch
-        return stage_of(step)[1].mix, easy_share(step)
+        return mix_of(step), easy_share(step)
 
     lessons = draw_lessons(seed, taken, plan)
     source = batches(tokenizer, lessons, settings.batch, random.Random(seed))
@@ -326,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("build/tiny_llama"))
-    parser.add_argument("--steps", type=int, default=STAGES[-1].last)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=100)

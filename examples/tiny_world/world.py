@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dovetail.tiny_world.names import NameMaker
+from dovetail.tiny_world.names import NameMaker, Syllables
 from dovetail.tiny_world.relations import (
     FILLERS,
     GENERIC,
@@ -59,6 +59,11 @@ class Passage:
     facts: tuple[Fact, ...] = ()
     told: tuple[str, ...] = ()
 
+    @property
+    def document(self) -> str:
+        """The passage as a prompt shows it: what it is about comes first, whatever the wording."""
+        return f"{self.title}: {self.text}"
+
 
 @dataclass(slots=True)
 class World:
@@ -99,13 +104,15 @@ def build_world(
     counts: Mapping[str, int] = COUNTS,
     shares: Mapping[str, float] | None = None,
     taken: frozenset[str] = frozenset(),
+    syllables: Syllables | None = None,
 ) -> World:
     """Return the world of `seed`: `counts` entities per kind, divided among splits by `shares`.
 
     Facts join entities of one split only, so splits share no entity. No name is one of `taken`.
+    Names are made of `syllables`, all by default.
     """
     rng = random.Random(seed)
-    names = NameMaker(rng, taken)
+    names = NameMaker(rng, taken, syllables)
     entities: dict[str, Entity] = {}
     for split, share in (shares or {"train": 1.0}).items():
         for kind, count in counts.items():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dovetail.tiny_world import prompts
-from dovetail.tiny_world.lessons import JUDGING, draw_lesson
+from dovetail.tiny_world.lessons import JUDGING, READING, draw_lesson
 from dovetail.tiny_world.world import World, build_world
 
 COUNTS = {"country": 30, "city": 70, "river": 30, "person": 140, "company": 40, "book": 40}
@@ -37,3 +37,24 @@ def test_replies_follow_from_what_stands_before_them(world: World) -> None:
                 assert all(line.removeprefix("- ") in head for line in text.splitlines())
     assert set(cues) == {"Answer:", "Relevant:", "Refined:", "Next question:", "Passage:"}
     assert min(cues.values()) >= 50 and 60 <= chats <= 180
+
+
+def test_no_reply_of_a_lesson_with_documents_is_wanted_twice(world: World) -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        lesson = draw_lesson(rng, world, JUDGING, 0.5)
+        if "Documents:" in lesson[0][0]:
+            replies = [text for text, is_reply in lesson if is_reply]
+            assert len(set(replies)) == len(replies) <= 6
+
+
+def test_easy_lessons_hold_crowds_of_one_relation(world: World) -> None:
+    """Half of them ask for one of many things of a kind, whose names alone tell them apart."""
+    rng = random.Random(6)
+    crowds = 0
+    for _ in range(300):
+        head = draw_lesson(rng, world, READING, 1.0)[0][0]
+        lines = [line for line in head.splitlines() if line.startswith("- The ")]
+        starts = {" ".join(line.split()[:3]) for line in lines}
+        crowds += len(lines) >= 6 and len(starts) == 1
+    assert crowds >= 30

@@ -26,7 +26,7 @@ SHA256 = {
     ENCODER / "tokenizer.json": "5e6b308043d1d9531f93c935c05386468e5c943a0dd5dc68f5681124f9655d03",
 }
 LIMITS = {LLAMA: 8 << 20, ENCODER: 4 << 20}
-TEXT = {p.id: p.text for p in corpus.passages()}
+TEXT = {p.id: p.document for p in corpus.passages()}
 
 
 def pick(kind: str, count: int) -> list[Question]:

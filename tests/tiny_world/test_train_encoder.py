@@ -21,7 +21,7 @@ from dovetail.tiny_world.train_llama import lesson_world
 def test_pairs_are_a_question_and_the_passage_that_answers_it() -> None:
     world = lesson_world(3, frozenset())
     pairs = draw_pairs(random.Random(1), world, 50)
-    texts = {passage.text for passage in world.passages}
+    texts = {passage.document for passage in world.passages}
     assert len({passage for _, passage in pairs}) == 50
     assert all(question[-1] in "?." and passage in texts for question, passage in pairs)
 

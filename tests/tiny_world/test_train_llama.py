@@ -23,6 +23,7 @@ from dovetail.tiny_world.train_llama import (
     tokenizer_plan,
     train,
     train_tokenizer,
+    whole_replies,
 )
 
 
@@ -59,6 +60,13 @@ def test_replies_weigh_one_and_prompts_less(tokenizer: Tokenizer) -> None:
     assert set(weights) == {PROMPT_WEIGHT, 1.0} and weights == sorted(weights)
 
 
+def test_a_reply_is_right_when_all_its_tokens_are() -> None:
+    replies = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 1, 0]]).bool()
+    right = torch.tensor([[0, 1, 1, 1, 0], [1, 0, 0, 1, 1]]).bool()
+    assert whole_replies(right, replies) == 0.5
+    assert whole_replies(replies, replies) == 1.0
+
+
 def test_batches_are_padded_to_their_longest(tokenizer: Tokenizer) -> None:
     source = batches(tokenizer, draw_lessons(1, frozenset(), tokenizer_plan), 4, random.Random(1))
     for batch in itertools.islice(source, 8):
@@ -78,7 +86,7 @@ def test_training_is_reproducible_and_goes_on_from_its_checkpoint(
         models.append(train(settings(folder, 2), tokenizer, frozenset()))
     for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(one, two)
-    again = Trainer()
+    again = Trainer(2)
     again.restore(folders[0] / "checkpoint.pt")
     assert again.done == 2
     for one, two in zip(again.model.parameters(), models[0].parameters(), strict=True):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from dovetail.tiny_world.names import MAKERS
+from dovetail.tiny_world.names import MAKERS, Syllables
 from dovetail.tiny_world.relations import KINDS, OF_KIND, RELATIONS
 from dovetail.tiny_world.world import World, build_world
 
@@ -48,6 +50,14 @@ def test_what_a_fact_settles_about_its_object_holds(world: World) -> None:
 def test_taken_names_are_not_given_again(world: World) -> None:
     taken = frozenset(world.entities)
     assert not taken & set(build_world(5, COUNTS, SHARES, taken).entities)
+
+
+def test_names_of_few_syllables_look_alike() -> None:
+    few = Syllables().few(random.Random(2), 14)
+    alike = build_world(5, COUNTS, SHARES, syllables=few)
+    starts = {name[:2] for name in alike.entities if not name.startswith("The ")}
+    assert starts <= {syllable.capitalize()[:2] for syllable in few.open}
+    assert len(starts) <= 14 < len({name[:2] for name in build_world(5, COUNTS).entities})
 
 
 def test_the_tables_fit_together() -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 ASKED = {SINGLE: 2, TWO_HOP: 2, UNANSWERABLE: 1}
 """How many questions of each kind are asked, all from the dev split."""
-TOPK = 2
-"""Passages per search; more that look alike confuse a model of 1.9 M parameters."""
 SEARCH_SECONDS = 20.0
 """Budget of the schedule search: the model is small."""
 
@@ -169,7 +167,7 @@ def pick_questions(questions: Sequence[Question]) -> list[Question]:
 def ask(reader: Reader, index: PassageIndex, question: Question) -> Asked:
     """Answer a question without documents, and with them: two-hop questions in several steps."""
     workflow = workflows.multistep if question.kind == TWO_HOP else workflows.one_shot
-    answer = workflow(reader, index.search, question.question, topk=TOPK)
+    answer = workflow(reader, index.search, question.question)
     return Asked(
         question=question.question,
         wanted=question.answer,

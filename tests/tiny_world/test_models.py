@@ -19,11 +19,11 @@ from dovetail.tiny_world.encoder import Encoder, PassageIndex
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP, UNANSWERABLE, Question
 
 SHA256 = {
-    LLAMA / "model.safetensors": "581f7ae203abccfa001f0f0c7a89b962d75eab7647461a9f4bf5d98171c3fa67",
+    LLAMA / "model.safetensors": "a94b8d888dd9b1d9fc321908a6a81c81ec5c98e22783c82fac720e98a129806c",
     LLAMA / "tokenizer.json": "1befcac76721eb9004d18fb216c8daa870d337c3880725e104b265fd7b2748b0",
     ENCODER
-    / "model.safetensors": "97a19441f93312ac8d4661fcf9a6f7d7ec1dd1daab73fecf7aa208eba8a3ecd0",
-    ENCODER / "tokenizer.json": "5e6b308043d1d9531f93c935c05386468e5c943a0dd5dc68f5681124f9655d03",
+    / "model.safetensors": "4d99c58ce2e87fd8914df8828507996c41a0569cde76db3a70c056a9d4e18082",
+    ENCODER / "tokenizer.json": "c759ac9ef56d7abf8ca9ebfa44802f15dbbfd22c58387b0c1ac5d03b5e5e66f1",
 }
 LIMITS = {LLAMA: 8 << 20, ENCODER: 4 << 20}
 TEXT = {p.id: p.document for p in corpus.passages()}
@@ -83,7 +83,7 @@ def test_answers_come_from_the_documents(generate: workflows.Generate) -> None:
     """Open book most are right, closed book none is; what is not told is unknown."""
     single = pick(SINGLE, 24)
     right = [workflows.read(generate, q.question, [TEXT[q.gold[0]]]) == q.statement for q in single]
-    assert sum(right) >= 20
+    assert sum(right) >= 22
     closed = [workflows.closed_book(generate, q.question) for q in single]
     assert not any(a.short == q.answer for a, q in zip(closed, single, strict=True))
     told = [
@@ -93,9 +93,18 @@ def test_answers_come_from_the_documents(generate: workflows.Generate) -> None:
     assert sum(reply.endswith(" unknown.") for reply in told) >= 9
 
 
+def test_the_document_that_answers_is_told_from_four_that_look_alike(
+    generate: workflows.Generate, index: PassageIndex
+) -> None:
+    asked = pick(SINGLE, 30)
+    answers = [workflows.one_shot(generate, index.search, q.question) for q in asked]
+    right = [workflows.exact_match(a.short, q.answer) for a, q in zip(answers, asked, strict=True)]
+    assert sum(right) >= 22 and all(len(a.hops[0].passages) == 5 for a in answers)
+
+
 def test_two_hops_over_the_index(generate: workflows.Generate, index: PassageIndex) -> None:
     asked = pick(TWO_HOP, 10)
-    answers = [workflows.multistep(generate, index.search, q.question, topk=2) for q in asked]
+    answers = [workflows.multistep(generate, index.search, q.question) for q in asked]
     right = [workflows.exact_match(a.short, q.answer) for a, q in zip(answers, asked, strict=True)]
     assert sum(right) >= 6 and all(len(a.hops) >= 1 for a in answers)
 

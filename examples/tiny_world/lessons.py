@@ -74,8 +74,8 @@ def draw_lesson(rng: random.Random, world: World, mix: Mix, easy: float) -> list
     is_easy = rng.random() < easy
     shelf = _fill_shelf(rng, world, easy=is_easy)
     count = EASY_BLOCKS if is_easy else BLOCKS
-    blocks = (_draw(rng, mix)(rng, world, shelf) for _ in range(2 * count))
-    wanted = {block.reply: block for block in blocks if block is not None}
+    drawn = (_draw(rng, mix)(rng, world, shelf) for _ in range(2 * count))
+    wanted = {block.reply: block for block in drawn if block is not None}
     lines = list(shelf.lines)
     rng.shuffle(lines)
     head = f"Documents:\n{prompts.bullets(lines)}\n"

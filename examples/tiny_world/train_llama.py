@@ -208,7 +208,7 @@ def whole_replies(right: torch.Tensor, replies: torch.Tensor) -> float:
     starts = replies & ~functional.pad(replies, (1, 0))[:, :-1]
     number = (starts.flatten().cumsum(0) - 1)[replies.flatten()]
     wrong = torch.bincount(number, (~right[replies]).float())
-    return (wrong == 0).float().mean().item()
+    return float((wrong == 0).float().mean())
 
 
 class Trainer:

@@ -55,8 +55,9 @@ SMALL_M = range(2, 33)
 """Row counts of small decode batches, for which the summary has a mean of its own."""
 BATCH_SECONDS = 0.1
 """Least duration of a timed batch: shorter ones cannot be judged as disturbed or not."""
-SETTLE_SECONDS = 0.003
-"""Pause before a batch: idle threads of the library that ran before stop spinning meanwhile."""
+SETTLE_SECONDS, SETTLE_AT_MOST = 0.005, 1.0
+"""Pauses before a batch until the threads of the library that ran before no longer spin: OpenBLAS's
+do for 0.1 s."""
 LOW_RATIO, MEASURED_AGAIN = 0.95, 3
 """A cell below this share of torch's speed is measured again, so many times at most."""
 SPIN = 2000
@@ -126,6 +127,16 @@ def check(shape: Shape, sides: Mapping[str, Product], m: int) -> None:
             raise SystemExit(f"{name}: wrong result at M={m}, N={n}, K={k}: {error:.2e}")
 
 
+def settle() -> None:
+    """Wait until this process takes next to no CPU time while it sleeps."""
+    give_up = time.perf_counter() + SETTLE_AT_MOST
+    while time.perf_counter() < give_up:
+        spent = time.process_time()
+        time.sleep(SETTLE_SECONDS)
+        if time.process_time() - spent < SETTLE_SECONDS / 10:
+            return
+
+
 def time_sides(shape: Shape, sides: Mapping[str, Product]) -> Timed:
     """Return the times of all sides, measured in turns."""
     copies = len(shape.operands.plain)
@@ -137,7 +148,7 @@ def time_sides(shape: Shape, sides: Mapping[str, Product]) -> Timed:
         setting.rounds,
         warmups=0,
         patience=setting.patience,
-        before=lambda: time.sleep(SETTLE_SECONDS),
+        before=settle,
     )
     return Timed({name: samples[name].median / calls[name] for name in sides}, samples)
 

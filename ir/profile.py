@@ -1,0 +1,42 @@
+"""`models/<name>/profile.json`: cost tables of a model on a machine, and what they hold for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Origin = Literal["measured", "simulated", "assumed"]
+
+
+class CostRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds at one point of a table.
+
+    at: the table's coordinates, () for a constant. spread: distance of the quartiles (or the error
+    that is assumed), relative to `seconds`.
+    """
+
+    at: tuple[int, ...]
+    seconds: float
+    origin: Origin
+    spread: float = 0.0
+
+
+class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows hold for. `kernels` is a sha256 over the kernels, "" where none were built."""
+
+    model: str
+    device: str
+    threads: int
+    tensor_parallel: int
+    kernels: str
+
+
+class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Tables by name: those of `runtime.cost_tables.AXES`; a layer's seconds, or a copy's."""
+
+    schema: int = 1
+    key: ProfileKey
+    created: str
+    sources: tuple[str, ...] = ()  # where figures that were assumed come from
+    tables: dict[str, tuple[CostRow, ...]]

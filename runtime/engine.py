@@ -159,12 +159,12 @@ class Engine:
         """Run the forward tape over a filled step, under the plan its prefill tokens call for."""
         prefill = shape.prefill_tokens >= self.threshold
         threads = self.model.phase(prefill).plan.threads
-        args = self.buffers.forward_args(shape, self._kv_splits(shape, threads))
+        args = self.buffers.forward_args(shape, self.kv_splits(shape, threads))
         if self.group is not None:
             self.group.step(args, prefill=prefill)
         self.model.run(args, prefill=prefill)
 
-    def _kv_splits(self, shape: StepShape, threads: int) -> int:
+    def kv_splits(self, shape: StepShape, threads: int) -> int:
         """Return the fewest parts of each sequence that keep all threads equally busy."""
         units = shape.n_decode * self.spec.n_kv_heads
         most = min(MAX_KV_SPLITS, 1 + shape.longest_decode // SPLIT_TOKENS)

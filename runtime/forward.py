@@ -80,8 +80,8 @@ class ForwardModel:
             spec = shard_spec(spec, shard)
         layer = plan.kv_blocks * layer_block_bytes(spec)
         size = layer * spec.n_layers
-        kv = KvArrays(self.device.alloc(size), self.device.alloc(size), layer)
-        operands = Operands(self.weights, self.device.alloc(tape.arena_bytes), kv)
+        self.kv = KvArrays(self.device.alloc(size), self.device.alloc(size), layer)
+        operands = Operands(self.weights, self.device.alloc(tape.arena_bytes), self.kv)
         self.prefill = Phase(self.bind(tape, operands, "prefill", plan.prefill), plan.prefill)
         self.decode = Phase(self.bind(tape, operands, "decode", plan.decode), plan.decode)
         self._group_args: dict[str, int] = {}

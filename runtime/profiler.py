@@ -1,0 +1,267 @@
+"""Measures the cost tables of a model on the CPU it runs on, with the kernels it runs with.
+
+In: an idle engine and seconds to spend. Out: a `ProfileFile` of measured rows, kept in the
+artifact; few points, the most telling ones first, so that a short budget gives a coarse table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import KV_BLOCK
+from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
+from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.cost_tables import read_profile, write_profile
+from dovetail.runtime.device import Segment
+from dovetail.runtime.engine import Engine
+from dovetail.runtime.kv_pool import blocks_for
+from dovetail.runtime.request import Metrics, Request, SamplingParams
+from dovetail.runtime.scheduler import Batch, PrefillChunk
+from dovetail.runtime.step import StepShape
+from dovetail.topology.hardware import HardwareSpec
+
+BUDGET = 10.0
+"""Seconds that a profile takes by default; each table gets its end points whatever they take."""
+REPEATS, LEAST = 7, 3
+"""Runs of a point, and those it gets however slow it is."""
+POINT_SHARE = 0.05
+"""Part of the budget after which a point gets no more runs than the least."""
+KV_BYTES = 1 << 30
+"""Bytes of KV memory that decode attention is measured with, at most."""
+PAGE = 4096
+
+Point = tuple[str, tuple[int, ...]]
+"""A table, and where in it."""
+
+log = logging.getLogger("dovetail")
+
+
+def profile_key(artifact: Artifact, engine: Engine, hardware: HardwareSpec) -> ProfileKey:
+    """Return what a profile of this engine would hold for."""
+    kernels = sorted(f"{kernel.name} {kernel.digest}" for kernel in artifact.kernels.kernels)
+    return ProfileKey(
+        model=artifact.manifest.model_fingerprint,
+        device=f"{hardware.cpu_model} {artifact.target}",
+        threads=engine.model.decode.plan.threads,
+        tensor_parallel=artifact.service.processes,
+        kernels=hashlib.sha256("\n".join(kernels).encode()).hexdigest(),
+    )
+
+
+def load_profile(
+    artifact: Artifact,
+    part: ModelPart,
+    engine: Engine,
+    hardware: HardwareSpec,
+    seconds: float = BUDGET,
+) -> ProfileFile:
+    """Return the profile kept in the artifact; where there is none, measure and keep it.
+
+    Raises:
+        ArtifactError: the one that is kept is damaged, or of another machine or model.
+        SpecError: the engine is busy, or is a group of processes.
+    """
+    key = profile_key(artifact, engine, hardware)
+    found = read_profile(part.folder, key)
+    if found is None:
+        found = measure_profile(engine, key, seconds)
+        try:
+            write_profile(part.folder, found)
+        except OSError as error:
+            log.warning("the profile could not be kept in %s: %s", part.folder, error.strerror)
+    return found
+
+
+def measure_profile(engine: Engine, key: ProfileKey, seconds: float = BUDGET) -> ProfileFile:
+    """Measure the tables `linear`, `prefill`, `cpu_decode` and `head` on an idle engine.
+
+    Raises:
+        SpecError: the engine is busy, or is a group of processes.
+    """
+    if engine.scheduler.busy:
+        raise SpecError("a busy engine cannot be profiled; wait until its requests have finished")
+    if engine.group is not None:
+        raise SpecError("a group of processes cannot be profiled; load with a plan of one process")
+    bench = _Bench(engine)
+    tables: dict[str, list[CostRow]] = {}
+    start, now = engine.device.now(), engine.device.now
+    for number, (least, (table, at)) in enumerate(plan_points(*bench.limits)):
+        if not least and now() - start > seconds:
+            log.info("profiled %d points in %.1f s", number, now() - start)
+            break
+        times = _repeat(bench.prepare(table, at), now, POINT_SHARE * seconds)
+        tables.setdefault(table, []).append(_row(at, times))
+        bench.clear()
+    return ProfileFile(
+        key=key,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tables={table: tuple(sorted(rows, key=_place)) for table, rows in tables.items()},
+    )
+
+
+def _place(row: CostRow) -> tuple[int, ...]:
+    return row.at
+
+
+def _row(at: tuple[int, ...], times: Sequence[float]) -> CostRow:
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+    spread = (high - low) / middle if middle else 0.0
+    return CostRow(at=at, seconds=middle, origin="measured", spread=spread)
+
+
+def _repeat(run: Callable[[], float], now: Callable[[], float], limit: float) -> list[float]:
+    run()  # the first one maps pages and wakes threads
+    times: list[float] = []
+    start = now()
+    while len(times) < LEAST or (len(times) < REPEATS and now() - start < limit):
+        times.append(run())
+    return times
+
+
+# ---- which points ----
+
+
+def plan_points(
+    max_tokens: int, max_sequences: int, max_context: int, kv_tokens: int
+) -> Iterator[tuple[bool, Point]]:
+    """Yield (is an end point, point): the ends of each table, then ever finer between them."""
+    lines = {
+        "linear": _refined(1, max_tokens),
+        "prefill": _refined(1, min(max_tokens, max_context)),
+        "head": _refined(1, max_sequences),
+    }
+    sequences = _refined(1, max_sequences)
+    each = _refined(min(KV_BLOCK, max_context), min(max_context, kv_tokens))
+    grid = [
+        (max(i, j), (s, s * n))
+        for i, row in enumerate(sequences)
+        for s in row
+        for j, column in enumerate(each)
+        for n in column
+        if s * blocks_for(n) * KV_BLOCK <= kv_tokens
+    ]
+    depth = max(len(sequences), len(each), *(len(line) for line in lines.values()))
+    for level in range(depth):
+        for table, line in lines.items():
+            for x in line[level] if level < len(line) else ():
+                yield level == 0, (table, (x,))
+        for at in (at for found, at in grid if found == level):
+            yield level == 0, ("cpu_decode", at)
+
+
+def _refined(first: int, last: int) -> list[list[int]]:
+    """Return [the ends], [the point between], [those between these], ...: powers of two."""
+    known = sorted({first, last})
+    levels = [known]
+    inner = [1 << i for i in range(first.bit_length(), last.bit_length()) if first < 1 << i < last]
+    while inner:
+        fresh = [_middle([x for x in inner if a < x < b]) for a, b in pairwise(known)]
+        level = sorted(x for found in fresh for x in found)
+        levels.append(level)
+        known = sorted({*known, *level})
+        inner = [x for x in inner if x not in level]
+    return levels
+
+
+def _middle(points: Sequence[int]) -> Sequence[int]:
+    return points[len(points) // 2 :][:1]
+
+
+# ---- how a point is measured ----
+
+
+class _Bench:
+    """Runs segments of the engine's forward tape over made-up sequences."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.pool = engine, engine.pool
+        self._layers = range(engine.spec.n_layers)
+        self._requests: dict[int, Request] = {}
+        kv, tape = engine.model.kv, engine.model.decode.tape.tape
+        self._block = kv.layer_bytes // self.pool.n_blocks
+        blocks = KV_BYTES // (2 * self._block * len(self._layers))
+        kv_tokens = KV_BLOCK * max(1, min(self.pool.free_blocks, blocks))
+        limits = engine.scheduler.limits
+        context = min(limits.max_context, kv_tokens)
+        tokens = min(tape.max_tokens, context)
+        self.limits = (tokens, limits.max_step_sequences, context, kv_tokens)
+
+    def prepare(self, table: str, at: tuple[int, ...]) -> Callable[[], float]:
+        """Return what measures a point once, in seconds of one layer."""
+        if table == "cpu_decode":
+            sequences, tokens = at
+            return self._decode(sequences, tokens // sequences)
+        if table == "head":
+            return self._timed(self._fill([1] * at[0], decode=True), ["head"], 1)
+        names = {"linear": ("pre_attn", "post_attn"), "prefill": ("attn",)}[table]
+        segments = [f"{name}({i})" for i in self._layers for name in names]
+        return self._timed(self._fill(list(at), decode=False), segments, len(self._layers))
+
+    def clear(self) -> None:
+        """Give back the blocks of the point measured last."""
+        for number in self._requests:
+            self.pool.close(number)
+        self._requests.clear()
+
+    def _decode(self, sequences: int, each: int) -> Callable[[], float]:
+        segments = [f"attn({i})" for i in self._layers]
+        shape = self._fill([each] * sequences, decode=True)
+        return self._timed(shape, segments, len(self._layers))
+
+    def _fill(self, lengths: Iterable[int], *, decode: bool) -> StepShape:
+        """Write a step over new sequences: one token each of them, or all of their tokens."""
+        for number, length in enumerate(lengths):
+            self._requests[number] = _make_request(number, length, decode)
+            self.pool.open(number)
+            self.pool.grow(number, length)
+            self._touch(self.pool.table(number))
+        numbers = tuple(self._requests)
+        chunks = tuple(PrefillChunk(n, 0, len(self._requests[n].tokens)) for n in numbers)
+        batch = Batch(cpu_decode=numbers) if decode else Batch(prefill=chunks)
+        shape = self.engine.buffers.fill(batch, self._requests, self.pool)
+        self.engine.forward(shape)  # later segments find what the earlier ones leave behind
+        return shape
+
+    def _touch(self, blocks: Sequence[int]) -> None:
+        """Have pages of these blocks: untouched memory is one page of zeros, read from a cache."""
+        for pool in (self.engine.model.kv.k, self.engine.model.kv.v):
+            whole = pool[: len(self._layers) * self.pool.n_blocks * self._block]
+            cells = whole.reshape(len(self._layers), self.pool.n_blocks, self._block)
+            for block in blocks:
+                cells[:, block, ::PAGE] = cells[:, block, ::PAGE]
+
+    def _timed(self, shape: StepShape, names: Sequence[str], layers: int) -> Callable[[], float]:
+        engine = self.engine
+        phase = engine.model.phase(shape.prefill_tokens >= engine.threshold)
+        args = engine.buffers.forward_args(shape, engine.kv_splits(shape, phase.plan.threads))
+        segments = [
+            Segment(phase.tape, phase.plan, args, span)
+            for span in (phase.tape.segment(name) for name in names)
+            if span
+        ]
+
+        def run() -> float:
+            start = engine.device.now()
+            for segment in segments:
+                engine.device.run(segment)
+            return (engine.device.now() - start) / layers
+
+        return run
+
+
+def _make_request(number: int, length: int, decode: bool) -> Request:
+    return Request(
+        id=number,
+        tokens=[0] * length,
+        prompt_length=length,
+        max_tokens=1,
+        params=SamplingParams(),
+        metrics=Metrics(arrival=0.0),
+        computed=length - 1 if decode else 0,
+    )

@@ -49,7 +49,14 @@ class ArtifactError(DovetailError):
 
 
 class CapacityError(DovetailError):
-    """The machine is full (BUSY); the request may be sent again later."""
+    """The machine is full (BUSY); `retry_after` says in how many seconds to try again.
+
+    None: waiting does not help.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class RankError(DovetailError):

@@ -20,11 +20,12 @@ from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.memory import available_memory
+from dovetail.runtime.plan import Batch, Limits
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.request import Request, SamplingParams, State, TokenLogprob
 from dovetail.runtime.sampling import draw_uniform, top_logprobs
-from dovetail.runtime.scheduler import Batch, Limits, Scheduler
+from dovetail.runtime.scheduler import Scheduler
 from dovetail.runtime.step import StepBuffers, StepShape, step_bytes
 from dovetail.runtime.tape import Operands
 from dovetail.topology.hardware import HardwareSpec
@@ -85,7 +86,8 @@ class Engine:
         operands = Operands(self.model.weights, self.device.alloc(sample.arena_bytes))
         self.sampler = Phase(self.model.bind(sample, operands, "decode", decode), decode)
         self.buffers = StepBuffers(alloc, self.spec, tokens, sequences)
-        limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size)
+        ends = frozenset(self.spec.eos_token_ids)
+        limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size, ends)
         self.scheduler = Scheduler(limits, self.pool, ZeroPredictor(), self.device.now)
 
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
@@ -147,10 +149,7 @@ class Engine:
         if shape.n_tokens == 0:
             return ()
         self.forward(shape)
-        for chunk in batch.prefill:
-            self._stored(requests[chunk.request], chunk.length)
-        for number in batch.cpu_decode:
-            self._stored(requests[number], 1)
+        self.scheduler.complete(batch)
         if shape.outputs:
             self._sample(shape)
         return shape.outputs
@@ -173,10 +172,6 @@ class Engine:
                 return splits
         return most
 
-    def _stored(self, request: Request, count: int) -> None:
-        request.computed += count
-        self.pool.publish(request.id, request.tokens, request.computed)
-
     def _sample(self, shape: StepShape) -> None:
         args = self.buffers.sample_args(shape, draw_uniform)
         plan = _first_threads(self.sampler.plan, len(shape.outputs))
@@ -188,17 +183,7 @@ class Engine:
             if request.params.logprobs is not None:
                 top = top_logprobs(self.buffers.logits(row), request.params.logprobs)
                 request.logprobs.append(TokenLogprob(ids[row], logprobs[row], top))
-            self._append(request, ids[row], now)
-
-    def _append(self, request: Request, token: int, now: float) -> None:
-        request.tokens.append(token)
-        metrics = request.metrics
-        metrics.first_token = now if metrics.first_token is None else metrics.first_token
-        metrics.last_token = now
-        if token in self.spec.eos_token_ids and not request.params.ignore_eos:
-            self.finish(request, "stop")
-        elif request.generated >= request.max_tokens:
-            self.finish(request, "length")
+            self.scheduler.append(request, ids[row], now)
 
 
 def _first_threads(plan: PhasePlan, most: int) -> PhasePlan:

@@ -29,6 +29,19 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // KV_BLOCK)
 
 
+def hash_blocks(tokens: Sequence[int]) -> list[bytes]:
+    """Return the hashes of the full blocks of `tokens` that may be shared.
+
+    The last token is never shared: its row must be computed to give logits.
+    """
+    digests: list[bytes] = []
+    previous = b""
+    for i in range(max(0, len(tokens) - 1) // KV_BLOCK):
+        previous = _chain(previous, tokens[i * KV_BLOCK : (i + 1) * KV_BLOCK])
+        digests.append(previous)
+    return digests
+
+
 class KvPool:
     """Blocks 0..n_blocks-1, each free or held by one or more sequences."""
 
@@ -53,16 +66,23 @@ class KvPool:
         """Return how many sequences hold `block`."""
         return self._references[block]
 
-    def open(self, sequence: Hashable, tokens: Sequence[int] = ()) -> int:
-        """Start `sequence`; return how many of its first `tokens` lie in blocks it now shares.
+    @property
+    def sequences(self) -> frozenset[Hashable]:
+        """The sequences that are open."""
+        return frozenset(self._tables)
 
-        The last token is never shared: its row must be computed to give logits.
+    def hashes(self, sequence: Hashable) -> list[bytes]:
+        """Return the hashes of the published blocks of `sequence` (not to be changed)."""
+        return self._tables[sequence].hashes
+
+    def open(self, sequence: Hashable, hashes: Sequence[bytes] = ()) -> int:
+        """Start `sequence`; return how many of its tokens lie in blocks it now shares.
+
+        `hashes` are those of its first blocks: of `hash_blocks`, or of another pool.
         """
         assert sequence not in self._tables, "the sequence is open already"
         table = self._tables[sequence] = _Table()
-        digest = b""
-        for i in range(max(0, len(tokens) - 1) // KV_BLOCK):
-            digest = _chain(digest, tokens[i * KV_BLOCK : (i + 1) * KV_BLOCK])
+        for digest in hashes:
             block = self._block_of.get(digest)
             if block is None:
                 break

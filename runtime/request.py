@@ -104,6 +104,13 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
+class Home(enum.Enum):
+    """The device that holds all of a request's KV."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Log probability of the chosen token, and of the most likely ones: (token id, logprob)."""
@@ -142,8 +149,12 @@ class Request:
     index: int = 0  # which of the n samples of its prompt
     leader: Request | None = None  # the first sample of the same prompt
     seed: int = field(default_factory=lambda: secrets.randbits(63))
+    order: tuple[int, int] = (0, 0)  # who goes first; the last one gives way
     state: State = State.WAITING
+    home: Home | None = None  # where its KV is, while running
     computed: int = 0
+    served: int = 0  # number of the plan it was last part of
+    hashes: list[bytes] | None = None  # of the full blocks of its tokens, while waiting
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -167,22 +178,22 @@ class Request:
         """Whether only the token generated last is pending."""
         return self.pending == 1 and self.generated > 0
 
-    def admit(self, shared: int) -> None:
-        """WAITING -> RUNNING, with `shared` tokens stored already."""
+    def admit(self, home: Home, shared: int) -> None:
+        """WAITING -> RUNNING on `home`, with `shared` tokens stored there already."""
         assert self.state is State.WAITING
-        self.state, self.computed = State.RUNNING, shared
+        self.state, self.home, self.computed = State.RUNNING, home, shared
         self.metrics.cached_tokens = shared
+        self.hashes = None
 
-    def preempt(self) -> None:
+    def withdraw(self) -> None:
         """RUNNING -> WAITING; its K and V are dropped and computed anew later."""
         assert self.state is State.RUNNING
-        self.state, self.computed = State.WAITING, 0
-        self.metrics.preemptions += 1
+        self.state, self.home, self.computed = State.WAITING, None, 0
 
     def finish(self, reason: str) -> None:
         """Any state -> FINISHED. `reason`: stop, length, abort or error."""
         assert self.state is not State.FINISHED
-        self.state, self.finish_reason = State.FINISHED, reason
+        self.state, self.home, self.finish_reason = State.FINISHED, None, reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.plan import Batch, PrefillChunk
 from dovetail.runtime.request import Request
-from dovetail.runtime.scheduler import Batch, PrefillChunk
 
 ROW_ALIGN = 16
 PAGE = mmap.PAGESIZE

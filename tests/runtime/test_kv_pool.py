@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dovetail.ir.errors import CapacityError
-from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.kv_pool import KvPool, blocks_for, hash_blocks
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -24,7 +24,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(beginning=st.integers(0, 1), length=st.integers(1, 80))
     def open(self, beginning: int, length: int) -> None:
         tokens = [beginning] * length
-        shared = self.pool.open(self.next_id, tokens)
+        shared = self.pool.open(self.next_id, hash_blocks(tokens))
         assert shared % 16 == 0 and shared < length
         self.tokens[self.next_id], self.stored[self.next_id] = tokens, shared
         self.next_id += 1
@@ -80,17 +80,17 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 def test_only_full_live_blocks_before_the_last_token_are_shared() -> None:
     pool = KvPool(10)
     tokens = list(range(40))
-    assert pool.open("a", tokens) == 0
+    assert pool.open("a", hash_blocks(tokens)) == 0
     pool.grow("a", 40)
     pool.publish("a", tokens, 31)  # one full block stored
-    assert pool.open("b", tokens) == 16
+    assert pool.open("b", hash_blocks(tokens)) == 16
     pool.publish("a", tokens, 40)
-    assert pool.open("c", tokens) == 32
-    assert pool.open("d", tokens[:32]) == 16  # its last token is left to compute
-    assert pool.open("e", [9, *tokens[1:]]) == 0
+    assert pool.open("c", hash_blocks(tokens)) == 32
+    assert pool.open("d", hash_blocks(tokens[:32])) == 16  # its last token is left to compute
+    assert pool.open("e", hash_blocks([9, *tokens[1:]])) == 0
     first = pool.table("a")[0]
     assert pool.references(first) == 4
     for name in "abcde":
         pool.close(name)
-    assert pool.open("f", tokens) == 0  # nobody holds them any more
+    assert pool.open("f", hash_blocks(tokens)) == 0  # nobody holds them any more
     pool.check_integrity()

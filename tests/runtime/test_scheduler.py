@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.runtime.kv_pool import KvPool
+from dovetail.runtime.plan import Batch, Limits, PrefillChunk, StepPlan
 from dovetail.runtime.predictor import Estimate, ZeroPredictor
 from dovetail.runtime.request import Request, SamplingParams, State
-from dovetail.runtime.scheduler import Batch, Limits, PrefillChunk, Scheduler, StepPlan
+from dovetail.runtime.scheduler import Scheduler
 
 
 def make_scheduler(
@@ -32,15 +33,8 @@ def submit(scheduler: Scheduler, length: int, answer: int = 8, n: int = 1) -> li
 def apply(scheduler: Scheduler, plan: StepPlan) -> None:
     """Do what the executor does, with token 1 as every answer."""
     for batch in plan.batches:
-        parts = [(c.request, c.length) for c in batch.prefill]
-        for number, length in parts + [(number, 1) for number in batch.cpu_decode]:
-            request = scheduler.requests[number]
-            request.computed += length
-            scheduler.pool.publish(number, request.tokens, request.computed)
-            if request.pending == 0:
-                request.tokens.append(1)
-                if request.generated >= request.max_tokens:
-                    scheduler.finish(request, "length")
+        for request in scheduler.complete(batch):
+            scheduler.append(request, 1, scheduler.clock())
 
 
 def only(plan: StepPlan) -> Batch:
@@ -79,7 +73,7 @@ def test_the_latest_arrival_gives_way_and_comes_back_first() -> None:
         preempted += plan.preempt
         order += [chunk.request for chunk in only(plan).prefill]
         apply(scheduler, plan)
-        scheduler.pool.check_integrity()
+        scheduler.check_integrity()
     assert preempted and a.id not in preempted
     assert a.generated == 40 and b.generated == 20 and c.generated == 5
     assert all(r.state is State.FINISHED for r in (a, b, c))
@@ -115,7 +109,7 @@ def test_every_request_finishes_within_limits(
         assert len(batch.prefill) + len(batch.cpu_decode) <= sequences
         assert batch.tokens or plan.preempt or not scheduler.busy
         apply(scheduler, plan)
-        scheduler.pool.check_integrity()
+        scheduler.check_integrity()
         assert step < 40_000
     assert all(r.state is State.FINISHED and r.generated == r.max_tokens for r in accepted)
     assert scheduler.pool.free_blocks == blocks and not scheduler.requests

@@ -1,0 +1,122 @@
+"""How long a step of two sub-batches takes: stages of one layer, each hidden behind the other.
+
+In: sizes of both sub-batches. Out: seconds, and whether the CPU's attention is hidden (NEO §3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dovetail.runtime.plan import PrefillChunk
+from dovetail.runtime.predictor import Predictor
+
+NO_TIME = 1e-12
+"""Seconds that stand for none, where a rate is asked for."""
+
+
+class LayerTimes:
+    """Seconds of the parts of one layer; what was asked before is remembered."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+        self.launch = predictor.launch().seconds
+        self._linear: dict[int, float] = {0: 0.0}
+        self._cpu: dict[tuple[int, int], float] = {(0, 0): 0.0}
+
+    def linear(self, rows: int) -> float:
+        """Return the time of all projections over `rows`."""
+        found = self._linear.get(rows)
+        if found is None:
+            found = self._linear[rows] = self.predictor.linear(rows).seconds
+        return found
+
+    def cpu_decode(self, sequences: int, tokens: int) -> float:
+        """Return the time of the CPU's decode attention over `tokens` stored in all."""
+        key = (sequences, tokens)
+        found = self._cpu.get(key)
+        if found is None:
+            found = self._cpu[key] = self.predictor.cpu_decode(sequences, tokens).seconds
+        return found
+
+    def gpu_decode(self, tokens: int) -> float:
+        """Return the time of the accelerator's decode attention."""
+        return self.predictor.gpu_decode(tokens).seconds if tokens else 0.0
+
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> float:
+        """Return the time of prefill attention; a later chunk costs what its end adds."""
+        if not chunks:
+            return 0.0
+        ends = self.predictor.prefill([c.start + c.length for c in chunks]).seconds
+        starts = [c.start for c in chunks if c.start]
+        return ends - (self.predictor.prefill(starts).seconds if starts else 0.0)
+
+
+class Pipeline:
+    """Two sub-batches being filled: all GPU work is in batch 0, CPU decodes in either.
+
+    Stage A of a layer runs the projections of batch 0 beside the CPU attention of batch 1;
+    stage B the projections of batch 1 and the GPU attention beside the CPU attention of batch 0.
+    """
+
+    def __init__(
+        self, times: LayerTimes, chunks: Sequence[PrefillChunk], lengths: Iterable[int]
+    ) -> None:
+        """`lengths`: stored tokens of each GPU decode."""
+        self.times = times
+        decodes = list(lengths)
+        self.gpu_requests = len(chunks) + len(decodes)
+        self.gpu_seconds = times.prefill(chunks) + times.gpu_decode(sum(decodes))
+        self.rows = [sum(c.length for c in chunks) + len(decodes), 0]
+        self.sequences = [0, 0]  # CPU decodes of each batch
+        self.tokens = [0, 0]  # what they have stored
+
+    @property
+    def requests(self) -> int:
+        """Requests in both batches."""
+        return self.gpu_requests + sum(self.sequences)
+
+    def add(self, batch: int, length: int) -> None:
+        """Put a CPU decode with `length` stored tokens into a batch."""
+        self._change(batch, 1, length)
+
+    def remove(self, batch: int, length: int) -> None:
+        """Undo `add`."""
+        self._change(batch, -1, -length)
+
+    def _change(self, batch: int, count: int, length: int) -> None:
+        self.rows[batch] += count
+        self.sequences[batch] += count
+        self.tokens[batch] += length
+
+    def cpu(self, batch: int) -> float:
+        """Return Tca of a batch, with the cost of starting it."""
+        count = self.sequences[batch]
+        if not count:
+            return 0.0
+        return self.times.cpu_decode(count, self.tokens[batch]) + self.times.launch
+
+    def gpu(self, batch: int) -> float:
+        """Return what runs on the accelerator beside the CPU attention of `batch`."""
+        linear = self.times.linear(self.rows[1 - batch])
+        return linear if batch else linear + self.gpu_seconds
+
+    def slack(self, batch: int) -> float:
+        """Return how much longer the accelerator works than the CPU beside it: >= 0 is hidden."""
+        return self.gpu(batch) - self.cpu(batch)
+
+    @property
+    def hidden(self) -> bool:
+        """Tell whether Tca1 <= Tl0 and Tca0 <= Tl1 + Tga0."""
+        return all(not self.sequences[b] or self.slack(b) >= 0.0 for b in (0, 1))
+
+    @property
+    def layer_seconds(self) -> float:
+        """Return max(Tl0, Tca1) + max(Tl1 + Tga0, Tca0), and a launch for each batch."""
+        batches = 2 if self.rows[1] else 1
+        stages = sum(max(self.gpu(batch), self.cpu(batch)) for batch in (0, 1))
+        return stages + batches * self.times.launch
+
+    @property
+    def rate(self) -> float:
+        """Return requests per second of a layer."""
+        return self.requests / max(self.layer_seconds, NO_TIME)

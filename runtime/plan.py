@@ -1,0 +1,119 @@
+"""What one step does, as frozen values: chunks of prompts, batches, moves of KV, limits.
+
+Schedulers return a StepPlan; executors run it and report back. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dovetail.ir.errors import SpecError
+
+Offload: TypeAlias = Literal["auto", "off", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens start .. start + length of a request's tokens."""
+
+    request: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one pass over the layers computes."""
+
+    prefill: tuple[PrefillChunk, ...] = ()
+    gpu_decode: tuple[int, ...] = ()
+    cpu_decode: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Token rows of the batch."""
+        chunks = sum(chunk.length for chunk in self.prefill)
+        return chunks + len(self.gpu_decode) + len(self.cpu_decode)
+
+    @property
+    def sequences(self) -> int:
+        """Requests of the batch."""
+        return len(self.prefill) + len(self.gpu_decode) + len(self.cpu_decode)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """KV blocks of a request to copy to the other device's pool: source[i] -> target[i]."""
+
+    request: int
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: moves first (in the order of `moves`), then one or two batches, side by side.
+
+    `swap_out` (GPU -> CPU), then `swap_in`, name the requests of `moves` in that order. The KV of
+    a request in `preempt` is dropped. A prefill chunk writes to the pool of its request's home:
+    one whose home is the CPU leaves the GPU layer by layer. `forced` names CPU decodes placed
+    beyond the two inequalities, to bound a wait or because the accelerator has nothing to do.
+    """
+
+    batches: tuple[Batch, ...]
+    swap_out: tuple[int, ...] = ()
+    swap_in: tuple[int, ...] = ()
+    preempt: tuple[int, ...] = ()
+    predicted_seconds: float = 0.0
+    moves: tuple[Move, ...] = ()
+    forced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step (over all its batches) and a request may hold, in tokens and sequences.
+
+    Predictors answer for one layer: a step is `n_layers` of them. `block_bytes` is one KV block
+    over all layers, K and V.
+    """
+
+    max_step_tokens: int
+    max_step_sequences: int
+    max_context: int
+    vocab_size: int
+    eos_token_ids: frozenset[int] = frozenset()
+    n_layers: int = 1
+    block_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Choices of a scheduler; figures are those of NEO's code where it has one.
+
+    `offload`: auto weighs the CPU each step, off never uses it, full keeps all KV there
+    (FastDecode+). `chunked`: prompts are cut to fill a step; else only where longer than one.
+    """
+
+    offload: Offload = "auto"
+    chunked: bool = True
+    min_tokens: int = 128
+    """A linear stage of fewer rows costs about as much: prompts bound for the CPU fill it up."""
+    swap_in_share: float = 0.95
+    """Requests come back to the GPU while no more than this part of its blocks is in use."""
+    patience: int = 64
+    """Plans that a CPU request may be passed over before it is run at any price."""
+    priority_span: int = 64
+    """Later arrivals that one step of priority lets a request overtake."""
+    max_waiting: int | None = None
+    """Arrivals beyond so many waiting requests are refused with a time to come back."""
+    min_gain: float = 1.02
+    """Requests are put on the CPU where the predicted steady rate grows by this factor."""
+    weigh_every: int = 32
+    """Plans between two answers to whether offloading pays."""
+
+    def __post_init__(self) -> None:
+        if self.offload not in ("auto", "off", "full"):
+            raise SpecError(f"offload must be auto, off or full, not {self.offload!r}")
+        if min(self.patience, self.weigh_every, self.priority_span) < 1:
+            raise SpecError("patience, weigh_every and priority_span must be at least 1")

@@ -21,8 +21,8 @@ from dovetail.runtime.cost_tables import read_profile, write_profile
 from dovetail.runtime.device import Segment
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.kv_pool import blocks_for
+from dovetail.runtime.plan import Batch, PrefillChunk
 from dovetail.runtime.request import Metrics, Request, SamplingParams
-from dovetail.runtime.scheduler import Batch, PrefillChunk
 from dovetail.runtime.step import StepShape
 from dovetail.topology.hardware import HardwareSpec
 

@@ -26,8 +26,8 @@ SEQUENCE_SECONDS = 1e-6
 class Machine:
     """Accelerators, their host and the link between; flop/s, bytes/s and seconds.
 
-    model, gpu_blocks: the setting it is known for (NEO §5.1). accelerators share each layer
-    (tensor parallelism); their figures are for one, the host's for all.
+    model, blocks, step_tokens: the setting it is known for (NEO §5.1). accelerators share each
+    layer (tensor parallelism); their figures are for one, the host's for all.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Machine:
     accelerators: int
     gpu_blocks: int
     cpu_blocks: int
+    step_tokens: int
     flops: Figure
     attention_flops: Figure
     bandwidth: Figure
@@ -72,6 +73,7 @@ MACHINES: dict[str, Machine] = {
         accelerators=1,
         gpu_blocks=54,
         cpu_blocks=2500,
+        step_tokens=832,
         flops=Figure(25e12, "T4 datasheet: 65 TFLOPS fp16; its 70 W sustain about 0.38 of it"),
         attention_flops=Figure(10e12, "assumed: 0.4 of what products reach, no asynchronous copy"),
         bandwidth=Figure(250e9, "T4 datasheet: 320 GB/s x 0.78"),
@@ -88,6 +90,7 @@ MACHINES: dict[str, Machine] = {
         accelerators=1,
         gpu_blocks=1650,
         cpu_blocks=20000,
+        step_tokens=20480,
         flops=Figure(60e12, "NEO §2.2: 125 TFLOPS fp16; 150 W sustain about 0.48 of it"),
         attention_flops=Figure(30e12, "assumed: half of what products reach"),
         bandwidth=Figure(450e9, "NEO §2.2: 600 GB/s x 0.75"),
@@ -104,6 +107,7 @@ MACHINES: dict[str, Machine] = {
         accelerators=2,
         gpu_blocks=1900,
         cpu_blocks=40000,
+        step_tokens=20480,
         flops=Figure(600e12, "H100 SXM datasheet: 989 TFLOPS dense bf16 x 0.61"),
         attention_flops=Figure(400e12, "assumed: two thirds of what products reach"),
         bandwidth=Figure(2850e9, "H100 SXM datasheet: 3350 GB/s x 0.85"),
@@ -120,6 +124,7 @@ MACHINES: dict[str, Machine] = {
         accelerators=1,
         gpu_blocks=1650,
         cpu_blocks=20000,
+        step_tokens=20480,
         flops=Figure(600e12, "H200 SXM datasheet: 989 TFLOPS dense bf16 x 0.61"),
         attention_flops=Figure(400e12, "assumed: two thirds of what products reach"),
         bandwidth=Figure(4000e9, "H200 SXM datasheet: 4800 GB/s x 0.83"),

@@ -1,0 +1,160 @@
+"""What a planned step takes on a machine one does not have: the simulator's truth.
+
+In: a StepPlan, the requests it names, cost tables. Out: `StepTime`: seconds of the step and of each
+device. The truth may differ from the tables by seeded noise and by costs no scheduler is told of.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.runtime.cost_tables import TablePredictor
+from dovetail.runtime.machines import kv_token_bytes
+from dovetail.runtime.plan import Batch, PrefillChunk, StepPlan
+from dovetail.runtime.request import Home, Request
+
+NOTHING = Batch()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the two stages of a layer: what runs at once on the GPU and on the CPU, in seconds."""
+
+    gpu: float
+    cpu: float
+
+    @property
+    def seconds(self) -> float:
+        """The longer of the two."""
+        return max(self.gpu, self.cpu)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step, of its two stages in one layer, of logits and of each way of the link."""
+
+    seconds: float
+    layers: int
+    stages: tuple[Stage, Stage]
+    head: float
+    link_out: float
+    link_in: float
+
+    @property
+    def gpu(self) -> float:
+        """Seconds in which the GPU computes."""
+        return self.layers * sum(stage.gpu for stage in self.stages) + self.head
+
+    @property
+    def cpu(self) -> float:
+        """Seconds in which the CPU computes, or waits for its rows."""
+        return self.layers * sum(stage.cpu for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What one batch takes in one layer."""
+
+    linear: float
+    attention: float  # on the GPU
+    decode: float  # on the CPU
+    sequences: int  # decoded on the CPU
+
+
+class Truth:
+    """Times of steps. Layers are alike, so a step is one layer as often as there are layers.
+
+    While batch-0 is in its products the CPU attends for batch-1, and the other way round (NEO
+    §3.1). Copies of KV run behind compute, layer by layer, both ways at once.
+    """
+
+    def __init__(
+        self,
+        tables: TablePredictor,
+        spec: ModelSpec,
+        *,
+        noise: float = 0.0,
+        hidden: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Noise: largest relative error of each part of each step, up or down, all equally likely.
+
+        hidden: also count what the tables of a scheduler do not say: starting stages of the CPU,
+        copies of q, k, v and of results beside those of KV, the logits.
+        """
+        self.tables, self.spec, self.noise, self.hidden = tables, spec, noise, hidden
+        self._random = random.Random(seed)
+        size = DTYPES[spec.kv_dtype].size
+        rows = spec.qkv_size + spec.n_heads * spec.head_dim
+        self._row_bytes = rows * size  # q, k and v out, the result in
+        self._token_bytes = kv_token_bytes(spec) * spec.n_layers
+
+    def step(self, plan: StepPlan, requests: Mapping[int, Request]) -> StepTime:
+        """Return what `plan` takes; `requests` as they are when it was made."""
+        first, second = (self._measure(b, requests) for b in (*plan.batches, NOTHING, NOTHING)[:2])
+        out, back = self._copied_tokens(plan, requests)
+        link_out, link_in = (self._copy(tokens * self._token_bytes) for tokens in (out, back))
+        layers = self.spec.n_layers
+        plain = self._stages(first, second, 0.0)
+        busy = layers * sum(stage.seconds for stage in plain)
+        share = min(1.0, max(link_out, link_in) / busy) if busy else 0.0
+        stages = self._stages(first, second, share) if self.hidden else plain
+        head = self._head(plan.batches) if self.hidden else 0.0
+        seconds = layers * sum(stage.seconds for stage in stages) + head
+        return StepTime(max(seconds, link_out, link_in), layers, stages, head, link_out, link_in)
+
+    def _stages(self, first: _Parts, second: _Parts, share: float) -> tuple[Stage, Stage]:
+        return (
+            Stage(first.linear + second.attention, self._on_cpu(second, share)),
+            Stage(second.linear + first.attention, self._on_cpu(first, share)),
+        )
+
+    def _on_cpu(self, parts: _Parts, share: float) -> float:
+        """Return the CPU's part of a stage; KV is on the link for `share` of the time."""
+        if not self.hidden or not parts.sequences:
+            return parts.decode
+        rows = self.tables.swap(parts.sequences * self._row_bytes).seconds
+        return parts.decode + self.tables.launch().seconds + rows * (1 + share)
+
+    def _measure(self, batch: Batch, requests: Mapping[int, Request]) -> _Parts:
+        tables, noisy = self.tables, self._disturb
+        stored = sum(len(requests[i].tokens) for i in batch.gpu_decode)
+        moved = sum(len(requests[i].tokens) for i in batch.cpu_decode)
+        decode = tables.cpu_decode(len(batch.cpu_decode), moved).seconds
+        attention = noisy(self._prefill(batch.prefill)) + noisy(tables.gpu_decode(stored).seconds)
+        return _Parts(
+            linear=noisy(tables.linear(batch.tokens).seconds),
+            attention=attention,
+            decode=noisy(decode),
+            sequences=len(batch.cpu_decode),
+        )
+
+    def _prefill(self, chunks: Sequence[PrefillChunk]) -> float:
+        """Return attention over chunks: what a prompt takes up to its end, less up to its start."""
+        ends = self.tables.prefill([chunk.start + chunk.length for chunk in chunks]).seconds
+        return ends - self.tables.prefill([chunk.start for chunk in chunks]).seconds
+
+    def _copied_tokens(self, plan: StepPlan, requests: Mapping[int, Request]) -> tuple[int, int]:
+        """Return the tokens whose KV leaves the GPU, and those whose KV comes to it."""
+        leaving = len(plan.swap_out)  # `moves` names them first
+        out = sum(len(move.source) for move in plan.moves[:leaving]) * KV_BLOCK
+        back = sum(len(move.source) for move in plan.moves[leaving:]) * KV_BLOCK
+        for batch in plan.batches:
+            for chunk in batch.prefill:
+                if requests[chunk.request].home is Home.CPU:
+                    out, back = out + chunk.length, back + chunk.start
+        return out, back
+
+    def _copy(self, nbytes: int) -> float:
+        return self._disturb(self.tables.swap(nbytes).seconds)
+
+    def _head(self, batches: Sequence[Batch]) -> float:
+        return self.tables.head(sum(batch.sequences for batch in batches)).seconds
+
+    def _disturb(self, seconds: float) -> float:
+        factor = self._random.uniform(1 - self.noise, 1 + self.noise) if self.noise else 1.0
+        return seconds * factor

@@ -4,8 +4,8 @@ Run `python benchmarks/kernels.py --json F`; `--quick` takes a minute, all cells
 cores, and `--resume` goes on where a run that wrote F was stopped. Each cell cycles through copies
 of the weight that together are at least 4x the last-level cache. A time is that of a batch of
 calls, divided by their number; a batch during which other processes were busy is run again.
-`roofline_fraction` is the time that the multiply-add rate and read bandwidth measured beside the
-cell allow at least, over ours.
+`roofline_fraction` is the time that the multiply-add rate and read bandwidth allow at least, over
+ours; both are measured beside every cell, and the run's median counts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -154,7 +155,7 @@ def time_sides(shape: Shape, sides: Mapping[str, Product]) -> Timed:
 
 
 def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
-    """Return one row of the report, all but the roofline."""
+    """Return one row of the report, all but its share of the roofline."""
     row = row_for(shape.rows, m)
     ours = OurGemm(shape.setting, shape.team, row, shape.operands, m)
     sides: dict[str, Product] = {name: peer.bind(m) for name, peer in shape.peers.items()}
@@ -176,6 +177,7 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
         "best_peer": best,
         "measured_again": again,
         "ours_seconds": timed.seconds["ours"],
+        **measure_roofline(shape.team.threads),
         **{f"{name}_spread": found.spread for name, found in timed.samples.items()},
         "noisy": sum(found.noisy for found in timed.samples.values()),
         "kernel": row.kernel,
@@ -183,29 +185,25 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
     }
 
 
-def measure_roofline(threads: int, before: Roofline | None = None) -> Roofline:
-    """Measure this machine's roofline now; keep the better figures of `before`."""
-    now = Roofline(measure_fma_rate(threads), measure_read_bandwidth(threads))
-    if before is None:
-        return now
-    return Roofline(max(now.flops, before.flops), max(now.bandwidth, before.bandwidth))
-
-
-def known_rooflines(rows: Sequence[dict[str, Any]]) -> dict[int, Roofline]:
-    """Return the roofline of each thread count that an earlier part of the run has seen."""
+def measure_roofline(threads: int) -> dict[str, float]:
+    """Return what this machine does at most here and now, as columns of a row."""
+    settle()
     return {
-        row["threads"]: Roofline(row["peak_gflops"] * 1e9, row["read_gbs"] * 1e9) for row in rows
+        "peak_gflops": 1e-9 * measure_fma_rate(threads),
+        "read_gbs": 1e-9 * measure_read_bandwidth(threads),
     }
 
 
-def add_roofline(rows: Sequence[dict[str, Any]], rooflines: dict[int, Roofline]) -> None:
-    """Set each row's share of the best roofline that its thread count showed during the run."""
-    for row in rows:
-        roofline = rooflines[row["threads"]]
-        least = roofline.seconds(row["n"], row["k"], row["m"])
-        row["roofline_fraction"] = least / row["ours_seconds"]
-        row["peak_gflops"] = roofline.flops * 1e-9
-        row["read_gbs"] = roofline.bandwidth * 1e-9
+def add_roofline(rows: Sequence[dict[str, Any]]) -> None:
+    """Set each row's share of the roofline: the median of what stood beside its thread count's."""
+    for threads in {row["threads"] for row in rows}:
+        same = [row for row in rows if row["threads"] == threads]
+        flops, bandwidth = (
+            1e9 * median(row[column] for row in same) for column in ("peak_gflops", "read_gbs")
+        )
+        for row in same:
+            least = Roofline(flops, bandwidth).seconds(row["n"], row["k"], row["m"])
+            row["roofline_fraction"] = least / row["ours_seconds"]
 
 
 def measure_shape(
@@ -317,17 +315,15 @@ def measure_all(report: Report, setting: Setting, options: argparse.Namespace) -
     """Measure the cells that `report` lacks; write it after each."""
     points = options.m or (QUICK_ROWS if options.quick else ROWS)
     done = {(row["threads"], row["n"], row["k"], row["m"]) for row in report.rows}
-    rooflines = known_rooflines(report.rows)
     for threads in options.threads:
         for size in QUICK_SHAPES if options.quick else SHAPES:
             missing = [m for m in points if (threads, *size, m) not in done]
             if not missing:
                 continue
-            rooflines[threads] = measure_roofline(threads, rooflines.get(threads))
             for row in measure_shape(setting, size, threads, missing):
                 report.rows.append(row)
                 print(*(_short(row.get(column, "")) for column in PROGRESS), flush=True)
-                add_roofline(report.rows, rooflines)
+                add_roofline(report.rows)
                 report.summary = summarize(report.rows)
                 report.write(options.json)
 

@@ -1,0 +1,57 @@
+"""What memory and multiply-adds give at most: how much is read, and that it is read."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from dovetail.compiler import roofline
+from dovetail.compiler.roofline import CACHE_SHARE, MEMORY_SHARE, STEP, STREAMS, stream_bytes
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.topology.values import CacheSpec
+
+MIB = 1 << 20
+
+
+def machine(l3_mib: int, *, memory_gib: int = 64) -> HardwareSpec:
+    spec = read_hardware("package:1 l3:2 core:4 pu:1")
+    caches = tuple(
+        CacheSpec(level=3, kind="unified", bytes=l3_mib * MIB, line_bytes=64, pus=pus)
+        for pus in ((0, 1, 2, 3), (4, 5, 6, 7))
+    )
+    (node,) = spec.nodes
+    node = type(node)(id=node.id, pus=node.pus, memory_bytes=memory_gib << 30)
+    return replace(spec, caches=caches, nodes=(node,))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("l3_mib", [2, 32, 96])
+def test_the_stream_outgrows_all_caches_and_its_parts_share_no_bank(threads, l3_mib):
+    size = stream_bytes(machine(l3_mib), threads)
+    assert size >= max(roofline.LEAST_BYTES, CACHE_SHARE * 2 * l3_mib * MIB) - STREAMS * 8 * STEP
+    apart, rest = divmod(size, STREAMS * threads)
+    assert rest == 0 and apart % (2 * STEP) == STEP
+
+
+def test_the_stream_leaves_memory_to_others():
+    size = stream_bytes(machine(1024, memory_gib=4), 2)
+    assert size <= (4 << 30) // MEMORY_SHARE + 2 * STREAMS * STEP
+
+
+def test_each_thread_reads_its_whole_share_of_unlike_pages(monkeypatch):
+    monkeypatch.setattr(roofline, "LEAST_BYTES", 8 * MIB)
+    monkeypatch.setattr(roofline, "CACHE_SHARE", 0)
+    roofline._stream.cache_clear()
+    try:
+        data = roofline._stream(1)
+        assert data.nbytes == stream_bytes(read_hardware(), 1) == 12 * MIB
+        pages = data.reshape(-1, 1024)
+        assert len({page.tobytes() for page in pages}) == len(pages)
+        assert roofline.measure_read_bandwidth(1, passes=3) > 0
+    finally:
+        roofline._stream.cache_clear()
+
+
+def test_a_pass_ends_with_its_last_thread():
+    spans = roofline._wall_seconds(read_hardware(), 1, 5, lambda thread: None)
+    assert len(spans) == 5 and min(spans) > 0

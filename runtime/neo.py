@@ -5,17 +5,28 @@ In: requests, two KV pools, predicted times. Out: a frozen StepPlan of one or tw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from dovetail.runtime.kv_pool import KvPool
-from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
+from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.pipeline import LayerTimes, Pipeline
+from dovetail.runtime.plan import Batch, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor
-from dovetail.runtime.request import Home
-from dovetail.runtime.scheduler import Scheduler
+from dovetail.runtime.request import Home, Request
+from dovetail.runtime.scheduler import Draft, Scheduler
+from dovetail.runtime.steady import Demand, OffloadVerdict, weigh_offload
+
+Members = tuple[list[Request], list[Request]]
+"""CPU decodes of batch 0 and of batch 1."""
 
 
 class NeoScheduler(Scheduler):
-    """Requests live wholly on the GPU or wholly on the CPU."""
+    """Requests live wholly on the GPU or wholly on the CPU.
+
+    What differs from the paper: CPU decodes may also join batch 0 alone, without a second pass
+    over the weights; whether to send requests to the CPU at all follows from the steady rate;
+    one that is larger than the GPU's pool, or was passed over too often, runs at any price.
+    """
 
     def __init__(
         self,
@@ -29,7 +40,235 @@ class NeoScheduler(Scheduler):
         settings = settings or SchedulerSettings()
         super().__init__(limits, gpu, predictor, clock, home=Home.GPU, settings=settings)
         self.pools[Home.CPU] = cpu
+        self.verdict = OffloadVerdict(1.0, 0)
+        self._weighed = (0, 0)  # plans and requests when the verdict was found
+
+    @property
+    def homes(self) -> tuple[Home, ...]:
+        """The devices that requests may live on."""
+        return {"auto": tuple(Home), "off": (Home.GPU,), "full": (Home.CPU,)}[self.settings.offload]
 
     def plan(self) -> StepPlan:
-        """Return the next step."""
-        return self.plan_alone(Home.GPU)
+        """Return the next step: the steps of the paper in their order."""
+        if self.settings.offload == "off":
+            return self.plan_alone(Home.GPU)
+        self.tick()
+        self._weigh()
+        draft = self.start_draft()
+        self._serve_overdue(draft)
+        self.take_decodes(draft, Home.GPU)
+        behind = not draft.short and self._swap_in(draft)
+        self.continue_prefills(draft)
+        if not draft.short and not behind:
+            if self.settings.offload == "auto":
+                self.admit(draft, Home.GPU)
+            self._admit_to_cpu(draft)
+        return self._choose(draft)
+
+    # ---- who lives where ----
+
+    def _weigh(self) -> None:
+        """Ask now and then, and when many have come or gone, whether offloading pays."""
+        plans, count = self._weighed
+        grown = not count / 2 <= len(self.requests) <= count * 1.25
+        if self.settings.offload == "full" or not self.requests:
+            return
+        if not grown and self.plans < plans + self.settings.weigh_every:
+            return
+        requests = self.requests.values()
+        longest = sum(r.max_tokens for r in requests) / len(requests)
+        demand = Demand(
+            requests=len(requests),
+            prompt=sum(r.prompt_length for r in requests) / len(requests),
+            answer=longest if self.answer_tokens is None else self.answer_tokens,
+            gpu_tokens=self.pools[Home.GPU].n_blocks * KV_BLOCK,
+            cpu_tokens=self.pools[Home.CPU].n_blocks * KV_BLOCK,
+        )
+        self.verdict = weigh_offload(demand, self.limits, self.predictor)
+        self._weighed = (self.plans, len(requests))
+
+    @property
+    def pays(self) -> bool:
+        """Whether requests that fit the GPU should go to the CPU all the same."""
+        return self.settings.offload == "full" or self.verdict.gain >= self.settings.min_gain
+
+    def _belongs_to_cpu(self, request: Request) -> bool:
+        """Tell whether the CPU should take one more request, this one."""
+        if blocks_for(len(request.tokens)) > self.pools[Home.GPU].n_blocks:
+            return True
+        room = len(self.running[Home.CPU]) < self.verdict.cpu_requests
+        return self.pays and (room or self.settings.offload == "full")
+
+    def evict(self, draft: Draft, victim: Request) -> None:
+        """Swap `victim` out to the CPU where that is wanted and possible, else drop its KV."""
+        cpu = self.pools[Home.CPU]
+        needed = blocks_for(len(victim.tokens)) + len(self.running[Home.CPU]) + 1
+        movable = victim.home is Home.GPU and victim.decoding and needed <= cpu.free_blocks
+        if movable and self._belongs_to_cpu(victim):
+            draft.swapped_out.append(self.move(victim, Home.CPU))
+        else:
+            super().evict(draft, victim)
+
+    def _swap_in(self, draft: Draft) -> bool:
+        """Bring CPU requests back while the GPU has ample space; tell whether one must wait for it.
+
+        Space that waiting prompts can take is not ample as long as offloading pays.
+        """
+        if self.settings.offload == "full" or (self.pays and self.waiting):
+            return False
+        pool = self.pools[Home.GPU]
+        limit = round(self.settings.swap_in_share * pool.n_blocks)
+        for request in [r for r in self.running[Home.CPU] if r.decoding]:
+            needed = blocks_for(len(request.tokens) + 1)
+            if needed > limit or request in draft.decodes[Home.CPU]:
+                continue
+            used = pool.n_blocks - pool.free_blocks + len(self.running[Home.GPU])
+            if draft.full or used + needed > limit:
+                return (
+                    not self.pays and bool(self.waiting) and request.order < self.waiting[0].order
+                )
+            draft.swapped_in.append(self.move(request, Home.GPU))
+            self.serve(draft, request)
+        return False
+
+    def _admit_to_cpu(self, draft: Draft) -> None:
+        """Start prompts whose KV goes to the CPU as it is computed, while nobody is overtaken."""
+        while self.waiting and self._belongs_to_cpu(self.waiting[0]):
+            request = self.waiting[0]
+            spare = len(self.running[Home.CPU])
+            started = self.may_start(draft, request, Home.CPU)
+            if not started or not self.prepare(request, Home.CPU, spare):
+                break
+            draft.entrants.append(request)
+            self.take_chunk(draft, request)
+
+    def _serve_overdue(self, draft: Draft) -> None:
+        """Keep a block for the first CPU request; run the first one that has waited too long."""
+        decoding = [r for r in self.running[Home.CPU] if r.decoding]
+        late = next((r for r in decoding if self.overdue(r)), None)
+        if decoding and self.make_room(draft, decoding[0]) and late is not None:
+            if late.home is Home.CPU and self.make_room(draft, late):
+                self.pools[Home.CPU].grow(late.id, len(late.tokens))
+                self.serve(draft, late)
+
+    # ---- which CPU requests decode, and in which batch ----
+
+    def _choose(self, draft: Draft) -> StepPlan:
+        """Build the schedules without CPU decodes, with one batch and with two; take the best."""
+        times = LayerTimes(self.predictor)
+        forced = list(draft.decodes[Home.CPU])
+        idle = not draft.chunks and not draft.decodes[Home.GPU]
+        bounded = self.settings.offload == "auto" and not idle
+        double, members = self._fill(draft, times, forced, split=True, bounded=bounded)
+        if bounded:
+            self._reduce(draft, times, double, members)
+            double = self._pipeline(draft, times, members)
+        options = [
+            (double, members),
+            self._fill(draft, times, forced, split=False, bounded=bounded),
+        ]
+        if not forced:
+            options.append((self._pipeline(draft, times, ([], [])), ([], [])))
+        options.reverse()  # of equals the simplest
+        pipeline, members = max(options, key=lambda option: option[0].rate)
+        if not bounded:
+            forced = [*members[0], *members[1]]
+        return self._commit(draft, pipeline, members, forced)
+
+    def _pipeline(self, draft: Draft, times: LayerTimes, members: Members) -> Pipeline:
+        lengths = [len(r.tokens) for r in draft.decodes[Home.GPU]]
+        pipeline = Pipeline(times, draft.chunks, lengths)
+        for batch, requests in enumerate(members):
+            pipeline.add(batch, sum(len(r.tokens) for r in requests), len(requests))
+        return pipeline
+
+    def _fill(
+        self,
+        draft: Draft,
+        times: LayerTimes,
+        forced: Sequence[Request],
+        *,
+        split: bool,
+        bounded: bool,
+    ) -> tuple[Pipeline, Members]:
+        """Put CPU decodes where the accelerator hides most, in order, and skip what it cannot."""
+        members: Members = ([], list(forced)) if split else (list(forced), [])
+        pipeline = self._pipeline(draft, times, members)
+        pool, room = self.pools[Home.CPU], min(draft.tokens, draft.sequences)
+        free, shortest = pool.free_blocks, self.limits.max_context + 1
+        for request in self.running[Home.CPU]:
+            length = len(request.tokens)
+            if room < 1:
+                break
+            if not request.decoding or length >= shortest or request in forced:
+                continue
+            missing = pool.missing(request.id, length)
+            if missing > free:
+                continue
+            batch = _place(pipeline, length, split=split, bounded=bounded)
+            if batch is None:
+                shortest = length
+                continue
+            members[batch].append(request)
+            free, room = free - missing, room - 1
+        return pipeline, members
+
+    def _reduce(
+        self, draft: Draft, times: LayerTimes, pipeline: Pipeline, members: Members
+    ) -> None:
+        """Take back prompts bound for the CPU while its decodes stay hidden without them."""
+        while draft.entrants and draft.entrants[-1].home is Home.CPU:
+            request, chunk = draft.entrants[-1], draft.chunks[-1]
+            rows = pipeline.rows[0] - chunk.length
+            if rows < self.settings.min_tokens or self.overdue(request):
+                return
+            draft.chunks.pop()
+            fewer = self._pipeline(draft, times, members)
+            if not fewer.hidden:
+                draft.chunks.append(chunk)
+                return
+            pipeline = fewer
+            draft.entrants.pop()
+            draft.tokens += chunk.length
+            draft.sequences += 1
+            self.withdraw(request)
+
+    def _commit(
+        self, draft: Draft, pipeline: Pipeline, members: Members, forced: Sequence[Request]
+    ) -> StepPlan:
+        """Give the chosen CPU decodes their blocks and return the step."""
+        pool = self.pools[Home.CPU]
+        for request in (*members[0], *members[1]):
+            pool.grow(request.id, len(request.tokens))
+        gpu = tuple(r.id for r in draft.decodes[Home.GPU])
+        first = Batch(tuple(draft.chunks), gpu, tuple(r.id for r in members[0]))
+        second = Batch(cpu_decode=tuple(r.id for r in members[1]))
+        moves = (*draft.swapped_out, *draft.swapped_in)
+        sent = sum(len(move.source) for move in moves)
+        sent += sum(
+            blocks_for(c.length) for c in draft.chunks if self.requests[c.request].home is Home.CPU
+        )
+        swap = pipeline.times.swap(sent * self.limits.block_bytes)
+        return StepPlan(
+            (first, second) if second.tokens else (first,),
+            swap_out=tuple(move.request for move in draft.swapped_out),
+            swap_in=tuple(move.request for move in draft.swapped_in),
+            preempt=tuple(draft.preempted),
+            predicted_seconds=max(pipeline.layer_seconds * self.limits.n_layers, swap),
+            moves=moves,
+            forced=tuple(request.id for request in forced),
+        )
+
+
+def _place(pipeline: Pipeline, length: int, *, split: bool, bounded: bool) -> int | None:
+    """Add a CPU decode where there is more slack, else to the other batch; None: nowhere hidden."""
+    order: tuple[int, ...] = (0,)
+    if split:
+        order = (0, 1) if pipeline.rows[1] and pipeline.slack(0) >= pipeline.slack(1) else (1, 0)
+    for batch in order:
+        before = min(0.0, pipeline.slack(1 - batch))  # negative only beside forced ones
+        pipeline.add(batch, length)
+        if not bounded or (pipeline.slack(batch) >= 0.0 and pipeline.slack(1 - batch) >= before):
+            return batch
+        pipeline.add(batch, -length, -1)
+    return None

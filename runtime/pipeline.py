@@ -42,6 +42,10 @@ class LayerTimes:
         """Return the time of the accelerator's decode attention."""
         return self.predictor.gpu_decode(tokens).seconds if tokens else 0.0
 
+    def swap(self, nbytes: int) -> float:
+        """Return the time to move KV between the devices, all layers."""
+        return self.predictor.swap(nbytes).seconds if nbytes else 0.0
+
     def prefill(self, chunks: Sequence[PrefillChunk]) -> float:
         """Return the time of prefill attention; a later chunk costs what its end adds."""
         if not chunks:
@@ -75,15 +79,11 @@ class Pipeline:
         """Requests in both batches."""
         return self.gpu_requests + sum(self.sequences)
 
-    def add(self, batch: int, length: int) -> None:
-        """Put a CPU decode with `length` stored tokens into a batch."""
-        self._change(batch, 1, length)
+    def add(self, batch: int, length: int, count: int = 1) -> None:
+        """Put `count` CPU decodes into a batch, with `length` stored tokens in all.
 
-    def remove(self, batch: int, length: int) -> None:
-        """Undo `add`."""
-        self._change(batch, -1, -length)
-
-    def _change(self, batch: int, count: int, length: int) -> None:
+        Negative numbers take them out.
+        """
         self.rows[batch] += count
         self.sequences[batch] += count
         self.tokens[batch] += length

@@ -143,6 +143,7 @@ class RequestBook:
             if request is None or request.home is None:
                 continue
             request.computed += length
+            request.served = self.plans
             self.pools[request.home].publish(number, request.tokens, request.computed)
             if request.pending == 0:
                 outputs.append(request)
@@ -236,6 +237,7 @@ class RequestBook:
         """Withdraw a request that has run: what it stored must be computed anew."""
         self.withdraw(request)
         request.metrics.preemptions += 1
+        request.hashes = None  # it has more tokens now
 
     def move(self, request: Request, target: Home) -> Move:
         """Take a decoding request to the other device; its blocks must fit there."""

@@ -154,7 +154,7 @@ class Request:
     home: Home | None = None  # where its KV is, while running
     computed: int = 0
     served: int = 0  # number of the plan it was last part of
-    hashes: list[bytes] | None = None  # of the full blocks of its tokens, while waiting
+    hashes: list[bytes] | None = None  # of the full blocks it had on its first try to start
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -183,7 +183,6 @@ class Request:
         assert self.state is State.WAITING
         self.state, self.home, self.computed = State.RUNNING, home, shared
         self.metrics.cached_tokens = shared
-        self.hashes = None
 
     def withdraw(self) -> None:
         """RUNNING -> WAITING; its K and V are dropped and computed anew later."""

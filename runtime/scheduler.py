@@ -114,7 +114,6 @@ class Scheduler(RequestBook):
         assert request.home is not None
         draft.decodes[request.home].append(request)
         draft.take(1)
-        request.served = self.plans
 
     def continue_prefills(self, draft: Draft) -> None:
         """Go on with the prompts that are stored in part."""
@@ -128,7 +127,6 @@ class Scheduler(RequestBook):
         length = min(draft.tokens, request.pending)
         draft.chunks.append(PrefillChunk(request.id, request.computed, length))
         draft.take(length)
-        request.served = self.plans
 
     def admit(self, draft: Draft, home: Home) -> None:
         """Start waiting requests in order while tokens, sequences and blocks last."""

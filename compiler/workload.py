@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +100,8 @@ def read_workload(path: str | Path | None) -> WorkloadSpec:
         return DEFAULT_WORKLOAD
     file = Path(path)
     pairs = list(_lengths(_records(file), str(file)))
-    if not pairs:
-        raise SpecError(f"{file} has no requests")
+    if not any(prompt + output for prompt, output in pairs):
+        raise SpecError(f"{file} has no requests of any length")
     prompts, outputs = zip(*pairs, strict=True)
     return WorkloadSpec(file.name, prompts, outputs)
 
@@ -108,7 +109,10 @@ def read_workload(path: str | Path | None) -> WorkloadSpec:
 def _records(file: Path) -> Iterator[Mapping[str, Any]]:
     text = _text(file)
     if ".csv" in file.suffixes:
-        yield from csv.DictReader(io.StringIO(text))
+        try:
+            yield from csv.DictReader(io.StringIO(text))
+        except csv.Error as error:
+            raise SpecError(f"{file} is not valid CSV: {error}") from None
     elif ".jsonl" in file.suffixes:
         for number, line in enumerate(text.splitlines(), 1):
             try:
@@ -129,7 +133,7 @@ def _text(file: Path) -> str:
             with gzip.open(io.BytesIO(data)) as stream:
                 data = stream.read(MAX_TRACE_BYTES)
         return data.decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise SpecError(f"{file} cannot be read as a text trace: {error}") from None
 
 

@@ -23,7 +23,7 @@ from dovetail.topology.values import (
     PuSpec,
 )
 
-MAX_PUS = 8192
+MAX_PUS, MAX_GROUPS = 8192, 4096
 UNKNOWN = "unknown"
 
 K = TypeVar("K", bound=Hashable)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from dovetail.topology.textfile import parse_id_list, read_text
+from dovetail.topology.textfile import parse_id_list, parse_number, read_text
 
 UNLIMITED_BYTES = 1 << 60  # version 1 writes 2^63 rounded to a page for "no limit"
 
@@ -92,17 +92,19 @@ def _quota(folder: Path) -> float | None:
             read_text(folder / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         )
         text = f"{quota} {period}"
-    values = text.split()
-    if len(values) != 2 or not all(v.isdigit() for v in values) or "0" in values:
-        return None  # "max", -1 or absent: no limit
-    return int(values[0]) / int(values[1])
+    values = [parse_number(part) for part in text.split()]
+    match values:
+        case [int(quota_us), int(period_us)] if quota_us and period_us:
+            return quota_us / period_us
+    return None  # "max", -1 or absent: no limit
 
 
 def _memory(folder: Path) -> int | None:
     text = (
         read_text(folder / "memory.max") or read_text(folder / "memory.limit_in_bytes") or ""
     ).strip()
-    return int(text) if text.isdigit() and 0 < int(text) < UNLIMITED_BYTES else None
+    number = parse_number(text)
+    return number if number and number < UNLIMITED_BYTES else None
 
 
 def _cpuset(folder: Path) -> tuple[int, ...]:

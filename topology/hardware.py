@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail.ir.errors import SpecError
-from dovetail.topology.builder import MAX_PUS
+from dovetail.topology.builder import MAX_GROUPS, MAX_PUS
 from dovetail.topology.hwloc import read_hwloc
 from dovetail.topology.lscpu import read_lscpu_json, read_lscpu_table
 from dovetail.topology.synthetic import looks_synthetic, read_synthetic
@@ -163,6 +163,8 @@ def _cache_faults(spec: HardwareSpec, known: set[int]) -> Iterable[str]:
 
 
 def _group_faults(spec: HardwareSpec, known: set[int]) -> Iterable[str]:
+    if len(spec.groups) > MAX_GROUPS:
+        yield f"{len(spec.groups)} groups, expected at most {MAX_GROUPS}"
     if any(not group.pus or not set(group.pus) <= known for group in spec.groups):
         yield "a group holds PUs that do not exist, or none"
     if any(not set(device.near) <= known for device in spec.accelerators):

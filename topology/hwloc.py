@@ -13,6 +13,7 @@ from xml.parsers import expat
 
 from dovetail.ir.errors import SpecError
 from dovetail.topology.builder import (
+    MAX_GROUPS,
     MAX_PUS,
     Machine,
     PuRow,
@@ -20,14 +21,15 @@ from dovetail.topology.builder import (
     build_hardware,
     scale_capacity,
 )
+from dovetail.topology.textfile import parse_number
 from dovetail.topology.values import AcceleratorSpec, CacheSpec, GroupSpec, HardwareSpec, NodeSpec
 
 MAX_ELEMENTS = 200_000
 MAX_DEPTH = 128
 MAX_TEXT = 1 << 20
 MAX_WORDS = MAX_PUS // 32
-MAX_GROUPS = 4096
 MAX_NODES = 1024
+MAX_ACCELERATORS = 256
 
 _CACHE = re.compile(r"L([1-8])([di]?)Cache$")
 _CACHE_KINDS = {"0": "unified", "1": "data", "2": "instruction"}
@@ -47,7 +49,8 @@ class _Object:
     pus: set[int] = field(default_factory=set)
     core: int | None = None
     socket: int | None = None
-    near: frozenset[int] = frozenset()
+    near: str = ""
+    """The set of PUs of the nearest object above that has one, as text."""
 
 
 @dataclass(slots=True)
@@ -136,8 +139,7 @@ class Reader:
         for parent in reversed(parents):
             found.core = parent.number if parent.kind == "Core" else found.core
             found.socket = parent.number if parent.kind in _SOCKETS else found.socket
-            if not found.near and parent.attributes.get("cpuset"):
-                found.near = frozenset(self._set(parent.attributes["cpuset"]))
+            found.near = found.near or parent.attributes.get("cpuset", "")
         if kind == "PU":
             pu = self._number(attributes, "os_index")
             for parent in parents:
@@ -163,9 +165,10 @@ class Reader:
         text = attributes.get(name, "")
         if not text and default is not None:
             return default
-        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        number = parse_number(text)
+        if number is None:
             raise self.fail(f"{name}={text[:40]!r} of an object is no number")
-        return int(text)
+        return number
 
     def _set(self, text: str) -> set[int]:
         words = text.split(",")
@@ -233,9 +236,10 @@ class Reader:
         rates: dict[int, float] = {}
         for kind in self.blocks["cpukind"]:
             rate = kind.infos.get("LinuxCapacity", kind.infos.get("FrequencyMaxMHz", ""))
-            if rate.isascii() and rate.isdigit() and len(rate) < 12:
+            number = parse_number(rate)
+            if number is not None:
                 for pu in self._set(kind.attributes.get("cpuset", "")):
-                    rates[pu] = float(rate)
+                    rates[pu] = float(number)
         return scale_capacity(rates)
 
     def _nodes(self, known: set[int], top: _Object) -> list[NodeSpec]:
@@ -329,17 +333,19 @@ class Reader:
         ]
         # CUDA and NVML list the same devices; CUDA's names are the ones programs use
         cuda = [item for item in devices if item.attributes["name"].startswith("cuda")]
+        if len(devices) > MAX_ACCELERATORS:
+            raise self.fail(f"more than {MAX_ACCELERATORS} accelerators")
         return tuple(
             AcceleratorSpec(
                 kind="cuda",
                 name=item.attributes["name"],
                 model=item.infos.get("GPUModel", ""),
                 memory_bytes=_kilobytes(item.infos.get("CUDAGlobalMemorySize", "")),
-                near=tuple(sorted(item.near & known)),
+                near=tuple(sorted(self._set(item.near) & known)),
             )
             for item in cuda or devices
         )
 
 
 def _kilobytes(text: str) -> int:
-    return int(text) << 10 if text.isascii() and text.isdigit() and len(text) < 16 else 0
+    return (parse_number(text) or 0) << 10

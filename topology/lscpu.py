@@ -18,7 +18,7 @@ from dovetail.topology.builder import (
     build_hardware,
     scale_capacity,
 )
-from dovetail.topology.textfile import MAX_ID, parse_id_list, parse_size
+from dovetail.topology.textfile import MAX_ID, parse_id_list, parse_number, parse_size
 from dovetail.topology.values import CacheSpec, GroupSpec, HardwareSpec, NodeSpec
 
 MAX_COLUMNS = 64
@@ -27,7 +27,7 @@ MAX_NODES = 1024
 _CACHE = re.compile(r"l([1-8])([di]?)$")
 _CACHE_FIELD = re.compile(r"L([1-8])([di]?)(?: cache)?$")
 _KINDS = {"": "unified", "d": "data", "i": "instruction"}
-_INSTANCES = re.compile(r"([\d.]+) ?([KMG]?)i?B? ?(?:\((\d+) instances?\))?$")
+_INSTANCES = re.compile(r"([\d.]+) ?([KMG]?)i?B? ?(?:\((\d{1,9}) instances?\))?$")
 
 Row = Mapping[str, str]
 
@@ -133,9 +133,10 @@ def _pu_row(row: Row, online: bool, capacity: int, where: str) -> PuRow:
 def _id(text: str, column: str, where: str) -> int | None:
     if text in ("", "-"):
         return None
-    if not (text.isascii() and text.isdigit() and int(text[:12]) <= MAX_ID):
-        raise SpecError(f"{where}: {column} is {text[:40]!r}, not a number")
-    return int(text)
+    number = parse_number(text)
+    if number is None or number > MAX_ID:
+        raise SpecError(f"{where}: {column} is {text[:40]!r}, not a number up to {MAX_ID}")
+    return number
 
 
 def _members(rows: Iterable[Row], column: str, where: str) -> dict[int, tuple[int, ...]]:
@@ -175,8 +176,9 @@ def _summary(fields: Mapping[str, str], where: str) -> HardwareSpec:
     pus = parse_id_list(listed, where) if listed else tuple(range(_count(fields, "CPU(s)", where)))
     _check_count(len(pus), where)
     sockets = _count(fields, "Socket(s)", where, 0) or _count(fields, "Cluster(s)", where, 1)
+    known = set(pus)
     nodes = [
-        NodeSpec(id=node, pus=tuple(p for p in found if p in set(pus)), memory_bytes=0)
+        NodeSpec(id=node, pus=tuple(p for p in found if p in known), memory_bytes=0)
         for node, found in _node_lists(fields, where)
     ]
     cores = max(1, len(pus) // threads)
@@ -201,9 +203,10 @@ def _count(fields: Mapping[str, str], name: str, where: str, default: int | None
     text = fields.get(name, "")
     if default is not None and text in ("", "-"):
         return default
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:12]) <= MAX_PUS):
+    number = parse_number(text)
+    if number is None or not 1 <= number <= MAX_PUS:
         raise SpecError(f"{where}: {name} is {text[:40]!r}, not a number from 1 to {MAX_PUS}")
-    return int(text)
+    return number
 
 
 def _node_lists(fields: Mapping[str, str], where: str) -> Iterable[tuple[int, tuple[int, ...]]]:

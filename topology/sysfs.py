@@ -13,7 +13,13 @@ from dovetail.ir.errors import SpecError
 from dovetail.topology.builder import MAX_PUS, scale_capacity
 from dovetail.topology.cgroup import CgroupLimits, read_limits
 from dovetail.topology.devices import read_accelerators
-from dovetail.topology.textfile import parse_id_list, parse_size, read_integer, read_text
+from dovetail.topology.textfile import (
+    parse_id_list,
+    parse_number,
+    parse_size,
+    read_integer,
+    read_text,
+)
 from dovetail.topology.values import CacheSpec, GroupSpec, HardwareSpec, NodeSpec, PuSpec
 
 CPUINFO_BYTES = 32 << 20
@@ -69,8 +75,9 @@ def _read_cpuinfo(root: Path) -> _CpuInfo:
     for line in text.splitlines():
         key, separator, value = line.partition(":")
         key, value = key.strip(), value.strip()
-        if key == "processor" and separator and value.isdigit():
-            processors.append(int(value))
+        number = parse_number(value)
+        if key == "processor" and separator and number is not None:
+            processors.append(number)
         elif separator:
             first.setdefault(key, value)
     arm = "Features" in first
@@ -176,9 +183,8 @@ def _read_nodes(root: Path, online: tuple[int, ...]) -> tuple[NodeSpec, ...]:
     for node in ids:
         base = folder / f"node{node}"
         pus = parse_id_list(read_text(base / "cpulist") or "", base / "cpulist")
-        distances = tuple(
-            int(d) for d in (read_text(base / "distance") or "").split() if d.isdigit()
-        )
+        read = map(parse_number, (read_text(base / "distance") or "").split())
+        distances = tuple(d for d in read if d is not None)
         nodes.append(
             NodeSpec(
                 id=node,
@@ -221,6 +227,7 @@ def _read_cache(folder: Path, online: tuple[int, ...]) -> CacheSpec | None:
 def _meminfo_bytes(path: Path, key: str) -> int | None:
     for line in (read_text(path) or "").splitlines():
         name, _, rest = line.partition(":")
-        if name.split()[-1:] == [key] and rest.split()[:1] and rest.split()[0].isdigit():
-            return int(rest.split()[0]) << 10
+        if name.split()[-1:] == [key]:
+            kilobytes = parse_number(rest.removesuffix("kB").strip())
+            return None if kilobytes is None else kilobytes << 10
     return None

@@ -11,6 +11,8 @@ from dovetail.ir.errors import SpecError
 
 SMALL_BYTES = 1 << 20
 MAX_ID = 1 << 20
+MAX_DIGITS = 19
+"""The longest numbers that kernels write: bytes without a limit."""
 
 _UNITS = {"K": 10, "M": 20, "G": 30}
 
@@ -35,6 +37,12 @@ def read_integer(path: Path, *, default: int) -> int:
         raise SpecError(f"{path} should hold a number, not {text.strip()[:40]!r}") from None
 
 
+def parse_number(text: str) -> int | None:
+    """Return the number that `text` writes in up to MAX_DIGITS digits, None for others."""
+    plain = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    return int(text) if plain else None
+
+
 def parse_id_list(text: str, path: Path | str) -> tuple[int, ...]:
     """Return the sorted ids of a kernel list such as `0-3,8,10-11`; SpecError where it is none."""
     ids: set[int] = set()
@@ -43,9 +51,9 @@ def parse_id_list(text: str, path: Path | str) -> tuple[int, ...]:
         if not part.strip():
             continue
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        low, high = parse_number(first), parse_number(last if dash else first)
+        if low is None or high is None:
             raise SpecError(f"{path} should hold a list such as 0-3,8, not {text.strip()[:40]!r}")
-        low, high = int(first[:12]), int((last or first)[:12])
         total += max(0, high - low) + 1
         if not low <= high <= MAX_ID or total > MAX_ID:
             raise SpecError(f"{path} holds the impossible range {part.strip()[:40]}")
@@ -57,6 +65,7 @@ def parse_size(text: str, path: Path | str) -> int:
     """Return the bytes of a size such as `32K` or `2M`; SpecError where it is none."""
     digits = text.strip().rstrip("KMG")
     unit = text.strip()[len(digits) :]
-    if not digits.isdigit() or len(unit) > 1:
+    number = parse_number(digits)
+    if number is None or len(unit) > 1:
         raise SpecError(f"{path} should hold a size such as 32K, not {text.strip()[:40]!r}")
-    return int(digits) << _UNITS.get(unit, 0)
+    return number << _UNITS.get(unit, 0)

@@ -82,6 +82,8 @@ BAD = {
     "list.jsonl": ("[1]", "line 1"),
     "notes.txt": ("hello", "a workload is"),
     "fake.csv.gz": ("not gzip", "cannot be read"),
+    "zeros.csv": ("ContextTokens,GeneratedTokens\n0,0\n0,0", "no requests"),
+    "long.csv": (AZURE + "\n" + "x" * 200_000 + ",5,3", "field larger than"),
 }
 
 
@@ -92,6 +94,14 @@ def test_bad_traces(name, tmp_path):
     with pytest.raises(SpecError, match=message) as caught:
         read_workload(tmp_path / name)
     assert name in str(caught.value)
+
+
+def test_a_damaged_gzip_file_is_a_bad_trace(tmp_path):
+    data = bytearray(gzip.compress((AZURE + "\nx,5,3\n" * 50).encode()))
+    data[len(data) // 2] ^= 0xFF
+    (tmp_path / "trace.csv.gz").write_bytes(data)
+    with pytest.raises(SpecError, match=r"trace.csv.gz"):
+        read_workload(tmp_path / "trace.csv.gz")
 
 
 def test_missing_trace(tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from dovetail.ir.errors import SpecError
@@ -125,6 +127,18 @@ def test_expanding_entities_cost_nothing() -> None:
     text = f"<!DOCTYPE t [{entities}]><topology>&a11;</topology>"
     with pytest.raises(SpecError, match="entity"):
         read_hwloc(text.encode(), "f")
+
+
+def test_objects_below_a_wide_set_take_memory_of_their_own_text_only() -> None:
+    wide = ",".join(["0xffffffff"] * 256)
+    objects = '<object type="Misc"/>' * 20_000
+    data = f'{HEAD}<object type="Machine" cpuset="{wide}">{objects}</object></topology>'.encode()
+    reader = Reader("f")
+    tracemalloc.start()
+    reader.feed(data)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(reader.objects) == 20_001 and most < 64 << 20
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,13 @@ BAD = {
     "cpus of words": '{"cpus": ["x"]}',
     "counts of nonsense": json.dumps({"lscpu": [field("CPU(s)", "1e99")]}),
     "huge range": json.dumps({"lscpu": [field("On-line CPU(s) list", "0-999999999")]}),
+    "zeros before a huge count": json.dumps(
+        {"lscpu": [field("CPU(s)", "0" * 11 + "199999999999")]}
+    ),
+    "an id of zeros": f"{HEADER}{'0' * 5000},0,0,0,,0\n",
+    "another script's digit": json.dumps(
+        {"lscpu": [field("On-line CPU(s) list", "\N{SUPERSCRIPT TWO}")]}
+    ),
     "deep": '{"lscpu": ' + "[" * 100000,
 }
 
@@ -122,3 +129,8 @@ BAD = {
 def test_bad_text_is_a_spec_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(SpecError, match=r"\w"):
         load(tmp_path, text)
+
+
+def test_a_cache_of_impossible_many_instances_stays_unknown(tmp_path: Path) -> None:
+    cache = field("L3 cache", f"1 MiB ({'9' * 5000} instances)")
+    assert not load(tmp_path, json.dumps({"lscpu": [field("CPU(s)", "2"), cache]})).caches

@@ -31,7 +31,8 @@ QUIET_TRIES = 4
 WIDTH = 132
 """Columns of a table that goes to a file or pipe."""
 
-_PACKAGES = ("dovetail", "numpy", "torch", "transformers", "openvino", "apache-tvm")
+_PACKAGES = ("dovetail", "numpy", "torch", "transformers", "openvino", "openvino-genai")
+_PACKAGES += ("llama-cpp-python", "apache-tvm")
 
 
 @dataclass(slots=True)
@@ -177,6 +178,25 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+def earlier_rows(
+    path: Path | None, config: Mapping[str, Any], same: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the rows of the report at `path`, none without one: a run that resumes keeps them.
+
+    Raises SystemExit where it is another machine's, or differs in one of the settings `same`.
+    """
+    if path is None or not path.exists():
+        return []
+    report = msgspec.json.decode(path.read_bytes())
+    now = msgspec.to_builtins(config)  # tuples are lists in the file
+    if report["machine"]["cpu"] != machine_facts()["cpu"] or any(
+        report["config"].get(name) != now[name] for name in same
+    ):
+        raise SystemExit(f"{path}: of another machine or setting; leave --resume away")
+    rows: list[dict[str, Any]] = report["rows"]
+    return rows
+
+
 @dataclass(slots=True)
 class Report:
     """A benchmark's result; `rows` are flat objects, one per cell."""
@@ -256,4 +276,6 @@ def _version(package: str) -> str | None:
 
 
 def _show(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_show(each)}" for name, each in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)

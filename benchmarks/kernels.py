@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from common import (
@@ -27,9 +26,9 @@ from common import (
     Patience,
     Report,
     Sample,
+    earlier_rows,
     geometric_mean,
     interleave,
-    machine_facts,
     parse_numbers,
 )
 from dovetail.codegen.library import LibrarySpec, build_library
@@ -69,6 +68,8 @@ SHOWN = (
     *("ratio", "vs_best_peer", "roofline_fraction", "noisy"),
 )
 """Columns of the printed table; the JSON file has more."""
+SAME = ("target", "search_seconds", "peers")
+"""Settings in which a report must agree with the run that goes on with it."""
 PROGRESS = tuple(column for column in SHOWN if column != "roofline_fraction")
 
 
@@ -297,20 +298,6 @@ def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
     }
 
 
-def earlier_rows(options: argparse.Namespace, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of the report that this run resumes, if any; stop if it is another's."""
-    if not (options.resume and options.json.exists()):
-        return []
-    report = msgspec.json.decode(options.json.read_bytes())
-    same = ("target", "search_seconds", "peers")
-    if report["machine"]["cpu"] != machine_facts()["cpu"] or any(
-        report["config"][name] != config[name] for name in same
-    ):
-        raise SystemExit(f"{options.json}: of another machine or setting; leave --resume away")
-    rows: list[dict[str, Any]] = report["rows"]
-    return rows
-
-
 def measure_all(report: Report, setting: Setting, options: argparse.Namespace) -> None:
     """Measure the cells that `report` lacks; write it after each."""
     points = options.m or (QUICK_ROWS if options.quick else ROWS)
@@ -342,7 +329,8 @@ def main() -> None:
     patience = Patience(options.patience)
     setting = Setting(hardware, built, library, meter, options.search_seconds, rounds, patience)
     report = Report("kernels", describe(options, setting))
-    report.rows = earlier_rows(options, report.config)
+    if options.resume:
+        report.rows = earlier_rows(options.json, report.config, SAME)
     start = time.perf_counter()
     measure_all(report, setting, options)
     report.summary["minutes"] = (time.perf_counter() - start) / 60

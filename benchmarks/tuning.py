@@ -1,6 +1,7 @@
 """Kernel search against TVM MetaSchedule and against the rival policies, with ablations.
 
-Run `python benchmarks/tuning.py --json F`; `--parts` picks some of policies, ablations, tvm. All
+Run `python benchmarks/tuning.py --json F`; `--parts` picks some of policies, ablations, tvm, and
+`--resume` keeps what F has already: a whole shape's policies, all ablations, one cell of TVM's. All
 policies choose among the same micro-kernels with the same measuring; what they chose is then timed
 in turns. `vs_tvm_tuning_cost` is the tuning time of a whole table per M it covers, over the time
 that MetaSchedule takes for one M. MetaSchedule's tuning (minutes per cell, 2 to 5 at 200 trials) is
@@ -19,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from common import Patience, Report, geometric_mean, parse_numbers, sample
+from common import Patience, Report, earlier_rows, geometric_mean, parse_numbers, sample
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
-from dovetail.compiler.measure import CACHE_FACTOR, Meter
+from dovetail.compiler.measure import CACHE_FACTOR, Candidate, Meter
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policies import POLICIES
-from dovetail.compiler.search.policy import Policy, SearchResult, SearchTask
+from dovetail.compiler.search.policy import MEASURED, Choice, Policy, SearchResult, SearchTask
 from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.sandwich import Sandwich
-from dovetail.compiler.search.tables import EFFORTS, POINTS
+from dovetail.compiler.search.tables import DENSE_POINTS, EFFORTS, POINTS
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.tuning import OK
 from dovetail.runtime.library import KernelLibrary
@@ -39,6 +40,8 @@ from tvm_cells import Cell, TvmProduct, environment, tune
 
 SHAPES = ((2048, 2048), (11008, 2048), (2048, 5504))
 """(N, K) whose tables are searched; the first one is the ablations'."""
+ABLATION_POINTS = tuple(m for m in DENSE_POINTS if m <= 128)
+"""Dense, or no window of those below would ever be full."""
 QUICK_SHAPES, QUICK_POINTS = SHAPES[:1], (1, 8, 64)
 CELLS = ((1, 2048, 2048), (16, 2048, 2048), (64, 2048, 2048), (512, 2048, 2048))
 CELLS += ((16, 11008, 2048), (128, 2048, 5504))
@@ -47,11 +50,14 @@ LONG_CELL, LONG_TRIALS = CELLS[2], 800
 PARTS = ("policies", "ablations", "tvm")
 WINDOWS = (5, 10, 15, 20)
 """Sigma of the sliding window, as in the paper's Table 3."""
+SEARCH_SECONDS = 45.0
 FINAL_ROUNDS, FINAL_SECONDS = 15, 60.0
 TVM_ROUNDS = 9
 BATCH_SECONDS, SPIN, ERROR = 0.12, 2000, 1e-3
 SHOWN = ("part", "n", "k", "m", "threads", "policy", "gflops", "vs_sandwich", "tuning_seconds")
 SHOWN += ("trials", "ratio", "cost_ratio")
+SAME = ("target", "compiler", "threads", "effort", "seconds")
+"""Settings in which a report must agree with the run that goes on with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +68,13 @@ class Run:
     meter: Meter
     options: argparse.Namespace
 
-    @property
-    def points(self) -> tuple[int, ...]:
-        """Return the M that are searched."""
-        chosen = self.options.m or (QUICK_POINTS if self.options.quick else POINTS)
-        return tuple(chosen)
+    def points(self, part: str) -> tuple[int, ...]:
+        """Return the M that a part searches."""
+        if self.options.m or self.options.quick:
+            return self.options.m or QUICK_POINTS
+        return ABLATION_POINTS if part == "ablations" else POINTS
 
-    def task(self, shape: tuple[int, int]) -> SearchTask:
+    def task(self, shape: tuple[int, int], part: str = "policies") -> SearchTask:
         """Return the search of one product."""
         hardware, threads = self.setting.hardware, self.options.threads
         return SearchTask(
@@ -76,7 +82,7 @@ class Run:
             target=host_target(),
             phase=PhasePlan(threads=threads, cpus=choose_pus(hardware, threads)),
             hardware=hardware,
-            points=self.points,
+            points=self.points(part),
             seconds=self.options.seconds,
             rounds=EFFORTS[self.options.effort].rounds,
         )
@@ -174,12 +180,13 @@ def compare_with_tvm(
         "gflops": 2e-9 * cell.n * cell.k * cell.m / pair["tvm"],
         "ours_gflops": 2e-9 * cell.n * cell.k * cell.m / pair["ours"],
         "ratio": pair["tvm"] / pair["ours"],
-        "tuning_seconds": tuned["seconds"],
-        "trials": tuned["records"],
-        "cost_ratio": found.seconds / covered / tuned["seconds"],
-        "cost_ratio_of_searched": found.seconds / len(task.points) / tuned["seconds"],
+        "tuning_seconds": tuned.seconds,
+        "trials": cell.trials,
+        "records": tuned.records,
+        "cost_ratio": found.seconds / covered / tuned.seconds,
+        "cost_ratio_of_searched": found.seconds / len(task.points) / tuned.seconds,
         "packed": theirs.packed,
-        "tuned_on": tuned["machine"]["cpu"],
+        "tuned_on": tuned.cpu,
         "kernel": row.kernel,
     }
 
@@ -214,8 +221,13 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         mine = [row for row in rows if row["part"] == part and row["policy"] != "sandwich"]
         names = dict.fromkeys(row["policy"] for row in mine)
         if names:
-            summary[key] = {name: _gain(mine, name) for name in names}
+            summary[key] = {name: _gain(mine, policy=name) for name in names}
             summary[f"{part}_tuning_seconds"] = _tuning_cost(rows, part)
+        if names and part == "policies":
+            points = sorted({row["m"] for row in mine})
+            summary["sandwich_by_m"] = {
+                name: {m: _gain(mine, policy=name, m=m) for m in points} for name in names
+            }
     tvm = [row for row in rows if row["part"] == "tvm"]
     if tvm:
         summary["vs_tvm_speed"] = geometric_mean(row["ratio"] for row in tvm)
@@ -227,9 +239,10 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def _gain(rows: Sequence[dict[str, Any]], policy: str) -> float | None:
-    """Return our speed over a policy's, as geometric mean."""
-    return geometric_mean(1 / row["vs_sandwich"] for row in rows if row["policy"] == policy)
+def _gain(rows: Sequence[dict[str, Any]], **wanted: object) -> float | None:
+    """Return our speed over that in the rows `wanted`, as geometric mean."""
+    chosen = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return geometric_mean(1 / row["vs_sandwich"] for row in chosen)
 
 
 def _tuning_cost(rows: Sequence[dict[str, Any]], part: str) -> dict[str, float]:
@@ -242,39 +255,74 @@ def _tuning_cost(rows: Sequence[dict[str, Any]], part: str) -> dict[str, float]:
 
 
 def measure_all(run: Run, report: Report) -> None:
-    """Run the parts asked for; write the report after each."""
+    """Run the parts asked for, but for what the report has; write it after each step."""
     options = run.options
     shapes = options.shapes or (QUICK_SHAPES if options.quick else SHAPES)
-    searched: dict[tuple[int, int], SearchResult] = {}
-    for shape in shapes if "policies" in options.parts else ():
-        task = run.task(shape)
-        found = search(run, task, policies(options))
-        searched[shape] = found["sandwich"]
-        add(report, compare(run, "policies", task, found), options.json)
-    if "ablations" in options.parts:
-        task = run.task(shapes[0])
-        found = search(run, task, ablations(options))
-        add(report, compare(run, "ablations", task, found), options.json)
-    if "tvm" not in options.parts:
-        return
+    parts = {
+        "policies": (policies(options), shapes),
+        "ablations": (ablations(options), shapes[:1]),
+    }
+    for part, (table, chosen) in parts.items():
+        for shape in chosen if part in options.parts else ():
+            task = run.task(shape, part)
+            if known_search(report.rows, part, task) is None:
+                rows = compare(run, part, task, search(run, task, table))
+                add(report, list(rows), options.json)
+    if "tvm" in options.parts:
+        measure_tvm(run, report)
+
+
+def measure_tvm(run: Run, report: Report) -> None:
+    """Compare with MetaSchedule cell by cell, by the tables that `policies` searched."""
+    options = run.options
     python = environment(options.tvm_python)
+    done = {(r["m"], r["n"], r["k"], r["trials"]) for r in report.rows if r["part"] == "tvm"}
+    searched: dict[tuple[int, int], SearchResult] = {}
     for cell in cells(options):
+        if (cell.m, cell.n, cell.k, cell.trials) in done:
+            continue
         shape, task = (cell.n, cell.k), run.task((cell.n, cell.k))
         if shape not in searched:
-            searched[shape] = sandwich(options).search(task, run.meter)
+            known = known_search(report.rows, "policies", task)
+            searched[shape] = known or sandwich(options).search(task, run.meter)
         row = compare_with_tvm(run, python, cell, task, searched[shape])
         add(report, [row], options.json)
 
 
+def known_search(
+    rows: Sequence[dict[str, Any]], part: str, task: SearchTask
+) -> SearchResult | None:
+    """Return what our policy found for a task according to the report; None if it is not there."""
+    mine = {
+        row["m"]: row
+        for row in rows
+        if (row["part"], row["policy"]) == (part, "sandwich")
+        and (row["n"], row["k"]) == (task.op.n, task.op.k)
+    }
+    if not set(task.points) <= set(mine):
+        return None
+    choices = {}
+    for m in task.points:
+        candidate = Candidate(mine[m]["kernel"], tuple(mine[m]["schedule"]))
+        program = task.problem(m).program(candidate)
+        if program is None:
+            return None
+        choices[m] = Choice(program, MEASURED)
+    first = mine[task.points[0]]
+    return SearchResult(choices, first["trials"], first["tuning_seconds"])
+
+
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
     """Yield the cells of the baseline, the long one last."""
+    longest = options.long_trials if options.cells >= len(CELLS) else 0
     for size in CELLS[: options.cells]:
-        yield Cell(*size, options.threads, options.trials)
-    if options.cells >= len(CELLS) and options.long_trials:
-        yield Cell(*LONG_CELL, options.threads, options.long_trials)
+        most = max(options.trials, longest if size == LONG_CELL else 0)
+        yield Cell(*size, options.threads, options.trials, most)
+    if longest > options.trials:
+        yield Cell(*LONG_CELL, options.threads, longest, longest)
 
 
-def add(report: Report, rows: Iterator[dict[str, Any]] | list[dict[str, Any]], file: Any) -> None:
+def add(report: Report, rows: list[dict[str, Any]], file: Path | None) -> None:
     """Add rows to the report and write it."""
     report.rows += rows
     report.summary = summarize(report.rows)
@@ -302,6 +350,7 @@ def parse_options() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
+    parser.add_argument("--resume", action="store_true", help="keep what F has already")
     parser.add_argument("--parts", type=parse_parts, help="of policies,ablations,tvm; default all")
     parser.add_argument("--quick", action="store_true", help="one shape, three M, no MetaSchedule")
     parser.add_argument("--threads", type=int, default=2)
@@ -309,7 +358,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--m", type=parse_numbers, help="rows that are searched")
     parser.add_argument("--effort", choices=sorted(EFFORTS), default="full")
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="most seconds of one search, default none"
+        "--seconds", type=float, default=SEARCH_SECONDS, help="most seconds of one search"
     )
     parser.add_argument(
         "--patience", type=float, default=300.0, help="seconds to wait for other processes at most"
@@ -319,6 +368,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--cells", type=int, default=len(CELLS), help="only the first cells")
     parser.add_argument("--tvm-python", type=Path, help="interpreter that has TVM; default: made")
     options = parser.parse_args()
+    if options.resume and options.json is None:
+        parser.error("--resume needs --json F")
     options.parts = options.parts or (PARTS[:2] if options.quick else PARTS)
     return options
 
@@ -331,13 +382,15 @@ def main() -> None:
     built = build_library(LibrarySpec(target, requests, name="tuning", tvm_ffi=False))
     pool = CACHE_FACTOR * hardware.cache_bytes(3)
     config = {
-        **{name: value for name, value in vars(options).items() if name not in ("json", "m")},
-        "seconds": options.seconds if math.isfinite(options.seconds) else None,
-        "tvm_python": str(options.tvm_python or "made"),
+        **{name: vars(options)[name] for name in ("threads", "effort", "seconds", "trials")},
+        "long_trials": options.long_trials,
         "compiler": built.index.compiler,
         "target": target.name,
     }
     report = Report("tuning", config)
+    if options.resume:
+        report.rows = earlier_rows(options.json, config, SAME)
+        report.summary = summarize(report.rows)
     library = KernelLibrary(built.path, built.index)
     with Meter(built.path, built.index, pool_bytes=pool) as meter:
         setting = Setting(

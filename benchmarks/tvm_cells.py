@@ -1,7 +1,8 @@
 """TVM MetaSchedule as a baseline: tuned once per cell in its own environment, then timed live.
 
 In: a cell (M, N, K, threads, trials). Out: its tuning seconds, from the cache directory where it
-was tuned before on this CPU, and a `TvmProduct` that runs the tuned kernel in its own process.
+was tuned before on this CPU, and a `TvmProduct` that runs the tuned kernel in its own process. A
+cell of fewer trials than its shape is tuned for is the first part of that tuning.
 """
 
 from __future__ import annotations
@@ -35,18 +36,28 @@ WORKER = Path(__file__).with_name("tuning_tvm.py")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A static shape, threads, and how many candidates MetaSchedule may try."""
+    """A static shape, threads, how many candidates MetaSchedule may try, and how many it tries."""
 
     m: int
     n: int
     k: int
     threads: int
     trials: int
+    tuned: int
 
     @property
     def name(self) -> str:
-        """Return e.g. `m64_n2048_k2048_t2_200`."""
-        return f"m{self.m}_n{self.n}_k{self.k}_t{self.threads}_{self.trials}"
+        """Return e.g. `m64_n2048_k2048_t2_800`: cells of one tuning share it."""
+        return f"m{self.m}_n{self.n}_k{self.k}_t{self.threads}_{self.tuned}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What MetaSchedule's tuning of a cell took, and the CPU it ran on."""
+
+    seconds: float
+    records: int
+    cpu: str
 
 
 def home() -> Path:
@@ -78,7 +89,8 @@ def cell_folder(cell: Cell) -> Path:
 
 def command(python: Path, verb: str, cell: Cell, *more: object) -> list[str]:
     """Return the worker's command line."""
-    numbers = (cell.m, cell.n, cell.k, cell.trials, cell_folder(cell), *more)
+    trials = cell.tuned if verb == "tune" else cell.trials
+    numbers = (cell.m, cell.n, cell.k, trials, cell_folder(cell), *more)
     return [str(python), "-P", str(WORKER), verb, *map(str, numbers)]
 
 
@@ -88,8 +100,8 @@ def settings(cell: Cell) -> dict[str, str]:
     return {**kept, "TVM_NUM_THREADS": str(cell.threads), "TVM_THREAD_POOL_SPIN_COUNT": "0"}
 
 
-def tune(python: Path, cell: Cell) -> dict[str, Any]:
-    """Return {seconds, records, machine} of the cell's tuning, run now unless it is on record."""
+def tune(python: Path, cell: Cell) -> Tuned:
+    """Return what the cell's tuning took; it is run now unless it is on record."""
     done = cell_folder(cell) / "done.json"
     if not done.exists():
         print(f"MetaSchedule tunes {cell.name}", file=sys.stderr, flush=True)
@@ -100,10 +112,13 @@ def tune(python: Path, cell: Cell) -> dict[str, Any]:
             stderr=subprocess.DEVNULL,
             check=True,
         )
-        figures = json.loads(run.stdout.splitlines()[-1])
-        done.write_bytes(msgspec.json.encode({**figures, "machine": machine_facts()}))
-    found: dict[str, Any] = msgspec.json.decode(done.read_bytes())
-    return found
+        rounds = json.loads(run.stdout.splitlines()[-1])
+        done.write_bytes(msgspec.json.encode({"rounds": rounds, "machine": machine_facts()}))
+    found = msgspec.json.decode(done.read_bytes())
+    records, seconds = next(
+        (each for each in found["rounds"] if each[0] >= cell.trials), found["rounds"][-1]
+    )
+    return Tuned(seconds, records, found["machine"]["cpu"])
 
 
 class TvmProduct:

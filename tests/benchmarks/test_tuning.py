@@ -17,11 +17,15 @@ WINDOWS = {f"window {sigma}" for sigma in (5, 10, 15, 20)}
 
 
 @pytest.mark.long
-def test_policies_and_ablations_are_compared(tmp_path):
+def test_policies_and_ablations_are_compared_and_a_run_is_resumed(tmp_path):
     file = tmp_path / "report.json"
     options = ["--quick", "--effort", "fast", "--shapes", "256x128", "--m", "1,5", "--threads", "1"]
-    subprocess.run([sys.executable, SCRIPT, *options, "--seconds", "1", "--json", file], check=True)
+    options += ["--seconds", "1", "--json", file]
+    subprocess.run([sys.executable, SCRIPT, *options, "--parts", "policies"], check=True)
+    policies = json.loads(file.read_text())["rows"]
+    subprocess.run([sys.executable, SCRIPT, *options, "--resume"], check=True)
     report = json.loads(file.read_text())
+    assert report["rows"][: len(policies)] == policies
     assert report["summary"]["sandwich"].keys() == RIVALS
     assert report["summary"]["ablations"].keys() == ABLATIONS | WINDOWS
     for row in report["rows"]:

@@ -1,21 +1,19 @@
-"""Packs a checkpoint into one weights.bin: streamed in blocks, page-aligned, hashed on the way.
+"""Packs a checkpoint into one weights.bin: page-aligned, in chunks that threads pack side by side.
 
-In: ModelSpec and Checkpoint. Out: the file, its WeightEntry index and its chunk hashes. Two blocks
-(8 MiB of output) are held at a time, whatever the size of the model: one is read and packed while
-the other one is hashed and written.
+In: ModelSpec and Checkpoint. Out: the file, its WeightEntry index and its chunk hashes. A thread
+packs, hashes and writes a chunk of 4 MiB at a time, whatever the size of the model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +27,12 @@ from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry
 
 PAGE = 4096
-CHUNK_BYTES = 16 << 20
-BLOCK_BYTES = 8 << 20
+CHUNK_BYTES = 4 << 20
+"""Small enough to stay in a cache while it is packed, hashed and written."""
+THREADS = (2, 4)
+"""At least, at most: a second one packs while the first waits for the disk, and each holds twice
+a chunk of memory."""
 
-T = TypeVar("T")
 Array = npt.NDArray[Any]
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -69,36 +69,38 @@ def total_bytes(entries: tuple[WeightEntry, ...]) -> int:
 def pack_weights(
     spec: ModelSpec, checkpoint: Checkpoint, path: Path, progress: Progress | None = None
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
-    """Write `path`; return its index and the sha256 of every 16 MiB.
+    """Write `path`; return its index and the sha256 of every 4 MiB.
 
     Raises SpecError for weights with NaN or infinite values, OSError when the disk is full or
     read-only.
     """
     entries = plan_weights(spec)
     total = total_bytes(entries)
-    tables = dict(
-        zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
-    )
-    with ExitStack() as stack:
-        file = stack.enter_context(path.open("wb", buffering=0))
+    tables = zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
+    packer = _Packer(weight_sources(spec), entries, checkpoint, dict(tables))
+    least, most = THREADS
+    pool = ThreadPoolExecutor(min(max(len(os.sched_getaffinity(0)), least), most))
+    digests: list[str] = []
+    with path.open("wb", buffering=0) as file:
         os.posix_fallocate(file.fileno(), 0, total)  # a full disk shows now, not after minutes
-        pool = stack.enter_context(ThreadPoolExecutor(2))
-        sink = _HashedFile(file, pool)
-        found = (
-            (entry.offset, _packed_blocks(source, entry.dtype, checkpoint))
-            if source.name not in tables
-            else (entry.offset, iter((tables[source.name],)))
-            for source, entry in zip(weight_sources(spec), entries, strict=True)
-        )
-        placed = ((offset, block) for offset, blocks in found for block in blocks)
-        for offset, block in _read_ahead(placed, pool):
-            sink.pad_to(offset)
-            sink.write(block)
-            if progress:
-                progress(sink.position, total)
-        sink.pad_to(total)
+
+        def write_chunk(start: int) -> str:
+            chunk = packer.pack(start, min(start + CHUNK_BYTES, total)).data
+            digest = hashlib.sha256(chunk).hexdigest()
+            while chunk:
+                written = os.pwrite(file.fileno(), chunk, start)
+                chunk, start = chunk[written:], start + written
+            return digest
+
+        try:
+            for digest in pool.map(write_chunk, range(0, total, CHUNK_BYTES)):
+                digests.append(digest)
+                if progress:
+                    progress(min(len(digests) * CHUNK_BYTES, total), total)
+        finally:
+            pool.shutdown(cancel_futures=True)
         os.fsync(file.fileno())
-    return entries, sink.finish()
+    return entries, WeightChunks(chunk_bytes=CHUNK_BYTES, total_bytes=total, sha256=tuple(digests))
 
 
 def convert(values: Array, stored: str, wanted: str) -> Array:
@@ -109,36 +111,68 @@ def convert(values: Array, stored: str, wanted: str) -> Array:
     return narrow_bf16(wide) if wanted == "bf16" else wide
 
 
-# ---- from tensors to blocks ----
+# ---- from tensors to bytes ----
 
 
-def _read_ahead(items: Iterator[T], pool: ThreadPoolExecutor) -> Iterator[T]:
-    """Yield `items`, whose next one a thread makes while the last one is used."""
-    pending = pool.submit(next, items, None)
-    while (item := pending.result()) is not None:
-        pending = pool.submit(next, items, None)
-        yield item
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Makes any range of weights.bin; `tables` are the weights that no tensor holds."""
+
+    sources: tuple[WeightSource, ...]
+    entries: tuple[WeightEntry, ...]
+    checkpoint: Checkpoint
+    tables: Mapping[str, Array]
+
+    def pack(self, start: int, end: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes [start, end) of the file; what lies between weights is zero."""
+        out = np.zeros(end - start, np.uint8)
+        for source, entry in zip(self.sources, self.entries, strict=True):
+            low, high = max(start, entry.offset), min(end, entry.offset + entry.bytes)
+            if low < high:
+                part = self._bytes(source, entry, low - entry.offset, high - entry.offset)
+                out[low - start : high - start] = part
+        return out
+
+    def _bytes(
+        self, source: WeightSource, entry: WeightEntry, low: int, high: int
+    ) -> npt.NDArray[np.uint8]:
+        """Return the bytes [low, high) of a weight, from the whole units that hold them."""
+        unit = _unit_bytes(entry)
+        first, last = low // unit, ceil(high / unit)
+        values = np.ascontiguousarray(self._units(source, entry.dtype, first, last))
+        return values.reshape(-1).view(np.uint8)[low - first * unit : high - first * unit]
+
+    def _units(self, source: WeightSource, dtype: str, first: int, last: int) -> Array:
+        """Return rows, panels or pairs of panels [first, last); a vector is one unit."""
+        if source.name in self.tables:
+            return self.tables[source.name][first:last]
+        parts = [_Part(self.checkpoint, name, dtype) for name in source.tensors]
+        top, bottom = first * PANEL, last * PANEL
+        if source.layout == "vector":
+            return _stacked_rows(parts, source.rows, 0, source.n)
+        if source.layout == "pair_vector":
+            pair = [part.rows(0, source.rows[0]).reshape(-1, 1) for part in parts]
+            return _interleave(pair, dtype)
+        if source.layout == "rows":
+            return _stacked_rows(parts, source.rows, first, last)
+        if source.layout == "packed":
+            return FORMATS[dtype].pack(_stacked_rows(parts, source.rows, top, bottom))
+        return _interleave([part.rows(top, bottom) for part in parts], dtype)
 
 
-def _packed_blocks(source: WeightSource, dtype: str, checkpoint: Checkpoint) -> Iterator[Array]:
-    """Yield the packed weight in consecutive blocks of about BLOCK_BYTES."""
-    parts = [_Part(checkpoint, name, dtype) for name in source.tensors]
-    if source.layout == "vector":
-        yield np.concatenate([part.rows(0, n) for part, n in zip(parts, source.rows, strict=True)])
-    elif source.layout == "pair_vector":
-        n = source.rows[0]
-        pair = [part.rows(0, n).reshape(n, 1) for part in parts]
-        yield _interleave(pair, dtype)
-    elif source.layout == "packed_pair":
-        for first, last in _row_blocks(source.rows[0], 2 * source.k, dtype):
-            yield _interleave([part.rows(first, last) for part in parts], dtype)
-    else:
-        for first, last in _row_blocks(source.n, source.k, dtype):
-            rows = _stacked_rows(parts, source.rows, first, last)
-            yield FORMATS[dtype].pack(rows) if source.layout == "packed" else rows
+def _unit_bytes(entry: WeightEntry) -> int:
+    """Return the bytes of the least that is packed at once."""
+    form = FORMATS[entry.dtype]
+    sizes = {
+        "vector": entry.bytes,
+        "rows": entry.k * form.dtype.size,
+        "packed": form.panel_bytes(entry.k),
+        "packed_pair": 2 * form.panel_bytes(entry.k),
+    }
+    return sizes[entry.layout]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """A tensor read in row ranges, converted and checked to be finite."""
 
@@ -171,12 +205,6 @@ def _interleave(pair: list[Array], dtype: str) -> Array:
     return np.stack((gate, up), axis=1)
 
 
-def _row_blocks(n: int, k: int, dtype: str) -> Iterator[tuple[int, int]]:
-    """Split n rows of k values into ranges of whole panels, about BLOCK_BYTES each."""
-    step = PANEL * max(1, BLOCK_BYTES // FORMATS[dtype].panel_bytes(k))
-    return ((first, min(first + step, n)) for first in range(0, n, step))
-
-
 def _all_finite(values: Array, dtype: str) -> bool:
     if dtype == "bf16":
         return bool(((values & 0x7F80) != 0x7F80).all())
@@ -200,42 +228,3 @@ def _packed_extent(source: WeightSource, dtype: str) -> tuple[int, int]:
 
 def _round_up(value: int, multiple: int) -> int:
     return ceil(value / multiple) * multiple
-
-
-@dataclass(slots=True)
-class _HashedFile:
-    """Appends bytes to a file while a thread of `hashing` hashes every CHUNK_BYTES of them."""
-
-    file: BinaryIO | Any
-    hashing: ThreadPoolExecutor
-    position: int = 0
-    _hash: Any = field(default_factory=hashlib.sha256)
-    _digests: list[str] = field(default_factory=list)
-
-    def write(self, block: Array) -> None:
-        data = np.ascontiguousarray(block).data.cast("B")
-        while data:
-            piece = data[: CHUNK_BYTES - self.position % CHUNK_BYTES]
-            hashed = self.hashing.submit(self._hash.update, piece)
-            self.position += len(piece)
-            data = data[len(piece) :]
-            while piece:
-                piece = piece[self.file.write(piece) :]
-            hashed.result()
-            if self.position % CHUNK_BYTES == 0:
-                self._close_chunk()
-
-    def pad_to(self, offset: int) -> None:
-        if offset > self.position:
-            self.write(np.zeros(offset - self.position, np.uint8))
-
-    def finish(self) -> WeightChunks:
-        if self.position % CHUNK_BYTES:
-            self._close_chunk()
-        return WeightChunks(
-            chunk_bytes=CHUNK_BYTES, total_bytes=self.position, sha256=tuple(self._digests)
-        )
-
-    def _close_chunk(self) -> None:
-        self._digests.append(self._hash.hexdigest())
-        self._hash = hashlib.sha256()

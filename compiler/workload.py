@@ -12,8 +12,9 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,20 @@ OUTPUT_COLUMNS = (
     "output_len",
     "response_length",
 )
+
+
+def _wall_time(text: str) -> float:
+    whole, _, digits = text.partition(".")  # Azure's seconds have seven digits, Python's six
+    return datetime.fromisoformat(whole).timestamp() + float(f"0.{digits or 0}")
+
+
+TIME_COLUMNS: dict[str, Callable[[str], float]] = {
+    "TIMESTAMP": _wall_time,  # Azure
+    "timestamp": lambda text: float(text) / 1000,  # Mooncake, in milliseconds
+    "Timestamp": float,  # BurstGPT
+    "arrival_s": float,  # our own
+}
+"""Columns that say when a request came, and how they become seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,26 @@ def read_workload(path: str | Path | None) -> WorkloadSpec:
         raise SpecError(f"{file} has no requests of any length")
     prompts, outputs = zip(*pairs, strict=True)
     return WorkloadSpec(file.name, prompts, outputs)
+
+
+def read_times(path: str | Path) -> tuple[float, ...]:
+    """Return when the requests of a trace came, in seconds from some point on; () if it says not.
+
+    Raises SpecError naming the file and line for a missing file or a bad time.
+    """
+    file = Path(path)
+    times: list[float] = []
+    column: str | None = None
+    for number, record in enumerate(_records(file), 1):
+        column = column or next((name for name in TIME_COLUMNS if name in record), None)
+        if column is None:
+            return ()
+        try:
+            times.append(TIME_COLUMNS[column](str(record.get(column))))
+        except ValueError:
+            problem = f"{column} is {record.get(column)!r}, not a time"
+            raise SpecError(f"{file} request {number}: {problem}") from None
+    return tuple(times)
 
 
 def _records(file: Path) -> Iterator[Mapping[str, Any]]:

@@ -46,6 +46,8 @@ class Machine:
 
     def with_cpu(self, times: float) -> Machine:
         """Return the machine with a CPU of another bandwidth."""
+        if times == 1:
+            return self
         value = self.cpu_bandwidth.value * times
         source = f"{times:g} x: {self.cpu_bandwidth.source}"
         return replace(self, cpu_bandwidth=Figure(value, source))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dovetail import __version__
+from dovetail.cli.bench import offload_command, profile_command
 from dovetail.cli.compile import compile_command
 from dovetail.cli.inspect import inspect_command
 from dovetail.cli.kernel import build_command, check_command, lift_command
@@ -28,6 +29,7 @@ app = typer.Typer(
     help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
 )
 kernels = typer.Typer(help="The kernel languages on a kernel of your own.", no_args_is_help=True)
+bench = typer.Typer(help="What serving comes to: simulated, or measured.", no_args_is_help=True)
 
 VERBS: dict[str, Callable[..., None]] = {
     "compile": compile_command,
@@ -43,12 +45,19 @@ KERNEL_VERBS: dict[str, Callable[..., None]] = {
     "lift": lift_command,
     "build": build_command,
 }
+BENCH_VERBS: dict[str, Callable[..., None]] = {
+    "offload": offload_command,
+    "profile": profile_command,
+}
 
 for _name, _verb in VERBS.items():
     app.command(_name)(_verb)
 for _name, _verb in KERNEL_VERBS.items():
     kernels.command(_name)(_verb)
+for _name, _verb in BENCH_VERBS.items():
+    bench.command(_name)(_verb)
 app.add_typer(kernels, name="kernel")
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

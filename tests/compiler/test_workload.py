@@ -1,6 +1,7 @@
 """Workloads from traces, and the payload made of them."""
 
 import gzip
+import itertools
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.compiler.payload import make_payload
-from dovetail.compiler.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_workload
+from dovetail.compiler.workload import DEFAULT_WORKLOAD, WorkloadSpec, read_times, read_workload
 from dovetail.ir.errors import SpecError
 from tests.compiler.test_tapes import make_spec, make_tape
 from tests.topology.corpus import corpus_file
@@ -137,3 +138,31 @@ def test_payload_has_every_gemm_of_the_tape():
     assert all(sum(use.sizes.values()) == pytest.approx(1) for use in payload.uses)
     assert payload.largest("head") <= 8
     assert payload.largest("qkv") == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "gaps"),
+    [
+        (
+            "azure.csv",
+            "TIMESTAMP,x\n2023-11-16 18:17:03.9799600,1\n2023-11-16 18:17:05,1",
+            [1.02004],
+        ),
+        ("mooncake.jsonl", '{"timestamp": 0}\n{"timestamp": 3000}\n{"timestamp": 3500}', [3, 0.5]),
+        ("burst.csv", "Timestamp,x\n5,1\n45,1", [40]),
+        ("ours.jsonl", '{"arrival_s": 0.5}\n{"arrival_s": 0.75}', [0.25]),
+        ("lengths.csv", "input_tokens,output_tokens\n1,2", []),
+    ],
+)
+def test_times_of_traces(tmp_path, name, text, gaps):
+    path = tmp_path / name
+    path.write_text(text)
+    times = read_times(path)
+    assert [b - a for a, b in itertools.pairwise(times)] == pytest.approx(gaps, abs=1e-6)
+
+
+def test_a_bad_time_names_its_line(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("TIMESTAMP,x\n2023-11-16 18:17:03,1\nyesterday,2\n")
+    with pytest.raises(SpecError, match="request 2: TIMESTAMP is 'yesterday'"):
+        read_times(path)

@@ -1,0 +1,262 @@
+"""Does the CPU help the accelerator? NEO's settings, simulated on machines of documented figures.
+
+Truth: the scheduler's own tables with seeded noise of 10 % on every part of every step, and costs
+that it is not told of (starting stages of the CPU, other copies on the link, logits); `exact`
+leaves both away. `auto` is compared with the GPU alone (`off`) and with FastDecode+ (`full`).
+
+    python benchmarks/offload.py --json benchmarks/results/offload.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import Report, geometric_mean
+from dovetail.compiler.workload import read_times, read_workload
+from dovetail.runtime.scenario import make_scenario, schedule, synthesize
+from dovetail.runtime.simulator import Arrival, Simulation
+
+NOISE = 0.1
+CPU_BANDWIDTHS = {"g5.2xlarge": 1, "g5.4xlarge": 1, "g5.8xlarge": 2, "g5.16xlarge": 4}
+"""Instances of Fig. 10a and their CPU bandwidth, in multiples of the second one's."""
+PAPER_GAINS = {"g5.2xlarge": 0.122, "g5.4xlarge": 0.133, "g5.8xlarge": 0.297, "g5.16xlarge": 0.793}
+H200_BLOCKS = (54, 100, 200, 400, 1650)
+FIG8B = (50, 100, 200, 400, 800)
+FIG9 = {"t4": (330, (15, 45, 100, 200)), "a10g": (1000, (50, 100, 200, 400))}
+FIG10 = (100, 200, 300, 400)
+AZURE = {"a10g": 0.6, "h100": 1.3}
+"""Speed at which recorded arrivals are passed through: about what the GPU alone can take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One setting: a machine and what it is asked. `trace` stands for synthetic lengths."""
+
+    group: str
+    machine: str
+    prompt: int = 0
+    output: int = 0
+    requests: int = 400
+    gpu_blocks: int | None = None
+    model: str | None = None
+    cpu: float = 1.0
+    trace: Path | None = None
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """What the simulation depends on: cells of several figures are run once."""
+        return (
+            self.machine,
+            self.prompt,
+            self.output,
+            self.requests,
+            self.gpu_blocks,
+            self.model,
+            self.cpu,
+            self.trace,
+        )
+
+    def arrivals(self, seed: int) -> list[Arrival]:
+        """Return the requests: a trace with its times, or synthetic ones all at once."""
+        if self.trace is None:
+            return synthesize(self.prompt, self.output, self.requests, seed=seed)
+        workload = read_workload(self.trace)
+        lengths = list(zip(workload.prompt_lengths, workload.output_lengths, strict=True))
+        times = read_times(self.trace)
+        speed = AZURE.get(self.machine, 1.0)
+        return schedule(lengths[: self.requests], times=times[: self.requests], speed=speed)
+
+
+def main(arguments: Sequence[str] | None = None) -> Report:
+    """Run the benchmark with command line `arguments`, print and write its report."""
+    options = _parse(arguments)
+    began = time.perf_counter()
+    report = Report(
+        "offload",
+        {
+            "part": "a: discrete-event simulation on assumed figures",
+            "noise": NOISE,
+            "seed": options.seed,
+            "requests_scale": options.scale,
+            "assumptions": {
+                name: make_scenario(name).machine.sources()
+                for name in ("t4", "a10g", "h100", "h200")
+            },
+        },
+    )
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for cell in make_cells(options.traces, options.scale):
+        if options.only and cell.group not in options.only:
+            continue
+        if cell.setting not in known:
+            known[cell.setting] = run_cell(cell, options.seed)
+        row = {"group": cell.group, **known[cell.setting]}
+        report.rows.append(row)
+        print(describe(row), flush=True)
+    report.summary = summarize(report.rows)
+    report.config["seconds"] = time.perf_counter() - began
+    report.print(COLUMNS)
+    report.write(options.json)
+    return report
+
+
+def make_cells(traces: Path | None, scale: float = 1.0) -> Iterator[Cell]:
+    """Yield every cell, the headline settings first; `scale` cuts the number of requests."""
+
+    def some(count: int) -> int:
+        return max(20, round(count * scale))
+
+    yield Cell("settings", "t4", 330, 45, some(400))
+    for output in (100, 200):
+        yield Cell("settings", "a10g", 1000, output, some(800))
+    yield Cell("settings", "h100", 2000, 100, some(600))
+    for blocks in H200_BLOCKS:
+        for prompt, output in ((330, 45), (1000, 50)):
+            if prompt * 1.1 + output * 1.1 <= 16 * blocks:
+                yield Cell("settings", "h200", prompt, output, some(600), blocks)
+    yield Cell("settings", "h200", 1000, 50, some(400), 200, "llama-2-7b")
+    for output in FIG8B:
+        yield Cell("fig8b", "h100", 2000, output, some(600 if output == 100 else 300))
+    for machine, (prompt, outputs) in FIG9.items():
+        for output in outputs:
+            known = (machine, output) in {("t4", 45), ("a10g", 100), ("a10g", 200)}
+            count = 800 if machine == "a10g" and known else 400
+            yield Cell("fig9", machine, prompt, output, some(count))
+    for times in sorted(set(CPU_BANDWIDTHS.values())):
+        for output in FIG10:
+            count = 800 if times == 1 and output <= 200 else 400
+            yield Cell("fig10a", "a10g", 1000, output, some(count), cpu=times)
+    if traces is not None:
+        osc = traces / "osc_summarize_lengths_neo.csv"
+        azure = traces / "AzureLLMInferenceTrace_code.csv"
+        if osc.exists():
+            yield Cell("osc", "t4", requests=some(400), trace=osc)
+        for machine in AZURE if azure.exists() else ():
+            yield Cell("azure", machine, requests=some(800), trace=azure)
+
+
+def run_cell(cell: Cell, seed: int) -> dict[str, Any]:
+    """Simulate a cell under every policy, and `auto` and `off` once more without noise."""
+    arrivals = cell.arrivals(seed)
+
+    def run(policy: str, *, exact: bool = False) -> Simulation:
+        scenario = make_scenario(
+            cell.machine,
+            cell.model,
+            policy,
+            gpu_blocks=cell.gpu_blocks,
+            cpu=cell.cpu,
+            noise=0.0 if exact else NOISE,
+            hidden=not exact,
+            seed=seed,
+        )
+        return scenario.run(arrivals)
+
+    off, auto, full = (run(policy) for policy in ("off", "auto", "full"))
+    exact = run("auto", exact=True).rate / run("off", exact=True).rate
+    machine = make_scenario(cell.machine, cell.model, gpu_blocks=cell.gpu_blocks)
+    return {
+        "machine": cell.machine,
+        "model": machine.model,
+        "gpu_blocks": machine.machine.gpu_blocks,
+        "cpu": cell.cpu,
+        "lengths": cell.trace.name if cell.trace else f"{cell.prompt}/{cell.output}",
+        "requests": cell.requests,
+        "off_rate": off.rate,
+        "auto_rate": auto.rate,
+        "full_rate": full.rate,
+        "auto_vs_off": auto.rate / off.rate,
+        "auto_vs_off_exact": exact,
+        "auto_vs_off_middle": _ratio(auto.middle_rate, off.middle_rate),
+        "full_vs_off": full.rate / off.rate,
+        "auto_vs_full": auto.rate / full.rate,
+        "two_batch": auto.two_batch,
+        "gpu_busy": auto.gpu,
+        "cpu_busy": auto.cpu,
+        "link_busy": auto.link,
+        "refused": off.refused + auto.refused + full.refused,
+        **{
+            f"{policy}_{name}_{p}": getattr(getattr(found, name), p)
+            for policy, found in (("off", off), ("auto", auto))
+            for name in ("ttft", "tpot", "per_token")
+            for p in ("p50", "p90")
+        },
+    }
+
+
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the keys of the issue, as far as their cells were run.
+
+    A class's figure is the least of its headline settings.
+    """
+    found: dict[str, Any] = {}
+    for name in ("t4", "a10g", "h100", "h200"):
+        cells = [r for r in rows if r["group"] == "settings" and r["machine"] == name]
+        if cells:
+            found[f"sim_auto_vs_gpuonly_{name}"] = min(r["auto_vs_off"] for r in cells)
+    if rows:
+        found["min_auto_vs_gpuonly"] = min(r["auto_vs_off"] for r in rows)
+        found["min_auto_vs_gpuonly_exact"] = min(r["auto_vs_off_exact"] for r in rows)
+        found["min_auto_vs_fastdecode"] = min(r["auto_vs_full"] for r in rows)
+        found["mean_auto_vs_gpuonly"] = geometric_mean(r["auto_vs_off"] for r in rows)
+    long = [r["full_vs_off"] for r in rows if r["group"] == "fig8b"]
+    if long:
+        found["fig8b_fastdecode_at_longest"] = long[-1]
+    for name, times in CPU_BANDWIDTHS.items():
+        gains = [r["auto_vs_off"] for r in rows if (r["group"], r["cpu"]) == ("fig10a", times)]
+        if gains:
+            found[f"fig10a_{name}"] = max(gains) - 1
+            found[f"fig10a_{name}_paper"] = PAPER_GAINS[name]
+    return found
+
+
+COLUMNS = (
+    "group",
+    "machine",
+    "gpu_blocks",
+    "cpu",
+    "lengths",
+    "off_rate",
+    "auto_rate",
+    "full_rate",
+    "auto_vs_off",
+    "auto_vs_off_exact",
+    "auto_vs_full",
+    "two_batch",
+)
+
+
+def describe(row: dict[str, Any]) -> str:
+    """Return one line for a cell."""
+    return (
+        f"{row['group']:8} {row['machine']:4} {row['gpu_blocks']:5} blocks cpu x{row['cpu']:<3g} "
+        f"{row['lengths']:32} off {row['off_rate']:7.3f}/s auto {row['auto_vs_off']:.3f} "
+        f"(exact {row['auto_vs_off_exact']:.3f}, middle {row['auto_vs_off_middle']:.3f}) "
+        f"full {row['full_vs_off']:.3f}"
+    )
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    corpus = os.environ.get("DOVETAIL_CORPUS")
+    traces = Path(corpus) / "traces" if corpus else None
+    parser.add_argument("--traces", type=Path, default=traces, help="folder of recorded traces")
+    parser.add_argument("--only", nargs="*", help="groups: settings fig8b fig9 fig10a osc azure")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the requests")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The offload benchmark: its cells are those of the issue, and its keys follow from the rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import offload
+import pytest
+
+TRACE = "input_tokens,output_tokens\n" + "330,20\n" * 40
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:17:{second:02d}.5000000,2000,9\n" for second in range(40)
+)
+
+
+def test_cells_cover_every_setting_and_figure(tmp_path: Path) -> None:
+    (tmp_path / "osc_summarize_lengths_neo.csv").write_text(TRACE)
+    (tmp_path / "AzureLLMInferenceTrace_code.csv").write_text(AZURE)
+    cells = list(offload.make_cells(tmp_path))
+    groups = {cell.group for cell in cells}
+    assert groups == {"settings", "fig8b", "fig9", "fig10a", "osc", "azure"}
+    blocks = {cell.gpu_blocks for cell in cells if cell.machine == "h200"}
+    assert blocks == {54, 100, 200, 400, 1650}
+    assert {c.machine for c in cells if c.group == "azure"} == {"a10g", "h100"}
+    lengths = {(c.machine, c.prompt, c.output) for c in cells if c.group == "settings"}
+    assert {("t4", 330, 45), ("a10g", 1000, 100), ("a10g", 1000, 200)} <= lengths
+    azure = next(cell for cell in cells if cell.group == "azure")
+    assert [a.prompt for a in azure.arrivals(0)] == [2000] * 40
+    assert azure.arrivals(0)[-1].at == pytest.approx(39 / offload.AZURE["a10g"])
+
+
+def test_a_small_run_writes_the_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "osc_summarize_lengths_neo.csv").write_text(TRACE)
+    out = tmp_path / "out.json"
+    arguments = ["--traces", str(tmp_path), "--only", "osc", "--scale", "0.1", "--json", str(out)]
+    offload.main(arguments)
+    body = json.loads(out.read_text())
+    (row,) = body["rows"]
+    assert row["requests"] == 40
+    assert row["auto_vs_off"] == pytest.approx(row["auto_rate"] / row["off_rate"])
+    assert body["summary"]["min_auto_vs_gpuonly"] == row["auto_vs_off"]
+    assert "sim_auto_vs_gpuonly_t4" not in body["summary"]  # its cells were not run
+    assert len(body["config"]["assumptions"]) == 4
+    assert "osc" in capsys.readouterr().out
+
+
+def row(group: str, machine: str, auto: float, **more: float) -> dict[str, object]:
+    known = {"auto_vs_off_exact": 1.0, "auto_vs_full": 2.0, "full_vs_off": 0.5, "cpu": 1.0}
+    return {"group": group, "machine": machine, "auto_vs_off": auto, **known, **more}
+
+
+def test_keys_take_the_least_of_their_cells() -> None:
+    found = offload.summarize(
+        [
+            row("settings", "h200", 1.5),
+            row("settings", "h200", 0.99),
+            row("settings", "t4", 5.0),
+            row("fig8b", "h100", 1.1, full_vs_off=0.7),
+            row("fig8b", "h100", 1.2, full_vs_off=0.3),
+            row("fig10a", "a10g", 1.2, cpu=1),
+            row("fig10a", "a10g", 1.6, cpu=4),
+        ]
+    )
+    assert found["sim_auto_vs_gpuonly_h200"] == found["min_auto_vs_gpuonly"] == 0.99
+    assert found["sim_auto_vs_gpuonly_t4"] == 5.0
+    assert "sim_auto_vs_gpuonly_h100" not in found
+    assert found["fig8b_fastdecode_at_longest"] == 0.3
+    assert found["fig10a_g5.2xlarge"] == found["fig10a_g5.4xlarge"] == pytest.approx(0.2)
+    assert found["fig10a_g5.16xlarge"] == pytest.approx(0.6)
+    assert "fig10a_g5.8xlarge" not in found

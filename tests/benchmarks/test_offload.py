@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
+from typing import Any
 
-import offload
 import pytest
 
 TRACE = "input_tokens,output_tokens\n" + "330,20\n" * 40
@@ -14,7 +15,13 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 )
 
 
-def test_cells_cover_every_setting_and_figure(tmp_path: Path) -> None:
+@pytest.fixture
+def offload(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    return importlib.import_module("offload")
+
+
+def test_cells_cover_every_setting_and_figure(offload: Any, tmp_path: Path) -> None:
     (tmp_path / "osc_summarize_lengths_neo.csv").write_text(TRACE)
     (tmp_path / "AzureLLMInferenceTrace_code.csv").write_text(AZURE)
     cells = list(offload.make_cells(tmp_path))
@@ -30,7 +37,9 @@ def test_cells_cover_every_setting_and_figure(tmp_path: Path) -> None:
     assert azure.arrivals(0)[-1].at == pytest.approx(39 / offload.AZURE["a10g"])
 
 
-def test_a_small_run_writes_the_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_run_writes_the_keys(
+    offload: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "osc_summarize_lengths_neo.csv").write_text(TRACE)
     out = tmp_path / "out.json"
     arguments = ["--traces", str(tmp_path), "--only", "osc", "--scale", "0.1", "--json", str(out)]
@@ -50,7 +59,7 @@ def row(group: str, machine: str, auto: float, **more: float) -> dict[str, objec
     return {"group": group, "machine": machine, "auto_vs_off": auto, **known, **more}
 
 
-def test_keys_take_the_least_of_their_cells() -> None:
+def test_keys_take_the_least_of_their_cells(offload: Any) -> None:
     found = offload.summarize(
         [
             row("settings", "h200", 1.5),

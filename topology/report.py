@@ -132,8 +132,8 @@ def nest_tree(tree: TopoTree) -> TreeNode:
     return nodes[0]
 
 
-def report_plan(plan: TopologyPlan, model: str) -> PlanReport:
-    """Return a plan for the model called `model` as plain values."""
+def report_plan(plan: TopologyPlan, model: str, notes: tuple[str, ...] = ()) -> PlanReport:
+    """Return a plan for the model called `model` as plain values; `notes` come before its own."""
     prefill, decode = plan.chosen
     return PlanReport(
         model=model,
@@ -148,7 +148,20 @@ def report_plan(plan: TopologyPlan, model: str) -> PlanReport:
         seconds_per_request=plan.score.total,
         search=plan.report,
         figures=plan.parameters.sources(),
-        notes=plan.notes,
+        notes=(*notes, *plan.notes, *_describe_served(plan)),
+    )
+
+
+def _describe_served(plan: TopologyPlan) -> tuple[str, ...]:
+    """Say what a compile serves where the chosen phases differ in their number of processes."""
+    pair = plan.pairs[0]
+    if (pair.prefill, pair.decode) == plan.chosen:
+        return ()
+    prefill, decode = _candidate(pair.prefill), _candidate(pair.decode)
+    return (
+        f"both phases run in the same processes, so that a compile serves {decode.processes} "
+        f"processes, {prefill.threads} threads each in prefill and {decode.threads} in decode: "
+        f"{pair.score.total:.3f} s per request",
     )
 
 

@@ -79,7 +79,7 @@ def _plan(
 ) -> PlanReport:
     from dovetail.compiler.calibrate import figures_of
     from dovetail.compiler.request import choose_targets
-    from dovetail.compiler.service import sample_trace
+    from dovetail.compiler.service import sample_trace, within_quota
     from dovetail.compiler.workload import read_workload
     from dovetail.topology.plan import PlanBudget, plan_topology
     from dovetail.topology.report import report_plan
@@ -87,10 +87,15 @@ def _plan(
     trace = sample_trace(read_workload(workload), batch)
     dimensions, (target,) = _read_model(model, weight_dtype), choose_targets((), spec)
     figures = figures_of(source, spec, dimensions, target, trace, measured=False)
+    usable, notes = within_quota(spec)
     found = plan_topology(
-        spec, dimensions, trace, parameters=figures, budget=PlanBudget(every_divisor=every_divisor)
+        usable,
+        dimensions,
+        trace,
+        parameters=figures,
+        budget=PlanBudget(every_divisor=every_divisor),
     )
-    return report_plan(found, model)
+    return report_plan(found, model, notes)
 
 
 def _draw(report: TopologyReport) -> str:

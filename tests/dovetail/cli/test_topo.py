@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.dovetail.commands import assert_one_sentence, dovetail
@@ -59,6 +60,21 @@ COUNTS = (
 def test_json_counts(name: str) -> None:
     machine = report("--hardware", corpus_file(f"topologies/{name}"))
     assert tuple(machine[count] for count in COUNTS) == KINDS[name]
+
+
+def test_a_plan_keeps_to_the_cpu_quota_as_a_compile_does(tmp_path: Path) -> None:
+    machine = replace(read_hardware("package:1 core:8"), cpu_quota=3.5)
+    (tmp_path / "hardware.json").write_bytes(dump_hardware(machine))
+    plan = report("--hardware", tmp_path / "hardware.json", "--plan", "tinyllama")["plan"]
+    for phase in ("prefill", "decode"):
+        assert plan[phase]["processes"] * plan[phase]["threads"] <= 3
+    assert any("quota of 3.5 cores" in note for note in plan["notes"])
+
+
+def test_a_plan_says_what_a_compile_serves_where_phases_want_different_processes() -> None:
+    plan = report("--hardware", "package:2 l3:4 core:4", "--plan", "llama-160m")["plan"]
+    assert plan["prefill"]["processes"] != plan["decode"]["processes"]
+    assert any(note.startswith("both phases run in the same processes") for note in plan["notes"])
 
 
 def test_a_plan_as_tables_and_as_json(tmp_path: Path) -> None:

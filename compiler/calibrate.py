@@ -30,6 +30,7 @@ from dovetail.compiler.roofline import measure_read_bandwidth
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.errors import ToolchainError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.tuning import OK
 from dovetail.runtime import abi
@@ -182,9 +183,12 @@ def measure_core(
     task = SearchTask(op, target, phase, hardware, (FULL_ROWS,))
     problem = task.problem(FULL_ROWS)
     pool = 4 * SIDE * SIDE * 4  # cold weights are not asked for here
-    with Meter(library.path, library.index, pool_bytes=pool) as meter:
-        candidate = problem.candidate(task.default(FULL_ROWS))
-        (found,) = meter.measure(problem.case, [candidate], rounds=ROUNDS, seconds=SECONDS)
+    candidate = problem.candidate(task.default(FULL_ROWS))
+    try:
+        with Meter(library.path, library.index, pool_bytes=pool) as meter:
+            (found,) = meter.measure(problem.case, [candidate], rounds=ROUNDS, seconds=SECONDS)
+    except ToolchainError:
+        return None
     return 2 * FULL_ROWS * SIDE * SIDE / found.low if found.status == OK else None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,11 @@ CACHE_FACTOR = 4
 MIN_POOL_BYTES = 64 << 20
 MARK_BYTES = 4
 START_SECONDS = 120.0
-"""How long a child may take to load the library, on however busy a machine."""
+"""How long a child may take to load the library, or to make operands, on however busy a machine."""
+KERNEL_FAULTS = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP}
+)
+"""How a kernel ends its process; any other end is not its fault, and no trial."""
 
 
 class GemmCase(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
@@ -163,12 +168,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """A line from the child: that it gets on, that it has checked a candidate, or all times."""
+    """A line from the child: that it gets on, that it has checked a candidate, or all times.
 
-    event: str  # ready | start | checked | round | times
+    bound: operands are made; from now on what ends the child is the kernel that it runs. failed:
+    the child itself could not go on, for the reason in `text`.
+    """
+
+    event: str  # ready | bound | start | checked | round | times | failed
     index: int = 0
     correct: bool = True
     times: tuple[tuple[float, ...], ...] = ()
+    text: str = ""
 
 
 def summarize(candidate: Candidate, times: Sequence[float]) -> Measurement:
@@ -218,6 +228,7 @@ class Meter:
         self._stopped = False
         self._starting = 0.0
         self._prepared = False
+        self._bound = False
 
     def __enter__(self) -> Self:
         return self
@@ -255,6 +266,8 @@ class Meter:
         """Return one measurement per candidate, in their order.
 
         All candidates of a call are timed in turns, so that drift of the machine hits them alike.
+        Raises ToolchainError where the child fails for another reason than a kernel, of which
+        then nothing is known: no memory for the operands, or a signal from elsewhere.
         """
         done: dict[Candidate, Measurement] = {}
         while waiting := tuple(c for c in dict.fromkeys(candidates) if c not in done):
@@ -262,28 +275,47 @@ class Meter:
             try:
                 done.update(self._run(job))
             except _ChildEndedError as end:
+                code = self._reap()
                 if self._stopped:
                     raise StoppedError from None
+                if not self._bound or (end.status == CRASH and -code not in KERNEL_FAULTS):
+                    raise self._ended(case, code) from None
                 bad = waiting[self._marked()]
                 done[bad] = Measurement(candidate=bad, status=end.status)
-                self.close()
         return tuple(done[c] for c in candidates)
+
+    def _reap(self) -> int:
+        """End the child, unless it has, and return how it did: minus the signal, if it was one."""
+        child = self._child
+        assert child is not None
+        self.close()
+        return child.returncode
+
+    def _ended(self, case: Case, code: int) -> ToolchainError:
+        how = signal.Signals(-code).name if code < 0 else f"code {code}"
+        when = "while a kernel ran" if self._bound else "before it ran a kernel"
+        return ToolchainError(
+            f"the measuring process ended ({how}) {when} of {case.kind} {case.shape}; most often "
+            "memory has run out: close other programs, or choose --effort none"
+        )
 
     def _marked(self) -> int:
         """Return the index of the candidate that the child ran last."""
         return int.from_bytes(os.pread(self._mark.fileno(), MARK_BYTES, 0), "little")
 
     def _run(self, job: Job) -> dict[Candidate, Measurement]:
-        """Return measurements of the job; wrong candidates end it early and are returned alone."""
-        os.pwrite(self._mark.fileno(), bytes(MARK_BYTES), 0)
+        """Return measurements of the job; wrong candidates are not timed."""
+        self._bound = False
         self._send(job)
         sent = time.monotonic()
         wrong = dict[Candidate, Measurement]()
+        self._receive(START_SECONDS)
+        self._bound = True
+        if not self._prepared:  # the largest operands stay
+            self._starting += time.monotonic() - sent
+            self._prepared = True
         while True:
             reply = self._receive(self._timeout)
-            if not self._prepared:  # it has made its operands, of which the largest stay
-                self._starting += time.monotonic() - sent
-                self._prepared = True
             if reply.event == "checked" and not reply.correct:
                 bad = job.candidates[reply.index]
                 wrong[bad] = Measurement(candidate=bad, status=WRONG)
@@ -319,8 +351,8 @@ class Meter:
             if self._stopped:
                 raise StoppedError from None
             raise ToolchainError(
-                f"the measuring process did not start with {self._setup.library}; "
-                "its own message stands above"
+                f"the measuring process did not start with {self._setup.library}; most often "
+                "memory has run out: close other programs, or choose --effort none"
             ) from None
         self._starting = self._starting or time.monotonic() - begin
 
@@ -343,4 +375,11 @@ class Meter:
                     raise _ChildEndedError(CRASH)
                 self._lines += data
         line, self._lines = self._lines.split(b"\n", 1)
-        return msgspec.json.decode(line, type=Reply)
+        reply = msgspec.json.decode(line, type=Reply)
+        if reply.event == "failed":
+            self.close()
+            raise ToolchainError(
+                f"the measuring process could not go on: {reply.text}; "
+                "choose --effort none to compile without measuring"
+            )
+        return reply

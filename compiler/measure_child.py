@@ -198,6 +198,7 @@ class Child:
     def run(self, job: Job) -> Reply:
         """Check and time a job."""
         bound = self._bind(job.case)
+        write_reply(Reply(event="bound"))
         good = [self._check(bound, i, c) for i, c in enumerate(job.candidates)]
         return Reply(event="times", times=self._time(bound, job, good))
 
@@ -256,7 +257,16 @@ def read_lines(lines: SimpleQueue[bytes]) -> None:
 
 
 def main() -> None:
-    """Serve jobs until stdin ends."""
+    """Serve jobs until stdin ends; what goes wrong here is told, so that no kernel is blamed."""
+    try:
+        serve()
+    except Exception as error:  # MemoryError above all
+        write_reply(Reply(event="failed", text=f"{type(error).__name__} {error}".strip()))
+        os._exit(1)  # an orderly end would wait for the thread that reads stdin
+
+
+def serve() -> None:
+    """Run jobs as they come."""
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=read_lines, args=(lines,), daemon=True).start()
     child = Child(msgspec.json.decode(lines.get(), type=ChildSetup))

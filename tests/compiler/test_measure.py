@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import (
     MARK_BYTES,
+    AttentionCase,
     Candidate,
     ChildSetup,
     GemmCase,
@@ -104,6 +107,9 @@ LATE = {"late_crash": "crash", "late_hang": "timeout"}
 SUBTLE = ("last_row", "last_column", "beside")
 SCHEDULE = make_schedule(m_tile=2, block_n=1)
 CASE = GemmCase(kind="linear", n=40, k=30, m=5, dtype="f32", threads=2)
+ATTENTION = AttentionCase(
+    kind="decode_attention", n_q=6, n_kv=2, head_dim=16, rows=1, context=70, dtype="bf16", threads=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +169,43 @@ def test_one_wrong_value_at_an_edge_is_found(built):
     assert [m.status for m in found] == ["ok", "wrong", "wrong", "wrong"]
 
 
-def test_a_library_that_cannot_be_loaded_is_an_error(built, capfd):
+def test_a_library_that_cannot_be_loaded_is_an_error(built):
     with Meter(Path("/nowhere/kernels.so"), built.index, pool_bytes=1 << 20) as meter:
-        with pytest.raises(ToolchainError, match="did not start"):
+        with pytest.raises(ToolchainError, match="cannot be loaded"):
             meter.measure(CASE, candidates(built, "linear", "f32"), rounds=1, seconds=1)
-    assert "cannot be loaded" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("case", [CASE, ATTENTION])
+def test_operands_that_do_not_fit_in_memory_are_no_kernels_fault(built, case, capfd):
+    with Meter(built.path, built.index, pool_bytes=1 << 60) as meter:
+        with pytest.raises(ToolchainError, match=r"could not go on: \w*MemoryError"):
+            meter.measure(case, candidates(built, "linear", "f32"), rounds=1, seconds=1)
+    assert capfd.readouterr().err == ""
+
+
+class Killed(Meter):
+    """A meter whose child is killed from outside, as for memory, when it says some word."""
+
+    word = ""
+
+    def _receive(self, seconds: float) -> Reply:
+        reply = super()._receive(seconds)
+        if reply.event == self.word:
+            os.kill(self._child.pid, signal.SIGKILL)
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("word", "when"), [("ready", "before it ran"), ("start", "while a kernel")]
+)
+def test_a_child_that_others_kill_is_no_kernels_fault(built, word, when):
+    with Killed(built.path, built.index, pool_bytes=1 << 20) as meter:
+        meter.word = word
+        with pytest.raises(ToolchainError, match=when):
+            meter.measure(CASE, (Candidate("hang", SCHEDULE),), rounds=1, seconds=1)
+        meter.word = ""  # the next child is well
+        (found,) = meter.measure(CASE, candidates(built, "linear", "f32")[:1], rounds=2, seconds=1)
+    assert found.status == "ok"
 
 
 def test_summaries_are_medians_with_quartiles():
@@ -192,8 +230,8 @@ def test_a_hanging_child_ends_with_its_parent(built):
     for line in (setup, hang):
         child.stdin.write(msgspec.json.encode(line) + b"\n")
         child.stdin.flush()
-    events = [msgspec.json.decode(child.stdout.readline(), type=Reply).event for _ in range(2)]
-    assert events == ["ready", "start"]
+    events = [msgspec.json.decode(child.stdout.readline(), type=Reply).event for _ in range(3)]
+    assert events == ["ready", "bound", "start"]
     child.stdin.close()  # as when the parent is killed
     assert child.wait(timeout=60) == 0
     child.stdout.close()

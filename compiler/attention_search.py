@@ -1,8 +1,8 @@
 """Chooses the tiles of the attention kernels by measuring: one choice per model, threads and phase.
 
 In: a model, a target, a plan and a `Measurer`. Out: for each attention kernel the request of the
-winner and its time. Where the default could not be measured, or no other is clearly faster, it
-stays.
+winner and its time. Where the default could not be measured, or is right and no other is clearly
+faster, it stays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from msgspec.structs import replace as replace_struct
 from dovetail.codegen.catalog import KernelRequest, head_shape, kernel_request
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
-from dovetail.compiler.measure import AttentionCase, Candidate, Measurer
+from dovetail.compiler.measure import SKIPPED, AttentionCase, Candidate, Measurer
 from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import OK, WorkKey
@@ -108,12 +109,22 @@ def search_attention(
 ) -> AttentionChoice | None:
     """Return the best instance by a `measurer` of the `attention_library`.
 
-    None where the default was not measured, or found wrong: nothing can take its place then.
+    None where the default was not measured. Where it failed the fastest right one takes its place;
+    raises ScheduleError where there is none.
     """
     candidates = [Candidate(request.name, make_schedule()) for request in task.rivals]
     found = measurer.measure(task.case, candidates, rounds=ROUNDS, seconds=seconds)
+    if found[0].status == SKIPPED:
+        return None
     times = [m.low if m.status == OK else math.inf for m in found]
-    return choose(task.case, task.rivals, times) if times[0] < math.inf else None
+    if min(times) == math.inf:
+        failed = ", ".join(f"{m.candidate.kernel} {m.status}" for m in found)
+        raise ScheduleError(
+            f"no kernel for {task.case.kind} of these heads is right on this machine ({failed}); "
+            "name another target with --target, or measure all anew with dovetail tune "
+            "--effort full if the machine was at fault"
+        )
+    return choose(task.case, task.rivals, times)
 
 
 def attention_case(spec: ModelSpec, family: str, plan: PhasePlan) -> AttentionCase:

@@ -32,7 +32,13 @@ from dovetail.compiler.jobs import allow, job_name, spent_seconds
 from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.memory import Memory, spell_time
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
-from dovetail.compiler.recorder import Allowance, NoMachine, Recorder, describe_disturbed
+from dovetail.compiler.recorder import (
+    Allowance,
+    NoMachine,
+    Recorder,
+    describe_disturbed,
+    describe_failed,
+)
 from dovetail.compiler.schedules import default_tables, unique_tables
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
@@ -187,7 +193,8 @@ def _search(
             progress=lambda done, total, _op: progress(done, total),
         )
     tables = unique_tables((*found.tables, *rules))
-    notes = [database.warning, describe_disturbed(session.recorders)]
+    recorders = session.recorders
+    notes = [database.warning, describe_failed(recorders), describe_disturbed(recorders)]
     if not request.measurable:
         notes.append(_describe_sources(scope, found.tables, policies.model))
     return Chosen(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -300,6 +300,17 @@ class Recorder:
             self.trials.append(record)
             if self.notify:
                 self.notify(record)
+
+
+def describe_failed(recorders: Iterable[Recorder]) -> str | None:
+    """Return a sentence on the trials that failed, by how they did; None where all were right."""
+    failed = {r.key: r.status for recorder in recorders for r in recorder.trials if r.status != OK}
+    if not failed:
+        return None
+    counts = ", ".join(
+        f"{count} {status}" for status, count in sorted(Counter(failed.values()).items())
+    )
+    return f"{len(failed)} of the schedules that were tried failed ({counts}); none of them serves"
 
 
 def describe_disturbed(recorders: Iterable[Recorder]) -> str | None:

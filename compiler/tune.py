@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,7 +52,7 @@ from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import choose_plans, contenders, sample_trace, service_plans
 from dovetail.compiler.workload import read_workload
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import ScheduleError, SpecError
 from dovetail.ir.tuning import TuningRecord
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
@@ -186,7 +186,11 @@ class TuningJob:
         return [Pinned(meter, cpus) for meter, cpus in zip(meters, cores, strict=True)], note
 
     def search(self, item: Item, measurer: Measurer, seconds: float) -> None:
-        """Search one item; what it finds is in the records."""
+        """Search one item; what it finds is in the records, also that no kernel is right."""
+        with suppress(ScheduleError):
+            self._search(item, measurer, seconds)
+
+    def _search(self, item: Item, measurer: Measurer, seconds: float) -> None:
         if isinstance(item, AttentionTask):
             search_attention(item, measurer, seconds)
             return

@@ -7,6 +7,7 @@ In: a `SearchTask` (a product, its M values, a target, threads, a budget) and a 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -19,8 +20,9 @@ from dovetail.compiler.schedules import (
     default_prefetch,
     default_row,
 )
-from dovetail.compiler.search.space import Problem, Program, Scheme, Slice
+from dovetail.compiler.search.space import WHOLE, Problem, Program, Scheme, Slice
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.errors import ScheduleError
 from dovetail.ir.tuning import OK
 from dovetail.topology.hardware import HardwareSpec
 
@@ -105,7 +107,10 @@ class Policy(Protocol):
     """A way to find schedules; all policies share the micro-kernels and the measuring."""
 
     def search(self, task: SearchTask, measurer: Measurer) -> SearchResult:
-        """Return a choice for every M of `task.points`; those without budget get the rules'."""
+        """Return a choice for every M of `task.points`; those without budget get the rules'.
+
+        Raises ScheduleError where the rules' program failed, and no other is right.
+        """
 
 
 class Bench:
@@ -188,20 +193,41 @@ class Bench:
         count = FINALISTS if affordable is None else min(FINALISTS, max(1, affordable - 1))
         return sorted(faster, key=self.cost)[:count]
 
+    def _right(self) -> bool:
+        return any(self.cost(program) < math.inf for program in self.found)
+
+    def _simple(self) -> list[Program]:
+        """Return the programs of every micro-kernel without slices that were not timed."""
+        tiles = self.problem.tiles()
+        programs = (self.task.program(self.m, t, WHOLE, self.default.scheme) for t in tiles)
+        return [program for program in programs if program not in self.found]
+
+    def _describe_failure(self) -> str:
+        op, statuses = self.task.op, Counter(found.status for found in self.found.values())
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+        return (
+            f"no kernel for {op.kind} {op.n}x{op.k} in {op.dtype} with {self.m} rows is right on "
+            f"{self.task.target.name} ({counts}); name another target with --target, or measure "
+            "all anew with dovetail tune if the machine was at fault"
+        )
+
     def choice(self, source: str = MEASURED) -> Choice:
         """Return the best program, confirmed by more rounds beside the default and its rivals.
 
-        Without times of the default nothing is known to be better.
+        Without times of the default nothing is known to be better; where it failed, the fastest
+        right one takes its place. Raises ScheduleError where none is right.
         """
         known = self.found.get(self.default)
         if known is None or known.status == SKIPPED:
             return Choice(self.default, DEFAULT)
+        if known.status != OK and not self._right():
+            self._measure(self._simple(), self.task.rounds)  # whatever the budget: one must serve
+        if not self._right():
+            raise ScheduleError(self._describe_failure())
         best = self.default
         if finalists := self._finalists():
             self.time((self.default, *finalists), rounds=max(CONFIRM_ROUNDS, self.task.rounds))
             best = self.best(finalists)
-        if not self.cost(best) < math.inf:
-            return Choice(self.default, DEFAULT)
         by_panels: dict[int, tuple[Program, float]] = {}
         for program in sorted(self.found, key=self.cost):
             if (cost := self.cost(program)) < math.inf:

@@ -20,9 +20,10 @@ from dovetail.compiler.attention_search import (
     variant_requests,
 )
 from dovetail.compiler.measure import Meter
-from dovetail.compiler.recorder import Identity, Recorder
+from dovetail.compiler.recorder import Identity, NoMachine, Recorder
 from dovetail.compiler.schedules import other_tables
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec, RopeSpec
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.records import TrustingRecords
@@ -98,5 +99,10 @@ def test_wrong_crashed_and_missing_instances_are_not_chosen() -> None:
     default, variant = (request.name for request in task.rivals)
     script = Script(**{default: 1.0, variant: 0.0})
     assert search_attention(task, script, 1.0).request.name == default
-    assert search_attention(task, Script(**{default: 0.0, variant: 1.0}), 1.0) is None
+    assert (
+        search_attention(task, Script(**{default: 0.0, variant: 1.0}), 1.0).request.name == variant
+    )
+    with pytest.raises(ScheduleError, match=f"{default} crash, {variant} crash"):
+        search_attention(task, Script(**{default: 0.0, variant: 0.0}), 1.0)
+    assert search_attention(task, NoMachine(), 1.0) is None
     assert search_attention(task, Script(**{default: 1.0, variant: 0.5}), 1.0).seconds == 0.5

@@ -17,6 +17,7 @@ from dovetail.compiler.recorder import (
     MemoryRecords,
     Recorder,
     describe_disturbed,
+    describe_failed,
     hardware_key,
 )
 from dovetail.compiler.schedules import gemm_requests, make_schedule
@@ -78,6 +79,9 @@ def test_what_is_on_record_is_not_run_again():
     found = again.measure(CASE, names("default", "bad", "fast"), rounds=3, seconds=1)
     assert (found[0], found[2]) == before
     assert [m.status for m in found] == ["ok", "crash", "ok"]
+    assert describe_failed([again, again]) == (
+        "1 of the schedules that were tried failed (1 crash); none of them serves"
+    )
     assert second.asked == [["default", "bad"]]  # the reference goes along
     assert (again.measured, len(again.trials)) == (1, 3)
     assert again.measure(CASE, names("bad"), rounds=9, seconds=1)[0].status == "crash"

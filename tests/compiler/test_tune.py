@@ -16,10 +16,10 @@ from dovetail.compiler.recorder import MemoryRecords
 from dovetail.compiler.schedules import LINEAR, GemmOp
 from dovetail.compiler.tune import Pinned, run_items, tune_model
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import ScheduleError, SpecError
 from dovetail.ir.tuning import decode_record
 from tests.compiler.test_recorder import CASE, Script, names, recorder
-from tests.compiler.virtual import use_virtual_meters
+from tests.compiler.virtual import VirtualMeter, use_virtual_meters
 from tests.models import save_model
 
 ITEMS = tuple(
@@ -201,6 +201,17 @@ def test_a_stopped_job_is_resumed(model, tmp_path, asked):
     assert list(tmp_path.glob("*.job-*")) == []
     with pytest.raises(SpecError, match="no interrupted job"):
         tune(model, database, resume=True)
+
+
+def test_kernels_that_are_wrong_are_counted_and_never_served(model, tmp_path, monkeypatch, asked):
+    monkeypatch.setattr(VirtualMeter, "status", "wrong")
+    database = tmp_path / "tuning.jsonl"
+    report = tune(model, database)
+    assert report.progress.failed == {"wrong": report.trials} and report.points == ()
+    assert report.progress.done == report.progress.items
+    with pytest.raises(ScheduleError, match="is right on"):
+        compile_model(model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0)
+    assert not (tmp_path / "a.dove").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import pytest
 
 from dovetail.compiler.schedules import LINEAR, SILU
 from dovetail.compiler.search.policy import CANDIDATE_GAIN, DEFAULT, REUSED
+from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.space import PREFETCHES, Program, Slice
+from dovetail.ir.errors import ScheduleError
 from tests.compiler.search.landscape import OVERHEAD, Landscape, bowl, task
 
 LONG = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -105,8 +107,19 @@ def test_failing_kernels_are_never_chosen():
     one = task()
     found = Sandwich().search(one, land)
     assert all(choice.program.slice.k != 256 for choice in found.choices.values())
+
+
+def test_a_default_that_fails_gives_way_whatever_the_budget():
+    one = task()
+    rules = {one.problem(m).candidate(one.default(m)).kernel for m in one.points}
+    land = Landscape(bad=lambda c: "wrong" if c.kernel in rules else None)
+    brief = replace(one, points=(64,), seconds=1e-9)
+    for some in (one, brief):
+        rows = make_rows(some, Sandwich().search(some, land).choices)
+        assert not rules & {row.kernel for row in rows}
     every = Landscape(bad=lambda c: "crash")
-    assert {c.source for c in Sandwich().search(one, every).choices.values()} == {DEFAULT}
+    with pytest.raises(ScheduleError, match=r"no kernel for linear 512x1024 .*\d+ crash"):
+        Sandwich().search(one, every)
 
 
 def test_gains_within_the_noise_leave_the_default():

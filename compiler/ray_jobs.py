@@ -7,17 +7,19 @@ may run at once; Ray repeats trials of nodes that die. Records are kept where th
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import ray
@@ -25,6 +27,7 @@ import ray.exceptions
 
 from dovetail.codegen.library import BuiltLibrary
 from dovetail.codegen.toolchain import cache_directory
+from dovetail.compiler.jobs import core_sets
 from dovetail.compiler.measure import (
     Candidate,
     Case,
@@ -37,10 +40,11 @@ from dovetail.compiler.recorder import Identity, hardware_key
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import SpecError
 from dovetail.ir.tuning import HardwareKey
-from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
+from dovetail.topology.values import HardwareSpec
 
 POLL_SECONDS = 0.5
+LOCK_SECONDS = 0.05
 PATIENCE_SECONDS = 30.0
 """How long to wait for a node of the right kind, when the last one is gone."""
 
@@ -142,6 +146,17 @@ class RayMeasurer:
         return self._wait(placed.remote(self._library, msgspec.json.encode(trials)), machine)
 
     def _wait(self, task: Any, machine: HardwareKey) -> tuple[Measurement, ...]:
+        try:
+            return self._poll(task, machine)
+        except ray.exceptions.RayTaskError as error:
+            raise SpecError(f"a node could not measure: {error.cause}") from None
+        except ray.exceptions.RayError as error:
+            raise SpecError(
+                f"the Ray cluster failed ({str(error).splitlines()[0]}); what was measured is "
+                "kept: start the cluster again and run the same command with --resume"
+            ) from None
+
+    def _poll(self, task: Any, machine: HardwareKey) -> tuple[Measurement, ...]:
         lonely_since = None
         while not ray.wait([task], timeout=POLL_SECONDS)[0]:
             if self._stopped:
@@ -153,10 +168,7 @@ class RayMeasurer:
                 lonely_since = time.monotonic()
             elif time.monotonic() - lonely_since > PATIENCE_SECONDS:
                 count_slots(machine)
-        try:
-            return msgspec.json.decode(ray.get(task), type=tuple[Measurement, ...])
-        except ray.exceptions.RayTaskError as error:
-            raise SpecError(f"a node could not measure: {error.cause}") from None
+        return msgspec.json.decode(ray.get(task), type=tuple[Measurement, ...])
 
 
 def open_measurers(
@@ -180,10 +192,37 @@ def _run_trials(library: bytes, request: bytes) -> bytes:
         raise SpecError(
             f"node {os.uname().nodename} offers {trials.machine.label} but is another machine"
         )
-    case = msgspec.structs.replace(trials.case, cpus=choose_pus(here, threads))
     meter = _meter(library, msgspec.json.encode(trials.index))
-    found = meter.measure(case, trials.candidates, rounds=trials.rounds, seconds=trials.seconds)
+    with claim_pus(here, threads) as pus:
+        case = msgspec.structs.replace(trials.case, cpus=pus)
+        found = meter.measure(case, trials.candidates, rounds=trials.rounds, seconds=trials.seconds)
     return msgspec.json.encode(found)
+
+
+@contextmanager
+def claim_pus(here: HardwareSpec, threads: int) -> Iterator[tuple[int, ...]]:
+    """Hold PUs that no other trial on this node is pinned to; wait for some where all are held.
+
+    The kernel drops the claim of a process that dies.
+    """
+    sets, _ = core_sets(here, threads, len(here.allowed_pus) // threads)
+    folder = cache_directory() / "tuning"
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        locks = [
+            (pus, held.enter_context((folder / f"pus-{pus[0]}-{threads}.lock").open("w")))
+            for pus in sets
+        ]
+        yield next(pus for pus, lock in itertools.cycle(locks) if _try_lock(lock))
+
+
+def _try_lock(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(LOCK_SECONDS)
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=1)

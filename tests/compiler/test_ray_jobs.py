@@ -16,6 +16,8 @@ from tests.models import save_model
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'dovetail[ray]'")
 
+from dovetail.compiler.ray_jobs import claim_pus
+
 LABEL = hardware_key(read_hardware(), 1, ABI).label
 PATIENT = {"health_check_timeout_ms": 60_000}
 FAST_DEATH = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
@@ -84,6 +86,24 @@ def test_a_node_that_dies_loses_no_record_and_the_job_ends_complete(model, tmp_p
     assert report.workers == 2 and killed.is_set()
     assert report.progress.done == report.progress.items and not report.progress.failed
     assert report.measured == report.trials == seen[-1] <= len(TuningDatabase(database))
+
+
+def test_trials_on_one_node_hold_different_pus_and_wait_for_free_ones(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = read_hardware("package:1 core:2")
+    third: list[tuple[int, ...]] = []
+
+    def claim_late() -> None:
+        with claim_pus(here, 1) as pus:
+            third.append(pus)
+
+    waiting = threading.Thread(target=claim_late)
+    with claim_pus(here, 1) as second:
+        with claim_pus(here, 1) as first:
+            assert sorted((*first, *second)) == [0, 1]
+            waiting.start()
+        waiting.join(timeout=60)  # `second` is still held: it can only get what is free again
+        assert third == [first]
 
 
 def test_no_cluster_at_the_address_is_one_sentence(model, tmp_path):

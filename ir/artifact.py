@@ -80,7 +80,7 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     processes: int = 1
-    nodes: tuple[int, ...] = ()  # NUMA node of each process's memory; () = where it is touched
+    nodes: tuple[int, ...] = ()  # NUMA node of each process's memory; () = those of its CPUs
     prefill: PhasePlan
     decode: PhasePlan
     prefill_token_threshold: int = 32

@@ -22,7 +22,7 @@ ORDERS = {DATA: True, PHASE_SWITCH: True, ALL_REDUCE: False}
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a sub-node runs: one process in one phase. node: of its memory, None = where used."""
+    """Where a sub-node runs: one process in one phase. node: of memory, None = those of `cpus`."""
 
     process: int
     phase: str  # prefill | decode

@@ -22,7 +22,7 @@ from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import Communicator
 from dovetail.runtime.device import CpuDevice, Device, Segment
 from dovetail.runtime.library import KernelLibrary
-from dovetail.runtime.placement import preferring_node
+from dovetail.runtime.placement import place_pages, placing_on
 from dovetail.runtime.shard import COMM, shard_spec, shard_tape, split_model
 from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
 from dovetail.runtime.weights import Weights
@@ -37,7 +37,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     decode: PhasePlan
     spin: int
     kv_blocks: int
-    node: int | None = None  # NUMA node of its memory; None = where it is touched first
+    nodes: tuple[int, ...] = ()  # NUMA nodes of its memory; () = where it is touched first
 
     @property
     def threads(self) -> int:
@@ -66,7 +66,7 @@ class ForwardModel:
             CapacityError: memory or threads cannot be had.
         """
         self._artifact, self._part, self._library = artifact, part, library
-        with preferring_node(plan.node):  # its threads inherit that
+        with placing_on(plan.nodes):  # its threads inherit that
             self._load(plan)
 
     def _load(self, plan: RankPlan) -> None:
@@ -80,8 +80,11 @@ class ForwardModel:
             spec = shard_spec(spec, shard)
         layer = plan.kv_blocks * layer_block_bytes(spec)
         size = layer * spec.n_layers
-        self.kv = KvArrays(self.device.alloc(size), self.device.alloc(size), layer)
-        operands = Operands(self.weights, self.device.alloc(tape.arena_bytes), self.kv)
+        keys, values, arena = map(self.device.alloc, (size, size, tape.arena_bytes))
+        for memory in (keys, values, arena):
+            place_pages(memory, plan.nodes)
+        self.kv = KvArrays(keys, values, layer)
+        operands = Operands(self.weights, arena, self.kv)
         self.prefill = Phase(self.bind(tape, operands, "prefill", plan.prefill), plan.prefill)
         self.decode = Phase(self.bind(tape, operands, "decode", plan.decode), plan.decode)
         self._group_args: dict[str, int] = {}

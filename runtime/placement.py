@@ -1,7 +1,7 @@
-"""Keeps the pages that a process touches first on one NUMA node: weights, KV, activations.
+"""Says from which NUMA nodes pages come: weights, KV, activations.
 
-In: a node. Out: while the context lasts, new pages of this thread, and of threads it starts, come
-from there; where the node is full or the kernel has no NUMA, from anywhere.
+In: nodes. Out: pages of one node where one is named, page by page in turns where several are. Where
+a node is full or the kernel refuses, they lie where they are touched first.
 """
 
 from __future__ import annotations
@@ -9,46 +9,128 @@ from __future__ import annotations
 import ctypes
 import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-"""Number of the system call, which the C library does not wrap."""
-_DEFAULT, _PREFERRED = 0, 1
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.artifact import PhasePlan
+from dovetail.topology.hardware import HardwareSpec
+
+_CALLS = {
+    "x86_64": {"mbind": 237, "set_mempolicy": 238, "get_mempolicy": 239},
+    "aarch64": {"mbind": 235, "set_mempolicy": 237, "get_mempolicy": 236},
+}
+"""Numbers of the system calls, which the C library does not wrap."""
+_PREFERRED, _INTERLEAVE = 1, 3
 MAX_NODES = 1024
+_Mask = ctypes.c_ulong * (MAX_NODES // 64)
 
 log = logging.getLogger("dovetail")
 
 
+def choose_nodes(
+    prefill: PhasePlan, decode: PhasePlan, hardware: HardwareSpec, planned: int | None = None
+) -> tuple[int, ...]:
+    """Return the nodes that the memory of a process is taken from; () = where it is touched.
+
+    The planned one, else those of decode's CPUs, because decode reads weights and KV as fast as
+    memory gives them. Of several, every thread reads all pages: they are dealt to the nodes, so
+    that no controller serves them alone. A process that stays on one node needs no rule.
+    """
+    if planned is not None:
+        return (planned,)
+    homes = {pu.id: pu.node for pu in hardware.pus}
+    used, wanted = (
+        {homes[cpu] for cpu in cpus or hardware.allowed_pus if cpu in homes}
+        for cpus in ((*prefill.cpus, *decode.cpus), decode.cpus)
+    )
+    return tuple(sorted(wanted)) if len(used) > 1 else ()
+
+
 @contextmanager
-def preferring_node(node: int | None) -> Iterator[None]:
-    """Take new pages from NUMA node `node`; None leaves it to the system, as does a wrong one."""
-    if node is None or not _prefer(node):
+def placing_on(nodes: Sequence[int]) -> Iterator[None]:
+    """Take new pages of this thread, of threads it starts and of files it reads from `nodes`."""
+    before = _read_policy()
+    if not nodes or before is None or not _set_policy(_policy_of(nodes)):
+        if nodes:
+            _warn(nodes)
         yield
         return
     try:
         yield
     finally:
-        _set_policy(_DEFAULT, 0)
+        _set_policy(before)
 
 
-def _prefer(node: int) -> bool:
-    if 0 <= node < MAX_NODES and _set_policy(_PREFERRED, 1 << node):
-        return True
-    log.warning("memory cannot be placed on NUMA node %d; it is placed where it is used", node)
-    return False
+def place_pages(memory: npt.NDArray[np.uint8], nodes: Sequence[int]) -> None:
+    """Take the pages of page-aligned `memory` from `nodes`, whichever thread touches them."""
+    if not nodes or not memory.nbytes:
+        return
+    policy, start = _policy_of(nodes), ctypes.c_void_p(memory.ctypes.data)
+    if policy is None or not _call(
+        "mbind",
+        start,
+        ctypes.c_ulong(memory.nbytes),
+        ctypes.c_int(policy.mode),
+        ctypes.byref(policy.mask),
+        ctypes.c_ulong(MAX_NODES),
+        ctypes.c_uint(0),
+    ):
+        _warn(nodes)
 
 
-def _set_policy(policy: int, nodes: int) -> bool:
-    number = _SET_MEMPOLICY.get(platform.machine())
-    if number is None:
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    mode: int
+    mask: ctypes.Array[ctypes.c_ulong]
+
+
+def _policy_of(nodes: Sequence[int]) -> _Policy | None:
+    """Return the policy that takes pages from `nodes`; None where one cannot be a node."""
+    if not all(0 <= node < MAX_NODES for node in nodes):
+        return None
+    mask = _Mask()
+    for node in nodes:
+        mask[node // 64] |= 1 << node % 64
+    return _Policy(_PREFERRED if len(nodes) == 1 else _INTERLEAVE, mask)
+
+
+def _read_policy() -> _Policy | None:
+    """Return this thread's policy: it may have been started with one."""
+    mode, mask = ctypes.c_int(0), _Mask()
+    size, nowhere = ctypes.c_ulong(MAX_NODES), ctypes.c_void_p()
+    found = _call(
+        "get_mempolicy",
+        ctypes.byref(mode),
+        ctypes.byref(mask),
+        size,
+        nowhere,
+        ctypes.c_ulong(0),
+    )
+    return _Policy(mode.value, mask) if found else None
+
+
+def _set_policy(policy: _Policy | None) -> bool:
+    if policy is None:
         return False
-    mask = (ctypes.c_ulong * (MAX_NODES // 64))(
-        *((nodes >> 64 * i) & (2**64 - 1) for i in range(MAX_NODES // 64))
-    )
+    mask, size = ctypes.byref(policy.mask), ctypes.c_ulong(MAX_NODES)
+    return _call("set_mempolicy", ctypes.c_int(policy.mode), mask, size)
+
+
+def _call(name: str, *arguments: object) -> bool:
+    """Make a system call; return whether it did what was asked."""
+    numbers = _CALLS.get(platform.machine())
+    if numbers is None:
+        return False
     call = ctypes.CDLL(None, use_errno=True).syscall
-    used = ctypes.byref(mask) if nodes else None
-    status = call(
-        ctypes.c_long(number), ctypes.c_int(policy), used, ctypes.c_ulong(MAX_NODES if nodes else 0)
+    return int(call(ctypes.c_long(numbers[name]), *arguments)) == 0
+
+
+def _warn(nodes: Sequence[int]) -> None:
+    log.warning(
+        "memory cannot be placed on NUMA node %s; it is placed where it is used",
+        ", ".join(map(str, nodes)),
     )
-    return int(status) == 0

@@ -29,6 +29,7 @@ from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import Communicator, SharedMemory, comm_bytes
 from dovetail.runtime.forward import RankPlan
 from dovetail.runtime.library import KernelLibrary, fit_plans
+from dovetail.runtime.placement import choose_nodes
 from dovetail.runtime.step import step_bytes
 from dovetail.topology.hardware import HardwareSpec
 
@@ -103,7 +104,7 @@ def plan_ranks(
             decode=d,
             spin=spin,
             kv_blocks=kv_blocks,
-            node=service.nodes[i] if service.nodes else None,
+            nodes=choose_nodes(p, d, hardware, service.nodes[i] if service.nodes else None),
         )
         for i, (p, d) in enumerate(zip(prefill, decode, strict=True))
     )

@@ -94,7 +94,7 @@ def _show_place(node: GraphNode) -> tuple[str, ...]:
     place = node.place
     if place is None:
         return ("",) * 4
-    memory = "where it is used" if place.node is None else str(place.node)
+    memory = "its PUs' own" if place.node is None else str(place.node)
     return str(place.process), str(place.threads), _show_cpus(place.cpus), memory
 
 

@@ -45,12 +45,13 @@ KERNELS: dict[str, str] = {
 """Family to kernel module: every kernel of a model but GEMM, whose binding the search chooses."""
 
 STANDALONE: dict[str, str] = {
+    "decode_attention_rows": "attention_prefill",
     "silu_mul": "activation",
     "ivf_scan": "ivf",
     "gemm_skinny": "gemm_skinny",
     "gemm_skinny_merge": "gemm_skinny",
 }
-"""Families that no tape of a CPU calls: of accelerators, and of retrieval."""
+"""Families that no table of an artifact names: of deterministic loads, accelerators, retrieval."""
 
 DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
@@ -59,6 +60,7 @@ DTYPE_PARAMETER: dict[str, str] = {
     "prefill_attention": "KV",
     "decode_attention": "KV",
     "decode_attention_merge": "KV",
+    "decode_attention_rows": "KV",
     "ivf_scan": "METRIC",
     "gemm_skinny": "W",
     "gemm_skinny_merge": "W",
@@ -66,7 +68,7 @@ DTYPE_PARAMETER: dict[str, str] = {
 """The tunable of a family that names its dtype (or metric); its value ends the kernel's name."""
 
 _CPU_CHUNK = {"CHUNK": 128, "ROWS": 64, "AHEAD": 2}
-TILES: dict[tuple[str, str], dict[str, int]] = {
+_TILES: dict[tuple[str, str], dict[str, int]] = {
     ("prefill_attention", "avx512"): {"KT": 8, "RV": 1, "STRIPS": 6, "RT": 8, "DV": 2},
     ("prefill_attention", "avx2"): {"KT": 4, "RV": 2, "STRIPS": 6, "RT": 4, "DV": 2},
     ("prefill_attention", "neon"): {"KT": 4, "RV": 4, "STRIPS": 4, "RT": 4, "DV": 4},
@@ -79,6 +81,11 @@ TILES: dict[tuple[str, str], dict[str, int]] = {
     ("ivf_scan", "avx512"): {"QT": 4, "NT": 4},
     ("ivf_scan", "neon"): {"QT": 4, "NT": 4},
     ("ivf_scan", "cuda"): {"QT": 4, "NT": 4},
+}
+TILES = _TILES | {
+    ("decode_attention_rows", isa): tiles
+    for (family, isa), tiles in _TILES.items()
+    if family == "prefill_attention"  # the same bits
 }
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
 

@@ -60,6 +60,7 @@ EXTENTS: dict[str, dict[str, str]] = {
     },
     "decode_attention": ATTENTION,
     "decode_attention_merge": ATTENTION,
+    "decode_attention_rows": ATTENTION,
     "sample": {
         "logits": "rows(R, ldl, V)",
         **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "uniform"), "R"),
@@ -80,6 +81,7 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "prefill_attention": HEADS,
     "decode_attention": (*HEADS, *SPLITS),
     "decode_attention_merge": (*HEADS, *SPLITS),
+    "decode_attention_rows": HEADS,
 }
 """Family to (parameter, condition on integers, what the parameter must be)."""
 

@@ -41,7 +41,7 @@ from dovetail.compiler.request import (
     can_measure,
     read_inputs,
 )
-from dovetail.compiler.schedules import gemm_kernels, unique_tables
+from dovetail.compiler.schedules import deterministic_kernels, gemm_kernels, unique_tables
 from dovetail.compiler.service import (
     describe_choice,
     mark_tuned,
@@ -181,7 +181,8 @@ def _build_libraries(
     for number, target in enumerate(inputs.targets):
         products = gemm_kernels(inputs.spec, target, tables)
         attention = attention_kernels(inputs.spec, target, tables)
-        kernels = (*model_kernels(inputs.spec, target), *products, *attention)
+        fixed = deterministic_kernels(inputs.spec, target)
+        kernels = (*model_kernels(inputs.spec, target), *products, *attention, *fixed)
         wanted = LibrarySpec(target=target, kernels=kernels)
         libraries[target.name] = build_library(wanted, inputs.request.cache)
         steps.advance(number + 1, len(inputs.targets) + len(inputs.devices))

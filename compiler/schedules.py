@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dovetail.codegen.catalog import KernelRequest, model_kernels
+from dovetail.codegen.catalog import KernelRequest, kernel_request, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ScheduleError
@@ -196,6 +196,11 @@ def gemm_kernels(
     rows = [row for table in tables if table.target == target.name for row in table.rows]
     used = {row.kernel for row in rows} | {row.reduce_kernel for row in rows}
     return tuple(r for r in gemm_requests((spec.weight_dtype,), target) if r.name in used)
+
+
+def deterministic_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
+    """Return the kernels that `dovetail.runtime.deterministic` puts into tables at load."""
+    return (kernel_request("decode_attention_rows", target, spec.kv_dtype),)
 
 
 # ---- one schedule ----

@@ -16,11 +16,12 @@ SCHEDULE_VALUES = (
 )
 """Names of the eight i64 values a kernel's `sched` parameters may read, in order of `Row.schedule`.
 
-m_tile: rows per micro-kernel call; block_m, block_k, block_n: the computation slice, in rows,
-values of K and groups of the micro-kernel's panels (0 = whole), which rows pass through one by one;
-so block_n = 1 is panels outside, rows inside. grid_*: the thread grid (their product <= threads);
-prefetch: bytes ahead in the weight stream, 0 = none, -n = the first n-th of the next group of
-panels, each row tile fetching its share.
+m_tile: rows per micro-kernel call; below 0, as many, and bfloat16 weights are multiplied by the
+same instructions at any M. block_m, block_k, block_n: the computation slice, in rows, values of K
+and groups of the micro-kernel's panels (0 = whole), which rows pass through one by one; so block_n
+= 1 is panels outside, rows inside. grid_*: the thread grid (their product <= threads); prefetch:
+bytes ahead in the weight stream, 0 = none, -n = the first n-th of the next group of panels, each
+row tile fetching its share.
 """
 
 

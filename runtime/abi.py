@@ -83,9 +83,10 @@ PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
 """Return and argument types of the functions every kernel library exports."""
 STOPPED = -2
 """What dt_run returns when the tape's stop word ended it early."""
-ALL_REDUCE = "all_reduce"
-ALL_REDUCE_SLOTS = ("comm", "rows", "columns", "x", "stride")
-"""The kernel of collective.c as tapes call it: every library has it beside those of its index."""
+ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"
+_MATRIX = ("comm", "rows", "columns", "x", "stride")
+COLLECTIVES = {ALL_REDUCE: _MATRIX, ALL_GATHER: (*_MATRIX, "units", "size")}
+"""The kernels of collective.c, and their slots: a library has them beside those of its index."""
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -28,6 +28,7 @@ def load(
     plan: ServicePlan | None = None,
     threads: int | None = None,
     kv_blocks: int | None = None,
+    deterministic: bool = False,
     check_weights: bool = False,
 ) -> App:
     """Open the artifact at `path` for generation on this machine.
@@ -37,6 +38,8 @@ def load(
         plan: processes, threads and PUs to run with instead of the artifact's plan.
         threads: use this many threads in both phases of each process instead of the plan's.
         kv_blocks: size of the KV pool in blocks of 16 tokens; default from the plan or memory.
+        deterministic: give a prompt the same logits, bit for bit, whatever else is in the batch,
+            in one step or several, with any `plan`, `threads` and `kv_blocks`. It costs time.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
@@ -52,7 +55,15 @@ def load(
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     part = next(iter(artifact.models.values()))
-    engine = Engine(artifact, part, hardware, plan=plan, threads=threads, kv_blocks=kv_blocks)
+    engine = Engine(
+        artifact,
+        part,
+        hardware,
+        plan=plan,
+        threads=threads,
+        kv_blocks=kv_blocks,
+        deterministic=deterministic,
+    )
     return App(artifact, engine, Tokenizer(part.tokenizer) if part.tokenizer else None)
 
 

@@ -53,11 +53,12 @@ class Engine:
         plan: ServicePlan | None = None,
         threads: int | None = None,
         kv_blocks: int | None = None,
+        deterministic: bool = False,
     ) -> None:
         """Map weights, start threads and processes, size the KV pool and bind the tapes.
 
         `plan` stands for the artifact's own, which is fitted to what this machine has free;
-        `threads` count for each process.
+        `threads` count for each process. `deterministic`: what `load` says about it.
 
         Raises:
             ArtifactError: the artifact's parts do not fit each other.
@@ -71,7 +72,8 @@ class Engine:
         forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
         tokens, sequences = forward.max_tokens, min(forward.max_sequences, sample.max_sequences)
         self.pool = KvPool(_count_blocks(part, hardware, kv_blocks, service))
-        plans = plan_ranks(service, hardware, threads, self.pool.n_blocks)
+        blocks = self.pool.n_blocks
+        plans = plan_ranks(service, hardware, threads, blocks, deterministic=deterministic)
         library = KernelLibrary(artifact.library, artifact.kernels)
         self.model = ForwardModel(artifact, part, library, plans[0])
         self.device: Device = self.model.device

@@ -17,9 +17,10 @@ from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tape import Tape
-from dovetail.runtime.abi import ALL_REDUCE
+from dovetail.runtime.abi import COLLECTIVES
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import Communicator
+from dovetail.runtime.deterministic import fix_part
 from dovetail.runtime.device import CpuDevice, Device, Segment
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.placement import place_pages, placing_on
@@ -29,7 +30,10 @@ from dovetail.runtime.weights import Weights
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How rank `rank` of `ranks` runs; `spin` is what its threads do before they sleep."""
+    """How rank `rank` of `ranks` runs; `spin` is what its threads do before they sleep.
+
+    deterministic: the same bits whatever the other fields say.
+    """
 
     rank: int = 0
     ranks: int = 1
@@ -37,6 +41,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     decode: PhasePlan
     spin: int
     kv_blocks: int
+    deterministic: bool = False
     nodes: tuple[int, ...] = ()  # NUMA nodes of its memory; () = where it is touched first
 
     @property
@@ -65,7 +70,8 @@ class ForwardModel:
             ArtifactError: the artifact's parts do not fit each other.
             CapacityError: memory or threads cannot be had.
         """
-        self._artifact, self._part, self._library = artifact, part, library
+        self._artifact, self._library = artifact, library
+        self._part = fix_part(artifact, part) if plan.deterministic else part
         with placing_on(plan.nodes):  # its threads inherit that
             self._load(plan)
 
@@ -76,7 +82,9 @@ class ForwardModel:
         spec, tape = part.file.spec, find_tape(part, "forward")
         if plan.ranks > 1:
             shard = split_model(spec, plan.rank, plan.ranks)
-            tape = shard_tape(tape, spec, part.file.weights, self._operand_names, shard)
+            weights, names = part.file.weights, self._operand_names
+            whole = plan.deterministic
+            tape = shard_tape(tape, spec, weights, names, shard, whole_sums=whole)
             spec = shard_spec(spec, shard)
         layer = plan.kv_blocks * layer_block_bytes(spec)
         size = layer * spec.n_layers
@@ -93,9 +101,7 @@ class ForwardModel:
         """Bind a tape of this model with the schedule tables of a phase."""
         artifact, tables = self._artifact, self._part.schedules.tables
         chosen = pick_tables(tables, artifact.target, phase, plan.threads)
-        return BoundTape(
-            self._library, tape, {**chosen, ALL_REDUCE: (_ALL_REDUCE_TABLE,)}, operands
-        )
+        return BoundTape(self._library, tape, {**chosen, **_COLLECTIVE_TABLES}, operands)
 
     def join(self, comm: Communicator) -> None:
         """Sum over the group of `comm` from now on; runs stop when it fails."""
@@ -140,13 +146,18 @@ def layer_block_bytes(spec: ModelSpec) -> int:
     return KV_BLOCK * spec.n_kv_heads * spec.head_dim * DTYPES[spec.kv_dtype].size
 
 
-_ALL_REDUCE_TABLE = ScheduleTable(
-    target="",
-    op=ALL_REDUCE,
-    n=0,
-    k=0,
-    dtype="f32",
-    phase="any",
-    threads=0,
-    rows=(Row(m_lo=1, kernel=ALL_REDUCE, schedule=(0,) * len(SCHEDULE_VALUES)),),
-)
+_COLLECTIVE_TABLES = {
+    op: (
+        ScheduleTable(
+            target="",
+            op=op,
+            n=0,
+            k=0,
+            dtype="f32",
+            phase="any",
+            threads=0,
+            rows=(Row(m_lo=1, kernel=op, schedule=(0,) * len(SCHEDULE_VALUES)),),
+        ),
+    )
+    for op in COLLECTIVES
+}

@@ -31,10 +31,12 @@ class KernelLibrary:
         if found != abi.ABI:
             raise self._error(f"has kernel ABI {found}, this version has {abi.ABI}")
         self.kernels = {kernel.name: kernel for kernel in index.kernels}
-        self._addresses = {name: self._address(name) for name in (*self.kernels, abi.ALL_REDUCE)}
+        self._addresses = {name: self._address(name) for name in self.kernels}
 
     def entry(self, kernel: str) -> int:
         """Return the address of `dt_entry_<kernel>`; ArtifactError where there is none."""
+        if kernel in abi.COLLECTIVES:
+            return self._address(kernel)
         try:
             return self._addresses[kernel]
         except KeyError:
@@ -42,8 +44,8 @@ class KernelLibrary:
 
     def slots(self, kernel: str) -> tuple[str, ...]:
         """Return the names of the operands `kernel` takes from a tape, in order."""
-        if kernel == abi.ALL_REDUCE:
-            return abi.ALL_REDUCE_SLOTS
+        if kernel in abi.COLLECTIVES:
+            return abi.COLLECTIVES[kernel]
         return tuple(p.name for p in self.kernels[kernel].params if p.kind == "slot")
 
     def run(self, team: Team, tape: abi.Tape, args: ctypes.Array[abi.Slot], span: range) -> None:
@@ -67,7 +69,7 @@ class KernelLibrary:
         try:
             function = getattr(self.c, f"dt_entry_{kernel}")
         except AttributeError:
-            raise self._error(f"lacks the kernel {kernel!r} that its index lists") from None
+            raise self._error(f"lacks the kernel {kernel!r}") from None
         return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
     def _error(self, problem: str) -> ArtifactError:

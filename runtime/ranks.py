@@ -68,7 +68,12 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_ranks(
-    service: ServicePlan, hardware: HardwareSpec, threads: int | None, kv_blocks: int
+    service: ServicePlan,
+    hardware: HardwareSpec,
+    threads: int | None,
+    kv_blocks: int,
+    *,
+    deterministic: bool = False,
 ) -> tuple[RankPlan, ...]:
     """Return the plan of each rank as this machine can run it; says so where that is less.
 
@@ -77,6 +82,7 @@ def plan_ranks(
         hardware: CPUs and quota of this process.
         threads: of each process, instead of the plan's; then the quota is not looked at.
         kv_blocks: size of the KV pool.
+        deterministic: whether the bits may not depend on this plan.
     """
     allowed, ranks = hardware.allowed_pus, service.processes
     prefill, decode = (
@@ -104,6 +110,7 @@ def plan_ranks(
             decode=d,
             spin=spin,
             kv_blocks=kv_blocks,
+            deterministic=deterministic,
             nodes=choose_nodes(p, d, hardware, service.nodes[i] if service.nodes else None),
         )
         for i, (p, d) in enumerate(zip(prefill, decode, strict=True))

@@ -3,7 +3,8 @@
 In: a model, its whole forward tape and the number of ranks. Out: a `Shard` and that rank's tape.
 Weights are not copied: a shard is a view of the packed weight, from a panel or a row of K on. q, k,
 v, gate, up and head are cut by columns; o and down by rows, and summed over the ranks (Megatron's
-scheme: two sums a layer).
+scheme: two sums a layer). With `whole_sums` they are cut by columns too, and what they read and
+write is gathered: four gathers a layer, but each value is the sum that one process would make.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from msgspec.structs import replace
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec, WeightEntry
-from dovetail.ir.tape import ArgRef, Entry, IntConst, Slot, Tape, WeightRef
-from dovetail.runtime.abi import ALL_REDUCE
+from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, Slot, Tape, WeightRef
+from dovetail.runtime.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
 
 COMM = "comm"
 """The argument that a rank's tape has beside those of the whole one: its communicator."""
@@ -80,19 +82,27 @@ def shard_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 
 def shard_tape(
-    tape: Tape, spec: ModelSpec, weights: Iterable[WeightEntry], slots: Slots, shard: Shard
+    tape: Tape,
+    spec: ModelSpec,
+    weights: Iterable[WeightEntry],
+    slots: Slots,
+    shard: Shard,
+    *,
+    whole_sums: bool = False,
 ) -> Tape:
     """Return the forward tape of one rank; all ranks must run theirs, and meet at its end.
 
     It writes its own columns of `logits`, which all ranks share, and takes the argument `comm`.
+    With `whole_sums` no sum over K is parted, so that any number of ranks gives the same bits.
     """
+    edits = _WHOLE_EDITS if whole_sums else _EDITS
     index = {entry.name: entry for entry in weights}
     edited = [
         part
         for entry in tape.entries
-        for part in _EDITS.get(entry.op, _keep)(_Place(entry, spec, index, slots, shard))
+        for part in edits.get(entry.op, _keep)(_Place(entry, spec, index, slots, shard))
     ]
-    meet = _reduce(_last_reduce(edited), IntConst(value=0), segment=edited[-1].segment)
+    meet = _meet(_last_collective(edited), segment=edited[-1].segment)
     return replace(tape, args=(*tape.args, COMM), entries=(*edited, meet))
 
 
@@ -134,7 +144,8 @@ class _Place:
     def columns(self, first: int, planes: int = 1) -> WeightRef:
         """Return B from column `first` (a panel's first) on; `planes` panels stand for one."""
         weight = self._matrix()
-        return self._advance(weight, first * weight.k * planes)
+        panel = FORMATS[weight.dtype].panel_elements(weight.k)  # an odd K may be padded
+        return self._advance(weight, first // PANEL * panel * planes)
 
     def rows(self, first: int) -> WeightRef:
         """Return B from row `first` of K on."""
@@ -243,11 +254,89 @@ _EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
 }
 
 
-def _last_reduce(entries: list[Entry]) -> Entry:
-    return next(entry for entry in reversed(entries) if entry.op == ALL_REDUCE)
+# ---- whole sums ----
 
 
-def _reduce(entry: Entry, columns: IntConst, segment: str) -> Entry:
-    """Return an all-reduce like `entry` of other columns; of none, it makes the ranks meet."""
-    comm, rows, _, x, stride = entry.slots
-    return replace(entry, slots=(comm, rows, columns, x, stride), segment=segment)
+def _place_heads(place: _Place) -> Iterator[Entry]:
+    """Yield the attention of a rank's heads, written where one process would."""
+    (entry,) = _cut_heads(place)
+    yield _Place(entry, place.spec, place.weights, place.slots, place.shard).edit(
+        out=_shift(place.slot("out"), place.shard.heads.start * place.spec.head_dim)
+    )
+
+
+def _place_gate_up(place: _Place) -> Iterator[Entry]:
+    (entry,) = _cut_gate_up(place)
+    yield _Place(entry, place.spec, place.weights, place.slots, place.shard).edit(
+        C=_shift(place.slot("C"), place.shard.inner.start)
+    )
+
+
+def _gather_heads(place: _Place) -> Iterator[Entry]:
+    spec, ranks = place.spec, place.shard.ranks
+    units = spec.n_kv_heads if ranks <= spec.n_kv_heads else spec.n_heads
+    yield from _cut_columns(place, units, spec.n_heads // units * spec.head_dim)
+
+
+def _gather_inner(place: _Place) -> Iterator[Entry]:
+    yield from _cut_columns(place, -(-place.spec.intermediate_size // PANEL), PANEL)
+
+
+def _cut_columns(place: _Place, units: int, size: int) -> Iterator[Entry]:
+    """Yield a product over all of K for some columns, between gathers of what it reads and writes.
+
+    Each rank has written some of `units` units of `size` columns of A.
+    """
+    shard, hidden = place.shard, place.spec.hidden_size
+    columns = _panels(hidden, shard.rank, shard.ranks)
+    yield _gather(place, ("K", "A", "lda"), units, size)
+    yield place.edit(
+        N=len(columns),
+        B=place.columns(columns.start),
+        bias=place.bias(columns.start),
+        R=_shift(place.slot("R"), columns.start),
+        C=_shift(place.slot("C"), columns.start),
+        partial_size=0,
+    )
+    yield _gather(place, ("N", "C", "ldc"), -(-hidden // PANEL), PANEL)
+
+
+def _gather(place: _Place, matrix: tuple[str, str, str], units: int, size: int) -> Entry:
+    columns, x, stride = map(place.slot, matrix)
+    counts = (IntConst(value=units), IntConst(value=size))
+    return Entry(
+        op=ALL_GATHER,
+        slots=(ArgRef(name=COMM), place.slot("M"), columns, x, stride, *counts),
+        m=place.entry.m,
+        segment=place.entry.segment,
+    )
+
+
+def _shift(ref: Slot, elements: int) -> Slot:
+    """Return a reference to float32 values so many elements on."""
+    assert isinstance(ref, BufferRef)
+    return replace(ref, offset=ref.offset + elements * _F32)
+
+
+_WHOLE_EDITS = {
+    **_EDITS,
+    "prefill_attention": _place_heads,
+    "decode_attention": _place_heads,
+    "o": _gather_heads,
+    "gate_up": _place_gate_up,
+    "down": _gather_inner,
+}
+
+
+# ---- the end of a step ----
+
+
+def _last_collective(entries: list[Entry]) -> Entry:
+    return next(entry for entry in reversed(entries) if entry.op in COLLECTIVES)
+
+
+def _meet(entry: Entry, segment: str) -> Entry:
+    """Return a sum of no columns, of the rows that `entry` is about: it makes the ranks meet."""
+    comm, rows, _, x, stride = entry.slots[:5]
+    slots = (comm, rows, IntConst(value=0), x, stride)
+    return replace(entry, op=ALL_REDUCE, slots=slots, segment=segment)

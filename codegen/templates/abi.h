@@ -84,5 +84,11 @@ const int32_t *dt_comm_failed(const dt_comm *comm);
 int dt_all_reduce(dt_comm *comm, float *x, int64_t rows, int64_t columns, int64_t stride, int64_t tid, int64_t nth);
 /* The same as tapes call it: slots comm, rows, columns, x, stride. */
 void dt_entry_all_reduce(const dt_slot *slots, const int64_t *schedule, int64_t tid, int64_t nth);
+/* Give every rank all columns of x, of which it has the r-th of `ranks` equal stretches of `units` units, `size`
+ * columns each. */
+int dt_all_gather(dt_comm *comm, float *x, int64_t rows, int64_t columns, int64_t stride, int64_t units, int64_t size,
+                  int64_t tid, int64_t nth);
+/* The same as tapes call it: slots comm, rows, columns, x, stride, units, size. */
+void dt_entry_all_gather(const dt_slot *slots, const int64_t *schedule, int64_t tid, int64_t nth);
 
 #endif

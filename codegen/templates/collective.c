@@ -285,7 +285,23 @@ static int dt_reduce_lane(dt_comm *comm, const dt_matrix *m, int64_t lane, int64
   return 0;
 }
 
-int dt_all_reduce(dt_comm *comm, float *x, int64_t rows, int64_t columns, int64_t stride, int64_t tid, int64_t nth) {
+/* Columns [begin, end) of a matrix are this rank's own, which count in its sums; the others count as zeros. */
+typedef struct dt_columns {
+  int64_t begin, end;
+} dt_columns;
+
+static void dt_clear_others(const dt_matrix *m, int64_t columns, dt_columns own, int64_t first, int64_t last) {
+  for (int64_t at = first, run; at < last; at += run) {
+    const int64_t column = at % columns;
+    float *x = dt_at(m, at, dt_min(last - at, columns - column), &run);
+    for (int64_t i = 0; i < run; i++) {
+      if (column + i < own.begin || column + i >= own.end) x[i] = 0.0f;
+    }
+  }
+}
+
+static int dt_reduce(dt_comm *comm, float *x, int64_t rows, int64_t columns, int64_t stride, dt_columns own,
+                     int64_t tid, int64_t nth) {
   if (dt_is_failed(comm)) return -1;
   if (comm->ranks == 1) return 0;
   const int64_t total = rows * columns;
@@ -296,12 +312,30 @@ int dt_all_reduce(dt_comm *comm, float *x, int64_t rows, int64_t columns, int64_
   for (int64_t lane = tid; lane < lanes; lane += nth) {
     const int64_t first = lines * lane / lanes * DT_LINE_FLOATS;
     const int64_t last = dt_min(lines * (lane + 1) / lanes * DT_LINE_FLOATS, total);
+    if (own.end - own.begin < columns) dt_clear_others(&m, columns, own, first, last);
     if (dt_reduce_lane(comm, &m, lane, first, last)) return -1;
   }
   return 0;
 }
 
+int dt_all_reduce(dt_comm *comm, float *x, int64_t rows, int64_t columns, int64_t stride, int64_t tid, int64_t nth) {
+  return dt_reduce(comm, x, rows, columns, stride, (dt_columns){0, columns}, tid, nth);
+}
+
+/* Give every rank the columns of all: those of `units` units of `size` columns are dealt in equal stretches. One value
+ * and zeros have an exact sum. */
+int dt_all_gather(dt_comm *comm, float *x, int64_t rows, int64_t columns, int64_t stride, int64_t units, int64_t size,
+                  int64_t tid, int64_t nth) {
+  const dt_columns own = {units * comm->rank / comm->ranks * size, units * (comm->rank + 1) / comm->ranks * size};
+  return dt_reduce(comm, x, rows, columns, stride, own, tid, nth);
+}
+
 void dt_entry_all_reduce(const dt_slot *slots, const int64_t *schedule, int64_t tid, int64_t nth) {
   (void)schedule;
   dt_all_reduce(slots[0].p, slots[3].p, slots[1].i, slots[2].i, slots[4].i, tid, nth);
+}
+
+void dt_entry_all_gather(const dt_slot *slots, const int64_t *schedule, int64_t tid, int64_t nth) {
+  (void)schedule;
+  dt_all_gather(slots[0].p, slots[3].p, slots[1].i, slots[2].i, slots[4].i, slots[5].i, slots[6].i, tid, nth);
 }

@@ -49,6 +49,9 @@ def run_command(
     n: Annotated[int, typer.Option(help="Completions of each prompt.")] = 1,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Run to the limit.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads, default as planned.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Same bits in any batch, on any threads.")
+    ] = False,
     check_weights: Annotated[
         bool, typer.Option("--check-weights", help="Check the hashes of the weights first.")
     ] = False,
@@ -68,7 +71,8 @@ def run_command(
         "stop": stop or [],
         "ignore_eos": ignore_eos,
     }
-    with load(artifact, threads=threads, check_weights=check_weights) as app:
+    asked: dict[str, Any] = {"threads": threads, "deterministic": deterministic}
+    with load(artifact, check_weights=check_weights, **asked) as app:
         if json or len(prompts) > 1 or n != 1:
             results = _generate(app, prompts, options | {"n": n})
             if json:

@@ -82,6 +82,28 @@ def test_threads_share_strided_rows(toy_library: Path, threads: tuple[int, int])
     assert Group(toy_library, 2, work, lanes=lanes).wait() == [0, 0]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_columns_of_all_ranks_are_gathered(toy_library: Path, ranks: int) -> None:
+    rows, stride = 37, 208
+
+    def work(comm: Communicator) -> None:
+        c = abi.declare(ctypes.CDLL(str(toy_library)))
+        for columns, units, size in ((192, 6, 32), (203, 13, 16), (stride, 13, 16), (2, 1, 16)):
+            whole = values(9, rows * stride).reshape(rows, stride)
+            x = values(comm.rank, rows * stride).reshape(rows, stride)
+            rest = x[:, columns:].copy()
+            own = slice(*(units * r // ranks * size for r in (comm.rank, comm.rank + 1)))
+            x[:, own] = whole[:, own]
+            x[:, columns:] = rest
+            shape = (rows, columns, stride, units, size)
+            call = (ctypes.c_void_p(comm.handle), ctypes.c_void_p(x.ctypes.data))
+            assert c.dt_all_gather(*call, *map(ctypes.c_int64, (*shape, 0, 1))) == 0
+            np.testing.assert_array_equal(x[:, :columns], whole[:, :columns])
+            np.testing.assert_array_equal(x[:, columns:], rest)
+
+    assert Group(toy_library, ranks, work, lanes=2).wait() == [0] * ranks
+
+
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_an_error_for_all_others(

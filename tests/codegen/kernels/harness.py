@@ -80,7 +80,7 @@ NATIVE = [
     *([GPU] if count_devices() else []),
 ]
 """Targets whose text runs here; cuda as plain C++, a warp being 32 floats; and a GPU, if any."""
-NOT_ON_DEVICES = ("prefill_attention",)
+NOT_ON_DEVICES = ("prefill_attention", "decode_attention_rows")
 """Families whose arrays are too large for the shared memory of a block."""
 
 

@@ -83,6 +83,41 @@ def test_large_scores_do_not_overflow(native: Runner) -> None:
     np.testing.assert_allclose(out, want, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize("window", [0, 30, 64, 70])
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(native: Runner, kv: str, window: int) -> None:
+    """Whole, in chunks, or a token at a time by the kernel for decodes of deterministic loads."""
+    n, n_q, n_kv, hd = 150, 6, 2, 32
+    rng = np.random.default_rng(window)
+    pool = paged(rng, [n, n], n_kv, hd, kv)
+    ldq = (n_q + 2 * n_kv) * hd
+    q = rng.standard_normal((n, ldq)).astype(np.float32)
+    heads = (n_q, n_kv, hd, hd**-0.5, window)
+    tables = (pool.tables, pool.tables.shape[1], pool.k, pool.v)
+
+    def prompt(first: int, last: int, out: np.ndarray) -> None:
+        bounds = np.array([first, last], np.int32)
+        where = (q, ldq, bounds, bounds[1:], *tables)
+        run = f"prefill_attention_{kv}"
+        native(run, 1, *heads, *where, out, n_q * hd, nth=2)
+
+    def decode(position: int, out: np.ndarray) -> None:
+        bounds, lengths = np.array([position], np.int32), np.array([position + 1], np.int32)
+        where = (5, q, ldq, bounds, lengths, *tables, None)
+        native(f"decode_attention_rows_{kv}", 0, 1, *heads, *where, out, n_q * hd, nth=3)
+
+    whole, chunks, tokens = (np.zeros((n, n_q * hd), np.float32) for _ in range(3))
+    prompt(0, n, whole)
+    for first, last in itertools.pairwise((0, 1, 17, 80, 81, 149, n)):
+        prompt(first, last, chunks)
+    for position in range(n):
+        decode(position, tokens)
+    query = q[:, : n_q * hd].reshape(n, n_q, hd)
+    want = attention(query, pool.keys[0], pool.values[0], hd**-0.5, window).reshape(whole.shape)
+    np.testing.assert_allclose(whole, want, rtol=2e-5, atol=2e-5)
+    assert whole.tobytes() == chunks.tobytes() == tokens.tobytes()
+
+
 def test_small_shapes_in_every_target(interpreted: Runner) -> None:
     check(interpreted, "f32", (2, 1), 16, [2, 1], [3, 17], 4)
     check(interpreted, "bf16", (1, 1), 16, [2], [2])

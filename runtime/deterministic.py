@@ -1,0 +1,105 @@
+"""Deterministic mode: schedule tables in which every sum has one order (design §11.6).
+
+In: the tables of an artifact and its kernel index. Out: tables whose bits do not depend on M,
+batch, threads or phase: K is summed in one chain, keys in blocks of one size, prompts and decodes
+by the same text. `runtime.shard` keeps these sums whole where several processes share a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from dovetail.ir.artifact import KernelEntry
+from dovetail.ir.errors import ArtifactError
+from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
+from dovetail.runtime.artifact import Artifact, ModelPart
+
+
+def fix_part(artifact: Artifact, part: ModelPart) -> ModelPart:
+    """Return a model of `artifact` with the tables of its target rewritten by `fix_reduction`.
+
+    Raises ArtifactError where the artifact was compiled without the kernels for it.
+    """
+    mine = [t for t in part.schedules.tables if t.target == artifact.target]
+    try:
+        tables = fix_reduction(mine, artifact.kernels.kernels)
+    except LookupError as error:
+        raise ArtifactError(
+            f"{artifact.path} cannot be deterministic: it has no kernel {error.args[0]}; "
+            f"run `dovetail compile MODEL -o {artifact.path}` again"
+        ) from None
+    return dataclasses.replace(part, schedules=ScheduleFile(tables=tables))
+
+
+def fix_reduction(
+    tables: Iterable[ScheduleTable], kernels: Sequence[KernelEntry]
+) -> tuple[ScheduleTable, ...]:
+    """Return the tables of one target with one order of sums for all rows, phases and threads.
+
+    Raises LookupError with the name of a kernel family that is not among `kernels`.
+    """
+    known = {kernel.name: kernel for kernel in kernels}
+    return tuple(_fix_table(table, known) for table in tables)
+
+
+def _fix_table(table: ScheduleTable, known: dict[str, KernelEntry]) -> ScheduleTable:
+    family = known[table.rows[0].kernel].family if table.rows[0].kernel in known else ""
+    return replace(table, rows=_RULES.get(family, _keep)(table.rows, known))
+
+
+_Rows = tuple[Row, ...]
+_Rule = Callable[[_Rows, dict[str, KernelEntry]], _Rows]
+
+
+def _keep(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
+    """Return `rows`: each of these kernels gives a row its bits by itself."""
+    return rows
+
+
+def _chain(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
+    """Return products that sum K in one chain; threads that shared K share columns."""
+    return tuple(_chain_row(row, known[row.kernel]) for row in rows)
+
+
+def _chain_row(row: Row, kernel: KernelEntry) -> Row:
+    values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+    parts, height = max(values["grid_k"], 1), abs(values["m_tile"])
+    values |= {"block_k": 0, "grid_k": 1, "grid_n": max(values["grid_n"], 1) * parts}
+    if kernel.binding.get("DOT"):  # rounds activations from some M on: do so at any
+        values["m_tile"] = -max(height, 1)
+    return replace(row, schedule=tuple(values.values()), reduce_kernel=None)
+
+
+def _prompts(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
+    """Return prefill attention by the instance whose bits `_decodes` has."""
+    rival = _find("decode_attention_rows", known)
+    alike = {k.name: k for k in known.values() if k.binding == rival.binding}
+    return (_one_row(rows[0], _find("prefill_attention", alike)),)
+
+
+def _decodes(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
+    """Return decode attention by prefill attention's text: a prompt may be cut anywhere."""
+    return (_one_row(rows[0], _find("decode_attention_rows", known)),)
+
+
+def _one_row(row: Row, kernel: KernelEntry) -> Row:
+    return replace(row, m_lo=1, kernel=kernel.name, reduce_kernel=None)
+
+
+def _find(family: str, known: dict[str, KernelEntry]) -> KernelEntry:
+    found = [kernel for kernel in known.values() if kernel.family == family]
+    if not found:
+        raise LookupError(family)
+    return found[0]
+
+
+_RULES: dict[str, _Rule] = {
+    "gemm_linear": _chain,
+    "gemm_silu": _chain,
+    "prefill_attention": _prompts,
+    "decode_attention": _decodes,
+}
+"""Kernel family to how the rows that name it are fixed; the others keep theirs."""

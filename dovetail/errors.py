@@ -3,6 +3,7 @@
 from dovetail.ir.errors import (
     ArtifactError,
     CapacityError,
+    DeviceError,
     DovetailError,
     RankError,
     RequestError,
@@ -16,6 +17,7 @@ from dovetail.ir.errors import (
 __all__ = [
     "ArtifactError",
     "CapacityError",
+    "DeviceError",
     "DovetailError",
     "RankError",
     "RequestError",

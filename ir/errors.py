@@ -63,6 +63,10 @@ class RankError(DovetailError):
     """A process of a tensor-parallel group died; what ran is lost, the next request starts anew."""
 
 
+class DeviceError(DovetailError):
+    """A device could not run a step: a kernel failed, or memory ran out. Only that step is lost."""
+
+
 class RequestError(DovetailError):
     """One request is wrong (too long, bad sampling parameters); others are unaffected."""
 

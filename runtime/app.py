@@ -1,21 +1,30 @@
 """An opened artifact that generates: `load` and `App`, what a user of the runtime holds.
 
-In: prompts (text or token ids) and options with vLLM's names. Out: completions or a stream.
+In: prompts (text or token ids) and options with vLLM's names. Out: completions, streams and jobs,
+for threads and for asyncio. One thread of the app steps the engine; callers wait for its messages.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence, Set
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import RankError, RequestError
+from dovetail.ir.errors import RequestError
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.engine import LOST, Engine
-from dovetail.runtime.request import Chunk, Completion, Request, SamplingParams, State
+from dovetail.runtime.engine import Engine
+from dovetail.runtime.job import Job
+from dovetail.runtime.loop import EngineLoop
+from dovetail.runtime.recorder import StepRecorder
+from dovetail.runtime.request import Chunk, Completion, SamplingParams
+from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import TextStream, Tokenizer
 from dovetail.topology.hardware import read_hardware
 
@@ -67,26 +76,13 @@ def load(
     return App(artifact, engine, Tokenizer(part.tokenizer) if part.tokenizer else None)
 
 
-class _Job:
-    """One request with its text, as the thread that waits for it sees it."""
-
-    def __init__(self, request: Request, text: TextStream | None) -> None:
-        self.request, self.text = request, text
-        self.read = 0  # generated tokens already passed on
-
-    @property
-    def done(self) -> bool:
-        return self.request.state is State.FINISHED
-
-
 class App:
-    """A loaded artifact. Threads may call it at the same time; their requests share batches."""
+    """A loaded artifact. Threads and event loops may call it together; requests share batches."""
 
     def __init__(self, artifact: Artifact, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self.artifact, self.engine, self.tokenizer = artifact, engine, tokenizer
-        self._lock = threading.Lock()
-        self._jobs: dict[int, _Job] = {}
-        self._closed = False
+        self._loop = EngineLoop(engine)
+        self._end = weakref.finalize(self, self._loop.close)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: object) -> list[Completion]:
         """Return the completions of `prompts` in order, `n` for each.
@@ -96,35 +92,73 @@ class App:
             **options: `max_tokens temperature top_p top_k min_p seed stop ignore_eos logprobs n`.
 
         Raises:
-            RequestError: an option or a prompt is wrong; nothing has been generated.
+            RequestError: an option or a prompt is wrong; nothing has been generated. Or a prompt
+                was poisoned (its logits are not finite), or the app was closed meanwhile.
             CapacityError: a request is larger than the whole KV pool.
+            DeviceError: a step could not be run (a kernel failed, memory ran out).
             RankError: a process of the group died; the requests under way are lost.
+
+        The first prompt that fails ends the call; use `submit` for requests that may fail alone.
         """
-        params = SamplingParams.make(options)
-        jobs = self._submit([self._encode(p) for p in _as_list(prompts)], params)
+        jobs = self._accept(self._read(_as_list(prompts), options))
         try:
-            while not all(job.done for job in jobs):
-                self._step(jobs)
-            _check_lost(jobs)
+            return [job.result() for job in jobs]
         finally:
             self._abandon(jobs)
-        return [_completion(job) for job in jobs]
+
+    async def agenerate(
+        self, prompts: Prompt | Sequence[Prompt], **options: object
+    ) -> list[Completion]:
+        """As `generate`, in an event loop. A task that is cancelled ends its requests."""
+        jobs = await self._aaccept(self._read(_as_list(prompts), options))
+        try:
+            return [await job for job in jobs]
+        finally:
+            await self._aabandon(jobs)
 
     def stream(self, prompt: Prompt, **options: object) -> Iterator[Chunk]:
         """Yield the completion of one prompt piece by piece; options as for `generate`, n = 1.
 
-        Leaving the iterator early drops the request.
+        It starts with the first piece asked for; leaving the iterator early drops the request.
         """
-        params = SamplingParams.make(options)
-        if params.n != 1:
-            raise RequestError(f"a stream has one completion: n must be 1, not {params.n}")
-        return self._stream(self._encode(prompt), params)
+        return self._stream(self._read([prompt], options, single=True))
+
+    def astream(self, prompt: Prompt, **options: object) -> AsyncIterator[Chunk]:
+        """As `stream`, for `async for`; `aclose` or the task's end drops the request."""
+        return self._astream(self._read([prompt], options, single=True))
+
+    def submit(self, prompt: Prompt, **options: object) -> Job:
+        """Start the completion of one prompt, options as for `stream`; return it at once.
+
+        The job's `result()` waits for the end, iterating over it gives chunks; `await` and
+        `async for` do the same in an event loop.
+        """
+        (job,) = self._accept(self._read([prompt], options, single=True))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a job. When this returns its blocks are free; its result has the reason `abort`."""
+        self._abandon([job])
+
+    @contextmanager
+    def record(self, path: str | os.PathLike[str]) -> Iterator[Timeline]:
+        """Record what the engine does in the body, and write it to `path` for ui.perfetto.dev.
+
+        Raises OSError when `path` cannot be written, RequestError in a recording of the same app.
+        """
+        timeline = Timeline(self.engine.device.now)
+        recorder = StepRecorder(timeline, self.engine.pool)
+        self._loop.call(lambda: self.engine.start_recording(recorder)).result()
+        try:
+            yield timeline
+        finally:
+            with suppress(RequestError):  # closed meanwhile: what there is gets written
+                self._loop.call(self.engine.stop_recording).result()
+            timeline.write(path)
 
     def close(self) -> None:
-        """End the threads; the app cannot be used afterwards. Safe to call twice."""
-        with self._lock:
-            self._closed = True
-            self.engine.close()
+        """End the threads; requests under way fail with a RequestError. Safe to call twice."""
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -137,22 +171,32 @@ class App:
     ) -> None:
         self.close()
 
-    def _stream(self, prompt: list[int], params: SamplingParams) -> Iterator[Chunk]:
-        jobs = self._submit([prompt], params)
-        job = jobs[0]
+    def _stream(self, ask: _Ask) -> Iterator[Chunk]:
+        (job,) = self._accept(ask)
         try:
-            shown = 0
-            while not job.done:
-                self._step(jobs)
-                _check_lost(jobs)
-                text = "" if job.text is None else job.text.text[shown:]
-                shown += len(text)
-                fresh = tuple(job.request.output[job.read :])
-                job.read += len(fresh)
-                if fresh or job.done:
-                    yield Chunk(text, fresh, job.request.finish_reason)
+            yield from job
         finally:
-            self._abandon(jobs)
+            self._abandon([job])
+
+    async def _astream(self, ask: _Ask) -> AsyncIterator[Chunk]:
+        (job,) = await self._aaccept(ask)
+        try:
+            async for chunk in job:
+                yield chunk
+        finally:
+            await self._aabandon([job])
+
+    # ---- reading what is asked for ----
+
+    def _read(
+        self, prompts: Sequence[Prompt], options: Mapping[str, object], *, single: bool = False
+    ) -> _Ask:
+        params = SamplingParams.make(options)
+        if params.stop and self.tokenizer is None:
+            raise RequestError(f"{self.artifact.path} has no tokenizer, so `stop` cannot be used")
+        if single and params.n != 1:
+            raise RequestError(f"a stream has one completion: n must be 1, not {params.n}")
+        return _Ask([self._encode(prompt) for prompt in prompts], params, chunks=single)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -167,51 +211,73 @@ class App:
             raise RequestError("a prompt must be a text or a list of token ids")
         return [int(t) for t in prompt]
 
-    def _submit(self, prompts: list[list[int]], params: SamplingParams) -> list[_Job]:
-        if params.stop and self.tokenizer is None:
-            raise RequestError(f"{self.artifact.path} has no tokenizer, so `stop` cannot be used")
-        with self._lock:
-            if self._closed:
-                raise RequestError("the app is closed; load the artifact again")
-            for prompt in prompts:  # all or none
-                self.engine.scheduler.check(prompt, params)
-            requests = [r for prompt in prompts for r in self.engine.submit(prompt, params)]
-            jobs = [_Job(request, self._text_stream(params)) for request in requests]
-            self._jobs.update((job.request.id, job) for job in jobs)
+    # ---- messages to the engine's thread ----
+
+    def _accept(self, ask: _Ask) -> list[Job]:
+        future = self._ask(ask)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C, perhaps: nobody will know these jobs
+            future.add_done_callback(self._drop_unknown)
+            raise
+
+    async def _aaccept(self, ask: _Ask) -> list[Job]:
+        future = self._ask(ask)
+        try:
+            return await asyncio.wrap_future(future)
+        except BaseException:
+            future.add_done_callback(self._drop_unknown)
+            raise
+
+    def _ask(self, ask: _Ask) -> Future[list[Job]]:
+        arrival = self.engine.device.now()  # a step may be under way
+        return self._loop.call(lambda: self._start(ask, arrival))
+
+    def _drop_unknown(self, future: Future[list[Job]]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._drop(future.result())
+
+    def _start(self, ask: _Ask, arrival: float) -> list[Job]:
+        """Queue the requests of `ask`, all or none. On the engine's thread."""
+        for prompt in ask.prompts:
+            self.engine.scheduler.check(prompt, ask.params)
+        requests = [r for prompt in ask.prompts for r in self.engine.submit(prompt, ask.params)]
+        for request in requests:
+            request.metrics.arrival = arrival
+        jobs = [Job(r, self._text_stream(ask.params), chunks=ask.chunks) for r in requests]
+        self._loop.watch(jobs)
         return jobs
 
     def _text_stream(self, params: SamplingParams) -> TextStream | None:
         return TextStream(self.tokenizer, params.stop) if self.tokenizer else None
 
-    def _step(self, mine: list[_Job]) -> None:
-        """Run a step for everybody, unless another thread has finished `mine` meanwhile."""
-        with self._lock:
-            if self._closed:
-                raise RequestError("the app was closed while it was generating")
-            if all(job.done for job in mine):
-                return
-            for request in self.engine.step():
-                self._extend_text(self._jobs[request.id])
+    def _drop(self, jobs: Sequence[Job]) -> Future[None] | None:
+        """Have the unfinished ones of `jobs` ended; None where there are none."""
+        left = [job for job in jobs if not job.finished]
+        if not left:
+            return None
+        with suppress(RequestError):  # closed: they have ended
+            return self._loop.call(lambda: self._loop.drop(left))
+        return None
 
-    def _extend_text(self, job: _Job) -> None:
-        request, text = job.request, job.text
-        if text is None:
-            return
-        text.push(request.tokens[-1])
-        if text.stopped and not job.done:
-            self.engine.finish(request, "stop")
-        if text.stopped:
-            request.finish_reason = "stop"
-        elif job.done:
-            text.close()
+    def _abandon(self, jobs: Sequence[Job]) -> None:
+        future = self._drop(jobs)
+        if future is not None:
+            future.result()
 
-    def _abandon(self, jobs: list[_Job]) -> None:
-        """Forget `jobs`; end those that an error or an early exit left unfinished."""
-        with self._lock:
-            for job in jobs:
-                self._jobs.pop(job.request.id, None)
-                if not job.done:
-                    self.engine.finish(job.request, "abort")
+    async def _aabandon(self, jobs: Sequence[Job]) -> None:
+        future = self._drop(jobs)
+        if future is not None:
+            await asyncio.wrap_future(future)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A call that has been read: prompts as token ids, and their options."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    chunks: bool = False
 
 
 def _is_listed(value: object) -> bool:
@@ -230,21 +296,3 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not all(isinstance(item, str | Sequence) or hasattr(item, "__len__") for item in listed):
         raise RequestError("prompts must be texts or lists of token ids")
     return listed  # type: ignore[return-value]
-
-
-def _check_lost(jobs: Sequence[_Job]) -> None:
-    """Raise RankError where a request was lost in a step that another thread ran."""
-    if any(job.request.finish_reason == LOST for job in jobs):
-        raise RankError("a process of the group has died; send the request again")
-
-
-def _completion(job: _Job) -> Completion:
-    request = job.request
-    assert request.finish_reason is not None
-    return Completion(
-        text=None if job.text is None else job.text.text,
-        token_ids=tuple(request.output),
-        finish_reason=request.finish_reason,
-        logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
-        metrics=request.metrics,
-    )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.artifact import KernelEntry, KernelIndex
-from dovetail.ir.errors import ArtifactError, CapacityError, DovetailError, SpecError
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, SpecError
 
 DRIVER = "libcuda.so.1"
 WARP = 32
@@ -58,7 +58,7 @@ MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76
 """Device attributes."""
 
 
-class CudaError(DovetailError):
+class CudaError(DeviceError):
     """The CUDA driver refused a call; names it and what the driver says."""
 
     def __init__(self, call: str, status: int, reason: str) -> None:

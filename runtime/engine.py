@@ -7,10 +7,18 @@ in the scheduler; everything that touches memory, threads and time lies here.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
-from dovetail.ir.errors import CapacityError, RankError
+from dovetail.ir.errors import (
+    CapacityError,
+    DeviceError,
+    DovetailError,
+    RankError,
+    RequestError,
+)
 from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS, ModelSpec
 from dovetail.runtime.adapt import adapt_service, read_busy
 from dovetail.runtime.artifact import Artifact, ModelPart
@@ -23,6 +31,7 @@ from dovetail.runtime.memory import available_memory
 from dovetail.runtime.plan import Batch, Limits
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.ranks import RankGroup, make_setups, plan_ranks
+from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import Request, SamplingParams, State, TokenLogprob
 from dovetail.runtime.sampling import draw_uniform, top_logprobs
 from dovetail.runtime.scheduler import Scheduler
@@ -35,8 +44,8 @@ MEMORY_SHARE = 0.5
 SPLIT_TOKENS = 64
 """A part of a sequence's keys below this many tokens is not worth its merge."""
 
-LOST = "error"
-"""Finish reason of requests whose KV died with a process."""
+FAILED = "error"
+"""Finish reason of requests that could not be computed; `Request.error` says why."""
 
 log = logging.getLogger("dovetail")
 
@@ -90,6 +99,7 @@ class Engine:
         self.buffers = StepBuffers(alloc, self.spec, tokens, sequences)
         ends = frozenset(self.spec.eos_token_ids)
         limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size, ends)
+        self.recorder: StepRecorder | None = None
         self.scheduler = Scheduler(limits, self.pool, ZeroPredictor(), self.device.now)
 
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
@@ -99,20 +109,47 @@ class Engine:
     def finish(self, request: Request, reason: str) -> None:
         """End an unfinished request."""
         self.scheduler.finish(request, reason)
+        if self.recorder:
+            self.recorder.end([request])
 
     def step(self) -> list[Request]:
-        """Run one step; return the requests that got a token, finished ones included.
+        """Run one step; return the requests that got a token or ended in it.
 
-        Raises RankError when a process of the group has died: its KV is lost, and with it all
-        running requests. The next step starts the group anew.
+        Requests that could not be computed have ended with an `error`: those of the step whose
+        kernel failed or whose memory ran out, all that run when a process of the group died. The
+        next step goes on with the others; the group is started anew.
+
+        Raises RankError when the group cannot be started again.
         """
-        self._mend_group()
-        plan = self.scheduler.plan()
-        try:
-            return [request for batch in plan.batches for request in self._run(batch)]
-        except BaseException:
-            self._lose_group()
-            raise
+        with self._span("step"):
+            touched = self._mend_group()
+            if touched:
+                return touched
+            with self._span("schedule"):
+                plan = self.scheduler.plan()
+            for batch in plan.batches:
+                try:
+                    touched += self._run(batch)
+                except BaseException as error:
+                    touched += self._give_up(batch, error)
+                    if not isinstance(error, DovetailError | MemoryError):
+                        raise
+                    break
+        if self.recorder:
+            self.recorder.end(request for request in touched if request.state is State.FINISHED)
+        return touched
+
+    def start_recording(self, recorder: StepRecorder) -> None:
+        """Record the steps from now on; RequestError while another recorder does."""
+        if self.recorder is not None:
+            raise RequestError("the app is being recorded already; end that recording first")
+        self.recorder = recorder
+
+    def stop_recording(self) -> None:
+        """Record no longer; requests under way are drawn up to now."""
+        assert self.recorder is not None
+        self.recorder.end(self.scheduler.requests.values())
+        self.recorder = None
 
     def close(self) -> None:
         """End the threads and processes."""
@@ -122,38 +159,69 @@ class Engine:
 
     # ---- the group ----
 
-    def _mend_group(self) -> None:
-        """Start a group that has ended anew, when no request has KV in it."""
+    def _mend_group(self) -> list[Request]:
+        """Start a group that has ended anew; first return the requests whose KV died with it."""
         if self.group is None or self.group.alive:
-            return
-        if self._lose_group():
-            raise RankError("a process of the group has died; send the request again")
-        log.warning("a process of the group has died; starting its processes anew")
-        self.group.start()
-        self.model.join(self.group.comm)
+            return []
+        lost = self._lose_group(self.group)
+        if not lost:
+            log.warning("a process of the group has died; starting its processes anew")
+            self.group.start()
+            self.model.join(self.group.comm)
+        return lost
 
-    def _lose_group(self) -> bool:
-        """End the group and the requests that have KV in it; return whether there were any."""
-        if self.group is None:
-            return False
-        self.group.fail()
+    def _lose_group(self, group: RankGroup) -> list[Request]:
+        """End the group and the requests that have KV in it; return these."""
+        group.fail()
         requests = list(self.scheduler.requests.values())
         lost = [request for request in requests if request.state is State.RUNNING]
         for request in lost:
-            self.scheduler.finish(request, LOST)
-        return bool(lost)
+            self._fail(
+                request, RankError("a process of the group has died; send the request again")
+            )
+        return lost
+
+    # ---- failures ----
+
+    def _give_up(self, batch: Batch, error: BaseException) -> list[Request]:
+        """End what `error` makes impossible; return these requests."""
+        if self.group is not None:  # the ranks stand at different entries of the tape
+            return self._lose_group(self.group)
+        numbers = [
+            *(chunk.request for chunk in batch.prefill),
+            *batch.gpu_decode,
+            *batch.cpu_decode,
+        ]
+        found = [self.scheduler.requests.get(number) for number in numbers]
+        lost = [request for request in found if request is not None]
+        log.warning("a step of %d requests failed: %s", len(lost), error)
+        for request in lost:
+            self._fail(request, _lost_with(error))
+        return lost
+
+    def _fail(self, request: Request, error: DovetailError) -> None:
+        request.error = error
+        self.scheduler.finish(request, FAILED)
+
+    def _span(self, name: str, **args: int) -> AbstractContextManager[None]:
+        return self.recorder.measure(name, **args) if self.recorder else nullcontext()
 
     # ---- one step ----
 
     def _run(self, batch: Batch) -> tuple[Request, ...]:
         requests = self.scheduler.requests
-        shape = self.buffers.fill(batch, requests, self.pool)
+        with self._span("fill"):
+            shape = self.buffers.fill(batch, requests, self.pool)
         if shape.n_tokens == 0:
             return ()
-        self.forward(shape)
+        with self._span("forward", prefill=shape.prefill_tokens, decode=shape.n_decode):
+            if self.recorder:
+                self.recorder.follow(batch, shape.outputs)
+            self.forward(shape)
         self.scheduler.complete(batch)
         if shape.outputs:
-            self._sample(shape)
+            with self._span("sample", rows=len(shape.outputs)):
+                self._sample(shape)
         return shape.outputs
 
     def forward(self, shape: StepShape) -> None:
@@ -182,10 +250,27 @@ class Engine:
         ids = self.buffers.arrays["out_ids"][: len(shape.outputs)].tolist()
         logprobs = self.buffers.arrays["out_logprobs"][: len(shape.outputs)].tolist()
         for row, request in enumerate(shape.outputs):
+            if not math.isfinite(logprobs[row]):  # one such logit makes the sum one
+                self._fail(request, _poisoned(request))
+                continue
             if request.params.logprobs is not None:
                 top = top_logprobs(self.buffers.logits(row), request.params.logprobs)
                 request.logprobs.append(TokenLogprob(ids[row], logprobs[row], top))
             self.scheduler.append(request, ids[row], now)
+
+
+def _poisoned(request: Request) -> RequestError:
+    return RequestError(
+        f"the logits after token {len(request.tokens)} of the request are not finite: a weight "
+        "that it meets is damaged or a value overflowed; `dovetail verify` checks the weights"
+    )
+
+
+def _lost_with(error: BaseException) -> DovetailError:
+    """Return why a request ended whose step met `error`."""
+    if isinstance(error, MemoryError | CapacityError):
+        return DeviceError(f"memory ran out in a step ({error}); send fewer requests at once")
+    return DeviceError(f"a step failed ({error}); send the request again")
 
 
 def _first_threads(plan: PhasePlan, most: int) -> PhasePlan:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.ir.artifact import KernelIndex, PhasePlan
-from dovetail.ir.errors import ArtifactError, CapacityError, RankError
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RankError
 from dovetail.runtime import abi
 
 
@@ -49,14 +49,20 @@ class KernelLibrary:
         return tuple(p.name for p in self.kernels[kernel].params if p.kind == "slot")
 
     def run(self, team: Team, tape: abi.Tape, args: ctypes.Array[abi.Slot], span: range) -> None:
-        """Run the entries `span` of a bound tape on `team`; RankError when it was stopped."""
+        """Run the entries `span` of a bound tape on `team`.
+
+        Raises RankError when it was stopped, DeviceError when the team could not run it.
+        """
         status = self.c.dt_run(
             team.handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop)
         )
         if status == abi.STOPPED:
             raise RankError("a process of the group ended while it was computing")
         if status:
-            raise RuntimeError(f"the team refused to run entries {span} of a tape")
+            raise DeviceError(
+                f"the CPU could not run entries {span.start} to {span.stop} of a step: status "
+                f"{status}; send the request again"
+            )
 
     def make_team(self, threads: int, spin: int) -> Team:
         """Return a new team of `threads` threads, the caller included."""

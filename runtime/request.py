@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from dovetail.ir.errors import RequestError
+from dovetail.ir.errors import DovetailError, RequestError
 
 MAX_LOGPROBS = 100
 MAX_N = 256
@@ -157,6 +157,7 @@ class Request:
     hashes: list[bytes] | None = None  # of the full blocks it had on its first try to start
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
+    error: DovetailError | None = None  # why it failed, where its reason is `error`
 
     @property
     def output(self) -> list[int]:

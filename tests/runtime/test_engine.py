@@ -13,6 +13,7 @@ import pytest
 
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.runtime.app import load
+from tests.runtime.throttle import Throttle
 
 MakeArtifact = Callable[..., Path]
 Answer = Callable[..., list[int]]
@@ -114,10 +115,13 @@ def test_streams_give_what_generate_gives(make_artifact: MakeArtifact, answer: A
 
 def test_a_stream_left_early_frees_its_blocks(make_artifact: MakeArtifact) -> None:
     with load(make_artifact()) as app:
+        throttle = Throttle(app)
+        throttle.allow(2)
         stream = app.stream([1] * 40, max_tokens=30, ignore_eos=True)
         next(stream)
         assert app.engine.pool.free_blocks < 64
         stream.close()
+        assert throttle.steps == 2
         assert app.engine.pool.free_blocks == 64 and not app.engine.scheduler.busy
 
 

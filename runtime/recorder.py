@@ -1,0 +1,58 @@
+"""Records what the engine does, step by step, on a timeline.
+
+In: the engine's spans, batches and ended requests. Out: tracks `engine` (steps and their parts),
+`memory` (free KV blocks) and `requests` (their lives, joined to their steps by arrows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from dovetail.runtime.kv_pool import KvPool
+from dovetail.runtime.plan import Batch
+from dovetail.runtime.request import Request
+from dovetail.runtime.timeline import Timeline
+
+PROCESS = "dovetail"
+
+
+class StepRecorder:
+    """Writes to `timeline`. The engine's thread alone uses it."""
+
+    def __init__(self, timeline: Timeline, pool: KvPool) -> None:
+        self._timeline, self._pool = timeline, pool
+        self._engine = timeline.track(PROCESS, "engine")
+        self._memory = timeline.track(PROCESS, "memory")
+        self._requests = timeline.track(PROCESS, "requests")
+
+    @contextmanager
+    def measure(self, name: str, **args: int) -> Iterator[None]:
+        """Add the body as a span of the engine."""
+        with self._timeline.measure(self._engine, name, **args):
+            yield
+
+    def follow(self, batch: Batch, outputs: Iterable[Request]) -> None:
+        """Lead arrows through the span under way: prompts on their way, and first tokens."""
+        now = self._timeline.clock()
+        numbers = {chunk.request for chunk in batch.prefill}
+        numbers |= {request.id for request in outputs if request.generated == 1}
+        for number in sorted(numbers):
+            self._timeline.arrow(number, self._engine, now)
+        self._timeline.count(self._memory, "free KV blocks", now, blocks=self._pool.free_blocks)
+
+    def end(self, requests: Iterable[Request]) -> None:
+        """Add the lives of requests up to now."""
+        now = self._timeline.clock()
+        for request in requests:
+            self._timeline.life(
+                self._requests,
+                f"request {request.id}",
+                request.id,
+                request.metrics.arrival,
+                now,
+                prompt=request.prompt_length,
+                generated=request.generated,
+                preemptions=request.metrics.preemptions,
+                ended=request.finish_reason or "recording",
+            )

@@ -1,0 +1,308 @@
+"""What callers hold: batches, streams and jobs, for threads and event loops, all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.ir.errors import CapacityError, RequestError
+from dovetail.runtime.app import App, load
+from dovetail.runtime.request import Completion
+from dovetail.runtime.timeline import check_timeline
+from tests.runtime.test_engine import random_prompts
+from tests.runtime.throttle import Throttle
+
+MakeArtifact = Callable[..., Path]
+Answer = Callable[..., list[int]]
+LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "dovetail"]
+
+
+def is_idle(app: App) -> bool:
+    for _ in range(2):  # a message may lead to another one
+        app._loop.call(lambda: None).result()
+    app.engine.pool.check_integrity()
+    return app.engine.pool.free_blocks == app.engine.pool.n_blocks and not (
+        app.engine.scheduler.busy
+    )
+
+
+def test_a_job_gives_its_result_and_its_chunks(make_artifact: MakeArtifact, answer: Answer) -> None:
+    with load(make_artifact()) as app:
+        job = app.submit([4, 4, 4], max_tokens=30)
+        chunks = list(job)
+        assert [t for c in chunks for t in c.token_ids] == answer([4, 4, 4], 30)
+        assert [c.finish_reason is None for c in chunks] == [True] * (len(chunks) - 1) + [False]
+        assert job.finished and list(job.result().token_ids) == answer([4, 4, 4], 30)
+        assert job.result() is job.result(timeout=0)
+
+
+def test_threads_and_tasks_share_one_app(make_artifact: MakeArtifact, answer: Answer) -> None:
+    prompts = random_prompts(8, 24, 60)
+    expected = [answer(p, 30) for p in prompts]
+    got: dict[int, list[int]] = {}
+
+    def by_thread(app: App, i: int) -> None:
+        if i % 2:
+            got[i] = list(app.generate(prompts[i], max_tokens=30)[0].token_ids)
+        else:
+            got[i] = [t for c in app.stream(prompts[i], max_tokens=30) for t in c.token_ids]
+
+    async def by_task(app: App, i: int) -> None:
+        if i % 3 == 0:
+            (done,) = await app.agenerate(prompts[i], max_tokens=30)
+            got[i] = list(done.token_ids)
+        elif i % 3 == 1:
+            stream = app.astream(prompts[i], max_tokens=30)
+            got[i] = [t async for c in stream for t in c.token_ids]
+        else:
+            got[i] = list((await app.submit(prompts[i], max_tokens=30)).token_ids)
+
+    async def all_tasks(app: App) -> None:
+        await asyncio.gather(*(by_task(app, i) for i in range(12, 24)))
+
+    with load(make_artifact(kv_blocks=40)) as app:
+        threads = [threading.Thread(target=by_thread, args=(app, i)) for i in range(12)]
+        for thread in threads:
+            thread.start()
+        asyncio.run(all_tasks(app))
+        for thread in threads:
+            thread.join()
+        assert is_idle(app)
+    assert [got[i] for i in range(24)] == expected
+
+
+def test_a_cancelled_job_gives_its_blocks_back_at_once(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    with load(make_artifact()) as app:
+        throttle = Throttle(app)
+        first, second = app.submit([1] * 40, **LONG), app.submit([2] * 20, **LONG)
+        throttle.run(4)
+        chunks = iter(first)
+        next(chunks)
+        used = app.engine.pool.n_blocks - app.engine.pool.free_blocks
+        app.cancel(first)
+        assert app.engine.pool.n_blocks - app.engine.pool.free_blocks == used - 3
+        assert first.result().finish_reason == "abort" == [*chunks][-1].finish_reason
+        assert list(first.result().token_ids) == answer([1] * 40, 3, eos=False)
+        app.cancel(first)
+        throttle.allow(1000)
+        assert list(second.result().token_ids) == answer([2] * 20, 200, eos=False)
+        app.cancel(second)
+        assert second.result().finish_reason == "length" and is_idle(app)
+
+
+def test_a_waiting_job_can_be_cancelled(make_artifact: MakeArtifact) -> None:
+    with load(make_artifact(max_sequences=1)) as app:
+        throttle = Throttle(app)
+        running, waiting = app.submit([1] * 40, **LONG), app.submit([2] * 20, **LONG)
+        throttle.run(1)
+        app.cancel(waiting)
+        assert waiting.result().token_ids == () and waiting.result().finish_reason == "abort"
+        app.cancel(running)
+        assert is_idle(app)
+
+
+def test_a_cancelled_task_ends_its_requests(make_artifact: MakeArtifact) -> None:
+    async def batch(app: App, throttle: Throttle) -> None:
+        task = asyncio.create_task(app.agenerate([[1] * 40, [2] * 9], **LONG))
+        while not app.engine.scheduler.busy:
+            await asyncio.sleep(0)
+        throttle.run(2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert is_idle(app)
+
+    async def stream(app: App, throttle: Throttle) -> None:
+        chunks = app.astream([1] * 40, **LONG)
+        throttle.allow(2)
+        await anext(chunks)
+        await chunks.aclose()  # type: ignore[attr-defined]
+        assert is_idle(app)
+
+    async def not_yet_accepted(app: App) -> None:
+        gate = threading.Event()
+        app._loop.call(gate.wait)
+        task = asyncio.create_task(app.agenerate([1] * 40, **LONG))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.set()
+        assert is_idle(app)
+
+    with load(make_artifact()) as app:
+        asyncio.run(not_yet_accepted(app))
+        throttle = Throttle(app)
+        asyncio.run(batch(app, throttle))
+        asyncio.run(stream(app, throttle))
+        assert throttle.steps < 200
+
+
+def test_ctrl_c_ends_the_requests_of_the_call(make_artifact: MakeArtifact, answer: Answer) -> None:
+    with load(make_artifact()) as app:
+
+        def interrupt(step: int) -> None:
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        throttle = Throttle(app, interrupt)
+        throttle.allow(3)
+        with pytest.raises(KeyboardInterrupt):
+            app.generate([[1] * 40, [2] * 9], **LONG)
+        assert is_idle(app) and throttle.steps <= 3
+        throttle.allow(1000)
+        assert list(app.generate([3, 3], max_tokens=9)[0].token_ids) == answer([3, 3], 9)
+
+
+def test_closing_fails_what_runs(make_artifact: MakeArtifact) -> None:
+    app = load(make_artifact())
+    throttle = Throttle(app)
+    errors: list[RequestError] = []
+
+    def generate() -> None:
+        with pytest.raises(RequestError, match="closed while") as caught:
+            app.generate([1] * 9, **LONG)
+        errors.append(caught.value)
+
+    async def stream() -> None:
+        chunks = app.astream([1] * 9, **LONG)
+        first = asyncio.ensure_future(anext(chunks))
+        while len(app.engine.scheduler.requests) < 3:
+            await asyncio.sleep(0)
+        throttle.allow(1)
+        await first
+        closing = threading.Thread(target=app.close)
+        closing.start()
+        with pytest.raises(RequestError, match="closed while"):
+            await anext(chunks)
+        closing.join()
+
+    caller = threading.Thread(target=generate)
+    job = app.submit([3] * 9, **LONG)
+    caller.start()
+    asyncio.run(stream())
+    with pytest.raises(RequestError, match="closed while"):
+        job.result()
+    caller.join()
+    assert len(errors) == 1 and not engine_threads() and not app.engine.scheduler.busy
+    app.close()
+    for refused in (lambda: app.submit([1]), lambda: list(app.stream([1]))):
+        with pytest.raises(RequestError, match="closed; load"):
+            refused()
+    app.cancel(job)
+
+
+def test_a_forgotten_app_ends_its_thread(make_artifact: MakeArtifact) -> None:
+    app = load(make_artifact())
+    app.generate([1, 2], max_tokens=2)
+    (thread,) = engine_threads()
+    del app
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_program_may_end_without_closing(make_artifact: MakeArtifact) -> None:
+    program = (
+        "import sys; from dovetail.runtime.app import load; app = load(sys.argv[1]);"
+        "job = app.submit([1] * 9, max_tokens=200, ignore_eos=True); print(app.generate([2]) != [])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", program, make_artifact()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, "True\n", "")
+
+
+def test_a_forked_child_can_generate(make_artifact: MakeArtifact, answer: Answer) -> None:
+    with load(make_artifact()) as app:
+        app.generate([1, 2], max_tokens=2)
+        child = os.fork()
+        if child == 0:
+            try:
+                done = app.generate([4, 4, 4], max_tokens=9)
+                os._exit(list(done[0].token_ids) != answer([4, 4, 4], 9))
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_wrong_requests_are_refused_by_every_door(make_artifact: MakeArtifact) -> None:
+    async def refuse(app: App) -> None:
+        with pytest.raises(RequestError, match="context"):
+            await app.agenerate([1] * 256)
+        with pytest.raises(CapacityError):
+            await anext(app.astream([1] * 200, max_tokens=50))
+
+    with load(make_artifact(kv_blocks=14)) as app:
+        with pytest.raises(RequestError, match="empty"):
+            app.submit([])
+        with pytest.raises(RequestError, match="n must be 1"):
+            app.submit([1], n=2)
+        with pytest.raises(RequestError, match="n must be 1"):
+            app.astream([1], n=2)
+        asyncio.run(refuse(app))
+        assert is_idle(app)
+
+
+def test_times_count_from_the_call(make_artifact: MakeArtifact) -> None:
+    """A request that comes while a step is under way has waited for that step too."""
+    with load(make_artifact()) as app:
+        gate = threading.Event()
+        app._loop.call(gate.wait)
+        caller = threading.Thread(target=lambda: done.extend(app.generate([1, 2], max_tokens=2)))
+        done: list[Completion] = []
+        caller.start()
+        while app._loop._inbox.empty():
+            pass
+        mark = app.engine.device.now()
+        gate.set()
+        caller.join()
+        assert done[0].metrics.arrival < mark < (done[0].metrics.first_token or 0)
+
+
+def test_a_recording_holds_steps_and_requests(make_artifact: MakeArtifact, tmp_path: Path) -> None:
+    with load(make_artifact()) as app:
+        app.generate([1] * 9, max_tokens=2)
+        with app.record(tmp_path / "t.json"):
+            done = app.generate(random_prompts(2, 5, 100), max_tokens=20)
+            with pytest.raises(RequestError, match="recorded already"):
+                with app.record(tmp_path / "u.json"):
+                    pass
+            left = app.submit([1] * 40, **LONG)
+            next(iter(left))
+        app.cancel(left)
+        assert app.engine.recorder is None
+    facts = check_timeline(tmp_path / "t.json")
+    steps = max(len(d.token_ids) for d in done)
+    assert facts.spans > 5 * steps and facts.arrows == 6 and facts.tracks == 3
+    text = (tmp_path / "t.json").read_text()
+    assert '"ended":"recording"' in text or '"ended":"length"' in text
+    assert not (tmp_path / "u.json").exists()
+
+
+def test_a_recording_outlives_its_app(make_artifact: MakeArtifact, tmp_path: Path) -> None:
+    app = load(make_artifact())
+    with app.record(tmp_path / "t.json"):
+        app.generate([1] * 9, max_tokens=4)
+        app.close()
+    assert check_timeline(tmp_path / "t.json").arrows == 1

@@ -24,7 +24,7 @@ from dovetail.runtime.deterministic import fix_part
 from dovetail.runtime.device import CpuDevice, Device, Segment
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.placement import place_pages, placing_on
-from dovetail.runtime.shard import COMM, shard_spec, shard_tape, split_model
+from dovetail.runtime.shard import COMM, matrix_ranges, shard_spec, shard_tape, split_model
 from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
 from dovetail.runtime.weights import Weights
 
@@ -86,6 +86,7 @@ class ForwardModel:
             whole = plan.deterministic
             tape = shard_tape(tape, spec, weights, names, shard, whole_sums=whole)
             spec = shard_spec(spec, shard)
+        self._place_weights(tape, plan)
         layer = plan.kv_blocks * layer_block_bytes(spec)
         size = layer * spec.n_layers
         keys, values, arena = map(self.device.alloc, (size, size, tape.arena_bytes))
@@ -96,6 +97,16 @@ class ForwardModel:
         self.prefill = Phase(self.bind(tape, operands, "prefill", plan.prefill), plan.prefill)
         self.decode = Phase(self.bind(tape, operands, "decode", plan.decode), plan.decode)
         self._group_args: dict[str, int] = {}
+
+    def _place_weights(self, tape: Tape, plan: RankPlan) -> None:
+        """Have the weights read: all of them, or onto the plan's nodes what this rank computes."""
+        if not plan.nodes:
+            self.weights.read_ahead()
+        elif plan.ranks == 1:
+            self.weights.place([(0, self.weights.nbytes)], plan.nodes)
+        else:
+            ranges = matrix_ranges(tape, self._part.file.weights, self._operand_names)
+            self.weights.place(ranges, plan.nodes)
 
     def bind(self, tape: Tape, operands: Operands, phase: str, plan: PhasePlan) -> BoundTape:
         """Bind a tape of this model with the schedule tables of a phase."""

@@ -25,6 +25,7 @@ _CALLS = {
 }
 """Numbers of the system calls, which the C library does not wrap."""
 _PREFERRED, _INTERLEAVE = 1, 3
+_MOVE = 2
 MAX_NODES = 1024
 _Mask = ctypes.c_ulong * (MAX_NODES // 64)
 
@@ -66,7 +67,10 @@ def placing_on(nodes: Sequence[int]) -> Iterator[None]:
 
 
 def place_pages(memory: npt.NDArray[np.uint8], nodes: Sequence[int]) -> None:
-    """Take the pages of page-aligned `memory` from `nodes`, whichever thread touches them."""
+    """Take the pages of page-aligned `memory` from `nodes`, whichever thread touches them.
+
+    Those that this process alone has mapped are moved.
+    """
     if not nodes or not memory.nbytes:
         return
     policy, start = _policy_of(nodes), ctypes.c_void_p(memory.ctypes.data)
@@ -77,7 +81,7 @@ def place_pages(memory: npt.NDArray[np.uint8], nodes: Sequence[int]) -> None:
         ctypes.c_int(policy.mode),
         ctypes.byref(policy.mask),
         ctypes.c_ulong(MAX_NODES),
-        ctypes.c_uint(0),
+        ctypes.c_uint(_MOVE),
     ):
         _warn(nodes)
 

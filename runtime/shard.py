@@ -106,6 +106,31 @@ def shard_tape(
     return replace(tape, args=(*tape.args, COMM), entries=(*edited, meet))
 
 
+def matrix_ranges(
+    tape: Tape, weights: Iterable[WeightEntry], slots: Slots
+) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) in weights.bin of all that the products of a tape read.
+
+    Columns of a matrix lie together; of rows, each panel has a range of its own.
+    """
+    index = {entry.name: entry for entry in weights}
+    for entry in tape.entries:
+        if entry.op == ALL_REDUCE or "B" not in (names := slots(entry.op)):
+            continue
+        operands = dict(zip(names, entry.slots, strict=True))
+        ref, sizes = operands["B"], (operands[name] for name in ("N", "K", "panel_stride"))
+        n, k, stride = (size.value for size in sizes if isinstance(size, IntConst))
+        assert isinstance(ref, WeightRef) and ref.name is not None
+        weight = index[ref.name]
+        panels = -(-n // PANEL) * (2 if weight.layout == "packed_pair" else 1)
+        length, step = (count * DTYPES[weight.dtype].size for count in (k * PANEL, stride))
+        start = weight.offset + ref.offset
+        if length >= step:
+            yield start, start + panels * step
+        else:
+            yield from ((at, at + length) for at in range(start, start + panels * step, step))
+
+
 def _part(count: int, rank: int, ranks: int) -> range:
     return range(count * rank // ranks, count * (rank + 1) // ranks)
 

@@ -1,12 +1,14 @@
 """Packed weights of one model, mapped read-only from weights.bin.
 
 In: a ModelPart. Out: the address of each weight. Pages are shared with every process that maps the
-same artifact, and nothing is read before a kernel touches it.
+same artifact, and nothing is read before a kernel touches it, or its place is asked for.
 """
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,10 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import WeightEntry
 from dovetail.runtime.artifact import ModelPart
+from dovetail.runtime.placement import place_pages
+
+_POPULATE_READ = 22
+"""Advice of Linux 5.14 that the module mmap has no name for: read and map the pages now."""
 
 
 class Weights:
@@ -31,9 +37,23 @@ class Weights:
                 f"{part.weights}: cannot be mapped ({error}); "
                 f"run `dovetail verify {part.folder.parent.parent}`"
             ) from None
-        self._map.madvise(mmap.MADV_WILLNEED)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._base = int(self._bytes.ctypes.data)
+
+    def read_ahead(self) -> None:
+        """Have the whole file read meanwhile."""
+        self._map.madvise(mmap.MADV_WILLNEED)
+
+    def place(self, ranges: Iterable[tuple[int, int]], nodes: Sequence[int]) -> None:
+        """Read these bytes now, into memory of `nodes`; pages that lie elsewhere are moved.
+
+        A page that another process has mapped, too, stays where it is.
+        """
+        with suppress(OSError):  # an older kernel: pages lie where they are touched
+            for start, end in ranges:
+                first = start - start % mmap.PAGESIZE
+                self._map.madvise(_POPULATE_READ, first, end - first)
+        place_pages(self._bytes, nodes)
 
     @property
     def nbytes(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -94,8 +95,9 @@ def test_any_number_of_processes_gives_the_same_tokens(
     path = artifact(name)
     whole = answers(path, plan(1), PROMPTS)
     assert len({tuple(tokens) for tokens in whole}) > 1
-    for processes, threads in ((2, 2), (4, 1)):
-        assert answers(path, plan(processes, threads), PROMPTS) == whole
+    placed = replace(plan(4), nodes=(0,) * 4)  # each rank's weights and KV on a node
+    for service in (plan(2, 2), placed):
+        assert answers(path, service, PROMPTS) == whole
 
 
 def test_heads_that_cannot_be_shared_are_refused(artifact: Callable[[str], Path]) -> None:

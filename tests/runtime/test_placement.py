@@ -102,8 +102,9 @@ def test_a_loaded_model_lies_where_its_plan_says(node, make_artifact):
     phases = PhasePlan(threads=1, cpus=())
     plan = ServicePlan(prefill=phases, decode=phases, nodes=(node,))
     with load(make_artifact(), plan=plan) as app:
-        kv = app.engine.model.kv
-        assert policy(kv.k.ctypes.data) == policy(kv.v.ctypes.data) == (PREFERRED, 1 << node)
+        kv, weights = app.engine.model.kv, app.engine.model.weights
+        for address in (kv.k.ctypes.data, kv.v.ctypes.data, weights.address("w")):
+            assert policy(address) == (PREFERRED, 1 << node)
 
 
 def test_a_rank_on_two_nodes_takes_memory_from_both():

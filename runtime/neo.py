@@ -24,8 +24,9 @@ class NeoScheduler(Scheduler):
     """Requests live wholly on the GPU or wholly on the CPU.
 
     What differs from the paper: CPU decodes may also join batch 0 alone, without a second pass
-    over the weights; whether to send requests to the CPU at all follows from the steady rate;
-    one that is larger than the GPU's pool, or was passed over too often, runs at any price.
+    over the weights, or exceed what the accelerator hides where the rate is higher so; whether to
+    send requests to the CPU at all follows from the steady rate; one that is larger than the
+    GPU's pool, or was passed over too often, runs at any price.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class NeoScheduler(Scheduler):
         self.take_decodes(draft, Home.GPU)
         behind = not draft.short and self._swap_in(draft)
         self.continue_prefills(draft)
-        if not draft.short and not behind:
+        if draft.empty or not (draft.short or behind):
             if self.settings.offload == "auto":
                 self.admit(draft, Home.GPU)
             self._admit_to_cpu(draft)
@@ -159,21 +160,20 @@ class NeoScheduler(Scheduler):
         forced = list(draft.decodes[Home.CPU])
         idle = not draft.chunks and not draft.decodes[Home.GPU]
         bounded = self.settings.offload == "auto" and not idle
-        double, members = self._fill(draft, times, forced, split=True, bounded=bounded)
+        hidden = self._fill(draft, times, forced, split=True, bounded=bounded)
         if bounded:
-            self._reduce(draft, times, double, members)
-            double = self._pipeline(draft, times, members)
-        options = [
-            (double, members),
-            self._fill(draft, times, forced, split=False, bounded=bounded),
-        ]
-        if not forced:
-            options.append((self._pipeline(draft, times, ([], [])), ([], [])))
-        options.reverse()  # of equals the simplest
-        pipeline, members = max(options, key=lambda option: option[0].rate)
-        if not bounded:
+            self._reduce(draft, times, hidden)
+        options: list[Members] = [] if forced else [([], [])]  # of equals the first is taken
+        options += [self._fill(draft, times, forced, split=False, bounded=bounded), hidden]
+        if bounded:
+            options.append(self._fill(draft, times, forced, split=True, bounded=False))
+        pipelines = [self._pipeline(draft, times, members) for members in options]
+        rates = [pipeline.rate for pipeline in pipelines]
+        best = rates.index(max(rates))
+        members = options[best]
+        if not bounded or not pipelines[best].hidden:
             forced = [*members[0], *members[1]]
-        return self._commit(draft, pipeline, members, forced)
+        return self._commit(draft, pipelines[best], members, forced)
 
     def _pipeline(self, draft: Draft, times: LayerTimes, members: Members) -> Pipeline:
         lengths = [len(r.tokens) for r in draft.decodes[Home.GPU]]
@@ -190,17 +190,18 @@ class NeoScheduler(Scheduler):
         *,
         split: bool,
         bounded: bool,
-    ) -> tuple[Pipeline, Members]:
+    ) -> Members:
         """Put CPU decodes where the accelerator hides most, in order, and skip what it cannot."""
         members: Members = ([], list(forced)) if split else (list(forced), [])
         pipeline = self._pipeline(draft, times, members)
         pool, room = self.pools[Home.CPU], min(draft.tokens, draft.sequences)
         free, shortest = pool.free_blocks, self.limits.max_context + 1
+        planned = {r.id for r in forced} | {chunk.request for chunk in draft.chunks}
         for request in self.running[Home.CPU]:
             length = len(request.tokens)
             if room < 1:
                 break
-            if not request.decoding or length >= shortest or request in forced:
+            if not request.decoding or length >= shortest or request.id in planned:
                 continue
             missing = pool.missing(request.id, length)
             if missing > free:
@@ -211,23 +212,20 @@ class NeoScheduler(Scheduler):
                 continue
             members[batch].append(request)
             free, room = free - missing, room - 1
-        return pipeline, members
+        return members
 
-    def _reduce(
-        self, draft: Draft, times: LayerTimes, pipeline: Pipeline, members: Members
-    ) -> None:
+    def _reduce(self, draft: Draft, times: LayerTimes, members: Members) -> None:
         """Take back prompts bound for the CPU while its decodes stay hidden without them."""
+        rows = self._pipeline(draft, times, members).rows[0]
         while draft.entrants and draft.entrants[-1].home is Home.CPU:
             request, chunk = draft.entrants[-1], draft.chunks[-1]
-            rows = pipeline.rows[0] - chunk.length
+            rows -= chunk.length
             if rows < self.settings.min_tokens or self.overdue(request):
                 return
             draft.chunks.pop()
-            fewer = self._pipeline(draft, times, members)
-            if not fewer.hidden:
+            if not self._pipeline(draft, times, members).hidden:
                 draft.chunks.append(chunk)
                 return
-            pipeline = fewer
             draft.entrants.pop()
             draft.tokens += chunk.length
             draft.sequences += 1

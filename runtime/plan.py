@@ -58,7 +58,7 @@ class StepPlan:
     `swap_out` (GPU -> CPU), then `swap_in`, name the requests of `moves` in that order. The KV of
     a request in `preempt` is dropped. A prefill chunk writes to the pool of its request's home:
     one whose home is the CPU leaves the GPU layer by layer. `forced` names CPU decodes placed
-    beyond the two inequalities, to bound a wait or because the accelerator has nothing to do.
+    beyond the two inequalities: to bound a wait, or because the step's rate is higher so.
     """
 
     batches: tuple[Batch, ...]
@@ -107,8 +107,8 @@ class SchedulerSettings:
     """Later arrivals that one step of priority lets a request overtake."""
     max_waiting: int | None = None
     """Arrivals beyond so many waiting requests are refused with a time to come back."""
-    min_gain: float = 1.02
-    """Requests are put on the CPU where the predicted steady rate grows by this factor."""
+    min_gain: float = 1.1
+    """Requests are put on the CPU where the steady rate is predicted to grow by this factor."""
     weigh_every: int = 32
     """Plans between two answers to whether offloading pays."""
 

@@ -36,6 +36,11 @@ class Draft:
         return bool(self.preempted or self.swapped_out)
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing has been taken yet."""
+        return not self.chunks and not any(self.decodes.values())
+
+    @property
     def full(self) -> bool:
         """Whether the step takes no more."""
         return self.tokens < 1 or self.sequences < 1
@@ -73,7 +78,7 @@ class Scheduler(RequestBook):
         draft = self.start_draft()
         self.take_decodes(draft, home)
         self.continue_prefills(draft)
-        if not draft.short:
+        if draft.empty or not draft.short:
             self.admit(draft, home)
         return self.close_draft(draft)
 
@@ -150,9 +155,9 @@ class Scheduler(RequestBook):
         gpu, cpu = draft.decodes[Home.GPU], draft.decodes[Home.CPU]
         batch = Batch(tuple(draft.chunks), tuple(r.id for r in gpu), tuple(r.id for r in cpu))
         times = LayerTimes(self.predictor)
-        seconds = times.linear(batch.tokens) + times.prefill(draft.chunks) + times.launch
-        seconds += times.gpu_decode(sum(len(r.tokens) for r in gpu))
-        seconds += times.cpu_decode(len(cpu), sum(len(r.tokens) for r in cpu))
+        attention = times.prefill(draft.chunks) + times.gpu_decode(sum(len(r.tokens) for r in gpu))
+        attention += times.cpu_decode(len(cpu), sum(len(r.tokens) for r in cpu))
+        seconds = attention + times.linear(batch.tokens) + times.launch
         return StepPlan(
             (batch,),
             preempt=tuple(draft.preempted),

@@ -1,0 +1,201 @@
+"""Two devices under one scheduler: both inequalities, bounded waits, no offload without gain."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from dovetail.ir.errors import CapacityError, SpecError
+from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.neo import NeoScheduler
+from dovetail.runtime.pipeline import LayerTimes, Pipeline
+from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
+from dovetail.runtime.predictor import ZeroPredictor
+from dovetail.runtime.request import Home, SamplingParams
+from dovetail.runtime.scheduler import Scheduler
+from tests.runtime.two_pools import (
+    H200,
+    T4,
+    Noise,
+    Roofline,
+    check_hidden,
+    check_plan,
+    make,
+    report,
+    submit,
+)
+
+
+def rate_of(scheduler: NeoScheduler, plan: StepPlan, *, cpu: bool) -> float:
+    """Return requests per second of a layer by the two-max formula, with or without CPU decodes."""
+    requests, first = scheduler.requests, plan.batches[0]
+    gpu = [len(requests[i].tokens) for i in first.gpu_decode]
+    pipeline = Pipeline(LayerTimes(scheduler.predictor), first.prefill, gpu)
+    for index, batch in enumerate(plan.batches if cpu else ()):
+        stored = sum(len(requests[i].tokens) for i in batch.cpu_decode)
+        pipeline.add(index, stored, len(batch.cpu_decode))
+    return pipeline.rate
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_inequalities_and_the_greedy_choice_on_random_queues_and_times(seed: int) -> None:
+    rng = random.Random(seed)
+    plans = hidden = beyond = 0
+    for round_ in range(6):
+        predictor = rng.choice([Noise(round_), T4, Roofline(cpu_bytes=rng.choice([2e9, 2e10]))])
+        sizes = {"gpu": rng.choice([20, 54, 200]), "tokens": rng.choice([300, 832])}
+        scheduler = make(**sizes, predictor=predictor, sequences=64)
+        for _ in range(80):
+            submit(scheduler, rng.randint(5, 250), rng.randint(5, 60))
+        for _ in range(40):
+            plan = scheduler.plan()
+            late = [r for r in scheduler.running[Home.CPU] if scheduler.overdue(r)]
+            check_plan(scheduler, plan)
+            check_hidden(scheduler, plan)
+            if not late:
+                chosen = rate_of(scheduler, plan, cpu=True)
+                assert chosen >= rate_of(scheduler, plan, cpu=False) * (1 - 1e-9)
+            plans += 1
+            hidden += bool(not plan.forced and any(b.cpu_decode for b in plan.batches))
+            beyond += bool(plan.forced)
+            report(scheduler, plan)
+    assert hidden > plans / 10 and beyond  # both kinds have been seen
+
+
+def serve(scheduler: NeoScheduler, steps: int = 100_000) -> tuple[float, list[StepPlan]]:
+    """Run to the end on a clock of predicted seconds; return the time and the plans."""
+    plans: list[StepPlan] = []
+    while scheduler.busy:
+        plans.append(scheduler.plan())
+        check_plan(scheduler, plans[-1])
+        report(scheduler, plans[-1])
+        assert len(plans) < steps
+    scheduler.check_integrity()
+    return sum(plan.predicted_seconds for plan in plans), plans
+
+
+def load_up(scheduler: NeoScheduler, count: int, prompt: int, answer: int) -> None:
+    rng = random.Random(1)
+    for _ in range(count):
+        length = rng.randint(prompt * 9 // 10, prompt * 11 // 10)
+        tokens = [rng.randrange(1000) for _ in range(length)]
+        scheduler.submit(tokens, SamplingParams(max_tokens=answer + rng.randint(-4, 4)))
+
+
+def test_where_offload_does_not_pay_the_plans_are_those_without_it() -> None:
+    slow = Roofline(T4.weights, T4.kv, T4.gpu_bytes, T4.gpu_flops, T4.cpu_bytes / 1000)
+    found = {}
+    for offload in ("auto", "off"):
+        scheduler = make(predictor=slow, offload=offload)
+        load_up(scheduler, 20, 330, 45)
+        found[offload] = serve(scheduler)[1]
+        assert scheduler.verdict.cpu_requests == 0
+    assert found["auto"] == found["off"]
+
+
+def test_a_small_accelerator_is_several_times_faster_with_the_cpu() -> None:
+    seconds = {}
+    for offload in ("auto", "off", "full"):
+        scheduler = make(predictor=T4, offload=offload)
+        load_up(scheduler, 100, 330, 45)
+        seconds[offload], plans = serve(scheduler)
+        shared = sum(any(b.cpu_decode for b in plan.batches) for plan in plans) / len(plans)
+        assert offload == "full" or (shared > 0.9 if offload == "auto" else shared == 0)
+    assert seconds["off"] > 4 * seconds["auto"] and seconds["full"] >= seconds["auto"]
+
+
+@pytest.mark.parametrize("blocks", [100, 200, 1650])
+def test_a_large_accelerator_is_never_slower_with_the_cpu(blocks: int) -> None:
+    seconds = {}
+    for offload in ("auto", "off", "full"):
+        scheduler = make(blocks, 8000, H200, tokens=20480, offload=offload)
+        load_up(scheduler, 60, 1000, 40)
+        seconds[offload] = serve(scheduler)[0]
+    assert (
+        seconds["auto"] <= seconds["off"] * 1.0001 and seconds["auto"] <= seconds["full"] * 1.0001
+    )
+
+
+def test_a_request_larger_than_the_gpu_runs_on_the_cpu() -> None:
+    scheduler = make(gpu=4, cpu=20, predictor=Roofline(cpu_bytes=1e3))
+    (large,) = submit(scheduler, 100, 30)
+    (grows,) = submit(scheduler, 60, 30)  # 6 blocks in the end
+    small = [submit(scheduler, 20, 30)[0] for _ in range(6)]
+    serve(scheduler)
+    assert all(r.finish_reason == "length" for r in (large, grows, *small))
+    with pytest.raises(CapacityError, match="336 tokens of KV, the pool holds 320") as refused:
+        submit(scheduler, 300, 30)
+    assert refused.value.retry_after is None  # waiting does not help
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
+    now = [0.0]
+    limits = Limits(64, 2, 500, 1000)
+    options = SchedulerSettings(offload="off", max_waiting=1)
+    scheduler = Scheduler(limits, KvPool(20), ZeroPredictor(), lambda: now[0], settings=options)
+    for _ in range(2):
+        submit(scheduler, 10, 21)
+        for _ in range(4):
+            report(scheduler, scheduler.plan())
+            now[0] += 0.5
+    submit(scheduler, 10, 21)
+    with pytest.raises(CapacityError, match="1 requests are waiting") as refused:
+        submit(scheduler, 10, 21)
+    assert refused.value.retry_after == pytest.approx(0.5 * 13)  # steps that the first one lacks
+    scheduler.finish(scheduler.requests[0], "abort")
+    report(scheduler, scheduler.plan())
+    assert submit(scheduler, 10, 21)
+
+
+def test_priority_overtakes_a_bounded_number() -> None:
+    scheduler = make(sequences=1, tokens=64, priority_span=3, offload="off")
+    first = [submit(scheduler, 10, 2)[0] for _ in range(5)]
+    urgent = submit(scheduler, 10, 2, priority=-1)[0]
+    order = [c.request for p in serve(scheduler)[1] for b in p.batches for c in b.prefill]
+    assert order == [*(r.id for r in first[:3]), urgent.id, *(r.id for r in first[3:])]
+
+
+def test_a_slow_cpu_request_waits_no_longer_than_it_may() -> None:
+    scheduler = make(gpu=40, cpu=60, predictor=Roofline(cpu_bytes=1e3), patience=5)
+    (large,) = submit(scheduler, 700, 30)
+    for _ in range(30):
+        submit(scheduler, 60, 40)
+    gaps, last = [], 0
+    for index in itertools.count():
+        if not scheduler.busy:
+            break
+        plan = scheduler.plan()
+        if any(large.id in batch.cpu_decode for batch in plan.batches):
+            assert large.id in plan.forced
+            gaps.append(index - last)
+            last = index
+        report(scheduler, plan)
+    assert len(gaps) == 29 and max(gaps[1:]) == 6
+
+
+def test_moved_blocks_map_to_blocks_and_are_shared_there() -> None:
+    scheduler = make(gpu=20, cpu=40)
+    tokens = list(range(70))
+    requests = scheduler.submit(tokens, SamplingParams(max_tokens=30, n=2))
+    for _ in range(3):
+        report(scheduler, scheduler.plan())
+    first, second = requests
+    move = scheduler.move(first, Home.CPU)
+    assert len(move.source) == blocks_for(first.computed)
+    assert move.target == tuple(scheduler.pools[Home.CPU].table(first.id)[: len(move.source)])
+    again = scheduler.move(second, Home.CPU)
+    assert len(again.source) == len(move.source) - 4  # four full blocks are there already
+    assert scheduler.pools[Home.GPU].free_blocks == 20
+    scheduler.check_integrity()
+    back = scheduler.move(first, Home.GPU)
+    assert back.source == move.target
+    scheduler.check_integrity()
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(SpecError, match="offload"):
+        make(offload="some")
+    with pytest.raises(SpecError, match="patience"):
+        make(patience=0)

@@ -33,22 +33,22 @@ log = logging.getLogger("dovetail")
 
 
 def choose_nodes(
-    prefill: PhasePlan, decode: PhasePlan, hardware: HardwareSpec, planned: int | None = None
+    decode: PhasePlan, hardware: HardwareSpec, planned: int | None = None
 ) -> tuple[int, ...]:
     """Return the nodes that the memory of a process is taken from; () = where it is touched.
 
     The planned one, else those of decode's CPUs, because decode reads weights and KV as fast as
     memory gives them. Of several, every thread reads all pages: they are dealt to the nodes, so
-    that no controller serves them alone. A process that stays on one node needs no rule.
+    that no controller serves them alone. Where all CPUs are on one node, no rule is needed.
     """
     if planned is not None:
         return (planned,)
     homes = {pu.id: pu.node for pu in hardware.pus}
-    used, wanted = (
-        {homes[cpu] for cpu in cpus or hardware.allowed_pus if cpu in homes}
-        for cpus in ((*prefill.cpus, *decode.cpus), decode.cpus)
+    allowed, wanted = (
+        {homes[cpu] for cpu in cpus if cpu in homes}
+        for cpus in (hardware.allowed_pus, decode.cpus or hardware.allowed_pus)
     )
-    return tuple(sorted(wanted)) if len(used) > 1 else ()
+    return tuple(sorted(wanted)) if len(allowed) > 1 else ()
 
 
 @contextmanager

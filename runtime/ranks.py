@@ -111,7 +111,7 @@ def plan_ranks(
             spin=spin,
             kv_blocks=kv_blocks,
             deterministic=deterministic,
-            nodes=choose_nodes(p, d, hardware, service.nodes[i] if service.nodes else None),
+            nodes=choose_nodes(d, hardware, service.nodes[i] if service.nodes else None),
         )
         for i, (p, d) in enumerate(zip(prefill, decode, strict=True))
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.runtime.app import load
@@ -58,20 +59,25 @@ def phase(*cpus: int) -> PhasePlan:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "planned", "nodes"),
+    ("decode", "planned", "nodes"),
     [
-        (phase(0, 1), phase(0, 1), None, ()),  # one node: what is touched there lies there
-        (phase(*range(8)), phase(0, 1), None, (0,)),  # prefill touches, decode reads
-        (phase(*range(8)), phase(0, 2, 4, 6), None, (0, 1, 2, 3)),
-        (phase(2, 3, 4, 5), phase(2, 3, 4, 5), None, (1, 2)),
-        (phase(), phase(), None, (0, 1, 2, 3)),  # unpinned threads run anywhere
-        (phase(*range(8)), phase(*range(8)), 2, (2,)),
-        (phase(0, 99), phase(0, 99), None, ()),  # a CPU that is gone has no node
+        (phase(0, 1), None, (0,)),  # prefill may touch pages elsewhere, decode reads them
+        (phase(0, 2, 4, 6), None, (0, 1, 2, 3)),
+        (phase(2, 3, 4, 5), None, (1, 2)),
+        (phase(), None, (0, 1, 2, 3)),  # unpinned threads run anywhere
+        (phase(*range(8)), 2, (2,)),
+        (phase(0, 99), None, (0,)),  # a CPU that is gone has no node
     ],
 )
-def test_memory_lies_where_decode_reads_it(prefill, decode, planned, nodes):
+def test_memory_lies_where_decode_reads_it(decode, planned, nodes):
     machine = read_hardware("package:2 numa:2 core:2 pu:1")
-    assert choose_nodes(prefill, decode, machine, planned) == nodes
+    assert choose_nodes(decode, machine, planned) == nodes
+
+
+def test_a_process_that_only_gets_one_node_needs_no_rule():
+    machine = replace(read_hardware("package:2 numa:2 core:2 pu:1"), allowed_pus=(2, 3))
+    for decode in (phase(2, 3), phase()):
+        assert choose_nodes(decode, machine) == ()
 
 
 @real

@@ -13,8 +13,11 @@ from dovetail.runtime.pipeline import NO_TIME, LayerTimes, Pipeline
 from dovetail.runtime.plan import Limits, PrefillChunk
 from dovetail.runtime.predictor import Predictor
 
-GROWTH = 1.5
+GROWTH = 1.25
 """Ratio of the numbers of CPU requests that are tried."""
+ENOUGH = 0.85
+"""Part of the best gain for which fewer requests on the CPU are taken: they start and end sooner,
+and do not all need their prompts at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,51 +46,81 @@ def weigh_offload(demand: Demand, limits: Limits, predictor: Predictor) -> Offlo
     left = min(demand.requests, limits.max_step_sequences) - on_gpu
     most = min(left, demand.cpu_tokens // stored)
     steady = _Steady(demand, limits, LayerTimes(predictor), stored, on_gpu)
-    alone = steady.rate(0)
-    best = OffloadVerdict(1.0, 0)
-    count = 1
-    while count <= most:
-        gain = steady.rate(count) / max(alone, NO_TIME)
-        if gain > best.gain:
-            best = OffloadVerdict(gain, count)
-        count = most if count < most < count * GROWTH else int(count * GROWTH) + 1
-    return best
+    alone = max(steady.rate(0, 0), NO_TIME)
+    counts = _spread(most)
+    gains = [
+        max(steady.rate(count, other) for other in counts if other <= count) / alone
+        for count in counts
+    ]
+    enough = 1 + ENOUGH * (max(gains) - 1)
+    if enough <= 1:
+        return OffloadVerdict(1.0, 0)
+    return next(
+        OffloadVerdict(gain, count)
+        for gain, count in zip(gains, counts, strict=True)
+        if gain >= enough
+    )
 
 
-@dataclass(frozen=True, slots=True)
+def _spread(most: int) -> list[int]:
+    """Return 0, 1, ... most, ever farther apart."""
+    counts = [0]
+    while counts[-1] < most:
+        counts.append(min(most, int(counts[-1] * GROWTH) + 1))
+    return counts
+
+
 class _Steady:
-    demand: Demand
-    limits: Limits
-    times: LayerTimes
-    stored: int
-    on_gpu: int
+    """Steps with a prompt in them, and between these steps of decodes alone.
 
-    def rate(self, on_cpu: int) -> float:
-        """Return decodes per second of a layer; each answer's worth of them needs a prompt."""
-        answer = max(1.0, self.demand.answer)
-        prompt = max(1, min(round(self.demand.prompt), self.limits.max_step_tokens))
-        parts = max(1.0, self.demand.prompt / prompt)  # chunks of a prompt
-        fitting = max(1, self.limits.max_step_tokens // prompt)
-        decodes = min(self.on_gpu + on_cpu, fitting * answer / parts)
-        if not decodes:
+    A prompt hides many decodes on the CPU, decodes of the GPU hide few: so each kind of step has
+    its own number of them.
+    """
+
+    def __init__(
+        self, demand: Demand, limits: Limits, times: LayerTimes, stored: int, on_gpu: int
+    ) -> None:
+        self.demand, self.limits, self.times = demand, limits, times
+        self.stored, self.on_gpu = stored, on_gpu
+        self.answer = max(1.0, demand.answer)
+        self.prompt = max(1, min(round(demand.prompt), limits.max_step_tokens))
+        self.parts = max(1.0, demand.prompt / self.prompt)  # chunks of a prompt
+        self._known: dict[tuple[int, int], float] = {}
+
+    def rate(self, beside: int, between: int) -> float:
+        """Return prompts served per second of a layer.
+
+        `beside` of the CPU's requests decode in each step with prompts, `between` in others.
+        """
+        if not self.on_gpu + beside:
             return 0.0
-        chunks = decodes / answer * parts  # in a step, on average
-        whole = max(1, round(chunks))
-        busy = self._seconds(on_cpu, whole, prompt)
-        share = min(1.0, chunks / whole)
-        seconds = share * busy + (1 - share) * self._seconds(on_cpu, 0, prompt)
-        return decodes / max(seconds, self._link(chunks / parts, on_cpu), NO_TIME)
+        most = max(1, self.limits.max_step_tokens // self.prompt)
+        chunks = min(most, max(1, round((self.on_gpu + beside) * self.parts / self.answer)))
+        prompts = chunks / self.parts
+        needed = max(0.0, prompts * self.answer - self.on_gpu - beside)
+        others = self.on_gpu + between
+        steps = needed / others if others else 0.0
+        if needed and not others:
+            return 0.0
+        seconds = self._seconds(beside, chunks) + steps * self._seconds(between, 0)
+        sent = (beside + steps * between) / max(1.0, prompts * self.answer)
+        return prompts / max(seconds, self._link(prompts * min(1.0, sent)), NO_TIME)
 
-    def _seconds(self, on_cpu: int, chunks: int, prompt: int) -> float:
-        """Return the time of a layer with `chunks` prompts, the CPU's share split the best way."""
-        work = [PrefillChunk(0, 0, prompt)] * chunks
-        splits = []
-        for first in {on_cpu, self._balance(on_cpu, work)}:
-            pipeline = Pipeline(self.times, work, [self.stored] * self.on_gpu)
-            pipeline.add(0, first * self.stored, first)
-            pipeline.add(1, (on_cpu - first) * self.stored, on_cpu - first)
-            splits.append(pipeline.layer_seconds)
-        return min(splits)
+    def _seconds(self, on_cpu: int, chunks: int) -> float:
+        """Return the time of a layer with `chunks` of prompts, decodes split the best way."""
+        found = self._known.get((on_cpu, chunks))
+        if found is None:
+            work = [PrefillChunk(0, 0, self.prompt)] * chunks
+            firsts = {on_cpu, self._balance(on_cpu, work)}
+            found = min(self._split(on_cpu, first, work) for first in firsts)
+            self._known[on_cpu, chunks] = found
+        return found
+
+    def _split(self, on_cpu: int, first: int, work: list[PrefillChunk]) -> float:
+        pipeline = Pipeline(self.times, work, [self.stored] * self.on_gpu)
+        pipeline.add(0, first * self.stored, first)
+        pipeline.add(1, (on_cpu - first) * self.stored, on_cpu - first)
+        return pipeline.layer_seconds
 
     def _balance(self, on_cpu: int, work: list[PrefillChunk]) -> int:
         """Return how many CPU decodes go to batch 0, by the time each batch can hide."""
@@ -96,8 +129,7 @@ class _Steady:
         hides = (pipeline.gpu(0), pipeline.gpu(1))
         return round(on_cpu * hides[0] / max(sum(hides), NO_TIME))
 
-    def _link(self, prompts: float, on_cpu: int) -> float:
+    def _link(self, prompts: float) -> float:
         """Return the time of a layer that KV of prompts bound for the CPU takes on its way."""
-        share = on_cpu / max(1, self.on_gpu + on_cpu)
         nbytes = blocks_for(round(self.demand.prompt)) * self.limits.block_bytes
-        return prompts * share * self.times.swap(nbytes) / self.limits.n_layers
+        return prompts * self.times.swap(nbytes) / self.limits.n_layers

@@ -1,0 +1,85 @@
+"""Whether offloading pays, by tables alone: NEO's settings, and machines where it cannot."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.cost_tables import TablePredictor
+from dovetail.runtime.machines import assumed_profile, find_machine
+from dovetail.runtime.plan import Limits
+from dovetail.runtime.predictor import ZeroPredictor
+from dovetail.runtime.steady import Demand, OffloadVerdict, weigh_offload
+from dovetail.topology.presets import preset_model
+
+
+def weigh(
+    name: str,
+    prompt: int,
+    answer: int,
+    *,
+    requests: int = 400,
+    blocks: int | None = None,
+    cpu: float = 1.0,
+    cpu_blocks: int | None = None,
+) -> OffloadVerdict:
+    machine = find_machine(name).with_cpu(cpu)
+    spec = preset_model(machine.model, kv_dtype="bf16")
+    profile = assumed_profile(machine, spec)
+    tables = {name: rows for name, rows in profile.tables.items() if name != "launch"}
+    limits = Limits(
+        machine.step_tokens, 1024, spec.max_context, spec.vocab_size, n_layers=spec.n_layers
+    )
+    demand = Demand(
+        requests=requests,
+        prompt=prompt,
+        answer=answer,
+        gpu_tokens=KV_BLOCK * (blocks or machine.gpu_blocks),
+        cpu_tokens=KV_BLOCK * (machine.cpu_blocks if cpu_blocks is None else cpu_blocks),
+    )
+    told = TablePredictor(msgspec.structs.replace(profile, tables=tables))
+    return weigh_offload(demand, limits, told)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "answer", "blocks", "low", "high"),
+    [
+        ("t4", 330, 45, None, 4.0, 8.0),  # NEO: 7.5
+        ("a10g", 1000, 100, None, 1.2, 1.4),  # NEO: 1.26
+        ("h100", 2000, 100, None, 1.1, 1.3),  # NEO: 1.14
+        ("h200", 1000, 50, 200, 1.3, 2.0),
+        ("h200", 1000, 50, 1650, 1.0, 1.02),
+    ],
+)
+def test_gains_are_those_of_the_settings(
+    name: str, prompt: int, answer: int, blocks: int | None, low: float, high: float
+) -> None:
+    found = weigh(name, prompt, answer, blocks=blocks)
+    assert low <= found.gain <= high
+    assert (found.cpu_requests > 0) == (found.gain > 1)
+
+
+def test_more_bandwidth_of_the_cpu_pays_more() -> None:
+    gains = [weigh("a10g", 1000, 200, cpu=cpu).gain for cpu in (0.25, 1, 2, 4)]
+    assert gains[0] < 1.05 < gains[1] < 1.4 < gains[2] < 1.1 * gains[3]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cpu": 0.001}, {"cpu_blocks": 0}, {"requests": 2}],
+    ids=["slow CPU", "no memory", "all fit the GPU"],
+)
+def test_nothing_is_sent_where_it_cannot_pay(options: dict[str, float]) -> None:
+    found = weigh("t4", 330, 45, **options)  # type: ignore[arg-type]
+    assert found == OffloadVerdict(1.0, 0)
+
+
+def test_requests_that_the_gpu_cannot_hold_are_weighed_without_an_error() -> None:
+    assert weigh("t4", 2000, 45).cpu_requests > 0
+    assert weigh("t4", 1, 1, requests=1) == OffloadVerdict(1.0, 0)
+
+
+def test_tables_that_know_nothing_give_a_verdict() -> None:
+    demand = Demand(requests=10, prompt=100, answer=10, gpu_tokens=500, cpu_tokens=5000)
+    assert weigh_offload(demand, Limits(512, 64, 4096, 100), ZeroPredictor()).gain >= 1

@@ -107,7 +107,7 @@ class SchedulerSettings:
     """Later arrivals that one step of priority lets a request overtake."""
     max_waiting: int | None = None
     """Arrivals beyond so many waiting requests are refused with a time to come back."""
-    min_gain: float = 1.1
+    min_gain: float = 1.05
     """Requests are put on the CPU where the steady rate is predicted to grow by this factor."""
     weigh_every: int = 32
     """Plans between two answers to whether offloading pays."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from dovetail.runtime.library import KernelLibrary, Team
 
 DECODE = "decode_attention"
 PERIOD = 1_000_003
+TOLERANCE = 1e-4
+"""How far a right kernel may be from float64; keys and values are of size one."""
 Array = npt.NDArray[np.float32]
 
 
@@ -83,18 +86,29 @@ class AttentionRun:
         return time.perf_counter() - start
 
     def check(self, candidate: Candidate) -> bool:
-        """Run once on the first layer and compare the last token with float64."""
+        """Run once on the first layer: all rows as in float64, and nothing written beside them."""
         self.out[:] = np.nan
         self.turn = 0
         self.call(candidate)
+        got, beside = np.split(self.out, [self.expected.shape[1]], axis=1)
+        return bool((np.abs(got - self.expected) <= TOLERANCE).all() and np.isnan(beside).all())
+
+    @cached_property
+    def expected(self) -> npt.NDArray[np.float64]:
+        """What every right kernel makes of the first layer, [rows][n_q * head_dim].
+
+        Row r is the token at context - rows + r, which attends to keys up to its own.
+        """
         case = self.case
-        keys, values = (self._wide(pool) for pool in self.pools)
-        q = self.q[-1, : case.n_q * case.head_dim].reshape(case.n_q, case.head_dim)
-        scores = np.einsum("nd,lnd->nl", q.astype(np.float64), keys) * case.head_dim**-0.5
+        keys, values = (self._wide(pool).transpose(1, 0, 2) for pool in self.pools)
+        q = self.q[:, : case.n_q * case.head_dim].astype(np.float64)
+        q = q.reshape(case.rows, case.n_q, case.head_dim).transpose(1, 0, 2)
+        scores = q @ keys.transpose(0, 2, 1) * case.head_dim**-0.5
+        last = np.arange(case.context - case.rows, case.context)
+        scores[:, np.arange(case.context) > last[:, None]] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        wanted = np.einsum("nl,lnd->nd", weights / weights.sum(-1, keepdims=True), values)
-        got = self.out[-1, : wanted.size].reshape(wanted.shape)
-        return bool(np.abs(got - wanted).max() <= 1e-4)
+        found = (weights / weights.sum(-1, keepdims=True)) @ values
+        return found.transpose(1, 0, 2).reshape(case.rows, -1)
 
     def _wide(self, pool: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
         """Return the first layer of a pool as float64 [context][n_q][head_dim]."""

@@ -102,6 +102,38 @@ def hang({HEAD}):
     while M > 0:
         C[0] = C[0] + 1.0
 """
+ROW = """
+    if tid == 0:
+        for r in range({first}, cast(i64, starts[1])):
+            length = cast(i64, lengths[0]) - cast(i64, starts[1]) + {seen}
+            for h in range(n_q):
+                for d in range(hd):
+                    total: f32 = 0.0
+                    weights: f32 = 0.0
+                    for t in range(length):
+                        block = cast(i64, table[t // 16]) * n_kv + h * n_kv // n_q
+                        at = (block * 16 + t % 16) * hd
+                        score: f32 = 0.0
+                        for e in range(hd):
+                            score += q[r * ldq + h * hd + e] * kpool[at + e]
+                        weight = exp(score * scale)
+                        weights += weight
+                        total += weight * vpool[at + d]
+                    out[r * ldo + h * hd + d] = total / weights
+"""
+PREFILL = (
+    "n: i64, n_q: i64, n_kv: i64, hd: i64, scale: f32, window: i64, q: ptr[f32], ldq: i64, "
+    "starts: ptr[i32], lengths: ptr[i32], table: ptr[i32], stride: i64, kpool: ptr[f32], "
+    "vpool: ptr[f32], out: ptr[f32], ldo: i64, tid: thread, nth: thread"
+)
+ROWS = {
+    "attend": ROW.format(first=0, seen="r + 1"),
+    "attend_to_all": ROW.format(first=0, seen="cast(i64, starts[1])"),
+    "attend_in_last_row": ROW.format(first="cast(i64, starts[1]) - 1", seen="r + 1"),
+    "attend_and_more": ROW.format(first=0, seen="r + 1") + "        out[n_q * hd] = 0.0\n",
+}
+"""Prefill attention: right; without a mask; in the last row only; with a value too many."""
+FAULTY += "".join(f"\n@kernel\ndef {name}({PREFILL}):{body}" for name, body in ROWS.items())
 BAD = ("wrong", "lazy", "crash", "hang")
 LATE = {"late_crash": "crash", "late_hang": "timeout"}
 SUBTLE = ("last_row", "last_column", "beside")
@@ -114,7 +146,9 @@ ATTENTION = AttentionCase(
 
 @pytest.fixture(scope="module")
 def built() -> BuiltLibrary:
-    faulty = [KernelRequest("faulty", name, {}, name) for name in (*BAD, *LATE, *SUBTLE, "plain")]
+    faulty = [
+        KernelRequest("faulty", name, {}, name) for name in (*BAD, *LATE, *SUBTLE, *ROWS, "plain")
+    ]
     target = host_target()
     spec = LibrarySpec(
         target=target,
@@ -165,6 +199,16 @@ def test_one_wrong_value_at_an_edge_is_found(built):
     case = msgspec.structs.replace(CASE, n=200, m=50)
     some = tuple(Candidate(name, SCHEDULE) for name in ("plain", *SUBTLE))
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        found = meter.measure(case, some, rounds=2, seconds=5)
+    assert [m.status for m in found] == ["ok", "wrong", "wrong", "wrong"]
+
+
+def test_attention_is_checked_in_every_row_and_beside(built):
+    case = msgspec.structs.replace(
+        ATTENTION, kind="prefill_attention", rows=20, context=30, dtype="f32"
+    )
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        some = [Candidate(name, SCHEDULE) for name in ROWS]
         found = meter.measure(case, some, rounds=2, seconds=5)
     assert [m.status for m in found] == ["ok", "wrong", "wrong", "wrong"]
 

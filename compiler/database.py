@@ -107,19 +107,29 @@ class TuningDatabase:
         for record in records:
             self._set.add(record)
 
-    def merge(self, other: Iterable[TuningRecord]) -> int:
-        """Add those records of `other` that are missing here or later; return how many."""
-        known = self._set.known
-        news = [r for r in other if r.key not in known or known[r.key].when < r.when]
-        self.append(news)
-        return len(news)
+    def merge(self, other: TuningDatabase) -> int:
+        """Add the records of `other` that one of both together needs; return how many.
+
+        Both answer alike afterwards when each has merged the other.
+        """
+        union = RecordSet()
+        ours = {encode_record(record) for record in self._set.records()}
+        for record in (*self._set.records(), *other._set.records()):
+            union.add(record)
+        news = {encode_record(record): record for record in union.needed()}
+        added = [record for line, record in news.items() if line not in ours]
+        self.append(added)
+        return len(added)
 
     def prune(self, keep: Callable[[TuningRecord], bool] = lambda record: True) -> int:
-        """Write the file anew with the records that `keep` wants; return lines dropped."""
+        """Write the file anew with the records that `keep` wants; return lines dropped.
+
+        Superseded and disturbed records go too, but for those by which others are judged.
+        """
         with self._errors("write"), self._locked():
             self._load()
             lines = len(self) + self.replaced + self.skipped.total()
-            kept = [record for record in self if keep(record)]
+            kept = [record for record in self._set.needed() if keep(record)]
             if lines > len(kept):
                 _replace_file(self.path, (encode_record(record) for record in kept))
                 self._load()
@@ -167,7 +177,7 @@ class TuningDatabase:
         except Timeout:
             raise SpecError(
                 f"{self.path} was locked by another process for {LOCK_SECONDS:.0f} s; "
-                f"if none is at work, remove {self.path}.lock"
+                "wait until that is done, or name another file with --db"
             ) from None
 
     @contextmanager

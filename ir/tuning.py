@@ -10,8 +10,9 @@ import hashlib
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -177,26 +178,47 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RecordSet:
-    """Records by key, of each the latest that was not taken on a busy machine."""
+    """Records by key, of each the latest that was not taken on a busy machine.
+
+    Which that is can change with any other record, so that all are kept; their order says nothing.
+    """
 
     def __init__(self) -> None:
-        self.known: dict[RecordKey, TuningRecord] = {}
+        self._all: dict[RecordKey, list[TuningRecord]] = {}
         self._rounds: set[int] = set()
-        self._best: dict[RecordKey, float] = {}
+        self._best: dict[RecordKey, TuningRecord] = {}
+
+    @property
+    def known(self) -> dict[RecordKey, TuningRecord]:
+        """The record of each key."""
+        return {key: self._pick(records) for key, records in self._all.items()}
 
     def add(self, record: TuningRecord) -> bool:
-        """Take a record in; return whether its key was there already, of which one stays."""
-        if (key := record.reference_key) and record.reference and record.reference.seconds:
-            seconds = record.reference.seconds
-            self._best[key] = min(self._best.get(key, seconds), seconds)
-        before = self.known.get(record.key)
-        if before is None or self._rank(before) <= self._rank(record):
-            self.known[record.key] = record
-            self._rounds.add(record.rounds)
-        return before is not None
+        """Take a record in; return whether its key was there already, for which one answers."""
+        key, seconds = record.reference_key, _reference_seconds(record)
+        if key and seconds < _reference_seconds(self._best.get(key)):
+            self._best[key] = record
+        before = self._all.setdefault(record.key, [])
+        before.append(record)
+        self._rounds.add(record.rounds)
+        return len(before) > 1
 
-    def _rank(self, record: TuningRecord) -> tuple[bool, datetime]:
-        return self.trusts(record), record.when
+    def records(self) -> Iterator[TuningRecord]:
+        """Yield all that was added."""
+        return chain.from_iterable(self._all.values())
+
+    def needed(self) -> tuple[TuningRecord, ...]:
+        """Return the records that answer, and those which tell that others were disturbed."""
+        answers = {id(r) for records in self._all.values() for r in [self._pick(records)]}
+        best = {id(record) for record in self._best.values()}
+        return tuple(
+            r for r in self.records() if id(r) in best or (id(r) in answers and self.trusts(r))
+        )
+
+    def _pick(self, records: Sequence[TuningRecord]) -> TuningRecord:
+        if len(records) == 1:
+            return records[0]
+        return max(records, key=lambda r: (self.trusts(r), r.when, encode_record(r)))
 
     def trusts(self, record: TuningRecord) -> bool:
         """Tell whether a record's times hold: the machine had nothing else to do meanwhile.
@@ -208,10 +230,11 @@ class RecordSet:
             return True
         if record.high > SPREAD * record.low + JITTER:
             return False
-        key, beside = record.reference_key, record.reference
-        if key is None or beside is None or key not in self._best:
+        key = record.reference_key
+        if key is None or key not in self._best:
             return True
-        return beside.seconds <= BUSY * self._best[key] + JITTER
+        best = _reference_seconds(self._best[key])
+        return record.reference is None or record.reference.seconds <= BUSY * best + JITTER
 
     def lookup(self, key: RecordKey) -> TuningRecord | None:
         """Return the trusted record that answers for `key`: of as many rounds, or the next more.
@@ -220,11 +243,18 @@ class RecordSet:
         """
         more = sorted(self._rounds, key=lambda rounds: (rounds < key.rounds, rounds))
         for rounds in more:
-            record = self.known.get(key._replace(rounds=rounds))
+            records = self._all.get(key._replace(rounds=rounds))
+            record = self._pick(records) if records else None
             enough = record is not None and (rounds >= key.rounds or record.status != OK)
             if record is not None and enough and self.trusts(record):
                 return record
         return None
+
+
+def _reference_seconds(record: TuningRecord | None) -> float:
+    """Return what a record's reference took, infinity where there is none."""
+    beside = record.reference if record else None
+    return beside.seconds if beside and beside.seconds else math.inf
 
 
 class LineFaultError(Exception):

@@ -107,8 +107,8 @@ class AttentionRun:
         last = np.arange(case.context - case.rows, case.context)
         scores[:, np.arange(case.context) > last[:, None]] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        found = (weights / weights.sum(-1, keepdims=True)) @ values
-        return found.transpose(1, 0, 2).reshape(case.rows, -1)
+        found: npt.NDArray[np.float64] = (weights / weights.sum(-1, keepdims=True)) @ values
+        return found.swapaxes(0, 1).reshape(case.rows, -1)
 
     def _wide(self, pool: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
         """Return the first layer of a pool as float64 [context][n_q][head_dim]."""

@@ -208,7 +208,7 @@ def _make_schedules(inputs: Inputs, steps: _Steps) -> Chosen:
                 effort=request.effort,
                 database=Path(request.database or default_path(request.cache)),
                 measurable=can_measure(target, request),
-                budget=request.budget,
+                budget=inputs.search_seconds,
                 fixed_order=request.deterministic,
                 cache=request.cache,
             ),
@@ -312,7 +312,7 @@ def _write_plans(artifact: ArtifactWriter, choice: PlanChoice) -> None:
 def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:
     """Return the plans measured with the kernels of the artifact, where this is their machine."""
     choice, seconds = inputs.choice, inputs.replay_seconds
-    if len(choice.pairs) < 2 or seconds <= 0 or not inputs.measurable:
+    if seconds <= 0:
         return choice
     tuned = mark_tuned(choice, inputs.searched.pairs)
     where = artifact.seal(**manifest)

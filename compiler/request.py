@@ -36,7 +36,7 @@ from dovetail.topology.replay import Trace
 EFFORTS = ("none", *SEARCH_EFFORTS)
 REPLAY_SECONDS = {"fast": 8.0, "full": 40.0}
 REPLAY_SHARE = 0.2
-"""How long plans are measured, and the share of a budget that this may take beside the search."""
+"""How long plans are measured, and the share of a budget that this may take from the search."""
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 TOKENIZER = "tokenizer.json"
@@ -54,7 +54,8 @@ class CompileRequest:
 
     targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
     accelerator's adds its kernels. effort: `none` (schedules by rules), `fast` or `full` (and a
-    search on this machine of at most `budget` seconds, by default the effort's own). database: of
+    search on this machine). budget: seconds to measure in all, schedules of every target and plans;
+    by default the effort's own. database: of
     tuning records, by default the one in the build cache; what it holds is not measured again.
     threads: of both phases. deterministic: sums of float32 matrix products run in one order,
     however requests meet in a batch.
@@ -117,9 +118,20 @@ class Inputs:
 
     @property
     def replay_seconds(self) -> float:
-        """How long to measure plans: a share of the budget where one was given."""
+        """How long to measure plans, if there are several: a share of a budget that was given."""
+        if len(self.choice.pairs) < 2 or not self.measurable:
+            return 0.0
         seconds, budget = REPLAY_SECONDS.get(self.request.effort, 0.0), self.request.budget
         return seconds if budget is None else min(seconds, REPLAY_SHARE * budget)
+
+    @property
+    def search_seconds(self) -> float:
+        """How long to search the schedules of one target: an equal share of what is left."""
+        effort, budget = SEARCH_EFFORTS.get(self.request.effort), self.request.budget
+        if effort is None:
+            return 0.0
+        whole = effort.seconds if budget is None else budget - self.replay_seconds
+        return whole / max(1, sum(can_measure(target, self.request) for target in self.targets))
 
 
 def read_inputs(request: CompileRequest) -> Inputs:

@@ -1,0 +1,63 @@
+"""What a compile is asked for: how its budget is shared out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dovetail.codegen.targets import host_target
+from dovetail.compiler import pipeline
+from dovetail.compiler.choose import Chosen
+from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
+from dovetail.ir.errors import SpecError
+from tests.compiler.test_replay import make_choice
+from tests.models import save_model
+
+TARGETS = ("generic", host_target().name, "aarch64-neon")
+"""Two that are measured here, and one that is not."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("request") / "model", "llama")
+
+
+def inputs_of(model: Path, **options: object) -> Inputs:
+    request = CompileRequest(model=model, output="x", threads=1, targets=TARGETS, **options)  # type: ignore[arg-type]
+    return replace(read_inputs(request), choice=make_choice((0, 0), (0, 1)))
+
+
+@pytest.mark.parametrize("budget", [0.0, 1.0, 60.0, 3600.0])
+@pytest.mark.parametrize("effort", ["fast", "full"])
+def test_a_budget_is_for_all_targets_and_the_replay(
+    model: Path, budget: float, effort: str
+) -> None:
+    inputs = inputs_of(model, budget=budget, effort=effort)
+    assert inputs.replay_seconds + 2 * inputs.search_seconds == pytest.approx(budget)
+    assert inputs.search_seconds >= 0.4 * budget and (inputs.replay_seconds > 0) == (budget > 0)
+
+
+def test_without_a_budget_the_effort_is_for_all_targets(model: Path) -> None:
+    assert 2 * inputs_of(model, effort="fast").search_seconds == 40.0
+    assert inputs_of(model, effort="none").search_seconds == 0.0
+
+
+def test_a_compile_hands_each_target_its_share(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets = {}
+
+    def choose(scope, request, progress) -> Chosen:  # type: ignore[no-untyped-def]
+        budgets[scope.target.name] = request.budget
+        if len(budgets) == len(TARGETS):
+            raise SpecError("enough")
+        return Chosen(())
+
+    monkeypatch.setattr(pipeline, "choose_schedules", choose)
+    options = {"threads": 1, "targets": TARGETS, "budget": 8.0}
+    with pytest.raises(SpecError, match="enough"):
+        compile_model(model, output=tmp_path / "a.dove", **options)
+    assert budgets == dict.fromkeys(TARGETS, 4.0)

@@ -92,11 +92,15 @@ def test_a_torn_last_line_does_not_spoil_the_next_record(path):
     assert list(database) == [second] and database.skipped.total() == 1
 
 
-def test_two_processes_may_append_at_once(path):
+def test_processes_may_append_while_another_prunes(path):
     writers = [start_writer(path, name) for name in ("left", "right")]
+    database, pruned = TuningDatabase(path), 0
+    while any(writer.poll() is None for writer in writers):
+        database.append([make_record()])  # of which one is superfluous each time
+        pruned += database.prune()
     assert [writer.wait() for writer in writers] == [0, 0]
     database = TuningDatabase(path)
-    assert len(database) == 400 and database.warning is None
+    assert len(database) == 401 and database.warning is None and pruned > 0
 
 
 def test_a_killed_writer_loses_no_finished_record(path):

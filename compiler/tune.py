@@ -6,15 +6,12 @@ database as soon as each batch is timed, so that a killed job goes on where it w
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import SimpleQueue
 
 import msgspec
 
@@ -24,9 +21,9 @@ from dovetail.codegen.targets import runs_on
 from dovetail.compiler.attention_search import AttentionTask, search_attention
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.database import TuningDatabase, default_path
+from dovetail.compiler.job_file import JobFile, job_on_file, job_path, read_job
 from dovetail.compiler.jobs import (
     Item,
-    Scoreboard,
     TunedPoint,
     TuneProgress,
     allow,
@@ -34,15 +31,7 @@ from dovetail.compiler.jobs import (
     job_name,
     spent_seconds,
 )
-from dovetail.compiler.measure import (
-    Candidate,
-    Case,
-    Measurement,
-    Measurer,
-    Meter,
-    StoppableMeasurer,
-    pool_bytes,
-)
+from dovetail.compiler.measure import Measurer, Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.payload import make_payload
@@ -51,12 +40,12 @@ from dovetail.compiler.request import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choos
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import choose_plans, contenders, sample_trace, service_plans
-from dovetail.compiler.workload import read_workload
+from dovetail.compiler.workers import Board, Pinned, Progress, run_items
+from dovetail.compiler.workload import WorkloadSpec, read_workload
+from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import ScheduleError, SpecError
-from dovetail.ir.tuning import TuningRecord
+from dovetail.ir.model import ModelSpec
 from dovetail.topology.hardware import HardwareSpec, read_hardware
-
-Progress = Callable[[TuneProgress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +110,9 @@ def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneRe
     """Run the job of `request`."""
     job = _prepare(request)
     database = TuningDatabase(job.database)
-    start, notes = time.monotonic(), [database.warning]
+    start, notes, since = time.monotonic(), [database.warning], job.file.since
     used: list[Recorder] = []
-    with _job_file(request, job) as since:
+    with job_on_file(job.path, job.file):
         allowance, left = Allowance(job.budget), job.budget
         if request.resume:
             allowance = allow(job.budget, spent_seconds(database.trusted(), job.parts, since))
@@ -166,7 +155,8 @@ class TuningJob:
     target: Target
     hardware: HardwareSpec
     parts: tuple[TuningPart, ...]
-    name: str
+    path: Path
+    file: JobFile
     effort: Effort
     budget: float
 
@@ -229,32 +219,48 @@ def _prepare(request: TuneRequest) -> TuningJob:
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
         raise SpecError(f"the machine does not run {target.name}; tune for it where it does")
     effort, workload = EFFORTS[request.effort], read_workload(request.workload)
-    trace = sample_trace(workload)
-    figures = figures_of(
-        request.hardware,
-        hardware,
-        spec,
-        target,
-        trace,
-        # a resumed job plans with the figures it began with
-        measured=request.threads is None and not request.resume,
-        cache=request.cache,
-    )
-    choice = choose_plans(hardware, spec, trace, request.threads, figures)
-    plans = service_plans(contenders(choice, effort.plan_slack))
     step = (request.max_step_tokens, request.max_step_sequences)
+    database = Path(request.database or default_path(request.cache))
+    question = (request.effort, request.threads, target.name, hardware, spec, workload, step)
+    path = job_path(database, question)
+    begun = read_job(path) if request.resume else None
+    plans = begun.plans if begun else _choose_plans(request, hardware, spec, target, workload)
     payload = make_payload(spec, workload, *step, {plan.processes for plan in plans})
     scope = SearchScope(spec=spec, payload=payload, plans=plans, hardware=hardware, target=target)
     parts = plan_parts(scope, effort, request.cache)
+    name = job_name(parts, request.effort)
+    if begun and begun.name != name:
+        raise SpecError(
+            "the kernels are not those that the interrupted job began with; leave out --resume to "
+            "start anew, or use --missing"
+        )
+    since = None if request.missing else datetime.now(UTC)
     return TuningJob(
-        database=Path(request.database or default_path(request.cache)),
+        database=database,
         target=target,
         hardware=hardware,
         parts=parts,
-        name=job_name(parts, request.effort),
+        path=path,
+        file=begun or JobFile(since=since, plans=plans, name=name),
         effort=effort,
         budget=effort.seconds if request.budget is None else request.budget,
     )
+
+
+def _choose_plans(
+    request: TuneRequest,
+    hardware: HardwareSpec,
+    spec: ModelSpec,
+    target: Target,
+    workload: WorkloadSpec,
+) -> tuple[ServicePlan, ...]:
+    trace = sample_trace(workload)
+    measured = request.threads is None
+    figures = figures_of(
+        request.hardware, hardware, spec, target, trace, measured=measured, cache=request.cache
+    )
+    choice = choose_plans(hardware, spec, trace, request.threads, figures)
+    return service_plans(contenders(choice, EFFORTS[request.effort].plan_slack))
 
 
 def _check_request(request: TuneRequest) -> None:
@@ -271,146 +277,3 @@ def _check_request(request: TuneRequest) -> None:
             "here only this machine can be measured; leave the hardware out, or name a Ray cluster "
             "that has nodes of that kind"
         )
-
-
-# ---- running ----
-
-
-@dataclass(slots=True)
-class Pinned:
-    """A measurer whose threads run on a set of PUs of its own."""
-
-    inner: StoppableMeasurer
-    cpus: tuple[int, ...]
-
-    def now(self) -> float:
-        """Return seconds on the inner clock."""
-        return self.inner.now()
-
-    def stop(self) -> None:
-        """Stop the inner measurer."""
-        self.inner.stop()
-
-    def close(self) -> None:
-        """Close the inner measurer."""
-        self.inner.close()
-
-    def measure(
-        self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
-    ) -> tuple[Measurement, ...]:
-        """Measure on this worker's PUs."""
-        here = msgspec.structs.replace(case, cpus=self.cpus[: case.threads])
-        return self.inner.measure(here, candidates, rounds=rounds, seconds=seconds)
-
-
-def run_items(
-    items: Sequence[Item],
-    recorders: Sequence[Recorder],
-    search: Callable[[Item, Measurer, float], None],
-    budget: float,
-    finished: Callable[[], None],
-) -> float:
-    """Search all items, as many at once as there are recorders, in `budget` seconds of each clock.
-
-    Returns the seconds it took. Whatever ends it early stops the measurers first; an unfinished
-    batch is not recorded.
-    """
-    free: SimpleQueue[tuple[Recorder, float]] = SimpleQueue()
-    ends = [recorder.now() + budget for recorder in recorders]
-    for recorder, end in zip(recorders, ends, strict=True):
-        free.put((recorder, end))
-    waiting = list(items)
-
-    def work(item: Item) -> None:
-        recorder, end = free.get()
-        share = (end - recorder.now()) * len(recorders) / max(len(waiting), len(recorders))
-        waiting.remove(item)
-        try:
-            search(item, recorder, share)
-        finally:
-            free.put((recorder, end))
-
-    with ThreadPoolExecutor(len(recorders)) as pool:
-        try:
-            for future in as_completed([pool.submit(work, item) for item in items]):
-                future.result()
-                finished()
-        except BaseException:
-            for recorder in recorders:
-                recorder.inner.stop()
-            pool.shutdown(cancel_futures=True)
-            raise
-    return max(r.now() - end + budget for r, end in zip(recorders, ends, strict=True))
-
-
-@dataclass(slots=True)
-class Board:
-    """A scoreboard that several workers write to, and a job's progress is read from."""
-
-    items: int
-    budget: float
-    tell: Progress | None
-    scores: Scoreboard = field(default_factory=Scoreboard)
-    done: int = 0
-    start: float = field(default_factory=time.monotonic)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, record: TuningRecord) -> None:
-        """Take in a record."""
-        with self._lock:
-            self.scores.add(record)
-            self._tell()
-
-    def finish(self) -> None:
-        """Count an item as done."""
-        with self._lock:
-            self.done += 1
-            self._tell()
-
-    def progress(self) -> TuneProgress:
-        """Return where the job stands."""
-        elapsed = time.monotonic() - self.start
-        return self.scores.progress(self.done, self.items, elapsed, self.budget)
-
-    def _tell(self) -> None:
-        if self.tell:
-            self.tell(self.progress())
-
-
-# ---- resuming ----
-
-
-class JobFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Lies beside the database while a job is not complete: since when records count for it."""
-
-    schema: int = 1
-    since: datetime | None
-
-
-@contextmanager
-def _job_file(request: TuneRequest, job: TuningJob) -> Iterator[datetime | None]:
-    """Yield since when records count; the file goes when the job is complete."""
-    path = job.database.with_name(f"{job.database.name}.job-{job.name}")
-    if request.resume:
-        since = _read_job(path)
-    else:
-        since = None if request.missing else datetime.now(UTC)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(msgspec.json.encode(JobFile(since=since)))
-        except OSError as error:
-            raise SpecError(f"cannot write {path}: {error.strerror}; choose another --db") from None
-    yield since
-    path.unlink(missing_ok=True)
-
-
-def _read_job(path: Path) -> datetime | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=JobFile).since
-    except FileNotFoundError:
-        raise SpecError(
-            "no interrupted job of this model, effort and machine is on record in this database; "
-            "leave out --resume to start one, or use --missing"
-        ) from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise SpecError(f"{path} is damaged ({error}); use --missing instead") from None

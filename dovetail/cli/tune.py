@@ -86,7 +86,7 @@ def tune_command(
                 weight_dtype=weight_dtype,
             )
         except (KeyboardInterrupt, Terminated):
-            stopped = _describe_stop(latest())
+            stopped = describe_stop(latest(), again=resume or missing)
     if stopped:
         fail(stopped)
     if json:
@@ -114,20 +114,19 @@ def describe_report(report: TuneReport) -> str:
         f"{report.trials - report.measured} of them on record{failed}; "
         f"{report.workers} workers, {report.seconds:.1f} s",
         f"{len(report.points)} shapes, {at.gain:.2f}x as fast as by the default schedules "
-        f"(quartiles {at.gain_low:.2f} to {at.gain_high:.2f}), "
+        f"(bounds {at.gain_low:.2f} to {at.gain_high:.2f}), "
         f"best {at.best_gflops:.1f} GFLOP/s",
         *(f"note: {note}" for note in report.notes),
     ]
     return "\n".join(lines)
 
 
-def _describe_stop(at: TuneProgress | None) -> str:
+def describe_stop(at: TuneProgress | None, *, again: bool) -> str:
+    """Return a sentence on a job that was stopped; again: its own command already goes on."""
     if at is None:
         return "stopped before the first trial; nothing was recorded"
-    return (
-        f"stopped after {at.trials} trials, which are all on record; "
-        "the same command with --resume goes on"
-    )
+    command = "the same command" if again else "the same command with --resume"
+    return f"stopped after {at.trials} trials, which are all on record; {command} goes on"
 
 
 @contextmanager

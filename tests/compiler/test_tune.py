@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 
 from dovetail.codegen.targets import host_target
 from dovetail.compiler import attention_search
+from dovetail.compiler import tune as tune_module
 from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.job_file import JobFile
 from dovetail.compiler.jobs import WorkItem
 from dovetail.compiler.measure import SKIPPED, Measurement, StoppedError
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.recorder import MemoryRecords
 from dovetail.compiler.schedules import LINEAR, GemmOp
-from dovetail.compiler.tune import Pinned, run_items, tune_model
+from dovetail.compiler.tune import tune_model
+from dovetail.compiler.workers import Pinned, run_items
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError, SpecError
 from dovetail.ir.tuning import decode_record
@@ -143,10 +147,13 @@ def test_a_job_on_this_machine_ends_whatever_else_runs(model, tmp_path):
     database = tmp_path / "tuning.jsonl"
     report = tune(model, database, workers=1)
     assert report.progress.done == report.progress.items and not report.progress.failed
-    ran = TuningDatabase(database)
-    assert len(ran) > 0 and report.trials >= report.measured
-    disturbed = any("trials were disturbed" in note for note in report.notes)
-    assert disturbed or len(report.points) > 0
+    ran = list(TuningDatabase(database))
+    # really measured: times of this machine, each beside its reference, whether or not they count
+    assert {r.status for r in ran} == {"ok"} and len({r.seconds for r in ran}) > 1
+    assert all(0 < r.low <= r.seconds < 1 and r.cost > 0 and r.reference for r in ran)
+    assert {r.target for r in ran} == {host_target().name}
+    assert report.measured <= report.trials
+    assert len(report.points) > 0 or not report.measured
 
 
 def attention_records(database):
@@ -212,6 +219,29 @@ def test_kernels_that_are_wrong_are_counted_and_never_served(model, tmp_path, mo
     with pytest.raises(ScheduleError, match="is right on"):
         compile_model(model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0)
     assert not (tmp_path / "a.dove").exists()
+
+
+def test_a_resumed_job_keeps_its_plans_and_refuses_other_kernels(
+    model, tmp_path, monkeypatch, asked
+):
+    database = tmp_path / "tuning.jsonl"
+
+    def stop(at):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(model, database, progress=stop)
+    (file,) = tmp_path.glob("*.job-*")
+    job = msgspec.json.decode(file.read_bytes(), type=JobFile)
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(job, name="others")))
+    with pytest.raises(SpecError, match="kernels are not those"):
+        tune(model, database, resume=True)
+    file.write_bytes(msgspec.json.encode(job))
+    # the figures that plans are chosen by may be others now: nobody asks for them
+    monkeypatch.delattr(tune_module, "choose_plans")
+    monkeypatch.delattr(tune_module, "figures_of")
+    report = tune(model, database, resume=True)
+    assert report.progress.done == report.progress.items and not file.exists()
 
 
 @pytest.mark.parametrize(

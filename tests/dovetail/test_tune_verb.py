@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.report import read_duration, show_seconds
+from dovetail.cli.tune import describe_stop
 from dovetail.compiler.database import TuningDatabase
+from dovetail.compiler.jobs import Scoreboard
 from dovetail.errors import SpecError
 from tests.compiler.virtual import use_virtual_meters
 from tests.dovetail.commands import assert_one_sentence, dovetail
@@ -70,6 +72,13 @@ def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Si
     assert report["progress"]["done"] == report["progress"]["items"]
     good = {r.key: r.when for r in found if after.trusts(r)}  # on a busy machine not all are
     assert good.items() <= {r.key: r.when for r in after}.items()
+
+
+@pytest.mark.parametrize(("again", "how"), [(True, "command goes"), (False, "with --resume goes")])
+def test_a_stopped_job_says_how_to_go_on(again: bool, how: str) -> None:
+    progress = Scoreboard().progress(1, 2, 3.0, 4.0)
+    assert how in describe_stop(progress, again=again)
+    assert "nothing was recorded" in describe_stop(None, again=again)
 
 
 def test_bad_input_is_one_sentence(model: Path, tmp_path: Path) -> None:

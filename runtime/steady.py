@@ -15,7 +15,7 @@ from dovetail.runtime.predictor import Predictor
 
 GROWTH = 1.25
 """Ratio of the numbers of CPU requests that are tried."""
-ENOUGH = 0.85
+ENOUGH = 0.9
 """Part of the best gain for which fewer requests on the CPU are taken: they start and end sooner,
 and do not all need their prompts at once."""
 

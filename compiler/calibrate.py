@@ -26,7 +26,7 @@ from dovetail.compiler.calibrate_child import SumJob, SumTimes
 from dovetail.compiler.efficiency import FULL_ROWS, with_shares
 from dovetail.compiler.measure import Meter
 from dovetail.compiler.recorder import hardware_key
-from dovetail.compiler.roofline import measure_read_bandwidth
+from dovetail.compiler.roofline import free_stream, measure_read_bandwidth
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
@@ -43,7 +43,7 @@ from dovetail.topology.replay import Trace
 SIDE = 1024
 """N and K of the product that tells what a core computes."""
 ROUNDS, SECONDS = 7, 2.0
-PASSES = 4
+PASSES = 5
 SMALL, LARGE = 1 << 10, 4 << 20
 """Bytes of the all-reduces that tell latency and bandwidth."""
 BUSY, LOOK = 1 / 3, 0.3
@@ -144,6 +144,7 @@ def measure_figures(
     kernels = gemm_requests((dtype,), target)
     library = build_library(LibrarySpec(target, kernels, name="tuning", tvm_ffi=False), cache)
     found = measure_bandwidths(hardware, measure_read_bandwidth)
+    free_stream()
     if rate := measure_core(hardware, dtype, target, library):
         found["core_flops"] = rate
     if hardware.usable_threads > 1 and (times := measure_sums(hardware, library.path)):

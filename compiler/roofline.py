@@ -69,6 +69,11 @@ def measure_read_bandwidth(threads: int, passes: int = PASSES) -> float:
     return data.nbytes / median(_wall_seconds(hardware, threads, passes, read))
 
 
+def free_stream() -> None:
+    """Give back the memory that was read; the next measurement takes it anew."""
+    _stream.cache_clear()
+
+
 def stream_bytes(hardware: HardwareSpec, threads: int) -> int:
     """Return how much `threads` threads read: odd multiples of STEP in each stream."""
     wanted = max(LEAST_BYTES, CACHE_SHARE * sum(cache.bytes for cache in hardware.caches_of(3)))

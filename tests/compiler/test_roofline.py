@@ -41,7 +41,7 @@ def test_the_stream_leaves_memory_to_others():
 def test_each_thread_reads_its_whole_share_of_unlike_pages(monkeypatch):
     monkeypatch.setattr(roofline, "LEAST_BYTES", 8 * MIB)
     monkeypatch.setattr(roofline, "CACHE_SHARE", 0)
-    roofline._stream.cache_clear()
+    roofline.free_stream()
     try:
         data = roofline._stream(1)
         assert data.nbytes == stream_bytes(read_hardware(), 1) == 12 * MIB
@@ -49,7 +49,7 @@ def test_each_thread_reads_its_whole_share_of_unlike_pages(monkeypatch):
         assert len({page.tobytes() for page in pages}) == len(pages)
         assert roofline.measure_read_bandwidth(1, passes=3) > 0
     finally:
-        roofline._stream.cache_clear()
+        roofline.free_stream()
 
 
 def test_a_pass_ends_with_its_last_thread():

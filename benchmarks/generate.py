@@ -1,8 +1,10 @@
-"""Prefill and decode against transformers and llama.cpp: same weights, same prompts, interleaved.
+"""Prefill and decode against transformers, llama.cpp and OpenVINO GenAI, in turns.
 
-Run `python benchmarks/generate.py --json F`. Decode is timed per token after the first, prefill as
-the time to the first token; every figure is a median over rounds. Summary ratios are geometric
-means over cells, above 1 = Dovetail is faster.
+Run `python benchmarks/generate.py --json F`; `--resume` keeps the cells that F has already, and
+with `--work W --files-only` everybody's files are made beforehand. All have the same weights and
+prompts. Decode is timed per token after the first, prefill as the time to the first token; every
+figure is a median over rounds. Summary ratios are geometric means over cells, above 1 = Dovetail is
+faster.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +25,21 @@ from common import (
     QUIET_TRIES,
     Report,
     Sample,
+    earlier_rows,
     geometric_mean,
     parse_numbers,
     sample,
 )
 from generate_models import SHAPES, TORCH_NAMES, compile_model, write_checkpoint
-from generate_peers import PEER_PACKAGES, LlamaCpp, missing_packages, write_gguf
-from generate_workers import Dovetail, Transformers, Worker
+from generate_peers import PEERS
+from generate_workers import Dovetail, Worker
 
 SEED = 7
+PHASES = ("decode", "prefill")
 SHOWN = (
-    "model",
-    "dtype",
-    "prompt",
-    "threads",
-    "decode_ms",
-    "decode_ratio",
-    "prefill_ms",
-    "prefill_ratio",
-    "decode_vs_llamacpp",
-    "prefill_vs_llamacpp",
-    "bandwidth_fraction",
-    "noisy",
+    *("model", "dtype", "prompt", "threads", "decode_ms", "prefill_ms"),
+    *(f"{phase}_vs_{peer}" for phase in PHASES for peer in PEERS),
+    *("bandwidth_fraction", "noisy"),
 )
 """Columns of the printed table; the JSON file has all."""
 
@@ -100,38 +95,41 @@ class Side:
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the report there")
+    parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
+    parser.add_argument("--resume", action="store_true", help="keep the cells that F has already")
     parser.add_argument("--models", default="160m,1b", help=",".join(SHAPES))
     parser.add_argument("--dtypes", default=",".join(TORCH_NAMES), help="f32,bf16")
     parser.add_argument("--prompts", type=parse_numbers, default=(32, 512), help="prompt lengths")
     parser.add_argument("--threads", type=parse_numbers, default=(1, 2), help="thread counts")
     parser.add_argument("--new-tokens", type=int, default=48, help="tokens to generate, at least 2")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side per cell")
-    parser.add_argument(
-        "--peers", default=",".join(PEER_PACKAGES), help="besides transformers; none where empty"
-    )
+    parser.add_argument("--peers", default=",".join(PEERS), help=",".join(PEERS))
     parser.add_argument("--quick", action="store_true", help="160m only, 3 rounds, 16 tokens")
     parser.add_argument("--work", type=Path, help="keep models and artifacts in this directory")
+    parser.add_argument("--files-only", action="store_true", help="make the models' files, no more")
+    parser.add_argument("--effort", default="fast", help="of the compile: none, fast, full")
+    parser.add_argument("--db", type=Path, help="tuning database, default one in the directory")
     options = parser.parse_args()
     if options.quick:
         options.models, options.rounds, options.new_tokens = "160m", 3, 16
-    for name, known in (("models", SHAPES), ("dtypes", TORCH_NAMES)):
+    for name, known in (("models", SHAPES), ("dtypes", TORCH_NAMES), ("peers", PEERS)):
         chosen = getattr(options, name).split(",")
         if not set(chosen) <= set(known):
             parser.error(f"--{name} takes {','.join(known)}")
         setattr(options, name, chosen)
     options.peers = installed_peers(options.peers)
+    if (options.resume and not options.json) or (options.files_only and not options.work):
+        parser.error("--resume needs --json F, --files-only needs --work W")
     if options.new_tokens < 2 or options.rounds < 1:
         parser.error("--new-tokens must be at least 2, --rounds at least 1")
     return options
 
 
-def installed_peers(names: str) -> list[str]:
+def installed_peers(names: Sequence[str]) -> list[str]:
     """Return those of the peers asked for that are installed; say which are not."""
     found = []
-    for name in filter(None, names.split(",")):
-        missing = missing_packages(name)
-        if missing:
+    for name in names:
+        if missing := PEERS[name].missing:
             print(f"{name} is left out: {', '.join(missing)} is not installed", flush=True)
         else:
             found.append(name)
@@ -139,79 +137,110 @@ def installed_peers(names: str) -> list[str]:
 
 
 def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
-    """Measure every cell; models and artifacts are made in `work`."""
-    config = {k: v for k, v in vars(options).items() if k not in ("json", "work", "quick")}
+    """Measure every cell that is not in the report; models and artifacts are made in `work`."""
+    config = {name: vars(options)[name] for name in ("rounds", "new_tokens", "peers")}
     report = Report("generate", config)
+    if options.resume:
+        report.rows = earlier_rows(options.json, config, ("peers",))
     for model in options.models:
         for dtype in options.dtypes:
-            checkpoint, artifact = prepare(work, model, dtype, options.peers)
-            report.rows += measure_model(options, model, dtype, checkpoint, artifact)
-            report.write(options.json)  # what is done survives an interruption
+            missing = missing_cells(options, model, dtype, report.rows)
+            if not missing:
+                continue
+            checkpoint = work / f"{model}-{dtype}"
+            peers = [name for name in options.peers if dtype in PEERS[name].dtypes]
+            make_files(checkpoint, model, dtype, peers)
+            if options.files_only:
+                continue
+            database = options.db or work / "tuning.jsonl"
+            artifact = compile_artifact(checkpoint, options.effort, database)
+            for row in measure_model(options, missing, checkpoint, artifact, peers):
+                report.rows.append(row)
+                report.summary = summarise(report.rows)
+                report.write(options.json)  # what is done survives an interruption
     report.summary = summarise(report.rows)
     return report
 
 
-def prepare(work: Path, model: str, dtype: str, peers: list[str]) -> tuple[Path, Path]:
-    """Make the checkpoint and the artifact in child processes, so that their memory goes back."""
-    checkpoint, artifact = work / f"{model}-{dtype}", work / f"{model}-{dtype}.dove"
+def missing_cells(
+    options: argparse.Namespace, model: str, dtype: str, rows: list[dict[str, Any]]
+) -> list[Cell]:
+    """Return the cells of one model in one dtype that have no row, by threads."""
+    done = {Cell(row["model"], row["dtype"], row["prompt"], row["threads"]) for row in rows}
+    cells = (Cell(model, dtype, p, t) for t in options.threads for p in options.prompts)
+    return [cell for cell in cells if cell not in done]
+
+
+def make_files(checkpoint: Path, model: str, dtype: str, peers: Sequence[str]) -> None:
+    """Make the checkpoint and the peers' files, each in a process whose memory goes back."""
     with Worker(Preparation) as worker:
         print(f"preparing {model} {dtype}", flush=True)
         worker.call("checkpoint", checkpoint, model, dtype)
-        if "llamacpp" in peers:
-            worker.call("gguf", checkpoint, checkpoint.with_suffix(".gguf"))
+    for name in peers:
+        target = PEERS[name].path(checkpoint)
+        if not target.exists():
+            with Worker(Preparation) as worker:
+                print(f"preparing {target.name}", flush=True)
+                worker.call("peer", name, checkpoint, target)
+
+
+def compile_artifact(checkpoint: Path, effort: str, database: Path) -> Path:
+    """Return the checkpoint's artifact, compiled now if it is not there."""
+    artifact = checkpoint.with_name(f"{checkpoint.name}.dove")
     if not artifact.exists():
         with Worker(Preparation) as worker:
-            print(f"compiling {model} {dtype}", flush=True)
-            seconds = worker.call("artifact", str(checkpoint), str(artifact))["compile_seconds"]
+            print(f"compiling {checkpoint.name}", flush=True)
+            paths = str(checkpoint), str(artifact), str(database)
+            seconds = worker.call("artifact", *paths, effort)
             print(f"compiled in {seconds:.1f} s", flush=True)
-    return checkpoint, artifact
+    return artifact
 
 
 class Preparation:
-    """What `prepare` does in its child processes."""
+    """What is done in child processes before anything is measured."""
 
     def checkpoint(self, directory: Path, model: str, dtype: str) -> None:
         """Write a random checkpoint."""
         write_checkpoint(directory, model, dtype, SEED)
 
-    def gguf(self, checkpoint: Path, target: Path) -> None:
-        """Write the same weights for llama.cpp."""
-        write_gguf(checkpoint, target)
+    def peer(self, name: str, checkpoint: Path, target: Path) -> None:
+        """Write the same weights for a peer."""
+        prepare = PEERS[name].prepare
+        assert prepare is not None, "a peer without files of its own reads the checkpoint"
+        prepare(checkpoint, target)
 
-    def artifact(self, model: str, artifact: str) -> dict[str, Any]:
-        """Compile it."""
-        return compile_model(model, artifact)
+    def artifact(self, model: str, artifact: str, database: str, effort: str) -> float:
+        """Compile it; return seconds."""
+        found = compile_model(model, artifact, database=database, effort=effort)
+        return float(found["compile_seconds"])
 
 
 def measure_model(
-    options: argparse.Namespace, model: str, dtype: str, checkpoint: Path, artifact: Path
+    options: argparse.Namespace,
+    cells: Sequence[Cell],
+    checkpoint: Path,
+    artifact: Path,
+    peers: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of each cell of one model in one dtype."""
     weights = read_weights(artifact)
     with ExitStack() as stack:
-        ours = stack.enter_context(Worker(Dovetail, str(artifact)))
-        peer = stack.enter_context(Worker(Transformers, str(checkpoint)))
-        others: dict[str, Worker] = {}
-        if "llamacpp" in options.peers:
-            context = max(options.prompts) + options.new_tokens + 8
-            gguf = str(checkpoint.with_suffix(".gguf"))
-            others["llamacpp"] = stack.enter_context(Worker(LlamaCpp, gguf, context))
-        versions = {name: worker.call("settings") for name, worker in others.items()}
-        loading = ours.call("load", max(options.threads))
-        settings = peer.call("settings")
-        for threads in options.threads:
-            for prompt in options.prompts:
-                cell = Cell(model, dtype, prompt, threads)
-                row = measure_cell(cell, options, {"ours": ours, "peer": peer, **others}, weights)
-                row |= {
-                    "load_s": loading["seconds"],
-                    "load_memory": loading["bytes"] / weights.file,
-                    "peer": f"transformers {settings['transformers']}, torch {settings['torch']}, "
-                    f"{settings['attention']}, {settings['dtype']}",
-                    **{f"{name}_settings": text for name, text in versions.items()},
-                }
-                print(describe(row), flush=True)
-                yield row
+        workers = {"ours": stack.enter_context(Worker(Dovetail, str(artifact)))}
+        for name in peers:
+            peer = PEERS[name]
+            worker = Worker(peer.side, str(peer.path(checkpoint)))
+            workers[name] = stack.enter_context(worker)
+        settings = {f"{name}_settings": workers[name].call("settings") for name in peers}
+        loading = workers["ours"].call("load", max(cell.threads for cell in cells))
+        for cell in cells:
+            row = measure_cell(cell, options, workers, weights)
+            row |= {
+                "load_s": loading["seconds"],
+                "load_memory": loading["bytes"] / weights.file,
+                **settings,
+            }
+            print(describe(row), flush=True)
+            yield row
 
 
 def measure_cell(
@@ -219,7 +248,6 @@ def measure_cell(
 ) -> dict[str, Any]:
     """Measure all sides and the read bandwidth in turns; return one row."""
     sides = {name: Side() for name in workers}
-    ours = workers["ours"]
     bandwidth: list[float] = []
     new = options.new_tokens
     for worker in workers.values():  # warm-up: pages, thread pools, allocators
@@ -228,41 +256,32 @@ def measure_cell(
         prompt = make_prompt(cell, turn)
         for name, side in sides.items():
             side.add(workers[name], prompt, new, cell.threads)
-        bandwidth.append(ours.call("bandwidth", cell.threads))
-    our_prefill, our_decode = sides["ours"].samples()
-    peer_prefill, peer_decode = sides["peer"].samples()
-    more: dict[str, float | str] = {}
-    for name in workers.keys() - {"ours", "peer"}:
-        prefill, decode = sides[name].samples()
-        more |= {
-            f"{name}_decode_ms": decode.median * 1e3,
-            f"{name}_prefill_ms": prefill.median * 1e3,
-            f"decode_vs_{name}": decode.median / our_decode.median,
-            f"prefill_vs_{name}": prefill.median / our_prefill.median,
-            f"{name}_same_ids": common_prefix(sides["ours"].ids[0], sides[name].ids[0]),
-        }
+        bandwidth.append(workers["ours"].call("bandwidth", cell.threads))
+    ours = sides.pop("ours")
+    prefill, decode = ours.samples()
     visible = cell.prompt + (new + 1) / 2  # mean tokens a decode step sees
     moved = weights.total + weights.kv_per_token * visible
     read = sample(bandwidth).median
-    return {
-        "model": cell.model,
-        "dtype": cell.dtype,
-        "prompt": cell.prompt,
-        "threads": cell.threads,
-        "decode_ms": our_decode.median * 1e3,
-        "peer_decode_ms": peer_decode.median * 1e3,
-        "decode_ratio": peer_decode.median / our_decode.median,
-        "prefill_ms": our_prefill.median * 1e3,
-        "peer_prefill_ms": peer_prefill.median * 1e3,
-        "prefill_ratio": peer_prefill.median / our_prefill.median,
+    row = {
+        **asdict(cell),
+        "decode_ms": decode.median * 1e3,
+        "decode_spread": decode.spread,
+        "prefill_ms": prefill.median * 1e3,
         "read_gb_s": read / 1e9,
-        "bandwidth_fraction": moved / our_decode.median / read,
-        "decode_spread": our_decode.spread,
-        "peer_decode_spread": peer_decode.spread,
-        "noisy": our_decode.noisy + peer_decode.noisy,
-        "same_ids": common_prefix(sides["ours"].ids[0], sides["peer"].ids[0]),
-        **more,
+        "bandwidth_fraction": moved / decode.median / read,
+        "noisy": ours.noisy + sum(side.noisy for side in sides.values()),
     }
+    for name, side in sides.items():
+        their_prefill, their_decode = side.samples()
+        row |= {
+            f"{name}_decode_ms": their_decode.median * 1e3,
+            f"{name}_decode_spread": their_decode.spread,
+            f"{name}_prefill_ms": their_prefill.median * 1e3,
+            f"decode_vs_{name}": their_decode.median / decode.median,
+            f"prefill_vs_{name}": their_prefill.median / prefill.median,
+            f"{name}_same_ids": common_prefix(ours.ids[0], side.ids[0]),
+        }
+    return row
 
 
 def make_prompt(cell: Cell, turn: int) -> list[int]:
@@ -297,54 +316,48 @@ def common_prefix(left: list[int], right: list[int]) -> str:
     return f"{same}/{len(left)}"
 
 
-def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the geometric means that the targets are stated in."""
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the targets are stated in: geometric means and, of loading the 160M, the most.
 
-    def mean(column: str, **wanted: str) -> float | None:
-        chosen = (row for row in rows if all(row[k] == v for k, v in wanted.items()))
-        return geometric_mean(row[column] for row in chosen if column in row)
-
-    def largest(column: str) -> float | None:
-        return max((row[column] for row in rows if row["model"] == "160m"), default=None)
-
+    Ratios are named `decode_vs_PEER_DTYPE` over all models, and `..._MODEL` of one.
+    """
+    summary = {}
+    for column in (f"{phase}_vs_{peer}" for phase in PHASES for peer in PEERS):
+        summary |= means(rows, column, ("dtype",)) | means(rows, column, ("dtype", "model"))
+    small = [row for row in rows if row["model"] == "160m"]
     return {
-        "decode_vs_transformers_f32": mean("decode_ratio", dtype="f32"),
-        "decode_vs_transformers_f32_160m": mean("decode_ratio", dtype="f32", model="160m"),
-        "decode_vs_transformers_f32_1b": mean("decode_ratio", dtype="f32", model="1b"),
-        "decode_vs_transformers_bf16": mean("decode_ratio", dtype="bf16"),
-        "prefill_vs_transformers_f32": mean("prefill_ratio", dtype="f32"),
-        **peer_means(rows, mean),
-        "decode_bandwidth_fraction": mean("bandwidth_fraction"),
-        "load_seconds_160m_max": largest("load_s"),
-        "load_memory_160m_max": largest("load_memory"),
+        **summary,
+        **means(rows, "bandwidth_fraction", ("model", "dtype")),
+        "decode_bandwidth_fraction": geometric_mean(row["bandwidth_fraction"] for row in rows),
+        "load_seconds_160m_max": max((row["load_s"] for row in small), default=None),
+        "load_memory_160m_max": max((row["load_memory"] for row in small), default=None),
     }
 
 
-def peer_means(
-    rows: list[dict[str, Any]], mean: Callable[..., float | None]
+def means(
+    rows: Sequence[dict[str, Any]], column: str, by: Sequence[str]
 ) -> dict[str, float | None]:
-    """Return `decode_vs_llamacpp_f32` and its kin: keys of peers and dtypes that were measured."""
-    columns = [f"{phase}_vs_{peer}" for peer in PEER_PACKAGES for phase in ("decode", "prefill")]
-    return {
-        f"{column}_{dtype}": mean(column, dtype=dtype)
-        for column in columns
-        for dtype in TORCH_NAMES
-        if any(column in row and row["dtype"] == dtype for row in rows)
-    }
+    """Return the geometric mean of a column in each group of rows that have it."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if column in row:
+            groups.setdefault("_".join([column, *(row[name] for name in by)]), []).append(
+                row[column]
+            )
+    return {name: geometric_mean(values) for name, values in groups.items()}
 
 
 def describe(row: dict[str, Any]) -> str:
     """Return one line about a finished cell."""
+    ratios = "".join(
+        f"{row[f'decode_vs_{peer}']:.2f}x and {row[f'prefill_vs_{peer}']:.2f}x {peer}, "
+        for peer in PEERS
+        if f"decode_vs_{peer}" in row
+    )
     return (
         f"{row['model']} {row['dtype']} prompt {row['prompt']} threads {row['threads']}: "
-        f"decode {row['decode_ms']:.1f} ms ({row['decode_ratio']:.2f}x), "
-        f"prefill {row['prefill_ms']:.0f} ms ({row['prefill_ratio']:.2f}x), "
-        + "".join(
-            f"{peer}: {row[f'decode_vs_{peer}']:.2f}x, {row[f'prefill_vs_{peer}']:.2f}x, "
-            for peer in PEER_PACKAGES
-            if f"decode_vs_{peer}" in row
-        )
-        + f"{row['bandwidth_fraction']:.0%} of {row['read_gb_s']:.1f} GB/s"
+        f"decode {row['decode_ms']:.1f} ms, prefill {row['prefill_ms']:.0f} ms, {ratios}"
+        f"{row['bandwidth_fraction']:.0%} of {row['read_gb_s']:.1f} GB/s"
     )
 
 
@@ -357,8 +370,9 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory(prefix="dovetail-generate-") as work:
             report = run_benchmark(options, Path(work))
-    report.print(SHOWN)
-    report.write(options.json)
+    if not options.files_only:
+        report.print([name for name in SHOWN if any(name in row for row in report.rows)])
+        report.write(options.json)
 
 
 if __name__ == "__main__":

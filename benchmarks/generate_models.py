@@ -43,7 +43,10 @@ STD = 0.02
 
 
 def write_checkpoint(directory: Path, shape: str, dtype: str, seed: int) -> None:
-    """Write config.json and model.safetensors with normal weights; nothing where they exist."""
+    """Write config.json and model.safetensors with normal weights; nothing where they exist.
+
+    float16 holds those of float32, so that a peer may read them from such a file.
+    """
     if (directory / "config.json").exists():
         return
     import torch
@@ -57,7 +60,8 @@ def write_checkpoint(directory: Path, shape: str, dtype: str, seed: int) -> None
         if len(size) == 1:
             tensors[name] = torch.ones(size, dtype=kind)
         else:
-            tensors[name] = torch.empty(size).normal_(0.0, STD, generator=generator).to(kind)
+            values = torch.empty(size).normal_(0.0, STD, generator=generator)
+            tensors[name] = values.half().to(kind)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -98,12 +102,12 @@ def tensor_sizes(shape: dict[str, int]) -> dict[str, tuple[int, ...]]:
     return sizes | {"model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
 
 
-def compile_model(model: str, artifact: str) -> dict[str, Any]:
+def compile_model(model: str, artifact: str, **options: Any) -> dict[str, Any]:
     """Compile `model` for this machine into `artifact`; return the seconds it took."""
     import time
 
     import dovetail
 
     start = time.perf_counter()
-    dovetail.compile(model, output=artifact)
+    dovetail.compile(model, output=artifact, **options)
     return {"compile_seconds": time.perf_counter() - start}

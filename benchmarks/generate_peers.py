@@ -1,14 +1,17 @@
-"""Further peers of `generate.py`: llama.cpp on a GGUF file of the same weights. Each is optional.
+"""The peers of `generate.py`: transformers, llama.cpp, OpenVINO GenAI. Each is optional.
 
-In: a checkpoint directory. Out: sides with `settings` and `run`, for `generate_workers.Worker`; a
-peer that is not installed has a line that says so in place of its figures.
+In: a checkpoint directory. Out: each peer's files of the same weights, and sides with `settings`
+and `run`, for `generate_workers.Worker`.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common import timed_region
+from generate_workers import Transformers
 
 Array = npt.NDArray[Any]
 
@@ -34,23 +38,20 @@ LAYER_NAMES = {
 }
 OUTER_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 """Names of a Llama checkpoint's tensors, and theirs in GGUF."""
-PEER_PACKAGES = {"llamacpp": ("llama_cpp", "gguf")}
-"""Peer to the modules it needs."""
+GGUF_FORMS = {"float32": "F32", "bfloat16": "BF16"}
 
 
-def missing_packages(peer: str) -> list[str]:
-    """Return the modules that `peer` needs and that are not installed."""
-    return [name for name in PEER_PACKAGES[peer] if find_spec(name) is None]
+def write_gguf(checkpoint: Path, target: Path, form: str | None = None) -> None:
+    """Write the checkpoint as a GGUF file without a vocabulary, its weights in their own width.
 
-
-def write_gguf(checkpoint: Path, target: Path) -> None:
-    """Write the checkpoint's weights, in their own width, as a GGUF file without a vocabulary."""
-    if target.exists():
-        return
+    With `form`, such as F16, they have another.
+    """
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(target, "llama")
+    form = form or GGUF_FORMS[config["torch_dtype"]]
+    part = target.with_name(f"{target.name}.part")
+    writer = gguf.GGUFWriter(part, "llama")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -62,15 +63,16 @@ def write_gguf(checkpoint: Path, target: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
-    kind = gguf.GGMLQuantizationType[{"float32": "F32", "bfloat16": "BF16"}[config["torch_dtype"]]]
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if form == "F32" else f"MOSTLY_{form}"])
     for name, values in read_tensors(checkpoint):
-        form = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
-        data = gguf.quants.quantize(order_for_rope(name, values, config), form)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=form)
+        kind = gguf.GGMLQuantizationType[form if values.ndim > 1 else "F32"]
+        data = gguf.quants.quantize(order_for_rope(name, values, config), kind)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    part.replace(target)
 
 
 def read_tensors(checkpoint: Path) -> Iterator[tuple[str, Array]]:
@@ -100,14 +102,116 @@ def order_for_rope(name: str, values: Array, config: dict[str, Any]) -> Array:
     return values
 
 
+def write_openvino(checkpoint: Path, target: Path) -> None:
+    """Write the checkpoint as OpenVINO GenAI's own float32 IR of a Llama, with some tokenizer.
+
+    GenAI makes it of a GGUF file in float16, which holds these checkpoints exactly; its constants
+    are then widened, so that float32 is what a step reads.
+    """
+    import openvino
+    import openvino_genai
+
+    with tempfile.TemporaryDirectory(dir=checkpoint.parent) as work:
+        narrow, part = Path(work) / "model.gguf", Path(work) / "wide"
+        part.mkdir()
+        write_gguf(checkpoint, narrow, "F16")
+        write_tokenizer(part)
+        tokenizer = openvino_genai.Tokenizer(str(part))
+        openvino_genai.LLMPipeline(str(narrow), tokenizer, "CPU", enable_save_ov_model=True)
+        narrow.unlink()
+        model = openvino.Core().read_model(narrow.with_name("openvino_model.xml"))
+        widen(model)
+        openvino.save_model(model, part / "openvino_model.xml", compress_to_fp16=False)
+        shutil.move(part, target)
+
+
+def widen(model: Any) -> None:
+    """Replace the float16 constants of a model, and what converts them, by float32 ones."""
+    from openvino import Type, opset13
+
+    for node in model.get_ops():
+        if node.get_type_name() != "Convert" or node.get_output_element_type(0) != Type.f32:
+            continue
+        source = node.input_value(0).get_node()
+        if source.get_type_name() == "Constant" and source.get_output_element_type(0) == Type.f16:
+            wide = opset13.constant(source.get_data().astype(np.float32))
+            node.output(0).replace(wide.output(0))
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Write a byte tokenizer: GenAI wants one, though it only sees ids here."""
+    import openvino
+    from openvino_tokenizers import convert_tokenizer
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    known = PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token=alphabet[0])
+    pair = convert_tokenizer(known, with_detokenizer=True)
+    for name, model in zip(("tokenizer", "detokenizer"), pair, strict=True):
+        openvino.save_model(model, directory / f"openvino_{name}.xml")
+
+
+class OpenVino:
+    """OpenVINO GenAI in float32, keys and values too; loaded anew for another number of threads."""
+
+    def __init__(self, model: str) -> None:
+        import openvino
+        import openvino_genai
+
+        self._tensor, self._api = openvino.Tensor, openvino_genai
+        self._model, self._threads = model, 0
+        self._pipeline: Any = None
+
+    def settings(self) -> str:
+        """Return what a reader needs to know of this peer."""
+        return f"OpenVINO GenAI {version('openvino-genai')}, float32 weights, KV and arithmetic"
+
+    def run(self, prompt: list[int], new_tokens: int, threads: int) -> dict[str, Any]:
+        """Generate greedily; return seconds to the first token and per further one, and the ids."""
+        if threads != self._threads:
+            self._load(threads)
+        ids = np.array([prompt])
+        inputs = self._api.TokenizedInputs(self._tensor(ids), self._tensor(np.ones_like(ids)))
+        options = {"max_new_tokens": new_tokens, "ignore_eos": True, "do_sample": False}
+        with timed_region() as region:
+            found = self._pipeline.generate(inputs, self._api.GenerationConfig(**options))
+        metrics = found.perf_metrics
+        return {
+            "prefill": metrics.get_ttft().mean / 1e3,
+            "decode": metrics.get_tpot().mean / 1e3,
+            "ids": list(found.tokens[0]),
+            "others": region.others,
+        }
+
+    def _load(self, threads: int) -> None:
+        scheduler = self._api.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # a prompt that is run again must cost the same
+        scheduler.max_num_batched_tokens = 4096
+        scheduler.cache_size = 1  # GiB of keys and values
+        self._pipeline = None  # its memory goes back first
+        self._pipeline = self._api.LLMPipeline(
+            self._model,
+            "CPU",
+            scheduler_config=scheduler,
+            INFERENCE_PRECISION_HINT="f32",
+            KV_CACHE_PRECISION="f32",
+            INFERENCE_NUM_THREADS=threads,
+        )
+        self._threads = threads
+
+
 class LlamaCpp:
     """llama.cpp with its own defaults: float16 keys and values, weights as they are in the file."""
 
-    def __init__(self, model: str, context: int) -> None:
+    def __init__(self, model: str) -> None:
         import llama_cpp
 
         self._api = llama_cpp
-        self._model = llama_cpp.Llama(model, n_ctx=context, n_batch=512, verbose=False)
+        self._model = llama_cpp.Llama(model, n_ctx=0, n_batch=512, verbose=False)
 
     def settings(self) -> str:
         """Return what a reader needs to know of this peer."""
@@ -138,3 +242,40 @@ class LlamaCpp:
         """Return the id of the largest logit of the last token."""
         logits = self._api.llama_get_logits_ith(self._model.ctx, -1)
         return int(np.ctypeslib.as_array(logits, (self._model.n_vocab(),)).argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Modules a peer needs, dtypes it is compared in, how its files are made, and its side.
+
+    Without `prepare` it reads the checkpoint itself; else `prepare(checkpoint, target)` writes what
+    it reads, named by `suffix`.
+    """
+
+    modules: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    side: Callable[[str], Any]
+    suffix: str = ""
+    prepare: Callable[[Path, Path], None] | None = None
+
+    def path(self, checkpoint: Path) -> Path:
+        """Return what the side reads."""
+        return checkpoint.with_name(checkpoint.name + self.suffix)
+
+    @property
+    def missing(self) -> list[str]:
+        """Return the modules that are not installed."""
+        return [name for name in self.modules if find_spec(name) is None]
+
+
+PEERS = {
+    "transformers": Peer(("transformers", "torch"), ("f32", "bf16"), Transformers),
+    "llamacpp": Peer(("llama_cpp", "gguf"), ("f32", "bf16"), LlamaCpp, ".gguf", write_gguf),
+    "openvino": Peer(
+        ("openvino_genai", "openvino_tokenizers", "gguf"),
+        ("f32",),
+        OpenVino,
+        "-openvino",
+        write_openvino,
+    ),
+}

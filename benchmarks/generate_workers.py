@@ -1,4 +1,4 @@
-"""The two sides of `generate.py`, each in its own process so that thread pools do not fight.
+"""Sides of `generate.py`, each in its own process so that thread pools do not fight.
 
 In: messages (method, arguments) over a pipe. Out: the method's result. A side that is not asked
 anything sleeps on its pipe.
@@ -117,16 +117,15 @@ class Transformers:
         self._torch = torch
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> str:
         """Return what a reader needs to know of this peer."""
         import transformers
 
-        return {
-            "torch": self._torch.__version__,
-            "transformers": transformers.__version__,
-            "attention": self._model.config._attn_implementation,
-            "dtype": str(self._model.dtype),
-        }
+        attention = self._model.config._attn_implementation
+        return (
+            f"transformers {transformers.__version__}, torch {self._torch.__version__}, "
+            f"{attention}, {self._model.dtype}"
+        )
 
     def run(self, prompt: list[int], new_tokens: int, threads: int) -> dict[str, Any]:
         """Generate greedily with a bare loop, which costs less than `generate`."""

@@ -249,6 +249,15 @@ def parse_numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of integers") from None
 
 
+def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse `--shapes`, such as `2048x2048,11008x2048`."""
+    try:
+        sizes = [tuple(map(int, part.split("x"))) for part in text.split(",")]
+        return tuple((n, k) for n, k in sizes)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: write NxK,NxK") from None
+
+
 def _busy_seconds() -> float:
     """Return the CPU seconds all processes of this machine have used since it started."""
     with Path("/proc/stat").open() as file:

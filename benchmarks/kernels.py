@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from common import (
     geometric_mean,
     interleave,
     parse_numbers,
+    parse_shapes,
 )
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import get_target, host_target
@@ -68,6 +70,9 @@ SHOWN = (
     *("ratio", "vs_best_peer", "roofline_fraction", "noisy"),
 )
 """Columns of the printed table; the JSON file has more."""
+ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+ISA_VARIABLES += ("OPENBLAS_CORETYPE",)
+"""What holds peers to an older instruction set, for comparisons with `--target`."""
 SAME = ("target", "search_seconds", "peers")
 """Settings in which a report must agree with the run that goes on with it."""
 PROGRESS = tuple(column for column in SHOWN if column != "roofline_fraction")
@@ -258,6 +263,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep the cells that F has already")
     parser.add_argument("--quick", action="store_true", help="one shape, three M, fewer rounds")
     parser.add_argument("--threads", type=parse_numbers, default=(1, 2), help="default 1,2")
+    parser.add_argument("--shapes", type=parse_shapes, metavar="NxK,...", help="default all eight")
     parser.add_argument("--m", type=parse_numbers, help="rows, default 1,2,3,...,512")
     parser.add_argument("--target", help="kernels of another target than this machine's best")
     parser.add_argument("--rounds", type=int, help="timed batches per cell and side")
@@ -293,6 +299,7 @@ def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
         "weight_pool_bytes": CACHE_FACTOR * setting.hardware.cache_bytes(3),
         "memory": "page-aligned arrays on all sides; our activation rows padded, the peers' dense",
         "threads": list(options.threads),
+        "peers_held_to": {n: os.environ[n] for n in ISA_VARIABLES if n in os.environ},
         "peers": describe_peers(present_peers()),
         "absent_peers": sorted(set(PEERS) - set(present_peers())),
     }
@@ -303,7 +310,7 @@ def measure_all(report: Report, setting: Setting, options: argparse.Namespace) -
     points = options.m or (QUICK_ROWS if options.quick else ROWS)
     done = {(row["threads"], row["n"], row["k"], row["m"]) for row in report.rows}
     for threads in options.threads:
-        for size in QUICK_SHAPES if options.quick else SHAPES:
+        for size in options.shapes or (QUICK_SHAPES if options.quick else SHAPES):
             missing = [m for m in points if (threads, *size, m) not in done]
             if not missing:
                 continue

@@ -20,7 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from common import Patience, Report, earlier_rows, geometric_mean, parse_numbers, sample
+from common import (
+    Patience,
+    Report,
+    earlier_rows,
+    geometric_mean,
+    parse_numbers,
+    parse_shapes,
+    sample,
+)
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import CACHE_FACTOR, Candidate, Meter
@@ -335,15 +343,6 @@ def parse_parts(text: str) -> tuple[str, ...]:
     if set(parts) - set(PARTS):
         raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(PARTS)}")
     return parts
-
-
-def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse `--shapes`, such as `2048x2048,11008x2048`."""
-    try:
-        sizes = [tuple(map(int, part.split("x"))) for part in text.split(",")]
-        return tuple((n, k) for n, k in sizes)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: write NxK,NxK") from None
 
 
 def parse_options() -> argparse.Namespace:

@@ -196,6 +196,7 @@ class NeoScheduler(Scheduler):
         pipeline = self._pipeline(draft, times, members)
         pool, room = self.pools[Home.CPU], min(draft.tokens, draft.sequences)
         free, shortest = pool.free_blocks, self.limits.max_context + 1
+        slacks = [pipeline.slack(0), pipeline.slack(1)]
         planned = {r.id for r in forced} | {chunk.request for chunk in draft.chunks}
         for request in self.running[Home.CPU]:
             length = len(request.tokens)
@@ -206,7 +207,7 @@ class NeoScheduler(Scheduler):
             missing = pool.missing(request.id, length)
             if missing > free:
                 continue
-            batch = _place(pipeline, length, split=split, bounded=bounded)
+            batch = _place(pipeline, slacks, length, split=split, bounded=bounded)
             if batch is None:
                 shortest = length
                 continue
@@ -258,15 +259,22 @@ class NeoScheduler(Scheduler):
         )
 
 
-def _place(pipeline: Pipeline, length: int, *, split: bool, bounded: bool) -> int | None:
-    """Add a CPU decode where there is more slack, else to the other batch; None: nowhere hidden."""
+def _place(
+    pipeline: Pipeline, slacks: list[float], length: int, *, split: bool, bounded: bool
+) -> int | None:
+    """Add a CPU decode where there is more slack, else to the other batch; None: nowhere hidden.
+
+    `slacks` are those of both batches, before and after.
+    """
     order: tuple[int, ...] = (0,)
     if split:
-        order = (0, 1) if pipeline.rows[1] and pipeline.slack(0) >= pipeline.slack(1) else (1, 0)
+        order = (0, 1) if pipeline.rows[1] and slacks[0] >= slacks[1] else (1, 0)
     for batch in order:
-        before = min(0.0, pipeline.slack(1 - batch))  # negative only beside forced ones
         pipeline.add(batch, length)
-        if not bounded or (pipeline.slack(batch) >= 0.0 and pipeline.slack(1 - batch) >= before):
+        found = pipeline.slack(0), pipeline.slack(1)
+        least = min(0.0, slacks[1 - batch])  # negative only beside forced ones
+        if not bounded or (found[batch] >= 0.0 and found[1 - batch] >= least):
+            slacks[:] = found
             return batch
         pipeline.add(batch, -length, -1)
     return None

@@ -171,9 +171,9 @@ class RequestBook:
             self.waiting.remove(request)
         del self.requests[request.id]
         request.finish(reason)
-        known = self.answer_tokens
-        part = request.generated
-        self.answer_tokens = part if known is None else known + (part - known) / 16
+        if reason in ("stop", "length"):
+            known, part = self.answer_tokens, float(request.generated)
+            self.answer_tokens = part if known is None else known + (part - known) / 16
         if not self.requests:
             self._planned_at = None  # the time until the next arrival says nothing of the pace
 

@@ -13,11 +13,12 @@ from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
-from dovetail.runtime.request import Home, SamplingParams
+from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Scheduler
 from tests.runtime.two_pools import (
     H200,
     T4,
+    Memory,
     Noise,
     Roofline,
     check_hidden,
@@ -173,6 +174,30 @@ def test_a_slow_cpu_request_waits_no_longer_than_it_may() -> None:
             last = index
         report(scheduler, plan)
     assert len(gaps) == 29 and max(gaps[1:]) == 6
+
+
+@pytest.mark.parametrize("offload", ["auto", "full", "off"])
+def test_what_moves_and_what_is_shared_is_read_where_it_was_stored(offload: str) -> None:
+    scheduler = make(gpu=30, cpu=90, tokens=100, predictor=T4, offload=offload, min_tokens=4)
+    memory, rng = Memory(scheduler), random.Random(7)
+    seen = {"out": 0, "in": 0, "dropped": 0, "shared": 0}
+    requests: list[Request] = []
+    for step in itertools.count():
+        if step % 9 == 0 and step < 500:
+            requests += submit(scheduler, rng.randint(1, 60), rng.randint(1, 250), n=2)
+        plan = scheduler.plan()
+        check_plan(scheduler, plan)
+        memory.run(plan)
+        scheduler.check_integrity()
+        seen["out"] += len(plan.swap_out)
+        seen["in"] += len(plan.swap_in)
+        seen["dropped"] += len(plan.preempt)
+        if not scheduler.busy and step > 500:
+            break
+    seen["shared"] = sum(r.metrics.cached_tokens for r in requests)
+    assert all(r.generated == r.max_tokens for r in requests)
+    assert seen["shared"] and (seen["dropped"] or offload != "off")
+    assert (seen["in"] > 0 and seen["out"] > 0) == (offload == "auto")
 
 
 def test_moved_blocks_map_to_blocks_and_are_shared_there() -> None:

@@ -12,17 +12,17 @@ from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.plan import Offload
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.request import Request, State
-from tests.runtime.two_pools import H200, T4, Noise, Roofline, check_plan, make, report, submit
+from tests.runtime.two_pools import H200, T4, Memory, Noise, Roofline, check_plan, make, submit
 
 
 class Machine(RuleBasedStateMachine):
     """Arrivals, cancels and steps on small pools; every request must end within the bound."""
 
     @initialize(
-        gpu=st.sampled_from([0, 1, 2, 5, 12]),
+        gpu=st.sampled_from([0, 1, 2, 5, 12, 30]),
         cpu=st.sampled_from([1, 2, 6, 40]),
-        tokens=st.integers(1, 40),
-        sequences=st.integers(1, 6),
+        tokens=st.integers(1, 150),
+        sequences=st.integers(1, 12),
         offload=st.sampled_from(["auto", "auto", "off", "full"]),
         chunked=st.booleans(),
         patience=st.integers(1, 6),
@@ -51,6 +51,7 @@ class Machine(RuleBasedStateMachine):
             patience=patience,
             min_tokens=8,
         )
+        self.memory = Memory(self.scheduler)
         self.accepted: list[Request] = []
 
     @rule(
@@ -90,13 +91,13 @@ class Machine(RuleBasedStateMachine):
         plan = self.scheduler.plan()
         number = data.draw(st.sampled_from(sorted(self.scheduler.requests)))
         self.scheduler.finish(self.scheduler.requests[number], "abort")
-        report(self.scheduler, plan)
+        self.memory.run(plan)
 
     def _step(self) -> None:
         plan = self.scheduler.plan()
         check_plan(self.scheduler, plan)
         self.scheduler.check_integrity()
-        report(self.scheduler, plan)
+        self.memory.run(plan)
 
     @invariant()
     def sound(self) -> None:

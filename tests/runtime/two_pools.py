@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+from array import array
 from dataclasses import dataclass
 
+from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.pipeline import LayerTimes, Pipeline
@@ -144,3 +146,49 @@ def check_hidden(scheduler: NeoScheduler, plan: StepPlan) -> None:
     for index, batch in enumerate(plan.batches):
         pipeline.add(index, sum(lengths[i] for i in batch.cpu_decode), len(batch.cpu_decode))
     assert plan.forced or pipeline.hidden
+
+
+class Memory:
+    """Both pools' blocks with the tokens stored in them: an executor that computes nothing."""
+
+    def __init__(self, scheduler: NeoScheduler) -> None:
+        self.scheduler = scheduler
+        self.blocks = {
+            home: [[-1] * KV_BLOCK for _ in range(pool.n_blocks)]
+            for home, pool in scheduler.pools.items()
+        }
+
+    def run(self, plan: StepPlan) -> None:
+        """Make the moves, store what is computed, read all that came before, report tokens."""
+        for index, move in enumerate(plan.moves):
+            homes = (Home.GPU, Home.CPU) if index < len(plan.swap_out) else (Home.CPU, Home.GPU)
+            for source, target in zip(move.source, move.target, strict=True):
+                self.blocks[homes[1]][target] = list(self.blocks[homes[0]][source])
+        requests = self.scheduler.requests
+        for batch in plan.batches:
+            rows = [(c.request, c.length) for c in batch.prefill]
+            rows += [(number, 1) for number in (*batch.gpu_decode, *batch.cpu_decode)]
+            rows = [(number, length) for number, length in rows if number in requests]
+            for number, length in rows:
+                self._store(requests[number], length)
+            for number, length in rows:
+                self._read(requests[number], length)
+            for request in self.scheduler.complete(batch):
+                token = 500 + (request.id * 31 + len(request.tokens)) % 499
+                self.scheduler.append(request, token, self.scheduler.clock())
+
+    def _slots(self, request: Request) -> tuple[list[list[int]], array[int]]:
+        assert request.home is not None
+        table = self.scheduler.pools[request.home].table(request.id)
+        return self.blocks[request.home], table
+
+    def _store(self, request: Request, length: int) -> None:
+        blocks, table = self._slots(request)
+        for place in range(request.computed, request.computed + length):
+            blocks[table[place // KV_BLOCK]][place % KV_BLOCK] = request.tokens[place]
+
+    def _read(self, request: Request, length: int) -> None:
+        blocks, table = self._slots(request)
+        end = request.computed + length
+        found = [blocks[table[i // KV_BLOCK]][i % KV_BLOCK] for i in range(end)]
+        assert found == request.tokens[:end], "attention reads what was not stored there"

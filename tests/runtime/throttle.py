@@ -33,6 +33,6 @@ class Throttle:
         while not self._permits.acquire(timeout=0.001):
             if not self._app._loop._inbox.empty():
                 return []
-        self._before(self.steps)
         self.steps += 1
+        self._before(self.steps - 1)
         return self._step()

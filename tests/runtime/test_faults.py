@@ -1,0 +1,109 @@
+"""A step that cannot be run takes its own requests with it, with a clear error, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.ir.errors import DeviceError
+from dovetail.runtime.app import App, load
+from dovetail.runtime.device import Segment
+from dovetail.runtime.memory import allocate
+from tests.runtime.test_app import is_idle
+from tests.runtime.throttle import Throttle
+
+MakeArtifact = Callable[..., Path]
+Answer = Callable[..., list[int]]
+OPTIONS: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True}
+
+
+def refuse_entries(app: App, step: int) -> Callable[[int], None]:
+    """The tapes lose their entries in one step: the native call itself returns an error."""
+    tapes = [app.engine.model.prefill.tape, app.engine.model.decode.tape]
+    whole = [tape._tape.n_entries for tape in tapes]
+
+    def before(now: int) -> None:
+        for tape, entries in zip(tapes, whole, strict=True):
+            tape._tape.n_entries = 0 if now == step else entries
+
+    return before
+
+
+def run_out_of_memory(app: App, step: int) -> Callable[[int], None]:
+    """The device asks for scratch memory that no machine has in one step."""
+    device = app.engine.model.device
+    run = device.run
+
+    def greedy(segment: Segment, stream: int = 0) -> None:
+        allocate(1 << 62)
+        run(segment, stream)
+
+    def before(now: int) -> None:
+        device.run = greedy if now == step else run  # type: ignore[method-assign]
+
+    return before
+
+
+@pytest.mark.parametrize("step", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("break_step", "words"),
+    [(refuse_entries, "could not run entries"), (run_out_of_memory, "memory ran out")],
+)
+def test_only_the_requests_of_the_broken_step_fail(
+    make_artifact: MakeArtifact,
+    answer: Answer,
+    break_step: Callable[[App, int], Callable[[int], None]],
+    words: str,
+    step: int,
+) -> None:
+    prompts = [[1] * 9, [2] * 30, [1] * 20, [3] * 5]
+    with load(make_artifact(max_sequences=2)) as app:
+        throttle = Throttle(app, break_step(app, step))
+        jobs = [app.submit(prompt, **OPTIONS) for prompt in prompts]
+        throttle.allow(10_000)
+        failed = []
+        for job, prompt in zip(jobs, prompts, strict=True):
+            try:
+                assert list(job.result().token_ids) == answer(prompt, 20, eos=False)
+            except DeviceError as error:
+                assert words in str(error)
+                failed.append(job)
+        assert failed == jobs[: len(failed)] and 1 <= len(failed) <= 2
+        assert is_idle(app)
+        again = app.generate(prompts, **OPTIONS)
+        assert [list(d.token_ids) for d in again] == [answer(p, 20, eos=False) for p in prompts]
+
+
+def test_a_broken_step_ends_a_stream_and_a_batch(make_artifact: MakeArtifact) -> None:
+    with load(make_artifact()) as app:
+        throttle = Throttle(app, refuse_entries(app, 2))
+        throttle.allow(10_000)
+        chunks = []
+        with pytest.raises(DeviceError, match="send the request again"):
+            for chunk in app.stream([1, 2, 3], **OPTIONS):
+                chunks.append(chunk)
+        assert len(chunks) == 2
+        throttle.steps = 0
+        with pytest.raises(DeviceError, match="send the request again"):
+            app.generate([[1, 2, 3], [4]], **OPTIONS)
+        assert is_idle(app)
+
+
+def test_a_fault_of_the_program_fails_all_and_the_next_are_served(
+    make_artifact: MakeArtifact, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def before(step: int) -> None:
+        assert step != 3, "a made-up fault"
+
+    with load(make_artifact(max_sequences=1)) as app:
+        throttle = Throttle(app, before)
+        jobs = [app.submit([i], **OPTIONS) for i in range(3)]
+        throttle.allow(10_000)
+        for job in jobs:
+            with pytest.raises(AssertionError, match="made-up"):
+                job.result()
+        assert "fault of the program" in caplog.text and is_idle(app)
+        assert list(app.generate([7], **OPTIONS)[0].token_ids) == answer([7], 20, eos=False)

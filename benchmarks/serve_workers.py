@@ -1,0 +1,305 @@
+"""The sides of `serve.py`: each takes requests as they arrive and batches them its own way.
+
+In: arrivals. Out: when each request had its first and its last token. A side lives in a process of
+its own (`generate_workers.Worker`) and sleeps while another one is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common import timed_region
+from serve_load import Arrival, Served
+
+SLOTS = 64
+"""Sequences that run at the same time at most, on every side."""
+STEP_TOKENS = 512
+"""Rows of a step at most, on every side."""
+
+
+def replay(
+    arrivals: Sequence[Arrival],
+    submit: Callable[[int, Arrival], object],
+    poll: Callable[[float | None], bool],
+) -> float:
+    """Submit at the arrival times; `poll(seconds)` works or waits so long, None = to the end.
+
+    Returns the start on `time.perf_counter`. `poll` tells whether requests are under way.
+    """
+    start = time.perf_counter()
+    for number, arrival in enumerate(arrivals):
+        while (left := start + arrival.at - time.perf_counter()) > 0:
+            poll(left)
+        submit(number, arrival)
+    while poll(None):
+        pass
+    return start
+
+
+def served(start: float, arrival: Arrival, first: float, last: float, tokens: int) -> Served:
+    """Return the latencies of a request, counted from when it was due."""
+    tpot = (last - first) / (tokens - 1) if tokens > 1 else None
+    return Served(first - start - arrival.at, tpot)
+
+
+class DovetailServer:
+    """Our side: one app; requests are submitted as jobs."""
+
+    def __init__(self, artifact: str, threads: int) -> None:
+        import dovetail
+
+        self._version = dovetail.__version__
+        self._app = dovetail.load(artifact, threads=threads)
+
+    def settings(self) -> str:
+        """Return what a reader needs to know of this side."""
+        return f"dovetail {self._version}, {self._app.engine.pool.n_blocks} KV blocks"
+
+    def serve(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
+        """Serve all; return latencies, seconds until all were done, and how busy others were."""
+        jobs: list[Any] = []
+
+        def submit(_: int, arrival: Arrival) -> None:
+            options = {"max_tokens": arrival.answer, "ignore_eos": True}
+            jobs.append(self._app.submit(arrival.prompt, **options))
+
+        def poll(seconds: float | None) -> bool:
+            if seconds is not None:
+                time.sleep(seconds)
+            return False
+
+        with timed_region() as region:
+            start = replay(arrivals, submit, poll)
+            found = [job.result() for job in jobs]
+        times = [
+            served(start, a, f.metrics.first_token, f.metrics.last_token, len(f.token_ids))
+            for a, f in zip(arrivals, found, strict=True)
+        ]
+        return {"served": times, "seconds": region.seconds, "others": region.others}
+
+    def close(self) -> None:
+        """End its threads."""
+        self._app.close()
+
+    def decode_rate(self, batch: int, tokens: int) -> float:
+        """Return tokens per second of decoding `batch` sequences together, prompts of 32."""
+        prompts = [[3 + i * 7 + j for j in range(32)] for i in range(batch)]
+        found = self._app.generate(prompts, max_tokens=tokens, ignore_eos=True)
+        first = max(f.metrics.first_token for f in found)
+        last = max(f.metrics.last_token for f in found)
+        return batch * (tokens - 1) / (last - first)
+
+    def scheduler_fraction(self, running: int, tokens: int) -> dict[str, Any]:
+        """Return the share of planning in steps that decode the most sequences, and that number."""
+        with tempfile.TemporaryDirectory(prefix="dovetail-serve-") as folder:
+            file = Path(folder) / "timeline.json"
+            with self._app.record(file):
+                prompts = [[3 + i, 5, 7, 9] for i in range(running)]
+                self._app.generate(prompts, max_tokens=tokens, ignore_eos=True)
+            events = json.loads(file.read_text())["traceEvents"]
+        return planning_share([event for event in events if event["ph"] == "X"])
+
+
+def planning_share(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return `fraction`: time of `schedule` over time of `step`, in the fullest steps alone."""
+    steps: list[dict[str, Any]] = []
+    for span in spans:  # in order of time: a step comes before its parts
+        if span["name"] == "step":
+            steps.append({"step": span["dur"], "decode": 0})
+        elif span["name"] == "forward":
+            steps[-1]["decode"] = span["args"]["decode"]
+        elif span["name"] == "schedule":
+            steps[-1]["schedule"] = span["dur"]
+    most = max(step["decode"] for step in steps)
+    full = [step for step in steps if step["decode"] == most]
+    planning = sum(step["schedule"] for step in full)
+    return {"fraction": planning / sum(step["step"] for step in full), "running": most}
+
+
+class TransformersServer:
+    """transformers' continuous batching: its own thread, paged cache, scheduler."""
+
+    def __init__(self, model: str, threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+        torch.set_num_threads(threads)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            model, dtype="auto", attn_implementation="sdpa"
+        ).eval()
+        self._manager = self._model.init_continuous_batching(
+            generation_config=GenerationConfig(eos_token_id=-1, do_sample=False),
+            continuous_batching_config=ContinuousBatchingConfig(
+                num_blocks=2 * SLOTS,
+                max_batch_tokens=STEP_TOKENS,
+                max_requests_per_batch=SLOTS,
+                auto_switch_to_flash=False,
+                allow_block_sharing=False,
+            ),
+        )
+        self._manager.start()
+
+    def settings(self) -> str:
+        """Return what a reader needs to know of this side."""
+        import torch
+
+        return (
+            f"transformers {version('transformers')}, torch {torch.__version__}, continuous "
+            f"batching, {self._model.config._attn_implementation}, {self._model.dtype}"
+        )
+
+    def serve(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
+        """As `DovetailServer.serve`."""
+        found: dict[int, Any] = {}
+        left = len(arrivals)
+
+        def submit(number: int, arrival: Arrival) -> None:
+            self._manager.add_request(
+                arrival.prompt,
+                request_id=str(number),
+                max_new_tokens=arrival.answer,
+                record_timestamps=True,
+            )
+
+        def poll(seconds: float | None) -> bool:
+            nonlocal left
+            result = self._manager.get_result(timeout=1.0 if seconds is None else seconds)
+            if result is not None and result.is_finished():
+                if result.error:
+                    raise RuntimeError(result.error)
+                found[int(result.request_id)] = result
+                left -= 1
+            if not self._manager.is_running():
+                raise RuntimeError("the thread of transformers' continuous batching has ended")
+            return left > 0
+
+        with timed_region() as region:
+            start = replay(arrivals, submit, poll)
+        times = []
+        for number, arrival in enumerate(arrivals):
+            stamps = found[number].timestamps
+            times.append(served(start, arrival, stamps[0], stamps[-1], len(stamps)))
+        return {"served": times, "seconds": region.seconds, "others": region.others}
+
+    def close(self) -> None:
+        """End its thread, which would keep the process alive."""
+        self._manager.stop(block=True)
+
+
+class LlamaCppServer:
+    """llama.cpp's batched `llama_decode`, fed as its server does: decodes first, then prompts."""
+
+    def __init__(self, model: str, context: int, threads: int) -> None:
+        import llama_cpp
+
+        self._api = api = llama_cpp
+        self._quiet = api.llama_log_callback(lambda level, text, data: None)
+        api.llama_log_set(self._quiet, None)
+        api.llama_backend_init()
+        self._model = api.llama_model_load_from_file(
+            model.encode(), api.llama_model_default_params()
+        )
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_seq_max = context * SLOTS, STEP_TOKENS, SLOTS
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = False
+        self._context = api.llama_init_from_model(self._model, params)
+        self._vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
+        self._batch = api.llama_batch_init(STEP_TOKENS, 0, 1)
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._slots = list(range(SLOTS))
+
+    def settings(self) -> str:
+        """Return what a reader needs to know of this side."""
+        return f"llama.cpp (llama-cpp-python {version('llama-cpp-python')}), llama_decode, f16 KV"
+
+    def serve(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
+        """As `DovetailServer.serve`."""
+        sequences: list[_Sequence] = []
+
+        def submit(_: int, arrival: Arrival) -> None:
+            sequences.append(_Sequence(arrival))
+            self._waiting.append(sequences[-1])
+
+        def poll(seconds: float | None) -> bool:
+            if self._waiting or self._running:
+                self._step()
+            elif seconds is not None:
+                time.sleep(seconds)
+            return bool(self._waiting or self._running)
+
+        with timed_region() as region:
+            start = replay(arrivals, submit, poll)
+        times = [served(start, s.arrival, s.first, s.last, len(s.tokens)) for s in sequences]
+        return {"served": times, "seconds": region.seconds, "others": region.others}
+
+    def close(self) -> None:
+        """Give its memory back."""
+        self._api.llama_batch_free(self._batch)
+        self._api.llama_free(self._context)
+        self._api.llama_model_free(self._model)
+
+    def _step(self) -> None:
+        while self._waiting and self._slots:
+            sequence = self._waiting.popleft()
+            sequence.slot = self._slots.pop()
+            self._running.append(sequence)
+        batch, rows = self._batch, 0
+        ends: list[tuple[int, _Sequence]] = []
+        for sequence in sorted(self._running, key=lambda s: not s.tokens):  # decodes first
+            pending = sequence.pending()[: STEP_TOKENS - rows]
+            for token in pending:
+                batch.token[rows], batch.pos[rows] = token, sequence.stored
+                batch.n_seq_id[rows], batch.seq_id[rows][0] = 1, sequence.slot
+                sequence.stored += 1
+                batch.logits[rows] = sequence.complete
+                rows += 1
+            if pending and sequence.complete:
+                ends.append((rows - 1, sequence))
+        batch.n_tokens = rows
+        status = self._api.llama_decode(self._context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode returned {status}")
+        for row, sequence in ends:
+            self._take_token(row, sequence)
+
+    def _take_token(self, row: int, sequence: _Sequence) -> None:
+        logits = self._api.llama_get_logits_ith(self._context, row)
+        sequence.add(int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax()))
+        if len(sequence.tokens) >= sequence.arrival.answer:
+            memory = self._api.llama_get_memory(self._context)
+            self._api.llama_memory_seq_rm(memory, sequence.slot, -1, -1)
+            self._running.remove(sequence)
+            self._slots.append(sequence.slot)
+
+
+class _Sequence:
+    """A request of `LlamaCppServer`: what it has, and how much of it is stored."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.tokens: list[int] = []
+        self.stored, self.slot = 0, -1
+        self.first = self.last = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return self.stored == len(self.arrival.prompt) + len(self.tokens)
+
+    def pending(self) -> list[int]:
+        return self.tokens[-1:] if self.tokens else self.arrival.prompt[self.stored :]
+
+    def add(self, token: int) -> None:
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+        self.tokens.append(token)

@@ -14,14 +14,15 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import Report, geometric_mean
 from dovetail.topology.hardware import read_hardware
-from generate import installed_peers, prepare
+from generate import compile_artifact, installed_peers, make_files
 from generate_models import SHAPES
-from generate_peers import PEER_PACKAGES
+from generate_peers import PEERS
 from generate_workers import Worker
 from serve_load import Level, Slo, find_goodput, make_arrivals, measure_level, read_trace
 from serve_workers import DovetailServer, LlamaCppServer, TransformersServer
@@ -55,6 +56,9 @@ SETUPS = {
     "1b": Setup(Slo(2.0, 0.28), 1 / 32, 16, (0.3, 0.6, 0.9)),
 }
 
+SERVERS = {"transformers": TransformersServer, "llamacpp": LlamaCppServer}
+"""Peers, by their names in `generate_peers.PEERS`."""
+
 Make = Callable[[], Worker]
 
 
@@ -64,13 +68,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the report there")
     parser.add_argument("--models", default="160m,1b", help=",".join(SETUPS))
     parser.add_argument("--trace", type=Path, help=f"{TRACE}; default $DOVETAIL_CORPUS/traces")
-    parser.add_argument("--peers", default=",".join(PEER_PACKAGES), help="besides transformers")
+    parser.add_argument("--peers", default=",".join(SERVERS), help=",".join(SERVERS))
+    parser.add_argument("--effort", default="fast", help="of the compile: none, fast, full")
     parser.add_argument("--threads", type=int, default=read_hardware().usable_threads)
     parser.add_argument("--work", type=Path, help="keep models and artifacts in this directory")
     options = parser.parse_args()
-    options.models = options.models.split(",")
-    if not set(options.models) <= set(SETUPS):
-        parser.error(f"--models takes {','.join(SETUPS)}")
+    for name, known in (("models", SETUPS), ("peers", SERVERS)):
+        chosen = getattr(options, name).split(",")
+        if not set(chosen) <= set(known):
+            parser.error(f"--{name} takes {','.join(known)}")
+        setattr(options, name, chosen)
     if options.trace is None:
         options.trace = Path(os.environ.get("DOVETAIL_CORPUS", ".")) / "traces" / TRACE
     if not options.trace.is_file():
@@ -92,7 +99,9 @@ def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
     report = Report("serve", config)
     trace = read_trace(options.trace)
     for model in options.models:
-        checkpoint, artifact = prepare(work, model, "f32", options.peers)
+        checkpoint = work / f"{model}-f32"
+        make_files(checkpoint, model, "f32", [p for p in options.peers if PEERS[p].prepare])
+        artifact = compile_artifact(checkpoint, options.effort, work / "tuning.jsonl")
         sides = make_sides(options, checkpoint, artifact)
         for name, make in sides.items():
             with make() as worker:
@@ -108,13 +117,10 @@ def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
 def make_sides(options: argparse.Namespace, checkpoint: Path, artifact: Path) -> dict[str, Make]:
     """Return how to start each side; one lives at a time, so that none disturbs another."""
     threads = options.threads
-    sides: dict[str, Make] = {
-        "dovetail": lambda: Worker(DovetailServer, str(artifact), threads),
-        "transformers": lambda: Worker(TransformersServer, str(checkpoint), threads),
-    }
-    if "llamacpp" in options.peers:
-        gguf = str(checkpoint.with_suffix(".gguf"))
-        sides["llamacpp"] = lambda: Worker(LlamaCppServer, gguf, CONTEXT, threads)
+    sides: dict[str, Make] = {"dovetail": partial(Worker, DovetailServer, str(artifact), threads)}
+    for name in options.peers:
+        path = str(PEERS[name].path(checkpoint))
+        sides[name] = partial(Worker, SERVERS[name], path, CONTEXT, threads)
     return sides
 
 

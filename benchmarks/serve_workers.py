@@ -24,6 +24,8 @@ SLOTS = 64
 """Sequences that run at the same time at most, on every side."""
 STEP_TOKENS = 512
 """Rows of a step at most, on every side."""
+PAGE = 256
+"""Tokens of a page of transformers' cache, its default."""
 
 
 def replay(
@@ -128,7 +130,7 @@ def planning_share(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
 class TransformersServer:
     """transformers' continuous batching: its own thread, paged cache, scheduler."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, context: int, threads: int) -> None:
         import torch
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
@@ -139,7 +141,8 @@ class TransformersServer:
         self._manager = self._model.init_continuous_batching(
             generation_config=GenerationConfig(eos_token_id=-1, do_sample=False),
             continuous_batching_config=ContinuousBatchingConfig(
-                num_blocks=2 * SLOTS,
+                num_blocks=SLOTS * -(-context // PAGE),
+                page_size=PAGE,
                 max_batch_tokens=STEP_TOKENS,
                 max_requests_per_batch=SLOTS,
                 auto_switch_to_flash=False,

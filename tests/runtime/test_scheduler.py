@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.runtime.kv_pool import KvPool
-from dovetail.runtime.plan import Batch, Limits, PrefillChunk, StepPlan
+from dovetail.runtime.plan import Batch, Limits, PrefillChunk, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Estimate, ZeroPredictor
 from dovetail.runtime.request import Request, SamplingParams, State
 from dovetail.runtime.scheduler import Scheduler
@@ -144,3 +144,26 @@ def test_predicted_seconds_come_from_the_predictor() -> None:
     scheduler = Scheduler(Limits(32, 4, 200, 10), KvPool(8), Counting(), lambda: 0.0)
     scheduler.submit([1, 2, 3], SamplingParams())
     assert scheduler.plan().predicted_seconds == 1.5
+
+
+def test_whole_prompts_where_cutting_is_off() -> None:
+    limits, unchunked = Limits(32, 4, 200, 1000), SchedulerSettings(offload="off", chunked=False)
+    clock = itertools.count()
+    scheduler = Scheduler(
+        limits, KvPool(64), ZeroPredictor(), lambda: float(next(clock)), settings=unchunked
+    )
+    lengths = [20, 21, 70, 5]
+    ids = [submit(scheduler, length)[0].id for length in lengths]
+    seen: list[tuple[int, int]] = []
+    while scheduler.busy:
+        plan = scheduler.plan()
+        seen += [(c.request, c.length) for c in only(plan).prefill]
+        apply(scheduler, plan)
+    assert seen[:2] == [(ids[0], 20), (ids[1], 21)]  # not 20 and 12 in one step
+    assert sum(length for number, length in seen if number == ids[2]) == 70  # longer than a step
+    assert seen[-1] == (ids[3], 5)
+
+
+def test_priorities_have_bounds() -> None:
+    with pytest.raises(RequestError, match="priority"):
+        make_scheduler().submit([1], SamplingParams(), priority=101)

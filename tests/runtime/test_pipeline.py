@@ -1,0 +1,63 @@
+"""The two-max time of a layer and both inequalities, against sums made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.runtime.pipeline import LayerTimes, Pipeline
+from dovetail.runtime.plan import PrefillChunk
+from dovetail.runtime.predictor import Estimate, ZeroPredictor
+
+
+class Made(ZeroPredictor):
+    """linear 2 a row, prefill n squared, GPU 0.5 and CPU 3 a stored token, 1 for a launch."""
+
+    calls = 0
+
+    def linear(self, tokens: int) -> Estimate:
+        self.calls += 1
+        return Estimate(2.0 * tokens)
+
+    def prefill(self, lengths: list[int]) -> Estimate:  # type: ignore[override]
+        return Estimate(float(sum(n * n for n in lengths)))
+
+    def gpu_decode(self, tokens: int) -> Estimate:
+        return Estimate(0.5 * tokens)
+
+    def cpu_decode(self, sequences: int, tokens: int) -> Estimate:
+        return Estimate(3.0 * tokens)
+
+    def launch(self) -> Estimate:
+        return Estimate(1.0)
+
+
+def test_stages_are_maxima_and_batches_are_launched_once_each() -> None:
+    times = LayerTimes(Made())
+    pipeline = Pipeline(times, [PrefillChunk(0, 0, 4)], [10, 6])
+    linear, attention = 2.0 * 6, 16.0 + 8.0
+    assert pipeline.layer_seconds == linear + attention + 1 and pipeline.requests == 3
+    pipeline.add(0, 5)  # 15 + 1 beside attention of 24
+    assert pipeline.hidden and pipeline.layer_seconds == linear + 2 + attention + 1
+    pipeline.add(1, 3)  # 9 + 1 beside projections of 7 rows
+    assert pipeline.hidden and pipeline.slack(1) == 14 - 10
+    assert pipeline.layer_seconds == 14 + (2 + attention) + 2
+    pipeline.add(1, 4)  # 21 + 1 > 14
+    assert not pipeline.hidden and pipeline.slack(1) == 14 - 22
+    assert pipeline.layer_seconds == 22 + (4 + attention) + 2
+    assert pipeline.rate == pytest.approx(6 / pipeline.layer_seconds)
+    pipeline.add(1, -4, -1)
+    assert pipeline.hidden and pipeline.requests == 5
+
+
+def test_a_later_chunk_costs_what_its_end_adds() -> None:
+    times = LayerTimes(Made())
+    whole = times.prefill([PrefillChunk(0, 0, 10)])
+    parts = [PrefillChunk(0, 0, 4), PrefillChunk(0, 4, 3), PrefillChunk(0, 7, 3)]
+    assert sum(times.prefill([part]) for part in parts) == whole == times.prefill(parts)
+    assert times.prefill([]) == times.gpu_decode(0) == times.linear(0) == times.swap(0) == 0.0
+
+
+def test_a_question_is_asked_once() -> None:
+    made = Made()
+    times = LayerTimes(made)
+    assert [times.linear(7) for _ in range(5)] == [14.0] * 5 and made.calls == 1

@@ -57,8 +57,9 @@ class StepPlan:
 
     `swap_out` (GPU -> CPU), then `swap_in`, name the requests of `moves` in that order. The KV of
     a request in `preempt` is dropped. A prefill chunk writes to the pool of its request's home:
-    one whose home is the CPU leaves the GPU layer by layer. `forced` names CPU decodes placed
-    beyond the two inequalities: to bound a wait, or because the step's rate is higher so.
+    one whose home is the CPU leaves the GPU layer by layer, and reads what lies before its start
+    from there. A plan may drop a request's KV and start it anew at once. `forced` names CPU
+    decodes beyond the two inequalities: to bound a wait, or because the step's rate is higher so.
     """
 
     batches: tuple[Batch, ...]

@@ -138,10 +138,10 @@ def installed_peers(names: Sequence[str]) -> list[str]:
 
 def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
     """Measure every cell that is not in the report; models and artifacts are made in `work`."""
-    config = {name: vars(options)[name] for name in ("rounds", "new_tokens", "peers")}
+    config = {"peers": options.peers, "effort": options.effort}
     report = Report("generate", config)
     if options.resume:
-        report.rows = earlier_rows(options.json, config, ("peers",))
+        report.rows = earlier_rows(options.json, config, tuple(config))
     for model in options.models:
         for dtype in options.dtypes:
             missing = missing_cells(options, model, dtype, report.rows)
@@ -264,6 +264,8 @@ def measure_cell(
     read = sample(bandwidth).median
     row = {
         **asdict(cell),
+        "rounds": options.rounds,
+        "new_tokens": new,
         "decode_ms": decode.median * 1e3,
         "decode_spread": decode.spread,
         "prefill_ms": prefill.median * 1e3,

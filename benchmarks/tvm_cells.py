@@ -34,6 +34,10 @@ PACKAGES = (
 WORKER = Path(__file__).with_name("tuning_tvm.py")
 
 
+class TvmError(RuntimeError):
+    """TVM could not tune or run a cell; the others may go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A static shape, threads, how many candidates MetaSchedule may try, and how many it tries."""
@@ -101,7 +105,10 @@ def settings(cell: Cell) -> dict[str, str]:
 
 
 def tune(python: Path, cell: Cell) -> Tuned:
-    """Return what the cell's tuning took; it is run now unless it is on record."""
+    """Return what the cell's tuning took; it is run now unless it is on record.
+
+    Raises TvmError where TVM's process fails.
+    """
     done = cell_folder(cell) / "done.json"
     if not done.exists():
         print(f"MetaSchedule tunes {cell.name}", file=sys.stderr, flush=True)
@@ -110,8 +117,10 @@ def tune(python: Path, cell: Cell) -> Tuned:
             env=settings(cell),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            check=True,
+            check=False,
         )
+        if run.returncode:
+            raise TvmError(f"its process ended with {run.returncode}; run {run.args} to see why")
         rounds = json.loads(run.stdout.splitlines()[-1])
         done.write_bytes(msgspec.json.encode({"rounds": rounds, "machine": machine_facts()}))
     found = msgspec.json.decode(done.read_bytes())
@@ -156,4 +165,4 @@ class TvmProduct:
             if line.startswith("{"):
                 found: dict[str, Any] = json.loads(line)
                 return found
-        raise SystemExit("TVM's process ended; run its command by hand to see why")
+        raise TvmError(f"its process ended; run {self._process.args} to see why")

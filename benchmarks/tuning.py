@@ -14,6 +14,7 @@ import argparse
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -168,15 +169,16 @@ def compare_with_tvm(
     tuned = tune(python, cell)
     hardware = run.setting.hardware
     operands = Operands(cell.n, cell.k, cell.m, hardware.cache_bytes(3))
-    team = run.setting.library.make_team(cell.threads, SPIN)
-    team.set_active(task.phase)
     row = row_for(make_rows(task, found.choices), cell.m)
-    ours = OurGemm(run.setting, team, row, operands, cell.m)
-    with TvmProduct(python, cell, len(operands.plain)) as theirs:
+    with (
+        closing(run.setting.library.make_team(cell.threads, SPIN)) as team,
+        TvmProduct(python, cell, len(operands.plain)) as theirs,
+    ):
         if not theirs.error < ERROR:
             raise TvmError(f"its kernel is wrong by {theirs.error:.2e}")
+        team.set_active(task.phase)
+        ours = OurGemm(run.setting, team, row, operands, cell.m)
         pair = time_in_turns(ours, theirs, len(operands.plain), run.setting.patience)
-    team.close()
     covered = max(task.points)
     return {
         "part": "tvm",

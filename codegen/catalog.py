@@ -16,7 +16,7 @@ from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high.nodes import Function, Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.model import ModelSpec
 
 Binding = Mapping[str, int | str]
 
@@ -67,7 +67,7 @@ DTYPE_PARAMETER: dict[str, str] = {
 }
 """The tunable of a family that names its dtype (or metric); its value ends the kernel's name."""
 
-_CPU_CHUNK = {"CHUNK": 128, "ROWS": 64, "AHEAD": 2}
+_CPU_CHUNK = {"CHUNK": 128, "ROWS": 64}
 _TILES: dict[tuple[str, str], dict[str, int]] = {
     ("prefill_attention", "avx512"): {"KT": 8, "RV": 1, "STRIPS": 6, "RT": 8, "DV": 2},
     ("prefill_attention", "avx2"): {"KT": 4, "RV": 2, "STRIPS": 6, "RT": 4, "DV": 2},
@@ -90,12 +90,14 @@ TILES = _TILES | {
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
 
 
-FIXED_HEAD_DIMS = (64, 80, 96, 128)
+FIXED_HEAD_DIMS = (64, 80, 96, 128, 256)
 """head_dims that decode attention is unrolled for, as its tunable HD says."""
 SHARED_ROWS = {"avx512": 4, "avx2": 2}
 """Instruction set to the most query heads that take a key together, where tiles are unrolled."""
-FETCHED_AHEAD = 8192
-"""Bytes between the keys and values that are read and those asked for, where heads share them."""
+STEP_BYTES = 8192
+"""Keys between two updates of the maximum, without groups; with groups twice as many."""
+LARGE_GROUP = 6
+"""Query heads per float32 KV head from which decode attention is limited by arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +153,21 @@ def kernel_request(
 def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
     """Return the tiles of decode attention unrolled for `heads`; nothing where it is not.
 
-    One query head per KV head reads as fast as the hardware fetches; several leave it idle while
-    they share what was read, and must ask for more meanwhile.
+    Memory limits small groups, which read keys as they lie, a few at a time; arithmetic limits
+    large groups and 16 bits, which load queries and update maxima less often.
     """
     if heads.head_dim not in FIXED_HEAD_DIMS or target.isa not in SHARED_ROWS:
         return {}
-    rows = max(n for n in (1, 2, 4) if n <= min(heads.group, SHARED_ROWS[target.isa]))
-    size = KV_BLOCK * heads.head_dim * DTYPES[dtype].size
-    ahead = min(max(FETCHED_AHEAD // size, 1), 4) if heads.group > 1 else 0
-    # bfloat16 is bound by arithmetic and wants registers, wider values by reading in order.
-    columns = 8 if rows == 1 or (target.isa == "avx512" and dtype != "bf16") else 4
-    return {"HD": heads.head_dim, "HT": rows, "KT": 4, "VT": rows, "DV": columns, "AHEAD": ahead}
+    tiles = -(-heads.group // SHARED_ROWS[target.isa])
+    rows = -(-heads.group // tiles)
+    alone, wide = heads.group == 1, dtype == "f32"
+    step = (STEP_BYTES if alone else 2 * STEP_BYTES) // (heads.head_dim * DTYPES[dtype].size)
+    return {
+        **{"HD": heads.head_dim, "GROUP": heads.group, "HT": rows, "KT": 4, "VT": rows},
+        "BY_KEY": int(alone or (wide and heads.group < LARGE_GROUP)),
+        "CHUNK": max(n for n in (16, 32, 64, 128) if n <= max(step, 16)) if alone or wide else 128,
+        "DV": 8 if alone else 2 if wide and target.isa == "avx512" else 4,
+    }
 
 
 def model_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:

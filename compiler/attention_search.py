@@ -27,12 +27,12 @@ from dovetail.ir.tuning import OK, WorkKey
 DECODE, PREFILL = "decode_attention", "prefill_attention"
 VARIANTS: dict[tuple[str, str], tuple[dict[str, int], ...]] = {
     (DECODE, "avx512"): (
-        {"CHUNK": 256},
-        {"HT": 2, "KT": 8},
-        {"AHEAD": 4},
-        {"AHEAD": 0},
+        {"CHUNK": 32},
+        {"CHUNK": 128, "BY_KEY": 1},
+        {"BY_KEY": 0, "DV": 4},
+        {"FETCH": 0},
     ),
-    (DECODE, "avx2"): ({"CHUNK": 64}, {"VT": 4, "DV": 2}, {"AHEAD": 0}),
+    (DECODE, "avx2"): ({"CHUNK": 64}, {"VT": 4, "DV": 2}, {"BY_KEY": 1}, {"FETCH": 0}),
     (PREFILL, "avx512"): (
         {"KT": 4, "RV": 3, "STRIPS": 2, "RT": 6, "DV": 4},
         {"KT": 8, "RV": 2, "STRIPS": 4, "RT": 4, "DV": 4},

@@ -26,11 +26,20 @@ def check(
     splits: int = 1,
     nth: int = 1,
     kernel: str = "decode_attention",
+    unrounded: bool = False,
 ) -> None:
-    """Decode rows behind one prefill sequence of three rows, against float64."""
+    """Decode rows behind one prefill sequence of three rows, against float64.
+
+    The reference has the keys and values as stored, or `unrounded`.
+    """
     n_q, n_kv = heads
-    rng = np.random.default_rng(sum(lengths) + hd + n_q)
+    seed = sum(lengths) + hd + n_q
+    rng = np.random.default_rng(seed)
     pool = paged(rng, [3, *lengths], n_kv, hd, kv)
+    true, bound = pool, 2e-5
+    if unrounded:
+        true = paged(np.random.default_rng(seed), [3, *lengths], n_kv, hd, "f32")
+        bound = 2e-3
     n, first = len(lengths), 3
     ldq, ldo = (n_q + 2 * n_kv) * hd + 16, n_q * hd + 3
     q = rng.standard_normal((first + n, ldq)).astype(np.float32)
@@ -46,9 +55,9 @@ def check(
     run(f"decode_attention_merge_{kv}", *args, nth=nth)
     for d in range(n):
         query = q[first + d, : n_q * hd].reshape(1, n_q, hd)
-        want = attention(query, pool.keys[1 + d], pool.values[1 + d], scale, window)[0]
+        want = attention(query, true.keys[1 + d], true.values[1 + d], scale, window)[0]
         got = out[first + d, : n_q * hd].reshape(want.shape)
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(got, want, rtol=0 if unrounded else bound, atol=bound)
     assert (out[:first] == 7).all()
     assert (out[:, n_q * hd :] == 7).all()
 
@@ -86,18 +95,22 @@ def test_sliding_window(native: Runner, window: int) -> None:
     check(native, "f32", (4, 2), 32, [1, 16, 17, 90, 144], window, splits=2, nth=2)
 
 
-FIXED = [(64, 1), (80, 2), (128, 7), (64, 66)]
+FIXED = [
+    *(("f32", 64, 1), ("f32", 128, 7), ("f32", 64, 66), ("f32", 256, 6)),
+    *(("bf16", 64, 1), ("bf16", 80, 2), ("bf16", 128, 7)),
+    *(("f16", 96, 5), ("f16", 256, 3)),
+]
+"""(KV dtype, head_dim, query heads per KV head): every head_dim, whole tiles and what is left."""
 
 
 @cache
 def fixed_runner(name: str) -> Runner:
     """Return kernels of the target `name`, each made for one head_dim and group."""
     target = TARGETS[name]
-    merges = [kernel_request("decode_attention_merge", target, kv) for kv in ("f32", "bf16")]
+    merges = [kernel_request("decode_attention_merge", target, kv) for kv in ("f32", "bf16", "f16")]
     fixed = [
         replace(request, name=f"fixed_{hd}_{group}_{kv}")
-        for kv in ("f32", "bf16")
-        for hd, group in FIXED
+        for kv, hd, group in FIXED
         for request in [kernel_request("decode_attention", target, kv, HeadShape(hd, group))]
     ]
     assert all(request.binding["HD"] for request in fixed)
@@ -119,14 +132,34 @@ def fixed_runner(name: str) -> Runner:
 @pytest.mark.parametrize(
     "target", [n for n in NATIVE if n in TARGETS and TARGETS[n].isa in SHARED_ROWS]
 )
-@pytest.mark.parametrize(("hd", "group"), FIXED)
-@pytest.mark.parametrize("kv", ["f32", "bf16"])
+@pytest.mark.parametrize(("kv", "hd", "group"), FIXED)
 @pytest.mark.parametrize("window", [0, 21])
-def test_made_for_one_head_dim(target: str, hd: int, group: int, kv: str, window: int) -> None:
+def test_made_for_one_shape_of_heads(
+    target: str, kv: str, hd: int, group: int, window: int
+) -> None:
     lengths = [1, 3, 16, 17, 127, 130, 290]
     name = f"fixed_{hd}_{group}"
     heads = (3 * group, 3)
     check(fixed_runner(target), kv, heads, hd, lengths, window, splits=2, nth=2, kernel=name)
+
+
+@pytest.mark.parametrize(
+    "target", [n for n in NATIVE if n in TARGETS and TARGETS[n].isa in SHARED_ROWS]
+)
+@pytest.mark.parametrize(("hd", "group"), [(96, 5), (256, 3)])
+def test_float16_keys_and_values_cost_less_than_2e_3(target: str, hd: int, group: int) -> None:
+    kernel = f"fixed_{hd}_{group}"
+    heads = (2 * group, 2)
+    check(fixed_runner(target), "f16", heads, hd, [1, 40, 300], kernel=kernel, unrounded=True)
+
+
+@pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
+@pytest.mark.parametrize("fetch", [0, 1])
+def test_what_comes_next_is_fetched_unless_told_not_to(isa: str, fetch: int) -> None:
+    target = next(t for t in TARGETS.values() if t.isa == isa)
+    request = kernel_request("decode_attention", target, "f32", HeadShape(64, 2))
+    request = replace(request, binding={**request.binding, "FETCH": fetch})
+    assert ("_mm_prefetch" in print_low(lower_request(request, target).unit)) == (fetch == 1)
 
 
 @pytest.mark.parametrize("isa", sorted(SHARED_ROWS))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -37,7 +38,13 @@ def test_a_run_compares_all_peers_and_resumes(tmp_path):
     assert cells == [(2048, 2048, 1, 1), (2048, 2048, 3, 1)]
     peers = [peer["name"] for peer in first["config"]["peers"]]
     assert "torch" in peers and all(peer["version"] for peer in first["config"]["peers"])
+    flops, bandwidth = (
+        1e9 * median(row[column] for row in first["rows"]) for column in ("peak_gflops", "read_gbs")
+    )
     for row in first["rows"]:
+        n, k, m = row["n"], row["k"], row["m"]
+        least = max(2 * n * k * m / flops, 4 * (n * k + m * k + m * n) / bandwidth)
+        assert row["roofline_fraction"] == pytest.approx(least / row["ours_seconds"])
         speeds = {name: row[f"{name}_gflops"] for name in peers}
         assert min(row["ours_gflops"], row["roofline_fraction"], *speeds.values()) > 0
         assert row["ratio"] == pytest.approx(row["ours_gflops"] / speeds["torch"])

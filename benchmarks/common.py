@@ -23,9 +23,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.runtime.cpu_time import QUIET_CORES, busy_seconds, process_seconds
 from dovetail.topology.hardware import read_hardware
 
-BUSY_LIMIT = 1 / 3
+BUSY_LIMIT = QUIET_CORES
 """Cores that other processes may use during a timed region before it is run again."""
 QUIET_TRIES = 4
 WIDTH = 132
@@ -81,13 +82,13 @@ def sample(seconds: Sequence[float], noisy: int = 0) -> Sample:
 def timed_region() -> Iterator[Region]:
     """Time the body, and measure how busy processes of others kept the machine."""
     region = Region()
-    busy, own, start = _busy_seconds(), _own_seconds(), time.perf_counter()
+    busy, own, start = busy_seconds(), _own_seconds(), time.perf_counter()
     yield region
     region.seconds = time.perf_counter() - start
     own = _own_seconds() - own
     # /proc/stat counts in hundredths of a second, so very short regions cannot be judged
     if region.seconds >= 0.05:
-        region.others = max(0.0, (_busy_seconds() - busy - own) / region.seconds)
+        region.others = max(0.0, (busy_seconds() - busy - own) / region.seconds)
 
 
 @dataclass(slots=True)
@@ -258,23 +259,13 @@ def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
         raise argparse.ArgumentTypeError(f"{text!r}: write NxK,NxK") from None
 
 
-def _busy_seconds() -> float:
-    """Return the CPU seconds all processes of this machine have used since it started."""
-    with Path("/proc/stat").open() as file:
-        ticks = [int(value) for value in file.readline().split()[1:]]
-    idle = ticks[3] + ticks[4]  # idle, iowait
-    return (sum(ticks[:8]) - idle) / 100
-
-
 def _own_seconds() -> float:
     """Return the CPU seconds of this process and of its living children (ranks of a model)."""
-    ticks = 0
+    seconds = time.process_time()
     for file in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # a thread or a child may end meanwhile
-            for child in file.read_text().split():
-                stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(stat[11]) + int(stat[12])  # utime, stime
-    return time.process_time() + ticks / 100
+        with suppress(OSError):  # a thread may end meanwhile
+            seconds += sum(process_seconds(int(child)) for child in file.read_text().split())
+    return seconds
 
 
 def _version(package: str) -> str | None:

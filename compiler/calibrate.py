@@ -13,8 +13,7 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -35,6 +34,7 @@ from dovetail.ir.model import ModelSpec
 from dovetail.ir.tuning import OK
 from dovetail.runtime import abi
 from dovetail.runtime.collective import SharedMemory, comm_bytes
+from dovetail.runtime.cpu_time import QUIET_CORES, busy_cores
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
 from dovetail.topology.parameters import MachineParameters, default_parameters
@@ -46,8 +46,6 @@ ROUNDS, SECONDS = 7, 2.0
 PASSES = 5
 SMALL, LARGE = 1 << 10, 4 << 20
 """Bytes of the all-reduces that tell latency and bandwidth."""
-BUSY, LOOK = 1 / 3, 0.3
-"""Cores' worth of work by others that is too much, and the seconds in which it is looked for."""
 PATIENCE = 20.0
 """Seconds after which two processes that sum are given up."""
 
@@ -64,7 +62,7 @@ def calibrate(
     """
     file = calibration_file(hardware, dtype, target, cache)
     found = read_calibration(file)
-    if not found and busy_cores(hardware.allowed_pus) <= BUSY:
+    if not found and busy_cores(hardware.allowed_pus) <= QUIET_CORES:
         found = measure_figures(hardware, dtype, target, cache)
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
@@ -111,20 +109,6 @@ def calibration_file(
     key = hardware_key(hardware, hardware.usable_threads, ABI)
     name = f"{key.label}-{key.cores}-{target.name}-{dtype}.json"
     return (cache or cache_directory()) / "calibration" / name
-
-
-def busy_cores(pus: Collection[int]) -> float:
-    """Return how many of these PUs' worth of time was used while this process slept a moment."""
-    before = _busy_ticks(pus)
-    time.sleep(LOOK)
-    return (_busy_ticks(pus) - before) / os.sysconf("SC_CLK_TCK") / LOOK
-
-
-def _busy_ticks(pus: Collection[int]) -> int:
-    names = {f"cpu{pu}" for pu in pus}
-    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
-    counts = [[int(n) for n in line[1:9]] for line in lines if line[0] in names]
-    return sum(sum(ticks) - ticks[3] - ticks[4] for ticks in counts)  # less idle and iowait
 
 
 def read_calibration(file: Path) -> dict[str, float]:

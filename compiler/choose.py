@@ -26,7 +26,6 @@ from dovetail.compiler.attention_search import (
     apply_choices,
     search_attention,
 )
-from dovetail.compiler.calibrate import BUSY, busy_cores
 from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.jobs import allow, job_name, spent_seconds
 from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
@@ -48,6 +47,7 @@ from dovetail.compiler.search.rules import Rules
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import TuningRecord, encode_record
+from dovetail.runtime.cpu_time import QUIET_CORES, busy_cores
 
 DECIDING_SHARE = 0.3
 """A search spends up to this share of its budget on deciding, of which no trial tells."""
@@ -127,7 +127,7 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progr
         return _search(scope, request, parts, database, progress)
     memory = Memory.of(scope.hardware, request.cache)
     past = memory.recall(_question(scope, request, parts, database), PastChoice)
-    if past and (past.settled or busy_cores(scope.hardware.allowed_pus) > BUSY):
+    if past and (past.settled or busy_cores(scope.hardware.allowed_pus) > QUIET_CORES):
         return past.repeat(database.warning)
     found = _search(scope, request, parts, database, progress)
     if {item.work for part in parts for item in part.items} <= {r.work for r in found.records}:

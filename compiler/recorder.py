@@ -320,7 +320,8 @@ def describe_disturbed(recorders: Iterable[Recorder]) -> str | None:
         return None
     return (
         f"{count} trials were disturbed by other work on the machine and do not count, nor do "
-        "their seconds; `dovetail tune --missing` runs them again, a compile where they were most"
+        "their seconds; `dovetail tune --missing` runs them again, as does a later compile on a "
+        "quiet machine if most trials were disturbed"
     )
 
 

@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dovetail.compiler.calibrate import BUSY, busy_cores
 from dovetail.compiler.memory import Memory, spell_time
 from dovetail.compiler.service import service_plan
 from dovetail.ir.artifact import Manifest, ServicePlan
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import MEASURED, PairChoice, PlanCandidate, PlanChoice
+from dovetail.runtime.cpu_time import QUIET_CORES, busy_cores
 from dovetail.topology.replay import Trace
 
 PROMPT, NEW_TOKENS = 128, 9
@@ -32,14 +32,15 @@ PROMPT, NEW_TOKENS = 128, 9
 ROUNDS = 9
 TIE = 0.02
 """Of pairs this close to the fastest the simulator's favourite is taken: less is noise."""
-QUIET = 1 / 3
-"""Cores of other work up to which a round counts: beside more, who waits for whom decides."""
 TIMEOUT = 900.0
 REPLAYS = 3
 """How many compiles replay the same plans and kernels while that comes to nothing."""
 NOT_TIMED = ("hardware.json", "plans/", "graph/", "tuning.jsonl")
 """Files of an artifact that say nothing about how fast its kernels run."""
-_FAILED = "the replay of the plans failed, so that the simulated choice stands"
+_FAILED = (
+    "the plans could not be measured on this machine (memory may have run out, or processes may "
+    "not start), so that the simulated choice stands; compile again to try once more"
+)
 _BUSY = (
     "the machine was busy with other work while the plans were measured ({:.1f} cores at best), so "
     "that the simulated choice stands; compile again when it is idle"
@@ -71,7 +72,7 @@ class ReplayTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     def quiet(self) -> ReplayTimes:
         """Return the rounds in which the machine was ours."""
-        kept = [i for i, cores in enumerate(self.others) if cores <= QUIET]
+        kept = [i for i, cores in enumerate(self.others) if cores <= QUIET_CORES]
         prefill, decode = (
             tuple(tuple(rounds[i] for i in kept) for rounds in phase)
             for phase in (self.prefill, self.decode)
@@ -143,7 +144,7 @@ def _replay_once(job: ReplayJob, artifact: Path, memory: Memory) -> tuple[Replay
     question = _question(job, artifact)
     past = memory.recall(question, PastReplay)
     cpus = {cpu for plan in job.plans for cpu in (*plan.prefill.cpus, *plan.decode.cpus)}
-    if past and (past.useful or past.tries >= REPLAYS or busy_cores(cpus) > BUSY):
+    if past and (past.useful or past.tries >= REPLAYS or busy_cores(cpus) > QUIET_CORES):
         return past.times, f" (replayed on {spell_time(past.when)} by an earlier compile)"
     made = PastReplay(
         times=run_replay(job), tries=past.tries + 1 if past else 1, when=datetime.now(UTC)

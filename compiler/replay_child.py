@@ -17,8 +17,8 @@ import msgspec
 
 from dovetail.compiler.replay import ReplayJob, ReplayTimes
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.adapt import busy_seconds, process_seconds
 from dovetail.runtime.app import App, load
+from dovetail.runtime.cpu_time import busy_seconds, process_seconds
 
 
 def replay(job: ReplayJob) -> ReplayTimes:

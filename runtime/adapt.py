@@ -6,10 +6,7 @@ with, and a sentence for each thing that is not as planned.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -20,8 +17,6 @@ BUSY = 0.5
 """Share of a CPU's time that others use from which it is taken for busy."""
 IDLE = 0.2
 """Share below which a CPU may stand in for a busy one."""
-WINDOW_SECONDS = 0.05
-_NICE, _IDLE_COLUMNS = 1, (3, 4)  # of /proc/stat: work that gives way to us; idle and iowait
 
 
 def adapt_service(
@@ -81,61 +76,3 @@ def _move(
 
 def _show(cpus: Iterable[int]) -> str:
     return ", ".join(map(str, cpus))
-
-
-# ---- how busy CPUs are ----
-
-
-def read_busy(root: Path = Path("/"), seconds: float = WINDOW_SECONDS) -> dict[int, float]:
-    """Return CPU -> the share of its time that work of others takes; {} where nothing else runs.
-
-    Costs nothing on a machine where nothing else is ready to run, else `seconds`, in which this
-    thread sleeps. Work of lower priority (nice) gives way to ours and does not count.
-    """
-    if _runnable(root) <= 1:
-        return {}
-    before = dict(_times(root))
-    time.sleep(seconds)
-    after = dict(_times(root))
-    shares = {}
-    for cpu in before.keys() & after.keys():
-        spent = [b - a for a, b in zip(before[cpu], after[cpu], strict=True)]
-        spare = spent[_NICE] + sum(spent[i] for i in _IDLE_COLUMNS)
-        shares[cpu] = 1 - spare / sum(spent) if sum(spent) > 0 else 0.0
-    return shares
-
-
-def busy_seconds(root: Path = Path("/")) -> float:
-    """Return the seconds that all CPUs have worked since the system's start, work of `nice` too."""
-    ticks = sum(sum(spent) - sum(spent[i] for i in _IDLE_COLUMNS) for _, spent in _times(root))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def process_seconds(pid: int, root: Path = Path("/")) -> float:
-    """Return the CPU seconds of a process, all its threads; 0 where it is not there."""
-    try:
-        text = (root / f"proc/{pid}/stat").read_text()
-    except OSError:
-        return 0.0
-    fields = text.rpartition(")")[2].split()  # the name before may hold spaces
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _runnable(root: Path) -> int:
-    """Return how many tasks run or are ready to, this one included; 0 where it is not known."""
-    try:
-        return int((root / "proc/loadavg").read_text().split()[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _times(root: Path) -> Iterator[tuple[int, list[int]]]:
-    """Yield (CPU, its ticks in each of the first eight states)."""
-    try:
-        lines = (root / "proc/stat").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        name, *values = line.split()
-        if name.startswith("cpu") and name[3:].isdigit() and len(values) >= 8:
-            yield int(name[3:]), [int(value) for value in values[:8]]

@@ -20,9 +20,10 @@ from dovetail.ir.errors import (
     RequestError,
 )
 from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS, ModelSpec
-from dovetail.runtime.adapt import adapt_service, read_busy
+from dovetail.runtime.adapt import adapt_service
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import SharedMemory
+from dovetail.runtime.cpu_time import read_busy
 from dovetail.runtime.device import Device, Segment
 from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block_bytes
 from dovetail.runtime.kv_pool import KvPool, blocks_for

@@ -19,11 +19,7 @@ from msgspec.structs import replace
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import CapacityError
 from dovetail.runtime.adapt import (
-    BUSY,
     adapt_service,
-    busy_seconds,
-    process_seconds,
-    read_busy,
 )
 from dovetail.runtime.app import load
 from dovetail.runtime.ranks import plan_ranks
@@ -116,28 +112,6 @@ def busy_loop(cpu: int) -> Iterator[None]:
     finally:
         child.kill()
         child.communicate()
-
-
-def test_a_busy_cpu_is_found() -> None:
-    with busy_loop(HERE[-1]):
-        assert read_busy(seconds=0.2)[HERE[-1]] >= BUSY
-
-
-def test_what_processes_spend_is_part_of_what_cpus_work() -> None:
-    pid, busy, own = os.getpid(), busy_seconds(), process_seconds(os.getpid())
-    total = sum(i * i for i in range(4_000_000))
-    spent = process_seconds(pid) - own
-    assert total and 0 < spent <= busy_seconds() - busy + 0.1
-    assert process_seconds(2**22 + 1) == 0.0
-
-
-def test_files_that_are_not_there_tell_nothing(tmp_path: Path) -> None:
-    assert read_busy(tmp_path) == {}
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/loadavg").write_text("0.1 0.1 0.1 1/9 7\n")
-    assert read_busy(tmp_path) == {}
-    (tmp_path / "proc/loadavg").write_text("0.1 0.1 0.1 5/9 7\n")
-    assert read_busy(tmp_path, seconds=0.0) == {}
 
 
 CHILD = """

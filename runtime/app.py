@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import RequestError
+from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.job import Job
@@ -110,7 +110,7 @@ class App:
         self, prompts: Prompt | Sequence[Prompt], **options: object
     ) -> list[Completion]:
         """As `generate`, in an event loop. A task that is cancelled ends its requests."""
-        jobs = await self._aaccept(self._read(_as_list(prompts), options))
+        jobs = self._accept(self._read(_as_list(prompts), options))
         try:
             return [await job for job in jobs]
         finally:
@@ -179,7 +179,7 @@ class App:
             self._abandon([job])
 
     async def _astream(self, ask: _Ask) -> AsyncIterator[Chunk]:
-        (job,) = await self._aaccept(ask)
+        (job,) = self._accept(ask)
         try:
             async for chunk in job:
                 yield chunk
@@ -214,39 +214,33 @@ class App:
     # ---- messages to the engine's thread ----
 
     def _accept(self, ask: _Ask) -> list[Job]:
-        future = self._ask(ask)
-        try:
-            return future.result()
-        except BaseException:  # Ctrl-C, perhaps: nobody will know these jobs
-            future.add_done_callback(self._drop_unknown)
-            raise
+        """Have the requests of `ask` started, all or none; return at once.
 
-    async def _aaccept(self, ask: _Ask) -> list[Job]:
-        future = self._ask(ask)
-        try:
-            return await asyncio.wrap_future(future)
-        except BaseException:
-            future.add_done_callback(self._drop_unknown)
-            raise
-
-    def _ask(self, ask: _Ask) -> Future[list[Job]]:
-        arrival = self.engine.device.now()  # a step may be under way
-        return self._loop.call(lambda: self._start(ask, arrival))
-
-    def _drop_unknown(self, future: Future[list[Job]]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            self._drop(future.result())
-
-    def _start(self, ask: _Ask, arrival: float) -> list[Job]:
-        """Queue the requests of `ask`, all or none. On the engine's thread."""
+        What the engine's thread changes meanwhile matters for `max_waiting` alone: then the jobs
+        fail.
+        """
         for prompt in ask.prompts:
             self.engine.scheduler.check(prompt, ask.params)
-        requests = [r for prompt in ask.prompts for r in self.engine.submit(prompt, ask.params)]
-        for request in requests:
-            request.metrics.arrival = arrival
-        jobs = [Job(r, self._text_stream(ask.params), chunks=ask.chunks) for r in requests]
-        self._loop.watch(jobs)
+        count = len(ask.prompts) * ask.params.n
+        jobs = [Job(self._text_stream(ask.params), chunks=ask.chunks) for _ in range(count)]
+        arrival = self.engine.device.now()  # a step may be under way
+        self._loop.call(lambda: self._start(ask, arrival, jobs))
         return jobs
+
+    def _start(self, ask: _Ask, arrival: float, jobs: Sequence[Job]) -> None:
+        """Queue the requests of `ask`. On the engine's thread."""
+        try:
+            for prompt in ask.prompts:
+                self.engine.scheduler.check(prompt, ask.params)
+            requests = [r for prompt in ask.prompts for r in self.engine.submit(prompt, ask.params)]
+        except DovetailError as error:
+            for job in jobs:
+                job.fail(error)
+            return
+        for job, request in zip(jobs, requests, strict=True):
+            request.metrics.arrival = arrival
+            job.begin(request)
+        self._loop.watch(jobs)
 
     def _text_stream(self, params: SamplingParams) -> TextStream | None:
         return TextStream(self.tokenizer, params.stop) if self.tokenizer else None

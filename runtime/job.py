@@ -18,9 +18,11 @@ from dovetail.runtime.tokenizer import TextStream
 class Job:
     """One request. What it has generated can be read once, by one reader, as chunks."""
 
-    def __init__(self, request: Request, text: TextStream | None, *, chunks: bool) -> None:
+    request: Request  # once the engine has it
+
+    def __init__(self, text: TextStream | None, *, chunks: bool) -> None:
         """`text` turns tokens into text; `chunks` False leaves only the result."""
-        self.request, self._text = request, text
+        self._text = text
         self._result: Future[Completion] = Future()
         self._result.set_running_or_notify_cancel()  # who stops waiting does not cancel it
         self._chunks: SimpleQueue[Chunk | None] | None = SimpleQueue() if chunks else None
@@ -74,6 +76,10 @@ class Job:
         self._result.result()
 
     # ---- for the engine's thread ----
+
+    def begin(self, request: Request) -> None:
+        """Take the request that was made for this job."""
+        self.request = request
 
     @property
     def done(self) -> bool:

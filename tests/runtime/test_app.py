@@ -17,6 +17,7 @@ import pytest
 
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.runtime.app import App, load
+from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import Completion
 from dovetail.runtime.timeline import check_timeline
 from tests.runtime.test_engine import random_prompts
@@ -85,6 +86,37 @@ def test_threads_and_tasks_share_one_app(make_artifact: MakeArtifact, answer: An
     assert [got[i] for i in range(24)] == expected
 
 
+def test_jobs_are_handed_over_while_a_step_runs(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    with load(make_artifact()) as app:
+        gate = threading.Event()
+        app._loop.call(gate.wait)  # a long step
+        jobs = [app.submit([i, i], max_tokens=9) for i in range(5)]
+        assert not app.engine.scheduler.busy
+        gate.set()
+        assert [list(job.result().token_ids) for job in jobs] == [
+            answer([i, i], 9) for i in range(5)
+        ]
+
+
+def test_a_job_fails_when_others_have_filled_the_queue_meanwhile(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    with load(make_artifact()) as app:
+        app.engine.scheduler.settings = SchedulerSettings(offload="off", max_waiting=1)
+        gate = threading.Event()
+        app._loop.call(gate.wait)
+        first, second = app.submit([1, 2], max_tokens=9), app.submit([3], max_tokens=9)
+        gate.set()
+        with pytest.raises(CapacityError, match="later"):
+            second.result()
+        with pytest.raises(CapacityError, match="later"):
+            list(second)
+        app.cancel(second)
+        assert list(first.result().token_ids) == answer([1, 2], 9) and is_idle(app)
+
+
 def test_a_cancelled_job_gives_its_blocks_back_at_once(
     make_artifact: MakeArtifact, answer: Answer
 ) -> None:
@@ -141,9 +173,9 @@ def test_a_cancelled_task_ends_its_requests(make_artifact: MakeArtifact) -> None
         task = asyncio.create_task(app.agenerate([1] * 40, **LONG))
         await asyncio.sleep(0)
         task.cancel()
+        gate.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        gate.set()
         assert is_idle(app)
 
     with load(make_artifact()) as app:

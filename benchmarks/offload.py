@@ -130,7 +130,7 @@ def make_cells(traces: Path | None, scale: float = 1.0) -> Iterator[Cell]:
             yield Cell("fig9", machine, prompt, output, some(count))
     for times in sorted(set(CPU_BANDWIDTHS.values())):
         for output in FIG10:
-            count = 800 if times == 1 and output <= 200 else 400
+            count = 800 if output <= 200 else 400
             yield Cell("fig10a", "a10g", 1000, output, some(count), cpu=times)
     if traces is not None:
         osc = traces / "osc_summarize_lengths_neo.csv"

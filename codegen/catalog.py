@@ -154,19 +154,19 @@ def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
     """Return the tiles of decode attention unrolled for `heads`; nothing where it is not.
 
     Memory limits small groups, which read keys as they lie, a few at a time; arithmetic limits
-    large groups and 16 bits, which load queries and update maxima less often.
+    large groups, 16 bits and short vectors: those load queries and update maxima less often.
     """
     if heads.head_dim not in FIXED_HEAD_DIMS or target.isa not in SHARED_ROWS:
         return {}
     tiles = -(-heads.group // SHARED_ROWS[target.isa])
     rows = -(-heads.group // tiles)
-    alone, wide = heads.group == 1, dtype == "f32"
+    alone, wide, long = heads.group == 1, dtype == "f32", target.isa == "avx512"
     step = (STEP_BYTES if alone else 2 * STEP_BYTES) // (heads.head_dim * DTYPES[dtype].size)
     return {
         **{"HD": heads.head_dim, "GROUP": heads.group, "HT": rows, "KT": 4, "VT": rows},
-        "BY_KEY": int(alone or (wide and heads.group < LARGE_GROUP)),
+        "BY_KEY": int(alone or (wide and long and heads.group < LARGE_GROUP)),
         "CHUNK": max(n for n in (16, 32, 64, 128) if n <= max(step, 16)) if alone or wide else 128,
-        "DV": 8 if alone else 2 if wide and target.isa == "avx512" else 4,
+        "DV": 8 if alone else 2 if wide and long else 4,
     }
 
 

@@ -28,14 +28,6 @@ def get_target(name: str) -> Target:
     return ALL_TARGETS[name]
 
 
-def fallbacks(target: Target) -> tuple[Target, ...]:
-    """Return the target and, best first, all that run on CPUs which lack it."""
-    chain = [target]
-    while chain[-1].fallback is not None:
-        chain.append(TARGETS[chain[-1].fallback])
-    return tuple(chain)
-
-
 @lru_cache
 def host_features() -> frozenset[str]:
     """Return this CPU's features as /proc/cpuinfo spells them; empty where it cannot be read."""

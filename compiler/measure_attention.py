@@ -6,22 +6,19 @@ that no cache holds, and whether its numbers agree with float64.
 
 from __future__ import annotations
 
-import ctypes
-import time
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.compiler.attention_search import DECODE
+from dovetail.compiler.kernel_call import PERIOD, KernelCall
 from dovetail.compiler.measure import AttentionCase, Candidate
 from dovetail.ir.dtypes import DTYPES, narrow_bf16, widen_bf16
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.runtime.memory import allocate
 
-DECODE = "decode_attention"
-PERIOD = 1_000_003
 TOLERANCE = 1e-4
 """How far a right kernel may be from float64; keys and values are of size one."""
 Array = npt.NDArray[np.float32]
@@ -82,18 +79,9 @@ class AttentionRun:
         values += [pool.ctypes.data + layer * self.layer * size for pool in self.pools]
         values += [self.partial.ctypes.data] if decode else []
         values += [self.out.ctypes.data, self.out.shape[1]]
-        slots = (abi.Slot * len(values))(
-            *(abi.Slot(f=v) if isinstance(v, float) else abi.Slot(i=v) for v in values)
-        )
-        reduce = self.library.entry(f"{DECODE}_merge_{case.dtype}") if decode else None
-        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*candidate.schedule)
-        rows = (abi.Row * 1)(abi.Row(1, self.library.entry(candidate.kernel), reduce, schedule))
-        entries = (abi.Entry * 1)(abi.Entry(rows, 1, 0, 0, -1, 0))
-        tape = abi.Tape(entries, 1, slots, None, 0)
-        args = (abi.Slot * 1)(abi.Slot(i=1))
-        start = time.perf_counter()
-        self.library.run(self.team, tape, args, range(1))
-        return time.perf_counter() - start
+        merge = f"{DECODE}_merge_{case.dtype}" if decode else None
+        call = KernelCall(self.library, candidate, merge, values, rows=1)
+        return call.run(self.team)
 
     def check(self, candidate: Candidate) -> bool:
         """Run once on the first layer: all rows as in float64, and nothing written beside them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.expected import ExpectedProduct, agrees, panels_to_check, rows_to_check
+from dovetail.compiler.kernel_call import PERIOD, KernelCall
 from dovetail.compiler.measure import (
     MARK_BYTES,
     AttentionCase,
@@ -34,11 +34,8 @@ from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import SCHEDULE_VALUES
-from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
 
-PERIOD = 1_000_003
-"""Values in the pattern that fills weights; prime, so that no two panels are alike."""
 PADDING = 16
 """Elements between rows, as in the runtime's activation buffers."""
 SPIN = 2000
@@ -131,19 +128,8 @@ class GemmRun:
         """Run on the next copy of the weight; return seconds."""
         values = self.operands(self.weights[self.turn % len(self.weights)])
         self.turn += 1
-        slots = (abi.Slot * len(values))(*(abi.Slot(i=value) for value in values))
-        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*candidate.schedule)
         reduce = reduce_kernel(self.case.kind, self.case.dtype, candidate.schedule)
-        addresses = [
-            self.library.entry(name) if name else None for name in (candidate.kernel, reduce)
-        ]
-        rows = (abi.Row * 1)(abi.Row(1, *addresses, schedule))
-        entries = (abi.Entry * 1)(abi.Entry(rows, 1, 0, 0, -1, 0))
-        tape = abi.Tape(entries, 1, slots, None, 0)
-        args = (abi.Slot * 1)(abi.Slot(i=self.case.m))
-        start = time.perf_counter()
-        self.library.run(self.team, tape, args, range(1))
-        return time.perf_counter() - start
+        return KernelCall(self.library, candidate, reduce, values, rows=self.case.m).run(self.team)
 
     def check(self, candidate: Candidate) -> bool:
         """Run once: everything written, nothing beside it, rows and panels as in float64."""

@@ -68,5 +68,4 @@ TARGET = Target(
     intrinsics=INTRINSICS,
     prelude_file="prelude_avx2.c",
     constants=CONSTANTS,
-    fallback="generic",
 )

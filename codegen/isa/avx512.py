@@ -72,5 +72,4 @@ TARGET = Target(
     intrinsics={**avx2.TARGET.intrinsics, **INTRINSICS},
     prelude_file="prelude_avx512.c",
     constants=avx2.TARGET.constants,
-    fallback="x86-64-avx2",
 )

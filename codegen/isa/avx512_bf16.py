@@ -24,6 +24,5 @@ TARGET = replace(
     cflags=(*avx512.TARGET.cflags, "-mavx512bf16"),
     cpu_features=avx512.TARGET.cpu_features | {"avx512_bf16"},
     intrinsics={**avx512.TARGET.intrinsics, **INTRINSICS},
-    fallback="x86-64-avx512",
     bf16_dot=True,
 )

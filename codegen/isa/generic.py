@@ -1,4 +1,4 @@
-"""The target generic: plain C, a vector is one float. Runs anywhere; ends every fallback chain."""
+"""The target generic: plain C, a vector is one float. Runs anywhere."""
 
 from __future__ import annotations
 

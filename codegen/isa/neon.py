@@ -68,5 +68,4 @@ TARGET = Target(
     cpu_features=frozenset({"asimd"}),
     intrinsics=INTRINSICS,
     prelude_file="prelude_neon.c",
-    fallback="generic",
 )

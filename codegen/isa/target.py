@@ -21,10 +21,9 @@ class Target:
     `lanes` is VL, the float32 lanes of a vector; `registers` the vector registers a micro-kernel
     may fill. `types` spells high-IR types in C. `ops` gives for each high-IR operation (`vfma`,
     `vload.bf16` ...) a C expression over `{0}`, `{1}` ...; what one instruction cannot do calls a
-    `dt_*` helper of the prelude. `cpu_features` are /proc/cpuinfo flags. `fallback` is the target
-    to use on a CPU without them. `device` targets are accelerators: they have no fallback, and
-    another emitter and toolchain. `bf16_dot`: `vdot_pairs` is one instruction, twice the rate of
-    float32.
+    `dt_*` helper of the prelude. `cpu_features` are /proc/cpuinfo flags. `device` targets are
+    accelerators: they have another emitter and toolchain. `bf16_dot`: `vdot_pairs` is one
+    instruction, twice the rate of float32.
     """
 
     name: str
@@ -41,14 +40,8 @@ class Target:
     intrinsics: Mapping[str, Intrinsic]
     prelude_file: str
     constants: Mapping[str, int] = field(default_factory=dict)
-    fallback: str | None = None
     device: bool = False
     bf16_dot: bool = False
-
-    @property
-    def vector_bits(self) -> int:
-        """Width of a vector of float32 lanes."""
-        return 32 * self.lanes
 
     @cached_property
     def prelude(self) -> dict[str, Function]:

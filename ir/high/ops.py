@@ -27,13 +27,6 @@ class Op:
         """The smallest number of arguments."""
         return len(self.params) - self.optional
 
-    @property
-    def by_element(self) -> bool:
-        """Whether target tables hold one entry per pointer element type (`vload.bf16`)."""
-        return (
-            bool(self.params) and self.params[0].startswith("ptr.") and "prefetch" not in self.name
-        )
-
 
 F, I = "vec[f32]", "vec[i32]"  # noqa: E741
 

@@ -1,4 +1,4 @@
-"""Targets: complete op tables, feature detection, fallback chains."""
+"""Targets: complete op tables, feature detection."""
 
 import re
 
@@ -8,7 +8,6 @@ from dovetail.codegen.targets import (
     ALL_TARGETS,
     DEVICE_TARGETS,
     TARGETS,
-    fallbacks,
     get_target,
     parse_features,
     runs_on,
@@ -63,14 +62,7 @@ def test_no_cpu_runs_a_device_target():
     for name, target in DEVICE_TARGETS.items():
         assert target.device and name not in TARGETS
         assert get_target(name) is target
-        assert fallbacks(target) == (target,)
         assert not runs_on(target, "x86_64", frozenset())
-
-
-def test_fallback_chain_ends_in_generic():
-    chain = [t.name for t in fallbacks(TARGETS["x86-64-avx512bf16"])]
-    assert chain == ["x86-64-avx512bf16", "x86-64-avx512", "x86-64-avx2", "generic"]
-    assert all(fallbacks(t)[-1].name == "generic" for t in TARGETS.values())
 
 
 def test_unknown_target_lists_the_known_ones():

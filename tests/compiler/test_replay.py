@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.compiler import replay
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.replay import (
     ReplayJob,
@@ -155,6 +156,33 @@ def test_a_replay_that_fails_leaves_the_simulated_choice(artifact: Path, tmp_pat
     failed = measure_choice(choice, tmp_path, file.spec, TRACE, 1.0)
     assert failed.pairs == choice.pairs and failed.source == SIMULATED
     assert "plans could not be measured" in failed.notes[-1]
+
+
+def test_plans_are_ranked_by_what_real_processes_take(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else the machine does: its rounds are taken for quiet here."""
+    file, choice = (
+        read(artifact / "models/llm/model.json", ModelFile),
+        read(artifact / "plans/choice.json", PlanChoice),
+    )
+    assert isinstance(file, ModelFile) and isinstance(choice, PlanChoice)
+    ran: list[ReplayTimes] = []
+
+    def quiet(job: ReplayJob) -> ReplayTimes:
+        times = run_replay(job)
+        assert times is not None
+        ran.append(msgspec.structs.replace(times, others=(0.0,) * len(times.others)))
+        return ran[-1]
+
+    monkeypatch.setattr(replay, "run_replay", quiet)
+    found = measure_choice(choice, artifact, file.spec, TRACE, 0.0)
+    assert found.source == MEASURED and len(ran) == 1
+    totals = [pair.measured or 0.0 for pair in found.pairs]
+    assert 0 < totals[0] <= 1.02 * min(totals) and len(totals) == len(choice.pairs)
+    runs = zip(ran[0].prefill, cover_pairs(choice.pairs), strict=True)
+    fastest = min(rounds[0] for rounds, pair in runs if pair.prefill == 0)
+    assert found.prefill[0].measured == pytest.approx(fastest * 200 / 128)
 
 
 def test_a_replay_runs_each_plan_at_least_once(artifact: Path) -> None:

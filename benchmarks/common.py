@@ -228,7 +228,7 @@ class Report:
         shown = [{c: row.get(c, "") for c in columns} if columns else row for row in self.rows]
         console.print(rows_table(self.benchmark, shown))
         for name, value in self.summary.items():
-            console.print(f"{name:32} {_show(value)}")
+            console.print(f"{name:32} {show(value)}")
 
 
 def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -238,8 +238,24 @@ def rows_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for name in columns:
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*(_show(row.get(name, "")) for name in columns))
+        table.add_row(*(show(row.get(name, "")) for name in columns))
     return table
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` and `--resume`, which `open_report` reads."""
+    parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
+    parser.add_argument("--resume", action="store_true", help="keep what F has already")
+
+
+def open_report(
+    benchmark: str, options: argparse.Namespace, config: dict[str, Any], same: Sequence[str]
+) -> Report:
+    """Return a report, with the earlier rows where the run resumes one of the `same` settings."""
+    if options.resume and options.json is None:
+        raise SystemExit("--resume needs --json F")
+    rows = earlier_rows(options.json, config, same) if options.resume else []
+    return Report(benchmark, config, rows)
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -275,7 +291,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
+    """Return a figure as a table has it."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_show(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {show(each)}" for name, each in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -25,8 +25,9 @@ from common import (
     QUIET_TRIES,
     Report,
     Sample,
-    earlier_rows,
+    add_report_options,
     geometric_mean,
+    open_report,
     parse_numbers,
     sample,
 )
@@ -95,8 +96,7 @@ class Side:
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
-    parser.add_argument("--resume", action="store_true", help="keep the cells that F has already")
+    add_report_options(parser)
     parser.add_argument("--models", default="160m,1b", help=",".join(SHAPES))
     parser.add_argument("--dtypes", default=",".join(TORCH_NAMES), help="f32,bf16")
     parser.add_argument("--prompts", type=parse_numbers, default=(32, 512), help="prompt lengths")
@@ -118,8 +118,8 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--{name} takes {','.join(known)}")
         setattr(options, name, chosen)
     options.peers = installed_peers(options.peers)
-    if (options.resume and not options.json) or (options.files_only and not options.work):
-        parser.error("--resume needs --json F, --files-only needs --work W")
+    if options.files_only and not options.work:
+        parser.error("--files-only needs --work W")
     if options.new_tokens < 2 or options.rounds < 1:
         parser.error("--new-tokens must be at least 2, --rounds at least 1")
     return options
@@ -139,9 +139,7 @@ def installed_peers(names: Sequence[str]) -> list[str]:
 def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
     """Measure every cell that is not in the report; models and artifacts are made in `work`."""
     config = {"peers": options.peers, "effort": options.effort}
-    report = Report("generate", config)
-    if options.resume:
-        report.rows = earlier_rows(options.json, config, tuple(config))
+    report = open_report("generate", options, config, tuple(config))
     for model in options.models:
         for dtype in options.dtypes:
             missing = missing_cells(options, model, dtype, report.rows)

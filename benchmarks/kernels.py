@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -27,11 +26,13 @@ from common import (
     Patience,
     Report,
     Sample,
-    earlier_rows,
+    add_report_options,
     geometric_mean,
     interleave,
+    open_report,
     parse_numbers,
     parse_shapes,
+    show,
 )
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import get_target, host_target
@@ -252,15 +253,10 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def parse_options() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
-    parser.add_argument("--resume", action="store_true", help="keep the cells that F has already")
+    add_report_options(parser)
     parser.add_argument("--quick", action="store_true", help="one shape, three M, fewer rounds")
     parser.add_argument("--threads", type=parse_numbers, default=(1, 2), help="default 1,2")
     parser.add_argument("--shapes", type=parse_shapes, metavar="NxK,...", help="default all eight")
@@ -279,10 +275,7 @@ def parse_options() -> argparse.Namespace:
         default=300.0,
         help="seconds the whole run may wait for other processes to finish, default 300",
     )
-    options = parser.parse_args()
-    if options.resume and options.json is None:
-        parser.error("--resume needs --json F")
-    return options
+    return parser.parse_args()
 
 
 def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
@@ -316,7 +309,7 @@ def measure_all(report: Report, setting: Setting, options: argparse.Namespace) -
                 continue
             for row in measure_shape(setting, size, threads, missing):
                 report.rows.append(row)
-                print(*(_short(row.get(column, "")) for column in PROGRESS), flush=True)
+                print(*(show(row.get(column, "")) for column in PROGRESS), flush=True)
                 add_roofline(report.rows)
                 report.summary = summarize(report.rows)
                 report.write(options.json)
@@ -335,11 +328,10 @@ def main() -> None:
     library = KernelLibrary(built.path, built.index)
     patience = Patience(options.patience)
     setting = Setting(hardware, built, library, meter, options.search_seconds, rounds, patience)
-    report = Report("kernels", describe(options, setting))
-    if options.resume:
-        report.rows = earlier_rows(options.json, report.config, SAME)
+    report = open_report("kernels", options, describe(options, setting), SAME)
     start = time.perf_counter()
     measure_all(report, setting, options)
+    report.summary = summarize(report.rows)
     report.summary["minutes"] = (time.perf_counter() - start) / 60
     if meter is not None:
         meter.close()

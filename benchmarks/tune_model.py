@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import Report, earlier_rows
+from common import add_report_options, open_report
 from dovetail.compiler.search.tables import EFFORTS
 from generate_models import SHAPES, write_checkpoint
 
@@ -105,25 +105,21 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, float]:
 def parse_options() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
-    parser.add_argument("--resume", action="store_true", help="keep the efforts that F has already")
+    add_report_options(parser)
     parser.add_argument("--model", choices=SHAPES, default="160m")
     parser.add_argument("--efforts", default=",".join(EFFORTS), help="default all")
     options = parser.parse_args()
     options.efforts = options.efforts.split(",")
     if not set(options.efforts) <= set(EFFORTS):
         parser.error(f"--efforts takes {','.join(EFFORTS)}")
-    if options.resume and options.json is None:
-        parser.error("--resume needs --json F")
     return options
 
 
 def main() -> None:
     """Tune with every effort asked for, print the table, write the report."""
     options = parse_options()
-    report = Report("tune_model", {"model": options.model, "dtype": "f32"})
-    if options.resume:
-        report.rows = earlier_rows(options.json, report.config, ("model",))
+    config = {"model": options.model, "dtype": "f32"}
+    report = open_report("tune_model", options, config, tuple(config))
     with tempfile.TemporaryDirectory(prefix="dovetail-tune-") as folder:
         work = Path(folder)
         model = work / options.model

@@ -24,8 +24,9 @@ import numpy as np
 from common import (
     Patience,
     Report,
-    earlier_rows,
+    add_report_options,
     geometric_mean,
+    open_report,
     parse_numbers,
     parse_shapes,
     sample,
@@ -354,8 +355,7 @@ def parse_parts(text: str) -> tuple[str, ...]:
 def parse_options() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--json", type=Path, metavar="F", help="write the report to F")
-    parser.add_argument("--resume", action="store_true", help="keep what F has already")
+    add_report_options(parser)
     parser.add_argument("--parts", type=parse_parts, help="of policies,ablations,tvm; default all")
     parser.add_argument("--quick", action="store_true", help="one shape, three M, no MetaSchedule")
     parser.add_argument("--threads", type=int, default=2)
@@ -373,8 +373,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--cells", type=int, default=len(CELLS), help="only the first cells")
     parser.add_argument("--tvm-python", type=Path, help="interpreter that has TVM; default: made")
     options = parser.parse_args()
-    if options.resume and options.json is None:
-        parser.error("--resume needs --json F")
     options.parts = options.parts or (PARTS[:2] if options.quick else PARTS)
     return options
 
@@ -392,10 +390,8 @@ def main() -> None:
         "compiler": built.index.compiler,
         "target": target.name,
     }
-    report = Report("tuning", config)
-    if options.resume:
-        report.rows = earlier_rows(options.json, config, SAME)
-        report.summary = summarize(report.rows)
+    report = open_report("tuning", options, config, SAME)
+    report.summary = summarize(report.rows)
     library = KernelLibrary(built.path, built.index)
     with Meter(built.path, built.index, pool_bytes=pool) as meter:
         setting = Setting(

@@ -13,15 +13,18 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.artifact import Artifact, open_artifact
+from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.job import Job
 from dovetail.runtime.loop import EngineLoop
+from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import Chunk, Completion, SamplingParams
 from dovetail.runtime.timeline import Timeline
@@ -38,6 +41,7 @@ def load(
     threads: int | None = None,
     kv_blocks: int | None = None,
     deterministic: bool = False,
+    emulation: Emulation | None = None,
     check_weights: bool = False,
 ) -> App:
     """Open the artifact at `path` for generation on this machine.
@@ -49,6 +53,9 @@ def load(
         kv_blocks: size of the KV pool in blocks of 16 tokens; default from the plan or memory.
         deterministic: give a prompt the same logits, bit for bit, whatever else is in the batch,
             in one step or several, with any `plan`, `threads` and `kv_blocks`. It costs time.
+        emulation: an accelerator to emulate beside the CPU: tokens are computed on the CPU, the
+            app's clock shows the time that steps were to take, `kv_blocks` are the CPU's. Its
+            settings say `offload` and `chunked`.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
@@ -64,7 +71,8 @@ def load(
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     part = next(iter(artifact.models.values()))
-    engine = Engine(
+    make = Engine if emulation is None else partial(PipelinedEngine, emulation)
+    engine = make(
         artifact,
         part,
         hardware,

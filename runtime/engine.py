@@ -29,7 +29,7 @@ from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.memory import available_memory
-from dovetail.runtime.plan import Batch, Limits
+from dovetail.runtime.plan import Limits, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.recorder import StepRecorder
@@ -101,7 +101,7 @@ class Engine:
         ends = frozenset(self.spec.eos_token_ids)
         limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size, ends)
         self.recorder: StepRecorder | None = None
-        self.scheduler = Scheduler(limits, self.pool, ZeroPredictor(), self.device.now)
+        self.scheduler: Scheduler = Scheduler(limits, self.pool, ZeroPredictor(), self.device.now)
 
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
         """Queue `params.n` samples of `prompt`; raises RequestError or CapacityError."""
@@ -128,14 +128,12 @@ class Engine:
                 return touched
             with self._span("schedule"):
                 plan = self.scheduler.plan()
-            for batch in plan.batches:
-                try:
-                    touched += self._run(batch)
-                except BaseException as error:
-                    touched += self._give_up(batch, error)
-                    if not isinstance(error, DovetailError | MemoryError):
-                        raise
-                    break
+            try:
+                touched += self._execute(plan)
+            except BaseException as error:
+                touched += self._give_up(plan, error)
+                if not isinstance(error, DovetailError | MemoryError):
+                    raise
         if self.recorder:
             self.recorder.end(request for request in touched if request.state is State.FINISHED)
         return touched
@@ -184,16 +182,11 @@ class Engine:
 
     # ---- failures ----
 
-    def _give_up(self, batch: Batch, error: BaseException) -> list[Request]:
+    def _give_up(self, plan: StepPlan, error: BaseException) -> list[Request]:
         """End what `error` makes impossible; return these requests."""
         if self.group is not None:  # the ranks stand at different entries of the tape
             return self._lose_group(self.group)
-        numbers = [
-            *(chunk.request for chunk in batch.prefill),
-            *batch.gpu_decode,
-            *batch.cpu_decode,
-        ]
-        found = [self.scheduler.requests.get(number) for number in numbers]
+        found = [self.scheduler.requests.get(number) for number in plan.members]
         lost = [request for request in found if request is not None]
         log.warning("a step of %d requests failed: %s", len(lost), error)
         for request in lost:
@@ -209,10 +202,12 @@ class Engine:
 
     # ---- one step ----
 
-    def _run(self, batch: Batch) -> tuple[Request, ...]:
+    def _execute(self, plan: StepPlan) -> tuple[Request, ...]:
+        """Compute `plan`, which has one batch on one device; return the requests that got on."""
+        (batch,) = plan.batches
         requests = self.scheduler.requests
         with self._span("fill"):
-            shape = self.buffers.fill(batch, requests, self.pool)
+            shape = self.buffers.fill(batch, requests, self.pool.table)
         if shape.n_tokens == 0:
             return ()
         with self._span("forward", prefill=shape.prefill_tokens, decode=shape.n_decode):
@@ -222,7 +217,7 @@ class Engine:
         self.scheduler.complete(batch)
         if shape.outputs:
             with self._span("sample", rows=len(shape.outputs)):
-                self._sample(shape)
+                self._sample(shape, self.buffers)
         return shape.outputs
 
     def forward(self, shape: StepShape) -> None:
@@ -243,19 +238,19 @@ class Engine:
                 return splits
         return most
 
-    def _sample(self, shape: StepShape) -> None:
-        args = self.buffers.sample_args(shape, draw_uniform)
+    def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
+        args = buffers.sample_args(shape, draw_uniform)
         plan = _first_threads(self.sampler.plan, len(shape.outputs))
         self.device.run(Segment(self.sampler.tape, plan, args))
         now = self.device.now()
-        ids = self.buffers.arrays["out_ids"][: len(shape.outputs)].tolist()
-        logprobs = self.buffers.arrays["out_logprobs"][: len(shape.outputs)].tolist()
+        ids = buffers.arrays["out_ids"][: len(shape.outputs)].tolist()
+        logprobs = buffers.arrays["out_logprobs"][: len(shape.outputs)].tolist()
         for row, request in enumerate(shape.outputs):
             if not math.isfinite(logprobs[row]):  # one such logit makes the sum one
                 self._fail(request, _poisoned(request))
                 continue
             if request.params.logprobs is not None:
-                top = top_logprobs(self.buffers.logits(row), request.params.logprobs)
+                top = top_logprobs(buffers.logits(row), request.params.logprobs)
                 request.logprobs.append(TokenLogprob(ids[row], logprobs[row], top))
             self.scheduler.append(request, ids[row], now)
 

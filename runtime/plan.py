@@ -5,6 +5,7 @@ Schedulers return a StepPlan; executors run it and report back. Nothing here dec
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -69,6 +70,16 @@ class StepPlan:
     predicted_seconds: float = 0.0
     moves: tuple[Move, ...] = ()
     forced: tuple[int, ...] = ()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The requests whose KV the step writes, each once: those of its batches and its moves."""
+        batches = [
+            (*(chunk.request for chunk in batch.prefill), *batch.gpu_decode, *batch.cpu_decode)
+            for batch in self.batches
+        ]
+        moved = (move.request for move in self.moves)
+        return tuple(dict.fromkeys((*itertools.chain(*batches), *moved)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ class _Bench:
         numbers = tuple(self._requests)
         chunks = tuple(PrefillChunk(n, 0, len(self._requests[n].tokens)) for n in numbers)
         batch = Batch(cpu_decode=numbers) if decode else Batch(prefill=chunks)
-        shape = self.engine.buffers.fill(batch, self._requests, self.pool)
+        shape = self.engine.buffers.fill(batch, self._requests, self.pool.table)
         self.engine.forward(shape)  # later segments find what the earlier ones leave behind
         return shape
 

@@ -10,18 +10,21 @@ import mmap
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec
-from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.plan import Batch, PrefillChunk
 from dovetail.runtime.request import Request
 
 ROW_ALIGN = 16
 PAGE = mmap.PAGESIZE
+
+Blocks: TypeAlias = "array[int] | npt.NDArray[np.int32]"
+"""The blocks of a sequence in order, int32."""
 
 _Shape = tuple[type[np.generic], tuple[int, ...]]
 
@@ -67,24 +70,26 @@ class StepBuffers:
         }
         self._iota = np.arange(spec.max_context, dtype=np.int32)
 
-    def fill(self, batch: Batch, requests: Mapping[int, Request], pool: KvPool) -> StepShape:
-        """Write the arrays for `batch`."""
+    def fill(
+        self, batch: Batch, requests: Mapping[int, Request], table: Callable[[int], Blocks]
+    ) -> StepShape:
+        """Write the arrays for `batch`; `table` gives the blocks of a request."""
         row, sequence, longest = 0, 0, 0
         outputs: list[Request] = []
         self.arrays["seq_starts"][0] = 0
         for chunk in batch.prefill:
             request = requests[chunk.request]
-            self._put(request, pool.table(request.id), chunk, sequence, row)
+            self._put(request, table(request.id), chunk, sequence, row)
             row, sequence = row + chunk.length, sequence + 1
             self.arrays["seq_starts"][sequence] = row
             if chunk.start + chunk.length == len(request.tokens):
                 self.arrays["out_rows"][len(outputs)] = row - 1
                 outputs.append(request)
         prefill_tokens = row
-        for number in batch.cpu_decode:
+        for number in (*batch.gpu_decode, *batch.cpu_decode):
             request = requests[number]
             chunk = PrefillChunk(number, request.computed, 1)
-            self._put(request, pool.table(number), chunk, sequence, row)
+            self._put(request, table(number), chunk, sequence, row)
             self.arrays["out_rows"][len(outputs)] = row
             outputs.append(request)
             row, sequence = row + 1, sequence + 1
@@ -92,14 +97,14 @@ class StepBuffers:
         return StepShape(
             n_tokens=row,
             n_prefill=len(batch.prefill),
-            n_decode=len(batch.cpu_decode),
+            n_decode=len(batch.gpu_decode) + len(batch.cpu_decode),
             prefill_tokens=prefill_tokens,
             longest_decode=longest,
             outputs=tuple(outputs),
         )
 
     def _put(
-        self, request: Request, table: array[int], chunk: PrefillChunk, sequence: int, row: int
+        self, request: Request, table: Blocks, chunk: PrefillChunk, sequence: int, row: int
     ) -> None:
         start, length, end = chunk.start, chunk.length, chunk.start + chunk.length
         blocks = np.frombuffer(table, np.int32)[: blocks_for(end)]

@@ -1,0 +1,245 @@
+"""The executor for two pools: runs a StepPlan of one or two batches layer by layer (NEO §3.1).
+
+In: what `Engine` takes, and the accelerator to emulate. Out: the same tokens as `Engine`, with the
+KV of each request wholly on the accelerator or wholly on the CPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.device import Device, Segment
+from dovetail.runtime.emulated import EmulatedDevice, Emulation
+from dovetail.runtime.engine import Engine
+from dovetail.runtime.forward import ForwardModel, Phase, layer_block_bytes
+from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.neo import NeoScheduler
+from dovetail.runtime.plan import Batch, Move, PrefillChunk, StepPlan
+from dovetail.runtime.request import Home, Request
+from dovetail.runtime.step import StepBuffers, StepShape
+from dovetail.runtime.tape import KvArrays, Operands
+from dovetail.topology.hardware import HardwareSpec
+
+Rows = npt.NDArray[np.uint8]
+"""K or V as [layer][block][kv_head][KV_BLOCK][bytes of a head]."""
+
+
+class KvLink:
+    """Both pools and the way between them.
+
+    Behind its own blocks the accelerator has a landing place for every block of the CPU: the KV of
+    requests that live on the CPU is computed there and leaves in the same layer.
+    """
+
+    def __init__(self, gpu: KvArrays, cpu: KvArrays, spec: ModelSpec, landing: int) -> None:
+        """`landing`: the accelerator's block in which block 0 of the CPU lands."""
+        self.gpu, self.cpu, self.landing = gpu, cpu, landing
+        shape = (spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK)
+        size = layer_block_bytes(spec) // (spec.n_kv_heads * KV_BLOCK)
+        self._views: dict[Home, tuple[Rows, Rows]] = {
+            home: (kv.k.reshape(*shape, size), kv.v.reshape(*shape, size))
+            for home, kv in ((Home.GPU, gpu), (Home.CPU, cpu))
+        }
+
+    def move(self, layer: int, move: Move, target: Home) -> None:
+        """Copy one layer of the blocks of a request to the pool of `target`."""
+        source = Home.CPU if target is Home.GPU else Home.GPU
+        pairs = zip(self._views[target], self._views[source], strict=True)
+        for to, held in pairs:
+            to[layer, list(move.target)] = held[layer, list(move.source)]
+
+    def bring(self, layer: int, blocks: npt.NDArray[np.int32]) -> None:
+        """Copy one layer of blocks of the CPU to where they land."""
+        for to, held in zip(self._views[Home.GPU], self._views[Home.CPU], strict=True):
+            to[layer, blocks + self.landing] = held[layer, blocks]
+
+    def send(self, layer: int, slots: npt.NDArray[np.int64]) -> None:
+        """Copy one layer of single tokens, in slots of the CPU, from where they landed."""
+        blocks, places = slots // KV_BLOCK, slots % KV_BLOCK
+        for to, landed in zip(self._views[Home.CPU], self._views[Home.GPU], strict=True):
+            to[layer, blocks, :, places] = landed[layer, blocks + self.landing, :, places]
+
+
+class Lane:
+    """What one batch of a step runs in: buffers, activations, the tape bound to either pool."""
+
+    def __init__(
+        self, spec: ModelSpec, model: ForwardModel, device: Device, link: KvLink, sequences: int
+    ) -> None:
+        tape = model.decode.tape.tape
+        self.buffers = StepBuffers(device.alloc, spec, tape.max_tokens, sequences)
+        self._device, self._link = device, link
+        arena = device.alloc(tape.arena_bytes)
+        phases = {"prefill": model.prefill.plan, "decode": model.decode.plan}
+        self._phases = {
+            (home, name): Phase(
+                model.bind(tape, Operands(model.weights, arena, kv), name, plan), plan
+            )
+            for home, kv in ((Home.GPU, link.gpu), (Home.CPU, link.cpu))
+            for name, plan in phases.items()
+        }
+        bound = self._phases[Home.GPU, "decode"].tape
+        self._attention = [bound.segment(f"attn({i})") for i in range(spec.n_layers)]
+        starts = [0, *(span.stop for span in self._attention)]
+        stops = [*(span.start for span in self._attention), len(tape.entries)]
+        self._between = [range(*ends) for ends in zip(starts, stops, strict=True)]
+        self._args: dict[Home, dict[str, int]] = {}
+        self._phase = "decode"
+
+    def fill(
+        self, batch: Batch, requests: Mapping[int, Request], pools: Mapping[Home, KvPool]
+    ) -> StepShape:
+        """Write the arguments of a batch."""
+
+        def table(number: int) -> npt.NDArray[np.int32]:
+            home = requests[number].home
+            assert home is not None
+            blocks = np.frombuffer(pools[home].table(number), np.int32)
+            return blocks + self._link.landing if home is Home.CPU else blocks
+
+        shape = self.buffers.fill(batch, requests, table)
+        arrays, first = self.buffers.arrays, shape.n_prefill + len(batch.gpu_decode)
+        arrays["seq_starts"][first] = shape.n_tokens - len(batch.cpu_decode)
+        arrays["block_tables"][first : first + len(batch.cpu_decode)] -= self._link.landing
+        self._brought = _stored_before(batch.prefill, requests, pools[Home.CPU])
+        slots = arrays["kv_slots"][: shape.n_tokens] - self._link.landing * KV_BLOCK
+        self._sent = slots[slots >= 0]
+        return shape
+
+    def set_args(
+        self, batch: Batch, shape: StepShape, splits: Mapping[Home, int], *, prefill: bool
+    ) -> None:
+        """Say how the filled batch runs: the attention of `cpu_decode` on the CPU."""
+        self._phase = "prefill" if prefill else "decode"
+        first = shape.n_prefill + len(batch.gpu_decode)
+        gpu = self.buffers.forward_args(shape, splits[Home.GPU])
+        arrays = self.buffers.arrays
+        tails = {
+            name: int(arrays[name][first:].ctypes.data)
+            for name in ("seq_starts", "seq_lengths", "block_tables")
+        }
+        cpu = gpu | tails | {"n_prefill": 0, "n_decode": len(batch.cpu_decode)}
+        self._args = {
+            Home.GPU: gpu | {"n_decode": len(batch.gpu_decode)},
+            Home.CPU: cpu | {"kv_splits": splits[Home.CPU]},
+        }
+
+    def start_layer(self, layer: int) -> None:
+        """Run what lies between the attention of the layer before and that of `layer`."""
+        self._link.bring(layer, self._brought)
+        self._run(Home.GPU, self._between[layer])
+        self._link.send(layer, self._sent)
+
+    def attend(self, layer: int) -> None:
+        """Run the attention of a layer, each sequence where its KV is; prompts on the GPU."""
+        for home in Home:
+            self._run(home, self._attention[layer])
+
+    def end(self) -> None:
+        """Run what follows the last attention."""
+        self._run(Home.GPU, self._between[-1])
+
+    def _run(self, home: Home, span: range) -> None:
+        phase = self._phases[home, self._phase]
+        self._device.run(Segment(phase.tape, phase.plan, self._args[home], span))
+
+
+def _stored_before(
+    chunks: tuple[PrefillChunk, ...], requests: Mapping[int, Request], pool: KvPool
+) -> npt.NDArray[np.int32]:
+    """Return the CPU's blocks with tokens before the starts of chunks that live there."""
+    tables = [
+        pool.table(chunk.request)[: blocks_for(chunk.start)]
+        for chunk in chunks
+        if requests[chunk.request].home is Home.CPU
+    ]
+    return np.array([*itertools.chain.from_iterable(tables)], np.int32)
+
+
+class PipelinedEngine(Engine):
+    """One model on the CPU and an emulated accelerator; `pool` is the CPU's."""
+
+    def __init__(
+        self,
+        emulation: Emulation,
+        artifact: Artifact,
+        part: ModelPart,
+        hardware: HardwareSpec,
+        *,
+        plan: ServicePlan | None = None,
+        **options: Any,
+    ) -> None:
+        """As `Engine`; SpecError where the plan has several processes."""
+        service = artifact.service if plan is None else plan
+        if service.processes > 1:
+            raise SpecError("an emulated accelerator works beside one process; give such a plan")
+        super().__init__(artifact, part, hardware, plan=plan, **options)
+        spec, machine = self.spec, emulation.machine
+        device = self.accelerator = EmulatedDevice(self.model.device, machine, spec)
+        self.device, gpu = device, KvPool(machine.gpu_blocks)
+        block = layer_block_bytes(spec)
+        layer = (gpu.n_blocks + self.pool.n_blocks) * block
+        keys, values = (device.alloc(layer * spec.n_layers) for _ in "kv")
+        self.link = KvLink(KvArrays(keys, values, layer), self.model.kv, spec, gpu.n_blocks)
+        limits = replace(
+            self.scheduler.limits,
+            n_layers=spec.n_layers,
+            block_bytes=2 * block * spec.n_layers,
+        )
+        rows = limits.max_step_sequences
+        self.lanes = [Lane(spec, self.model, device, self.link, rows) for _ in range(2)]
+        self.scheduler = NeoScheduler(
+            limits, gpu, self.pool, device.predictor, device.now, emulation.settings
+        )
+
+    def _execute(self, plan: StepPlan) -> tuple[Request, ...]:
+        scheduler = self.scheduler
+        lanes = self.lanes[: len(plan.batches)]
+        with self._span("fill"):
+            shapes = [
+                self._prepare(lane, batch) for lane, batch in zip(lanes, plan.batches, strict=True)
+            ]
+        with self._span("forward", tokens=sum(shape.n_tokens for shape in shapes)):
+            self._run_layers(plan, lanes)
+            self.accelerator.advance(plan, scheduler.requests)
+        for lane, batch, shape in zip(lanes, plan.batches, shapes, strict=True):
+            scheduler.complete(batch)
+            if shape.outputs:
+                self._sample(shape, lane.buffers)
+        return tuple(request for shape in shapes for request in shape.outputs)
+
+    def _prepare(self, lane: Lane, batch: Batch) -> StepShape:
+        shape = lane.fill(batch, self.scheduler.requests, self.scheduler.pools)
+        prefill = shape.prefill_tokens >= self.threshold
+        threads = self.model.phase(prefill).plan.threads
+        decodes = {Home.GPU: batch.gpu_decode, Home.CPU: batch.cpu_decode}
+        splits = {
+            home: self.kv_splits(replace(shape, n_decode=len(numbers)), threads)
+            for home, numbers in decodes.items()
+        }
+        lane.set_args(batch, shape, splits, prefill=prefill)
+        return shape
+
+    def _run_layers(self, plan: StepPlan, lanes: list[Lane]) -> None:
+        """Run both batches side by side; KV moves in the layer in which it is used next."""
+        leaving = len(plan.swap_out)  # `moves` names them first
+        targets = [Home.CPU if i < leaving else Home.GPU for i in range(len(plan.moves))]
+        for layer in range(self.spec.n_layers):
+            for move, target in zip(plan.moves, targets, strict=True):
+                self.link.move(layer, move, target)
+            for lane in lanes:
+                lane.start_layer(layer)
+            for lane in lanes:
+                lane.attend(layer)
+        for lane in lanes:
+            lane.end()

@@ -1,0 +1,156 @@
+"""Two pools give the tokens of one: a tiny Llama on the CPU and an emulated accelerator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.errors import DeviceError, SpecError
+from dovetail.runtime.app import App, load
+from dovetail.runtime.device import Segment
+from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.machines import find_machine
+from dovetail.runtime.pipelined import PipelinedEngine
+from dovetail.runtime.plan import SchedulerSettings, StepPlan
+from tests.models import save_model
+
+RNG = random.Random(6)
+PROMPTS = [
+    [RNG.randrange(3, 100) for _ in range(n)] for n in (1, 15, 16, 17, 40, 75, 100, 9, 33, 64)
+]
+PROMPTS += [[*PROMPTS[6][:64], 7, 8], [*PROMPTS[6][:48], 9]]  # share blocks
+HOMES = ("gpu_decode", "cpu_decode")
+ASKED = {"max_tokens": 24, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipelined")
+    save_model(folder / "model", "llama")
+    options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+    compile_model(folder / "model", output=folder / "app.dove", **options)
+    return folder / "app.dove"
+
+
+@pytest.fixture(scope="module")
+def alone(artifact: Path) -> list[tuple[int, ...]]:
+    """What the one-device engine generates."""
+    with load(artifact, kv_blocks=200) as app:
+        return [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
+
+
+@contextmanager
+def emulate(
+    path: Path, gpu: int, cpu: int, **settings: object
+) -> Iterator[tuple[App, list[StepPlan]]]:
+    """Load with pools of so many blocks; also give the plans that ran. Pools stay sound."""
+    machine = find_machine("t4").with_gpu_blocks(gpu)
+    emulation = Emulation(machine, SchedulerSettings(**settings))  # type: ignore[arg-type]
+    with load(path, kv_blocks=cpu, threads=1, emulation=emulation) as app:
+        engine = app.engine
+        assert isinstance(engine, PipelinedEngine)
+        plans: list[StepPlan] = []
+        execute = engine._execute
+
+        def follow(plan: StepPlan) -> object:
+            plans.append(plan)
+            touched = execute(plan)
+            engine.scheduler.check_integrity()
+            return touched
+
+        engine._execute = follow  # type: ignore[method-assign, assignment]
+        yield app, plans
+        for pool in engine.scheduler.pools.values():
+            pool.check_integrity()
+            assert pool.free_blocks == pool.n_blocks
+
+
+@pytest.mark.parametrize(
+    ("offload", "gpu", "cpu", "chunked"),
+    [
+        ("off", 200, 1, True),
+        ("off", 9, 1, False),
+        ("full", 1, 200, False),
+        ("full", 1, 12, True),
+        ("auto", 1, 40, False),
+        ("auto", 3, 12, True),
+        ("auto", 9, 9, False),
+        ("auto", 12, 60, True),
+    ],
+)
+def test_the_tokens_are_those_of_one_device(
+    artifact: Path,
+    alone: list[tuple[int, ...]],
+    offload: str,
+    gpu: int,
+    cpu: int,
+    chunked: bool,
+) -> None:
+    settings = {"offload": offload, "chunked": chunked, "min_gain": 0.0, "patience": 4}
+    with emulate(artifact, gpu, cpu, **settings) as (app, plans):
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+    decoded = {name: any(getattr(b, name) for p in plans for b in p.batches) for name in HOMES}
+    if offload != "auto":
+        assert decoded == {"gpu_decode": offload == "off", "cpu_decode": offload == "full"}
+    if max(gpu, cpu) < 13:
+        assert any(plan.preempt for plan in plans)
+
+
+def test_swaps_both_ways_and_two_batches_are_run(
+    artifact: Path, alone: list[tuple[int, ...]]
+) -> None:
+    seen = {"out": 0, "in": 0, "two": 0, "later": 0}
+    for gpu, cpu, gain in ((8, 60, 0.0), (9, 30, 9.0), (12, 40, 0.0), (6, 12, 9.0)):
+        with emulate(artifact, gpu, cpu, min_gain=gain, patience=4) as (app, plans):
+            assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+        seen["out"] += sum(len(plan.swap_out) for plan in plans)
+        seen["in"] += sum(len(plan.swap_in) for plan in plans)
+        seen["two"] += sum(len(plan.batches) == 2 for plan in plans)
+        seen["later"] += sum(c.start > 0 for p in plans for b in p.batches for c in b.prefill)
+    assert min(seen.values()) > 0, seen
+
+
+def test_the_clock_is_the_tables(artifact: Path) -> None:
+    with emulate(artifact, 60, 20, offload="off") as (app, plans):
+        app.generate(PROMPTS[:2], **ASKED)
+        launch = app.engine.scheduler.predictor.launch().seconds * app.engine.spec.n_layers
+        predicted = sum(plan.predicted_seconds - launch for plan in plans)
+        assert app.engine.device.now() == pytest.approx(predicted)
+        assert predicted > 0
+
+
+def test_a_failed_step_ends_its_requests_and_those_it_moved(
+    artifact: Path, alone: list[tuple[int, ...]]
+) -> None:
+    with emulate(artifact, 9, 30) as (app, _):
+        device = app.engine.device
+        run, left = device.run, [40]
+
+        def fail_once(segment: Segment, stream: int = 0) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise DeviceError("broken")
+            run(segment, stream)
+
+        device.run = fail_once  # type: ignore[method-assign]
+        jobs = [app.submit(prompt, **ASKED) for prompt in PROMPTS]
+        results = []
+        for job, tokens in zip(jobs, alone, strict=True):
+            try:
+                results.append(job.result().token_ids == tokens)
+            except DeviceError:
+                results.append(None)
+        assert None in results and False not in results and True in results
+
+
+def test_groups_of_processes_are_refused(artifact: Path) -> None:
+    phase = PhasePlan(threads=1, cpus=())
+    plan = ServicePlan(processes=2, prefill=phase, decode=phase, kv_blocks=8)
+    with pytest.raises(SpecError, match="one process"):
+        load(artifact, plan=plan, emulation=Emulation(find_machine("t4")))

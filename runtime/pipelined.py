@@ -210,6 +210,9 @@ class PipelinedEngine(Engine):
                 self._prepare(lane, batch) for lane, batch in zip(lanes, plan.batches, strict=True)
             ]
         with self._span("forward", tokens=sum(shape.n_tokens for shape in shapes)):
+            if self.recorder:
+                for batch, shape in zip(plan.batches, shapes, strict=True):
+                    self.recorder.follow(batch, shape.outputs)
             self._run_layers(plan, lanes)
             self.accelerator.advance(plan, scheduler.requests)
         for lane, batch, shape in zip(lanes, plan.batches, shapes, strict=True):

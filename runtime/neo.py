@@ -42,6 +42,7 @@ class NeoScheduler(Scheduler):
         super().__init__(limits, gpu, predictor, clock, home=Home.GPU, settings=settings)
         self.pools[Home.CPU] = cpu
         self.verdict = OffloadVerdict(1.0, 0)
+        self._offloading = False
         self._weighed = (0, 0)  # plans and requests when the verdict was found
 
     @property
@@ -84,14 +85,18 @@ class NeoScheduler(Scheduler):
             answer=longest if self.answer_tokens is None else self.answer_tokens,
             gpu_tokens=self.pools[Home.GPU].n_blocks * KV_BLOCK,
             cpu_tokens=self.pools[Home.CPU].n_blocks * KV_BLOCK,
+            started=len(requests) - len(self.waiting),
         )
         self.verdict = weigh_offload(demand, self.limits, self.predictor)
+        # What has been begun is paid for: it goes on while there is any gain.
+        least = 1.0 if self._offloading else self.settings.min_gain
+        self._offloading = self.verdict.cpu_requests > 0 and self.verdict.gain >= least
         self._weighed = (self.plans, len(requests))
 
     @property
     def pays(self) -> bool:
         """Whether requests that fit the GPU should go to the CPU all the same."""
-        return self.settings.offload == "full" or self.verdict.gain >= self.settings.min_gain
+        return self.settings.offload == "full" or self._offloading
 
     def _belongs_to_cpu(self, request: Request) -> bool:
         """Tell whether the CPU should take one more request, this one."""

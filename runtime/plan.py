@@ -120,7 +120,7 @@ class SchedulerSettings:
     max_waiting: int | None = None
     """Arrivals beyond so many waiting requests are refused with a time to come back."""
     min_gain: float = 1.05
-    """Requests are put on the CPU where the steady rate is predicted to grow by this factor."""
+    """Requests begin to go to the CPU where the known queue should end sooner by this factor."""
     weigh_every: int = 32
     """Plans between two answers to whether offloading pays."""
 

@@ -1,4 +1,4 @@
-"""Does offloading pay here? Steady rates with and without the CPU, by the cost tables alone.
+"""Does offloading pay here? When the known queue ends with and without the CPU, by tables alone.
 
 In: mean lengths, capacities, a predictor. Out: the gain, and how many requests the CPU should hold.
 A step's own rate cannot tell: a prompt computed for the CPU is paid now and returns later.
@@ -6,6 +6,8 @@ A step's own rate cannot tell: a prompt computed for the CPU is paid now and ret
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dovetail.runtime.kv_pool import blocks_for
@@ -15,50 +17,55 @@ from dovetail.runtime.predictor import Predictor
 
 GROWTH = 1.25
 """Ratio of the numbers of CPU requests that are tried."""
-ENOUGH = 0.9
-"""Part of the best gain for which fewer requests on the CPU are taken: they start and end sooner,
-and do not all need their prompts at once."""
+NEAR = 1.02
+"""Ends of the queue that differ less count as equal: then fewer requests are put on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Unfinished requests with their mean lengths in tokens, and the tokens each pool holds."""
+    """Unfinished requests with their mean lengths in tokens, and the tokens each pool holds.
+
+    `started` of the requests run already: their prompts are paid for.
+    """
 
     requests: int
     prompt: float
     answer: float
     gpu_tokens: int
     cpu_tokens: int
+    started: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadVerdict:
-    """`gain`: best steady rate over the accelerator's own; reached by so many `cpu_requests`."""
+    """`gain`: how much sooner the known requests end than without the CPU (inf: they never do).
+
+    It takes so many `cpu_requests`.
+    """
 
     gain: float
     cpu_requests: int
 
 
 def weigh_offload(demand: Demand, limits: Limits, predictor: Predictor) -> OffloadVerdict:
-    """Return how much faster requests of this kind are served with decodes on the CPU."""
+    """Return how much sooner the requests end with decodes on the CPU."""
     stored = max(1, round(demand.prompt + demand.answer / 2))
     on_gpu = min(demand.requests, demand.gpu_tokens // stored, limits.max_step_sequences)
     left = min(demand.requests, limits.max_step_sequences) - on_gpu
     most = min(left, demand.cpu_tokens // stored)
     steady = _Steady(demand, limits, LayerTimes(predictor), stored, on_gpu)
-    alone = max(steady.rate(0, 0), NO_TIME)
+    alone = steady.finish(0, 0)
     counts = _spread(most)
-    gains = [
-        max(steady.rate(count, other) for other in counts if other <= count) / alone
-        for count in counts
+    ends = [
+        min(steady.finish(count, other) for other in counts if other <= count) for count in counts
     ]
-    enough = 1 + ENOUGH * (max(gains) - 1)
-    if enough <= 1:
+    least = min(ends)
+    if not least < alone:
         return OffloadVerdict(1.0, 0)
     return next(
-        OffloadVerdict(gain, count)
-        for gain, count in zip(gains, counts, strict=True)
-        if gain >= enough
+        OffloadVerdict(alone / max(end, NO_TIME), count)
+        for end, count in zip(ends, counts, strict=True)
+        if end <= least * NEAR
     )
 
 
@@ -105,6 +112,39 @@ class _Steady:
         seconds = self._seconds(beside, chunks) + steps * self._seconds(between, 0)
         sent = (beside + steps * between) / max(1.0, prompts * self.answer)
         return prompts / max(seconds, self._link(prompts * min(1.0, sent)), NO_TIME)
+
+    def finish(self, beside: int, between: int) -> float:
+        """Return the seconds of a layer until all requests known now have ended.
+
+        Those in flight at once cost more than the steady rate says: half of what they lack is
+        begun with no decodes beside the prompts, half ends with no prompts beside the decodes.
+        """
+        rate, demand = self.rate(beside, between), self.demand
+        if rate <= 0.0:
+            return math.inf
+        flight = min(demand.requests, self.on_gpu + beside)
+        begun = max(0, flight - demand.started) / 2
+        beyond = max(0, demand.started - flight) / 2  # run already, but do not fit in
+        left = demand.requests - demand.started - begun
+        steps = self.answer * beyond / max(1, self.on_gpu + between)
+        extra = begun * self._prompt_seconds() + steps * self._seconds(between, 0)
+        return left / rate + extra + self._drain(flight, {0, between, beside // 2})
+
+    def _prompt_seconds(self) -> float:
+        """Return the time of a layer that a prompt adds to a step which is full of them."""
+        most = max(1, self.limits.max_step_tokens // self.prompt)
+        return (self._seconds(0, most) - self._seconds(0, 0)) * self.parts / most
+
+    def _drain(self, flight: int, on_cpu: Iterable[int]) -> float:
+        """Return the time to end `flight` requests of all ages, the CPU decoding the best number.
+
+        The youngest needs a step for each of its tokens at least.
+        """
+        tokens = flight * self.answer / 2
+        return min(
+            max(self.answer, tokens / max(1, self.on_gpu + count)) * self._seconds(count, 0)
+            for count in on_cpu
+        )
 
     def _seconds(self, on_cpu: int, chunks: int) -> float:
         """Return the time of a layer with `chunks` of prompts, decodes split the best way."""

@@ -20,6 +20,7 @@ def weigh(
     answer: int,
     *,
     requests: int = 400,
+    started: int = 0,
     blocks: int | None = None,
     cpu: float = 1.0,
     cpu_blocks: int | None = None,
@@ -33,6 +34,7 @@ def weigh(
     )
     demand = Demand(
         requests=requests,
+        started=started,
         prompt=prompt,
         answer=answer,
         gpu_tokens=KV_BLOCK * (blocks or machine.gpu_blocks),
@@ -73,6 +75,13 @@ def test_more_bandwidth_of_the_cpu_pays_more() -> None:
 def test_nothing_is_sent_where_it_cannot_pay(options: dict[str, float]) -> None:
     found = weigh("t4", 330, 45, **options)  # type: ignore[arg-type]
     assert found == OffloadVerdict(1.0, 0)
+
+
+def test_a_short_queue_gains_less_and_what_is_begun_counts_no_more() -> None:
+    gains = [weigh("h100", 2000, 100, requests=count).gain for count in (30, 240, 4000)]
+    assert gains == sorted(set(gains))
+    assert weigh("h100", 2000, 100, requests=240, started=60).gain > gains[1]
+    assert weigh("h100", 2000, 100, requests=14) == OffloadVerdict(1.0, 0)
 
 
 def test_requests_that_the_gpu_cannot_hold_are_weighed_without_an_error() -> None:

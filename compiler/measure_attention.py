@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dovetail.compiler.attention_search import DECODE
 from dovetail.compiler.kernel_call import PERIOD, KernelCall
 from dovetail.compiler.measure import AttentionCase, Candidate
-from dovetail.ir.dtypes import DTYPES, narrow_bf16, widen_bf16
+from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.runtime.memory import allocate
@@ -57,9 +57,7 @@ class AttentionRun:
 
     def _pool(self, random: np.random.Generator) -> npt.NDArray[np.generic]:
         values = random.standard_normal(PERIOD, np.float32)
-        stored = values.astype(np.float16).view(np.uint16) if self.case.dtype == "f16" else values
-        if self.case.dtype == "bf16":
-            stored = narrow_bf16(values)
+        stored = DTYPES[self.case.dtype].narrow(values)
         size = self.layers * self.layer
         pool = allocate(size * stored.itemsize).view(stored.dtype)
         for start in range(0, size, PERIOD):
@@ -111,12 +109,7 @@ class AttentionRun:
     def _wide(self, pool: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
         """Return the first layer of a pool as float64 [context][n_q][head_dim]."""
         case = self.case
-        stored = pool[: self.layer]
-        if case.dtype == "bf16":
-            stored = widen_bf16(stored.view(np.uint16))
-        elif case.dtype == "f16":
-            stored = stored.view(np.float16)
-        wide = stored.astype(np.float64)
+        wide = DTYPES[case.dtype].widen(pool[: self.layer]).astype(np.float64)
         shape = (self.blocks, case.n_kv, KV_BLOCK, case.head_dim)
         rows = wide.reshape(shape).swapaxes(1, 2).reshape(-1, case.n_kv, case.head_dim)
         return np.repeat(rows[: case.context], case.n_q // case.n_kv, axis=1)

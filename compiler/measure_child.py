@@ -52,8 +52,8 @@ class WeightPool:
 
     def __init__(self, dtype: str, pool_bytes: int) -> None:
         values = np.random.default_rng(1).standard_normal(PERIOD, np.float32) * np.float32(0.05)
-        pattern = narrow_bf16(values) if dtype == "bf16" else values
-        self._form, self._pattern = FORMATS[dtype], pattern
+        self._form = FORMATS[dtype]
+        self._pattern = self._form.dtype.narrow(values)
         self._pool = self._filled(pool_bytes)
 
     def _filled(self, size: int) -> npt.NDArray[np.uint8]:
@@ -78,8 +78,7 @@ class WeightPool:
         """Return one panel [k][16] of a window as float64."""
         stored = window.view(self._form.dtype.numpy).reshape(-1, self._form.panel_elements(k))
         values = self._form.unpack(stored[panel], PANEL, k).T
-        wide = widen_bf16(values) if self._form.name == "bf16" else values
-        return np.asarray(wide, np.float64)
+        return self._form.dtype.widen(values).astype(np.float64)
 
 
 class Run(Protocol):

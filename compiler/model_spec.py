@@ -18,11 +18,11 @@ from dovetail.compiler.config import Config
 from dovetail.compiler.rope import MAX_POSITION, read_rope, usable_positions
 from dovetail.compiler.tensors import check_tensors
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
 HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 256
-WEIGHT_DTYPES = ("f32", "bf16")
 KV_DTYPES = ("f32", "bf16", "f16")
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 
@@ -97,8 +97,8 @@ def read_model_spec(
     """Read and check a model directory.
 
     max_context: positions to plan for (default: all the model has, at most 131072).
-    kv_dtype: f32 (default), bf16 or f16. weight_dtype: f32 or bf16 (default: bf16 for a bfloat16
-    checkpoint, f32 for the others).
+    kv_dtype: f32 (default), bf16 or f16. weight_dtype: a weight format (default: the checkpoint's
+    dtype where it is one, else f32).
 
     Raises SpecError naming the file and the key or tensor at fault.
     """
@@ -112,7 +112,7 @@ def read_model_spec(
     spec = _architecture(
         config,
         family,
-        weight_dtype=_choose(weight_dtype, WEIGHT_DTYPES, _packed_dtype(stored), "weight dtype"),
+        weight_dtype=_choose(weight_dtype, tuple(FORMATS), _packed_dtype(stored), "weight dtype"),
         kv_dtype=_choose(kv_dtype, KV_DTYPES, "f32", "KV dtype"),
         checkpoint_dtype=stored,
         max_context=max_context,
@@ -134,7 +134,7 @@ def read_dimensions(path: str | Path, *, weight_dtype: str | None = None) -> Mod
     return _architecture(
         config,
         _family(config),
-        weight_dtype=_choose(weight_dtype, WEIGHT_DTYPES, _packed_dtype(stored), "weight dtype"),
+        weight_dtype=_choose(weight_dtype, tuple(FORMATS), _packed_dtype(stored), "weight dtype"),
         kv_dtype="f32",
         checkpoint_dtype=stored,
         max_context=None,
@@ -252,7 +252,7 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
 
 
 def _packed_dtype(stored: str) -> str:
-    return "bf16" if stored == "bf16" else "f32"
+    return stored if stored in FORMATS else "f32"
 
 
 def _choose(asked: str | None, allowed: tuple[str, ...], default: str, what: str) -> str:

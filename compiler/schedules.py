@@ -29,8 +29,6 @@ SPREAD_PREFETCH = -1
 """`prefetch` value: fetch the next group of panels, each row tile its share of it."""
 START_PREFETCH = -16
 """`prefetch` value: fetch the first 16th of the next group only, hardware will find the rest."""
-FEW_ROWS = {4: 6, 2: 4}
-"""Bytes of a weight to the rows up to which reading weights is all that counts (measured)."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -186,7 +184,7 @@ def _requests(dtype: str, target: Target) -> Iterator[KernelRequest]:
 
 def dot_rows(dtype: str, target: Target) -> int:
     """Return the M from which `dtype` weights are multiplied in bfloat16 pairs; 0 = never."""
-    return DOT_ROWS if dtype == "bf16" and target.bf16_dot else 0
+    return DOT_ROWS if FORMATS[dtype].pair_dots and target.bf16_dot else 0
 
 
 def gemm_kernels(
@@ -253,9 +251,9 @@ def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
     """
     if tile.panels == 1:
         return 4096
-    size = FORMATS[op.dtype].dtype.size
-    if m <= min(tile.rows, FEW_ROWS[size]):
-        return START_PREFETCH if size < 4 else 0
+    form = FORMATS[op.dtype]
+    if m <= min(tile.rows, form.few_rows):
+        return START_PREFETCH if form.dtype.size < 4 else 0
     return 1024 if m <= tile.rows else SPREAD_PREFETCH
 
 
@@ -283,15 +281,15 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
     return tuple(kept)
 
 
-def breakpoints(kind: str, target: Target) -> tuple[int, ...]:
+def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
     """Return the M at which the rules may change their mind: past tile heights and few rows."""
-    heights = {tile.rows for tile in RULE_TILES[kind, target.isa]}
-    return tuple(sorted({1, *(m + 1 for m in (*FEW_ROWS.values(), *heights))}))
+    heights = {tile.rows for tile in RULE_TILES[op.kind, target.isa]}
+    return tuple(sorted({1, *(m + 1 for m in (FORMATS[op.dtype].few_rows, *heights))}))
 
 
 def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:
     """Return rows covering every M >= 1."""
-    points = breakpoints(op.kind, target)
+    points = breakpoints(op, target)
     return merge_rows(default_row(op, target, m, threads, l3_bytes) for m in points)
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
-from dovetail.ir.dtypes import DTYPES, narrow_bf16, widen_bf16
+from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry
@@ -107,8 +107,7 @@ def convert(values: Array, stored: str, wanted: str) -> Array:
     """Convert between the storage forms of f32, f16 and bf16 (rounding to nearest even)."""
     if stored == wanted:
         return values
-    wide = widen_bf16(values) if stored == "bf16" else values.astype(np.float32)
-    return narrow_bf16(wide) if wanted == "bf16" else wide
+    return DTYPES[wanted].narrow(DTYPES[stored].widen(values))
 
 
 # ---- from tensors to bytes ----
@@ -183,7 +182,7 @@ class _Part:
     def rows(self, first: int, last: int) -> Array:
         info = self.checkpoint.info(self.name)
         values = self.checkpoint.load(self.name)[first:last]
-        if not _all_finite(values, info.dtype.name):
+        if not info.dtype.all_finite(values):
             raise SpecError(f"{info.path}: tensor {self.name} has NaN or infinite values")
         return convert(values, info.dtype.name, self.wanted)
 
@@ -203,12 +202,6 @@ def _interleave(pair: list[Array], dtype: str) -> Array:
     """Return panels with 2j from the first and 2j+1 from the second of two row-major [n][K]."""
     gate, up = (FORMATS[dtype].pack(rows) for rows in pair)
     return np.stack((gate, up), axis=1)
-
-
-def _all_finite(values: Array, dtype: str) -> bool:
-    if dtype == "bf16":
-        return bool(((values & 0x7F80) != 0x7F80).all())
-    return bool(np.isfinite(values).all())
 
 
 def _is_matrix(source: WeightSource) -> bool:

@@ -1,16 +1,19 @@
-"""Element types: one table for names, sizes, numpy storage and safetensors spelling."""
+"""Element types: one table for names, sizes, numpy storage, safetensors spelling and conversion."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+Array = npt.NDArray[Any]
+
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type. bf16 is stored in numpy as uint16 bit patterns."""
+    """An element type, which numpy stores as it is; `_Brain` is the one that it does not know."""
 
     name: str
     size: int
@@ -22,6 +25,33 @@ class DType:
         """The numpy dtype that holds the stored bytes."""
         return np.dtype(self.storage)
 
+    def widen(self, stored: Array) -> npt.NDArray[np.float32]:
+        """Return stored values as float32: float32 itself is not copied."""
+        return stored.astype(np.float32, copy=False)
+
+    def narrow(self, values: npt.NDArray[np.float32]) -> Array:
+        """Return float32 values as they are stored, rounded to nearest even."""
+        return values.astype(self.numpy, copy=False)
+
+    def all_finite(self, stored: Array) -> bool:
+        """Tell whether no stored value is NaN or infinite."""
+        return bool(np.isfinite(stored).all())
+
+
+class _Brain(DType):
+    """bfloat16, stored as uint16 bit patterns."""
+
+    __slots__ = ()
+
+    def widen(self, stored: Array) -> npt.NDArray[np.float32]:
+        return widen_bf16(stored)
+
+    def narrow(self, values: npt.NDArray[np.float32]) -> Array:
+        return narrow_bf16(values)
+
+    def all_finite(self, stored: Array) -> bool:
+        return bool(((stored & 0x7F80) != 0x7F80).all())
+
 
 DTYPES: dict[str, DType] = {
     d.name: d
@@ -29,7 +59,7 @@ DTYPES: dict[str, DType] = {
         DType("f32", 4, "float32", "F32"),
         DType("f64", 8, "float64", "F64"),
         DType("f16", 2, "float16", "F16"),
-        DType("bf16", 2, "uint16", "BF16"),
+        _Brain("bf16", 2, "uint16", "BF16"),
         DType("i32", 4, "int32", "I32"),
         DType("i64", 8, "int64", "I64"),
         DType("u16", 2, "uint16", "U16"),

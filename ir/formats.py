@@ -1,7 +1,7 @@
 """Weight formats: how the values of a packed weight lie in memory. One table, `FORMATS`.
 
 In: row-major weights. Out: panels of 16 columns, as the micro-kernels of `codegen/kernels` read
-them. A format is an entry here and a kernel text `weights_<name>.dk`.
+them. A format is an entry here and, where `weights.dk` has none for its kind, a kernel text.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ class WeightFormat:
     """Values of type `dtype`; `group` values of K that follow one another in a column lie together.
 
     A panel is [ceil(K / group)][16][group]; what is past K is zero. `name` is also the value of the
-    kernels' tunable `W`.
+    kernels' tunable `W`. few_rows: the rows up to which reading weights is all that counts
+    (measured). pair_dots: its groups are what instructions on pairs of bfloat16 take.
     """
 
     name: str
     dtype: DType
     group: int
+    few_rows: int
+    pair_dots: bool = False
 
     def panel_elements(self, k: int) -> int:
         """Return the elements of a panel of K = `k`: the panel stride of a whole weight."""
@@ -38,6 +41,10 @@ class WeightFormat:
     def panel_bytes(self, k: int) -> int:
         """Return the bytes of one panel of K = `k`."""
         return self.panel_elements(k) * self.dtype.size
+
+    def row_bytes(self, k: int) -> int:
+        """Return the bytes of a panel before row `k` of K, a multiple of `group`."""
+        return k // self.group * self.group * PANEL * self.dtype.size
 
     def pack(self, rows: Array) -> Array:
         """Return [ceil(n / 16)][panel_elements] of row-major `rows` [n][k] in the storage dtype."""
@@ -63,9 +70,9 @@ class WeightFormat:
 FORMATS: dict[str, WeightFormat] = {
     form.name: form
     for form in (
-        WeightFormat("f32", DTYPES["f32"], 1),
+        WeightFormat("f32", DTYPES["f32"], 1, few_rows=6),
         # pairs: what bfloat16 dot instructions read, and two float32 vectors by shift and mask
-        WeightFormat("bf16", DTYPES["bf16"], 2),
+        WeightFormat("bf16", DTYPES["bf16"], 2, few_rows=4, pair_dots=True),
     )
 }
 """Every weight format by name."""

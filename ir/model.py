@@ -48,7 +48,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int  # positions that rope tables and requests may reach; <= max_position
     norm_eps: float
     rope: RopeSpec
-    weight_dtype: str  # f32 or bf16: how packed weights are stored
+    weight_dtype: str  # of ir.formats: how packed weights are stored
     checkpoint_dtype: str
     kv_dtype: str = "f32"
     sliding_window: int = 0  # keys a query may see, itself included; 0 = all

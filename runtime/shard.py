@@ -123,7 +123,8 @@ def matrix_ranges(
         assert isinstance(ref, WeightRef) and ref.name is not None
         weight = index[ref.name]
         panels = -(-n // PANEL) * (2 if weight.layout == "packed_pair" else 1)
-        length, step = (count * DTYPES[weight.dtype].size for count in (k * PANEL, stride))
+        form = FORMATS[weight.dtype]
+        length, step = form.panel_bytes(k), stride * form.dtype.size
         start = weight.offset + ref.offset
         if length >= step:
             yield start, start + panels * step
@@ -169,12 +170,13 @@ class _Place:
     def columns(self, first: int, planes: int = 1) -> WeightRef:
         """Return B from column `first` (a panel's first) on; `planes` panels stand for one."""
         weight = self._matrix()
-        panel = FORMATS[weight.dtype].panel_elements(weight.k)  # an odd K may be padded
-        return self._advance(weight, first // PANEL * panel * planes)
+        panel = FORMATS[weight.dtype].panel_bytes(weight.k)
+        return WeightRef(name=weight.name, offset=first // PANEL * panel * planes)
 
     def rows(self, first: int) -> WeightRef:
         """Return B from row `first` of K on."""
-        return self._advance(self._matrix(), first * PANEL)
+        weight = self._matrix()
+        return WeightRef(name=weight.name, offset=FORMATS[weight.dtype].row_bytes(first))
 
     def bias(self, first: int) -> WeightRef:
         """Return the bias from element `first` on, or null as it was."""
@@ -186,9 +188,6 @@ class _Place:
         ref = self.slot("B")
         assert isinstance(ref, WeightRef) and ref.name is not None
         return self.weights[ref.name]
-
-    def _advance(self, weight: WeightEntry, elements: int) -> WeightRef:
-        return WeightRef(name=weight.name, offset=elements * DTYPES[weight.dtype].size)
 
 
 _F32 = DTYPES["f32"].size

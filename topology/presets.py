@@ -6,6 +6,7 @@ In: a name such as `llama-3-8b`. Out: a ModelSpec (figures from the models' publ
 from __future__ import annotations
 
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec, RopeSpec
 
 # vocabulary, hidden and intermediate size, layers, query and KV heads, head size, positions
@@ -28,10 +29,11 @@ def preset_model(name: str, *, weight_dtype: str = "bf16", kv_dtype: str = "f32"
     """Return the dimensions of a model by name.
 
     Raises:
-        SpecError: no such name (all are listed), or weights of another dtype than f32 and bf16.
+        SpecError: no such name (all are listed), or weights of no known format.
     """
-    if weight_dtype not in ("f32", "bf16"):
-        raise SpecError(f"weight dtype {weight_dtype!r} is not supported; choose f32 or bf16")
+    if weight_dtype not in FORMATS:
+        known = " or ".join(FORMATS)
+        raise SpecError(f"weight dtype {weight_dtype!r} is not supported; choose {known}")
     found = _MODELS.get(name.lower())
     if found is None:
         raise SpecError(f"no model is called {name!r}; known without files: {', '.join(PRESETS)}")

@@ -17,5 +17,8 @@ Workload = Annotated[
     typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines."),
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads, default all cores.")]
-WeightDtype = Annotated[str | None, typer.Option(help="f32 or bf16.")]
+WeightDtype = Annotated[
+    str | None,
+    typer.Option(help="How weights are stored, such as f32 or bf16."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
+from dovetail.cli.options import WeightDtype
 from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def topo_command(
         Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
-    weight_dtype: Annotated[str | None, typer.Option(help="f32 or bf16.")] = None,
+    weight_dtype: WeightDtype = None,
     every_divisor: Annotated[
         bool, typer.Option("--every-divisor", help="Groups of any size, not of powers of two.")
     ] = False,

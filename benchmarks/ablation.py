@@ -37,7 +37,7 @@ TOP, TOPS = 10, (5, 10, 15, 20)
 UNTUNED = "untuned"
 BUILDS: dict[str, dict[str, Any]] = {
     UNTUNED: {"effort": "none"},
-    "tuned": {"effort": "fast", "deterministic": True},
+    "tuned": {"effort": "fast", "fixed_order": True},
     "tuned, split K": {"effort": "fast"},
 }
 START, BEST = "start", "best"

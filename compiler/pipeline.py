@@ -209,7 +209,7 @@ def _make_schedules(inputs: Inputs, steps: _Steps) -> Chosen:
                 database=Path(request.database or default_path(request.cache)),
                 measurable=can_measure(target, request),
                 budget=inputs.search_seconds,
-                fixed_order=request.deterministic,
+                fixed_order=request.fixed_order,
                 cache=request.cache,
             ),
             steps.advance,

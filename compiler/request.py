@@ -57,8 +57,7 @@ class CompileRequest:
     search on this machine). budget: seconds to measure in all, schedules of every target and plans;
     by default the effort's own. database: of
     tuning records, by default the one in the build cache; what it holds is not measured again.
-    threads: of both phases. deterministic: sums of float32 matrix products run in one order,
-    however requests meet in a batch.
+    threads: of both phases. fixed_order: no schedule cuts K, which tells what cutting it is worth.
     """
 
     model: str | Path
@@ -68,7 +67,7 @@ class CompileRequest:
     targets: tuple[str, ...] = ()
     effort: str = "fast"
     budget: float | None = None
-    deterministic: bool = False
+    fixed_order: bool = False
     database: str | Path | None = None
     threads: int | None = None
     max_context: int | None = None

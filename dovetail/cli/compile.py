@@ -43,12 +43,6 @@ def compile_command(
     budget: Annotated[
         str | None, typer.Option(help="Most time to measure, e.g. 60s or 5m, default the effort's.")
     ] = None,
-    deterministic: Annotated[
-        bool,
-        typer.Option(
-            "--deterministic", help="Sum float32 products in one order whatever the batch."
-        ),
-    ] = False,
     db: Database = None,
     threads: Threads = None,
     max_context: Annotated[
@@ -71,7 +65,6 @@ def compile_command(
             targets=tuple(target or ()),
             effort=effort,
             budget=None if budget is None else read_duration(budget),
-            deterministic=deterministic,
             database=db,
             threads=threads,
             max_context=max_context,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import Chunk, Completion, SamplingParams
+from dovetail.runtime.timed import TimedEngine
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import TextStream, Tokenizer
 from dovetail.topology.hardware import read_hardware
@@ -55,7 +56,8 @@ def load(
             in one step or several, with any `plan`, `threads` and `kv_blocks`. It costs time.
         emulation: an accelerator to emulate beside the CPU: tokens are computed on the CPU, the
             app's clock shows the time that steps were to take, `kv_blocks` are the CPU's. Its
-            settings say `offload` and `chunked`.
+            settings say `offload` and `chunked`; in its timed mode tokens are made up and steps
+            take that time.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
@@ -71,7 +73,9 @@ def load(
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     part = next(iter(artifact.models.values()))
-    make = Engine if emulation is None else partial(PipelinedEngine, emulation)
+    make: Callable[..., Engine] = Engine
+    if emulation is not None:
+        make = partial(TimedEngine if emulation.timed else PipelinedEngine, emulation)
     engine = make(
         artifact,
         part,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +143,11 @@ class Lane:
     def attend(self, layer: int) -> None:
         """Run the attention of a layer, each sequence where its KV is; prompts on the GPU."""
         for home in Home:
-            self._run(home, self._attention[layer])
+            self.attend_on(home, layer)
+
+    def attend_on(self, home: Home, layer: int) -> None:
+        """Run the attention of a layer over the KV in one pool."""
+        self._run(home, self._attention[layer])
 
     def end(self) -> None:
         """Run what follows the last attention."""
@@ -169,6 +173,8 @@ def _stored_before(
 class PipelinedEngine(Engine):
     """One model on the CPU and an emulated accelerator; `pool` is the CPU's."""
 
+    device_type: ClassVar[type[EmulatedDevice]] = EmulatedDevice
+
     def __init__(
         self,
         emulation: Emulation,
@@ -179,13 +185,13 @@ class PipelinedEngine(Engine):
         plan: ServicePlan | None = None,
         **options: Any,
     ) -> None:
-        """As `Engine`; SpecError where the plan has several processes."""
+        """As `Engine`; SpecError also for several processes, and for other KV than is emulated."""
         service = artifact.service if plan is None else plan
         if service.processes > 1:
             raise SpecError("an emulated accelerator works beside one process; give such a plan")
         super().__init__(artifact, part, hardware, plan=plan, **options)
         spec, machine = self.spec, emulation.machine
-        device = self.accelerator = EmulatedDevice(self.model.device, machine, spec)
+        device = self.accelerator = self.device_type(self.model.device, emulation, spec)
         self.device, gpu = device, KvPool(machine.gpu_blocks)
         block = layer_block_bytes(spec)
         layer = (gpu.n_blocks + self.pool.n_blocks) * block
@@ -213,8 +219,7 @@ class PipelinedEngine(Engine):
             if self.recorder:
                 for batch, shape in zip(plan.batches, shapes, strict=True):
                     self.recorder.follow(batch, shape.outputs)
-            self._run_layers(plan, lanes)
-            self.accelerator.advance(plan, scheduler.requests)
+            self._compute(plan, lanes)
         for lane, batch, shape in zip(lanes, plan.batches, shapes, strict=True):
             scheduler.complete(batch)
             if shape.outputs:
@@ -232,6 +237,11 @@ class PipelinedEngine(Engine):
         }
         lane.set_args(batch, shape, splits, prefill=prefill)
         return shape
+
+    def _compute(self, plan: StepPlan, lanes: list[Lane]) -> None:
+        """Move KV and run the filled lanes; the device's clock shows what it took."""
+        self._run_layers(plan, lanes)
+        self.accelerator.advance(plan, self.scheduler.requests)
 
     def _run_layers(self, plan: StepPlan, lanes: list[Lane]) -> None:
         """Run both batches side by side; KV moves in the layer in which it is used next."""

@@ -32,6 +32,10 @@ class StepRecorder:
         with self._timeline.measure(self._engine, name, **args):
             yield
 
+    def draw(self, track: str, name: str, start: float, end: float) -> None:
+        """Add what another part than the engine's thread did."""
+        self._timeline.span(self._timeline.track(PROCESS, track), name, start, end)
+
     def follow(self, batch: Batch, outputs: Iterable[Request]) -> None:
         """Lead arrows through the span under way: prompts on their way, and first tokens."""
         now = self._timeline.clock()

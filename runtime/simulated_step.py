@@ -35,14 +35,23 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step, of its two stages in one layer, of logits and of each way of the link."""
+    """Seconds of a step, of its two stages in one layer, of logits and of each way of the link.
+
+    products: the part of each stage on the GPU that is a batch's products.
+    """
 
     seconds: float
     layers: int
     stages: tuple[Stage, Stage]
+    products: tuple[float, float]
     head: float
     link_out: float
     link_in: float
+
+    @property
+    def two_max(self) -> float:
+        """Seconds of all layers by the formula of two stages (NEO §3.2)."""
+        return self.layers * sum(stage.seconds for stage in self.stages)
 
     @property
     def gpu(self) -> float:
@@ -105,7 +114,15 @@ class Truth:
         stages = self._stages(first, second, share) if self.hidden else plain
         head = self._head(plan.batches) if self.hidden else 0.0
         seconds = layers * sum(stage.seconds for stage in stages) + head
-        return StepTime(max(seconds, link_out, link_in), layers, stages, head, link_out, link_in)
+        return StepTime(
+            seconds=max(seconds, link_out, link_in),
+            layers=layers,
+            stages=stages,
+            products=(first.linear, second.linear),
+            head=head,
+            link_out=link_out,
+            link_in=link_in,
+        )
 
     def _stages(self, first: _Parts, second: _Parts, share: float) -> tuple[Stage, Stage]:
         return (

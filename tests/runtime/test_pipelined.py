@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -17,8 +19,12 @@ from dovetail.runtime.app import App, load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.machines import find_machine
+from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
+from dovetail.runtime.request import Request, SamplingParams
+from dovetail.runtime.scheduler import Draft
+from dovetail.runtime.step import StepBuffers, StepShape
 from tests.models import save_model
 
 RNG = random.Random(6)
@@ -48,11 +54,12 @@ def alone(artifact: Path) -> list[tuple[int, ...]]:
 
 @contextmanager
 def emulate(
-    path: Path, gpu: int, cpu: int, **settings: object
+    path: Path, gpu: int, cpu: int, **options: object
 ) -> Iterator[tuple[App, list[StepPlan]]]:
     """Load with pools of so many blocks; also give the plans that ran. Pools stay sound."""
     machine = find_machine("t4").with_gpu_blocks(gpu)
-    emulation = Emulation(machine, SchedulerSettings(**settings))  # type: ignore[arg-type]
+    chosen = SchedulerSettings(**options)  # type: ignore[arg-type]
+    emulation = Emulation(machine, chosen)
     with load(path, kv_blocks=cpu, threads=1, emulation=emulation) as app:
         engine = app.engine
         assert isinstance(engine, PipelinedEngine)
@@ -120,6 +127,80 @@ def test_swaps_both_ways_and_two_batches_are_run(
         seen["two"] += sum(len(plan.batches) == 2 for plan in plans)
         seen["later"] += sum(c.start > 0 for p in plans for b in p.batches for c in b.prefill)
     assert min(seen.values()) > 0, seen
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    gpu=st.integers(1, 14),
+    cpu=st.integers(13, 40),  # the longest request needs 8
+    offload=st.sampled_from(["auto", "auto", "full"]),
+    chunked=st.booleans(),
+    gain=st.sampled_from([0.0, 1.05]),
+    patience=st.integers(1, 8),
+    share=st.sampled_from([0.5, 1.0]),
+)
+def test_no_pools_or_settings_change_the_tokens(
+    artifact: Path,
+    alone: list[tuple[int, ...]],
+    gpu: int,
+    cpu: int,
+    offload: str,
+    chunked: bool,
+    gain: float,
+    patience: int,
+    share: float,
+) -> None:
+    options = {"offload": offload, "chunked": chunked, "min_gain": gain, "patience": patience}
+    with emulate(artifact, gpu, cpu, swap_in_share=share, **options) as (app, _):
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+
+
+def test_every_eviction_may_be_a_swap(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long answers to many short prompts do not fit beside each other: those that give way move."""
+    evict = NeoScheduler.evict
+
+    def move(scheduler: NeoScheduler, draft: Draft, victim: Request) -> None:
+        with monkeypatch.context() as always:
+            always.setattr(NeoScheduler, "_belongs_to_cpu", lambda *_: True)
+            evict(scheduler, draft, victim)
+
+    monkeypatch.setattr(NeoScheduler, "evict", move)
+    prompts, swapped = [prompt[:8] for prompt in PROMPTS], 0
+    asked = ASKED | {"max_tokens": 60}
+    with load(artifact, kv_blocks=200) as app:
+        alone = [done.token_ids for done in app.generate(prompts, **asked)]
+    for gpu, share in ((8, 1.0), (12, 0.5)):
+        with emulate(artifact, gpu, 80, min_gain=9.0, swap_in_share=share) as (app, plans):
+            assert [done.token_ids for done in app.generate(prompts, **asked)] == alone
+        swapped += sum(len(plan.swap_out) for plan in plans)
+    assert swapped >= 6
+
+
+def test_deterministic_logits_are_the_bits_of_one_device(artifact: Path) -> None:
+    def bits(app: App) -> dict[int, list[bytes]]:
+        engine, params = app.engine, SamplingParams(max_tokens=6, ignore_eos=True)
+        found: dict[int, list[bytes]] = {}
+        sample = engine._sample
+
+        def follow(shape: StepShape, buffers: StepBuffers) -> None:
+            for row, request in enumerate(shape.outputs):
+                found.setdefault(request.id, []).append(buffers.logits(row).tobytes())
+            sample(shape, buffers)
+
+        engine._sample = follow  # type: ignore[method-assign]
+        for prompt in PROMPTS:
+            engine.submit(prompt, params)
+        while engine.scheduler.busy:
+            engine.step()
+        return found
+
+    with load(artifact, kv_blocks=200, deterministic=True) as app:
+        alone = bits(app)
+    machine = find_machine("t4").with_gpu_blocks(9)
+    made = Emulation(machine, SchedulerSettings(min_gain=0.0, patience=4))
+    with load(artifact, kv_blocks=40, threads=1, deterministic=True, emulation=made) as app:
+        beside = bits(app)
+    assert beside == alone
 
 
 def test_the_clock_is_the_tables(artifact: Path) -> None:

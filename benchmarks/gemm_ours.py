@@ -1,16 +1,14 @@
 """Our side of the GEMM benchmark: operands in copies that outgrow the cache, and bound products.
 
 In: a shape, a schedule row, a kernel library. Out: `OurGemm`, which runs products on the copies in
-turn, each one run of a bound tape.
+turn, each one call of a kernel.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +16,17 @@ import numpy.typing as npt
 from common import Patience
 from dovetail.codegen.library import BuiltLibrary
 from dovetail.codegen.targets import get_target
-from dovetail.compiler.measure import CACHE_FACTOR, Meter
+from dovetail.compiler.kernel_call import KernelCall
+from dovetail.compiler.measure import CACHE_FACTOR, Candidate, Meter
 from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.schedules import GemmOp, default_gemm_rows
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.tables import EFFORTS
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
+from dovetail.ir.formats import FORMATS
+from dovetail.ir.model import SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import Row
-from dovetail.runtime import abi
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.topology.hardware import HardwareSpec
 
@@ -71,7 +70,7 @@ class Operands:
         count = max(1, math.ceil(CACHE_FACTOR * cache_bytes / (4 * n * k)))
         random = np.random.default_rng(0)
         weight = random.standard_normal((n, k), np.float32) * np.float32(k**-0.5)
-        packed = weight.reshape(n // PANEL, PANEL, k).transpose(0, 2, 1)
+        packed = FORMATS["f32"].pack(weight)
         self.plain = [aligned_copy(weight) for _ in range(count)]
         self.packed = [aligned_copy(packed) for _ in range(count)]
         self.a = aligned_copy(np.zeros((m, k + PADDING), np.float32))
@@ -81,34 +80,27 @@ class Operands:
 
 
 class OurGemm:
-    """Calls a schedule row on the copies of a weight in turn, each call one run of a bound tape."""
+    """Calls a schedule row on the copies of a weight in turn."""
 
     def __init__(self, setting: Setting, team: Team, row: Row, operands: Operands, m: int) -> None:
-        self._library, self._team, self._turn = setting.library, team, 0
-        self._keep: list[Any] = [operands]
+        self._team, self._turn, self._operands = team, 0, operands
         self._partial = np.empty(SPLIT_K_ELEMENTS, np.float32)
-        self._tapes = [self._tape(row, operands, weight, m) for weight in operands.packed]
-        self._args = (abi.Slot * 1)(abi.Slot(i=m))
+        self._calls = [self._bind(setting, row, weight, m) for weight in operands.packed]
         self._result = operands.c[:m, : operands.n]
 
-    def _tape(self, row: Row, operands: Operands, weight: Array, m: int) -> abi.Tape:
-        n, k, a, c = operands.n, operands.k, operands.a, operands.c
-        values = [m, n, k, a.ctypes.data, a.shape[1], weight.ctypes.data, k * PANEL, 0, 0, 0]
+    def _bind(self, setting: Setting, row: Row, weight: Array, m: int) -> KernelCall:
+        n, k, a, c = self._operands.n, self._operands.k, self._operands.a, self._operands.c
+        stride = FORMATS["f32"].panel_elements(k)
+        values = [m, n, k, a.ctypes.data, a.shape[1], weight.ctypes.data, stride, 0, 0, 0]
         values += [c.ctypes.data, c.shape[1], self._partial.ctypes.data, self._partial.size]
-        slots = (abi.Slot * len(values))(*(abi.Slot(i=value) for value in values))
-        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*row.schedule)
-        reduce = self._library.entry(row.reduce_kernel) if row.reduce_kernel else None
-        rows = (abi.Row * 1)(abi.Row(1, self._library.entry(row.kernel), reduce, schedule))
-        entries = (abi.Entry * 1)(abi.Entry(rows, 1, 0, 0, -1, 0))
-        self._keep += [slots, rows, entries]
-        return abi.Tape(entries, 1, slots, None, 0)
+        candidate = Candidate(row.kernel, row.schedule)
+        return KernelCall(setting.library, candidate, row.reduce_kernel, values, rows=m)
 
     def __call__(self, calls: int) -> Array:
         """Run `calls` products; return the last one's result."""
         for _ in range(calls):
-            tape = self._tapes[self._turn % len(self._tapes)]
+            self._calls[self._turn % len(self._calls)].run(self._team)
             self._turn += 1
-            self._library.run(self._team, tape, self._args, range(1))
         return self._result
 
 

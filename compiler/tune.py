@@ -71,7 +71,9 @@ class TuneRequest:
     workload: str | Path | None = None
     target: str | None = None
     threads: int | None = None
+    max_context: int | None = None
     weight_dtype: str | None = None
+    kv_dtype: str | None = None
     max_step_tokens: int = MAX_STEP_TOKENS
     max_step_sequences: int = MAX_STEP_SEQUENCES
     cache: Path | None = None
@@ -213,7 +215,12 @@ def _join_cluster(
 
 def _prepare(request: TuneRequest) -> TuningJob:
     _check_request(request)
-    spec = read_model_spec(request.model, weight_dtype=request.weight_dtype)
+    spec = read_model_spec(
+        request.model,
+        max_context=request.max_context,
+        kv_dtype=request.kv_dtype,
+        weight_dtype=request.weight_dtype,
+    )
     hardware = read_hardware(request.hardware)
     (target,) = choose_targets((request.target,) if request.target else (), hardware)
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.options import AsJson, Database, ModelDirectory, Threads, WeightDtype, Workload
+from dovetail.cli.options import (
+    AsJson,
+    Database,
+    KvDtype,
+    MaxContext,
+    ModelDirectory,
+    Threads,
+    WeightDtype,
+    Workload,
+)
 from dovetail.cli.report import (
     print_json,
     progress_bars,
@@ -45,11 +54,9 @@ def compile_command(
     ] = None,
     db: Database = None,
     threads: Threads = None,
-    max_context: Annotated[
-        int | None, typer.Option(help="Positions a request may use, default the model's.")
-    ] = None,
+    max_context: MaxContext = None,
     weight_dtype: WeightDtype = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="f32, bf16 or f16.")] = None,
+    kv_dtype: KvDtype = None,
     json: AsJson = False,
 ) -> None:
     """Compile a model for a machine into one artifact; nothing is written unless it succeeds."""

@@ -21,4 +21,10 @@ WeightDtype = Annotated[
     str | None,
     typer.Option(help="How weights are stored, such as f32 or bf16."),
 ]
+KvDtype = Annotated[
+    str | None, typer.Option(help="How keys and values are stored: f32, bf16 or f16.")
+]
+MaxContext = Annotated[
+    int | None, typer.Option(help="Positions a request may use, default the model's.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

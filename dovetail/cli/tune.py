@@ -14,7 +14,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dovetail.cli.options import AsJson, Database, ModelDirectory, Threads, WeightDtype, Workload
+from dovetail.cli.options import (
+    AsJson,
+    Database,
+    KvDtype,
+    MaxContext,
+    ModelDirectory,
+    Threads,
+    WeightDtype,
+    Workload,
+)
 from dovetail.cli.report import (
     Terminated,
     fail,
@@ -60,7 +69,9 @@ def tune_command(
         str | None, typer.Option(help="Instruction set, default the machine's best.")
     ] = None,
     threads: Threads = None,
+    max_context: MaxContext = None,
     weight_dtype: WeightDtype = None,
+    kv_dtype: KvDtype = None,
     json: AsJson = False,
 ) -> None:
     """Search the schedules of a model's kernels; `compile` then finds them on record."""
@@ -83,7 +94,9 @@ def tune_command(
                 workload=workload,
                 target=target,
                 threads=threads,
+                max_context=max_context,
                 weight_dtype=weight_dtype,
+                kv_dtype=kv_dtype,
             )
         except (KeyboardInterrupt, Terminated):
             stopped = describe_stop(latest(), again=resume or missing)

@@ -166,17 +166,19 @@ def test_attention_goes_the_same_road(model, tmp_path, monkeypatch, asked):
     variants = {(attention_search.DECODE, isa): ({"CHUNK": 16},)}
     monkeypatch.setattr(attention_search, "VARIANTS", variants)
     database = tmp_path / "tuning.jsonl"
-    first = tune(model, database, effort="full")
+    asks = {"effort": "full", "kv_dtype": "bf16", "max_context": 48}
+    first = tune(model, database, **asks)
     found = attention_records(database)
     assert sorted(r.status for r in found.values()) == ["ok"] * 3  # a variant and two defaults
+    assert {(r.dtype, r.shape["context"]) for r in found.values()} == {("bf16", 48)}
     shown = [point for point in first.points if point.kind == attention_search.DECODE]
     assert len(shown) == 1 and shown[0].gflops > 0
     assert first.progress.done == first.progress.items == 7
     asked.clear()
-    tune(model, database, effort="full", missing=True)
+    tune(model, database, missing=True, **asks)
     assert attention_records(database) == found
     report = compile_model(
-        model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0, effort="full"
+        model, output=tmp_path / "a.dove", database=database, threads=1, budget=1.0, **asks
     )
     assert report.measured < report.trials
     assert attention_records(database) == found

@@ -85,6 +85,8 @@ def test_bad_input_is_one_sentence(model: Path, tmp_path: Path) -> None:
     database = tmp_path / "tuning.jsonl"
     assert_one_sentence(dovetail("tune", model, "--db", database, "--budget", "soon"))
     assert_one_sentence(dovetail("tune", model, "--db", database, "--resume"))
+    assert_one_sentence(dovetail("tune", model, "--db", database, "--kv-dtype", "f8"))
+    assert_one_sentence(dovetail("tune", model, "--db", database, "--max-context", "0"))
     assert_one_sentence(dovetail("tune", model, "--db", tmp_path))
     assert_one_sentence(dovetail("tune", tmp_path / "none"))
     assert not database.exists()

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import quantiles
 from typing import Any
 
 import msgspec
@@ -27,9 +27,12 @@ from dovetail.ir.plans import MEASURED, PairChoice, PlanCandidate, PlanChoice
 from dovetail.runtime.cpu_time import QUIET_CORES, busy_cores
 from dovetail.topology.replay import Trace
 
-PROMPT, NEW_TOKENS = 128, 9
-"""Tokens of a replayed request: what they take is scaled to the trace's mean lengths."""
-ROUNDS = 9
+PROMPTS, STEPS = 3, 4
+"""Prompts of a round, at even quantiles of the trace's lengths, and decode steps at each batch."""
+ROUNDS, WANTED_ROUNDS = 9, 4
+"""Rounds at most, and those that the prompts are shortened for."""
+SHORTEST = 1 / 16
+"""No prompt is cut below this part of its length: a round then takes longer than it should."""
 TIE = 0.02
 """Of pairs this close to the fastest the simulator's favourite is taken: less is noise."""
 TIMEOUT = 900.0
@@ -48,20 +51,25 @@ _BUSY = (
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child runs: rounds of all plans in turns, no further one after `seconds`."""
+    """What the child runs: rounds of all plans in turns, no further one after `seconds`.
+
+    prompts: their tokens. steps: of decoding, at each of `batches`.
+    """
 
     artifact: str
     plans: tuple[ServicePlan, ...]
-    prompt: int
-    new_tokens: int
-    batch: int
+    prompts: tuple[int, ...]
+    batches: tuple[int, ...]
+    steps: int = STEPS
     vocab_size: int
     rounds: int = ROUNDS
     seconds: float
 
 
 class ReplayTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Per plan and round: seconds of one prompt, and of one decode step of the whole batch.
+    """Per plan and round: seconds of a token of a prompt, and of a decoded token.
+
+    prefill: mean over the tokens of all prompts. decode: mean over the batches.
 
     others: per round, the cores that work of others kept busy meanwhile.
     """
@@ -109,13 +117,11 @@ def measure_choice(
     and kernels is not run again.
     """
     covers = cover_pairs(choice.pairs)
-    prompt = max(1, min(PROMPT, spec.max_context - NEW_TOKENS))
     job = ReplayJob(
         artifact=str(artifact),
         plans=tuple(service_plan(choice, pair) for pair in covers),
-        prompt=prompt,
-        new_tokens=NEW_TOKENS,
-        batch=trace.batch,
+        prompts=choose_prompts(choice, covers, trace, seconds, spec.max_context),
+        batches=trace.batches,
         vocab_size=spec.vocab_size,
         seconds=seconds,
     )
@@ -124,15 +130,43 @@ def measure_choice(
         note = _FAILED if times is None else _BUSY.format(min(times.others))
         return replace(choice, notes=(*choice.notes, note + source))
     times = times.quiet()
-    per_prompt = fmean(prompt for prompt, _ in trace.requests) / prompt
-    per_step = fmean(output for _, output in trace.requests) / trace.batch
-    prefill = _spread([pair.prefill for pair in covers], times.prefill, per_prompt)
-    decode = _spread([pair.decode for pair in covers], times.decode, per_step)
+    prefill = _spread([pair.prefill for pair in covers], times.prefill, trace.mean_prompt)
+    decode = _spread([pair.decode for pair in covers], times.decode, trace.mean_output)
     shown = (
-        f"{prompt} tokens of prompt and {NEW_TOKENS - 1} decode steps, lower quartile of "
-        f"{len(times.others)} quiet rounds, scaled to the trace's mean lengths{source}"
+        f"prompts of {_spell(job.prompts)} tokens, {STEPS} decode steps of {_spell(job.batches)} "
+        f"sequences, lower quartile of {len(times.others)} quiet rounds, scaled to the trace's "
+        f"mean lengths{source}"
     )
     return apply_times(replace(choice, replay=shown), prefill, decode)
+
+
+def choose_prompts(
+    choice: PlanChoice,
+    covers: Sequence[PairChoice],
+    trace: Trace,
+    seconds: float,
+    max_context: int,
+) -> tuple[int, ...]:
+    """Return the tokens of the prompts of a round.
+
+    Those at even quantiles of the trace's lengths; all of them halved until the simulator expects
+    some rounds of all plans to fit into `seconds`. They fill half a context at most, so that there
+    is room to decode.
+    """
+    lengths = [prompt for prompt, _ in trace.sample(PROMPTS).requests]
+    prompts = sum(choice.prefill[pair.prefill].simulated or 0.0 for pair in covers)
+    answers = sum(choice.decode[pair.decode].simulated or 0.0 for pair in covers)
+    per_token = prompts / max(1.0, trace.mean_prompt)
+    decoding = answers / max(1.0, trace.mean_output) * STEPS * sum(trace.batches)
+    left = seconds / WANTED_ROUNDS - decoding
+    part = 1.0
+    while part > SHORTEST and part * sum(lengths) * per_token > left:
+        part /= 2
+    return tuple(max(1, min(round(part * n), max_context // 2)) for n in lengths)
+
+
+def _spell(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _replay_once(job: ReplayJob, artifact: Path, memory: Memory) -> tuple[ReplayTimes | None, str]:

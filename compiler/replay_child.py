@@ -1,7 +1,7 @@
 """The process in which plans are replayed: `python -P -m dovetail.compiler.replay_child`.
 
 In: a `ReplayJob` on stdin. Out: `ReplayTimes` on stdout. Each plan is loaded once, with its own
-threads and processes; then all of them serve a request in turns, so that noise hits them alike.
+threads and processes; then all of them serve requests in turns, so that noise hits them alike.
 """
 
 from __future__ import annotations
@@ -9,34 +9,39 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from itertools import count
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from dovetail.compiler.replay import ReplayJob, ReplayTimes
+from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.app import App, load
+from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.cpu_time import busy_seconds, process_seconds
+from dovetail.runtime.engine import Engine
+from dovetail.runtime.kv_pool import blocks_for
+from dovetail.runtime.request import Request, SamplingParams, State
+from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 
 def replay(job: ReplayJob) -> ReplayTimes:
     """Run a job; the first round warms up and counts only where it is the only one."""
-    numbers = count()
-    blocks = job.batch * (-(-(job.prompt + job.new_tokens) // KV_BLOCK) + 1)
+    hardware = read_hardware()
+    artifact = open_artifact(Path(job.artifact), hardware)
+    draw = random.Random(0)
     with ExitStack() as stack:
-        apps = [
-            stack.enter_context(load(job.artifact, plan=plan, kv_blocks=blocks))
-            for plan in job.plans
-        ]
+        engines = [stack.enter_context(_open(artifact, hardware, plan, job)) for plan in job.plans]
         end = time.perf_counter() + job.seconds
         rounds: list[list[tuple[float, float]]] = []
         others: list[float] = []
         while len(rounds) <= job.rounds and (not rounds or time.perf_counter() < end):
-            busy, own, start = busy_seconds(), _own_seconds(apps), time.perf_counter()
-            rounds.append([_serve(app, job, numbers) for app in apps])
-            spent = busy_seconds() - busy - (_own_seconds(apps) - own)
+            busy, own, start = busy_seconds(), _own_seconds(engines), time.perf_counter()
+            rounds.append([Round(engine, job, draw).serve() for engine in engines])
+            spent = busy_seconds() - busy - (_own_seconds(engines) - own)
             others.append(max(0.0, spent / (time.perf_counter() - start)))
     first = 1 if len(rounds) > 1 else 0
     prefill, decode = (
@@ -46,23 +51,93 @@ def replay(job: ReplayJob) -> ReplayTimes:
     return ReplayTimes(prefill=prefill, decode=decode, others=tuple(others[first:]))
 
 
-def _own_seconds(apps: Sequence[App]) -> float:
+@contextmanager
+def _open(
+    artifact: Artifact, hardware: HardwareSpec, plan: ServicePlan, job: ReplayJob
+) -> Iterator[Engine]:
+    part = next(iter(artifact.models.values()))
+    room = _room(job, part.file.max_step_tokens)
+    blocks = sum(blocks_for(n + room) for n in job.prompts)
+    blocks += max(job.batches) * (blocks_for(KV_BLOCK + room) + 1)
+    engine = Engine(artifact, part, hardware, plan=plan, kv_blocks=blocks)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _room(job: ReplayJob, max_step_tokens: int) -> int:
+    """Return the tokens that a request may get: while others' prompts are computed, too."""
+    begun = sum(job.prompts) + KV_BLOCK * max(job.batches)
+    return begun // max_step_tokens + 4 + (job.steps + 1) * len(job.batches)
+
+
+def _own_seconds(engines: Sequence[Engine]) -> float:
     """Return the CPU seconds of this process and of the processes of its groups."""
-    pids = [pid for app in apps if app.engine.group for pid in app.engine.group.pids]
+    pids = [pid for engine in engines if engine.group for pid in engine.group.pids]
     return time.process_time() + sum(map(process_seconds, pids))
 
 
-def _serve(app: App, job: ReplayJob, numbers: count[int]) -> tuple[float, float]:
-    """Return seconds of one prompt that no request had before, and of one decode step."""
-    prompts = [
-        random.Random(next(numbers)).choices(range(job.vocab_size), k=job.prompt)
-        for _ in range(job.batch)
-    ]
-    start = app.engine.device.now()
-    done = app.generate(prompts, max_tokens=job.new_tokens, ignore_eos=True)
-    first = max(d.metrics.first_token or start for d in done)
-    last = max(d.metrics.last_token or first for d in done)
-    return (first - start) / job.batch, (last - first) / (job.new_tokens - 1)
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One plan's turn: prompts that no request had before, then decode steps of fewer and fewer."""
+
+    engine: Engine
+    job: ReplayJob
+    draw: random.Random
+
+    def serve(self) -> tuple[float, float]:
+        """Return seconds of a token of the prompts, and of a decoded token."""
+        start = time.perf_counter()
+        running = self._start([self._tokens(length) for length in self.job.prompts])
+        prefill = time.perf_counter() - start
+        decode = self._decode(running)
+        self._end(running)
+        return prefill / sum(self.job.prompts), decode
+
+    def _decode(self, running: list[Request]) -> float:
+        """Return the mean seconds of a token over the batches, the largest batch first.
+
+        Where more sequences are wanted than there are prompts, they go on from these: their KV is
+        shared and need not be computed, their contexts are of the same lengths.
+        """
+        whole = [r.tokens[: r.prompt_length // KV_BLOCK * KV_BLOCK] for r in running]
+        more = range(max(self.job.batches) - len(running))
+        running += self._start([[*whole[i % len(whole)], *self._tokens(1)] for i in more])
+        per_token = []
+        for batch in sorted(self.job.batches, reverse=True):
+            self._end(running[batch:])
+            del running[batch:]
+            self._step(running)  # threads go over to decoding, or lose their last neighbour
+            start = time.perf_counter()
+            for _ in range(self.job.steps):
+                self._step(running)
+            per_token.append((time.perf_counter() - start) / (self.job.steps * batch))
+        return fmean(per_token)
+
+    def _tokens(self, count: int) -> list[int]:
+        return self.draw.choices(range(self.job.vocab_size), k=count)
+
+    def _start(self, prompts: Sequence[list[int]]) -> list[Request]:
+        """Return requests that have their first tokens."""
+        room = _room(self.job, self.engine.scheduler.limits.max_step_tokens)
+        params = SamplingParams(max_tokens=room, ignore_eos=True)
+        requests = [request for tokens in prompts for request in self.engine.submit(tokens, params)]
+        while not all(request.output for request in requests):
+            self._step(requests)
+        return requests
+
+    def _end(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.state is not State.FINISHED:  # a short context ends one early
+                self.engine.finish(request, "stop")
+
+    def _step(self, running: Sequence[Request]) -> None:
+        """Run a step; raises what made one of `running` fail."""
+        self.engine.step()
+        for request in running:
+            if request.error is not None:
+                raise request.error
 
 
 if __name__ == "__main__":

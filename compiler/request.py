@@ -146,7 +146,7 @@ def read_inputs(request: CompileRequest) -> Inputs:
     workload = read_workload(request.workload)
     _check_tokenizer(Path(request.model) / TOKENIZER)
     cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
-    trace = sample_trace(workload)
+    trace = sample_trace(workload, request.max_step_sequences)
     targets = choose_targets(cpus, hardware)
     measured = request.threads is None and can_measure(targets[0], request)
     figures = figures_of(

@@ -40,10 +40,15 @@ def plan_service(hardware: HardwareSpec, threads: int | None = None) -> ServiceP
     return ServicePlan(prefill=phase, decode=phase)
 
 
-def sample_trace(workload: WorkloadSpec, batch: int = 1) -> Trace:
-    """Return the requests of a workload for the topology search, `batch` decoded together."""
+def sample_trace(workload: WorkloadSpec, sequences: int, batch: int | None = None) -> Trace:
+    """Return the requests of a workload for the topology search.
+
+    sequences: of a step at most. batch: of all decode steps; by default the workload's, which the
+    payload of kernel search has too.
+    """
     requests = tuple(zip(workload.prompt_lengths, workload.output_lengths, strict=True))
-    return Trace(workload.source, requests, batch).sample()
+    batches = workload.batches(sequences) if batch is None else (batch,)
+    return Trace(workload.source, requests, batches).sample()
 
 
 def choose_plans(
@@ -68,7 +73,7 @@ def choose_plans(
     return PlanChoice(
         source=SIMULATED,
         trace=trace.source,
-        batch=trace.batch,
+        batches=trace.batches,
         prefill=tuple(map(_candidate, prefill)),
         decode=tuple(map(_candidate, decode)),
         pairs=tuple(

@@ -261,7 +261,7 @@ def _choose_plans(
     target: Target,
     workload: WorkloadSpec,
 ) -> tuple[ServicePlan, ...]:
-    trace = sample_trace(workload)
+    trace = sample_trace(workload, request.max_step_sequences)
     measured = request.threads is None
     figures = figures_of(
         request.hardware, hardware, spec, target, trace, measured=measured, cache=request.cache

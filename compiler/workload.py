@@ -77,6 +77,10 @@ class WorkloadSpec:
         text = json.dumps([self.prompt_lengths, self.output_lengths, self.concurrency])
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def batches(self, most: int) -> tuple[int, ...]:
+        """Return the numbers of sequences that decode together: powers of two up to `most`."""
+        return tuple(1 << i for i in range(min(self.concurrency, most).bit_length()))
+
     def step_sizes(self, max_tokens: int) -> dict[int, float]:
         """Return M -> share of steps that have M token rows; M is at most `max_tokens`.
 
@@ -89,7 +93,7 @@ class WorkloadSpec:
                 if size:
                     bucket = _bucket(size, max_tokens)
                     counts[bucket] = counts.get(bucket, 0.0) + 1.0
-        batches = [1 << i for i in range(min(self.concurrency, max_tokens).bit_length())]
+        batches = self.batches(max_tokens)
         decode_steps = sum(self.output_lengths)
         for batch in batches:
             steps = decode_steps / len(batches) / batch

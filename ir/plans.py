@@ -52,14 +52,15 @@ class PairChoice(msgspec.Struct, frozen=True, kw_only=True):
 class PlanChoice(msgspec.Struct, frozen=True, kw_only=True):
     """`plans/choice.json`: all pairs that were compared; the first one was chosen.
 
-    source: SIMULATED, MEASURED or ASKED. replay: what was run to measure. cut: what the search of
+    source: SIMULATED, MEASURED or ASKED. batches: sequences decoded together, each number for an
+    equal part of the tokens. replay: what was run to measure. cut: what the search of
     configurations left out.
     """
 
     schema: int = 1
     source: str
     trace: str = ""
-    batch: int = 1
+    batches: tuple[int, ...] = (1,)
     replay: str = ""
     prefill: tuple[PlanCandidate, ...]
     decode: tuple[PlanCandidate, ...]

@@ -7,7 +7,8 @@ pairs of them, the price of a switch between phases included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from dovetail.topology.configuration import Configuration
 from dovetail.topology.contention import ACTIVATION_BYTES, Simulator
@@ -18,11 +19,31 @@ MAX_STEP_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """(prompt, output) tokens of each request; `batch` sequences are decoded together."""
+    """(prompt, output) tokens of each request, and how many sequences are decoded together.
+
+    Each of `batches` gets an equal part of the output tokens: lengths do not say how many meet.
+    """
 
     source: str
     requests: tuple[tuple[int, int], ...]
-    batch: int = 1
+    batches: tuple[int, ...] = (1,)
+
+    @property
+    def mean_prompt(self) -> float:
+        """Tokens of a prompt."""
+        return fmean(prompt for prompt, _ in self.requests)
+
+    @property
+    def mean_output(self) -> float:
+        """Tokens of an answer."""
+        return fmean(output for _, output in self.requests)
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a sequence has before it when one of its output tokens is decoded."""
+        tokens = sum(output for _, output in self.requests)
+        stored = sum(output * (prompt + output / 2) for prompt, output in self.requests)
+        return stored / tokens if tokens else self.mean_prompt
 
     def sample(self, count: int = SAMPLES) -> Trace:
         """Return `count` requests at even quantiles of length; all where there are no more."""
@@ -30,7 +51,7 @@ class Trace:
             return self
         ranked = sorted(self.requests, key=sum)
         picked = (ranked[(2 * i + 1) * len(ranked) // (2 * count)] for i in range(count))
-        return Trace(self.source, tuple(picked), self.batch)
+        return replace(self, requests=tuple(picked))
 
 
 DEFAULT_TRACE = Trace(
@@ -54,7 +75,7 @@ class PairScore:
 
 def step_rows(trace: Trace) -> tuple[int, ...]:
     """Return the rows that the products of a replayed trace's steps have, in order."""
-    rows = {trace.batch}
+    rows = set(trace.batches)
     for prompt, _ in trace.sample().requests:
         rows |= {tokens for tokens, _ in _chunks(prompt)}
     return tuple(sorted(rows))
@@ -73,8 +94,8 @@ class Replay:
 
     def __init__(self, simulator: Simulator, trace: Trace) -> None:
         self._simulator = simulator
-        self._requests: Sequence[tuple[int, int]] = trace.sample().requests
-        self._batch = trace.batch
+        self._trace = trace.sample()
+        self._requests: Sequence[tuple[int, int]] = self._trace.requests
 
     def prefill(self, configuration: Configuration) -> float:
         """Return the mean seconds of a prompt, long ones in chunks."""
@@ -86,14 +107,16 @@ class Replay:
         return total / len(self._requests)
 
     def decode(self, configuration: Configuration) -> float:
-        """Return the mean seconds of a request's output; a step's time is shared by its batch."""
-        total = 0.0
-        for prompt, output in self._requests:
-            cost = self._simulator.decode(
-                configuration, batch=self._batch, context=prompt + output / 2
-            )
-            total += output * cost.total / self._batch
-        return total / len(self._requests)
+        """Return the mean seconds of a request's output; a step's time is shared by its batch.
+
+        Sequences that meet are of all lengths, so that a step reads as much KV as mean ones do.
+        """
+        context = self._trace.mean_context
+        per_token = fmean(
+            self._simulator.decode(configuration, batch=batch, context=context).total / batch
+            for batch in self._trace.batches
+        )
+        return self._trace.mean_output * per_token
 
     def pair(self, prefill: Configuration, decode: Configuration) -> PairScore:
         """Return the score of two plans served one after the other.
@@ -106,9 +129,8 @@ class Replay:
         if prefill.family != decode.family:
             away = _share_away(prefill, decode)
             model = self._simulator.model
-            tokens = sum(prompt for prompt, _ in self._requests) / len(self._requests)
             row = 2 * model.n_layers * model.n_kv_heads * model.head_dim * ACTIVATION_BYTES
-            moved = away * (self._simulator.weights + tokens * row)
+            moved = away * (self._simulator.weights + self._trace.mean_prompt * row)
             switch = moved / self._simulator.parameters.package_link.value
         return PairScore(self.prefill(prefill), self.decode(decode), switch)
 

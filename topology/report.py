@@ -50,7 +50,7 @@ class PlanReport:
 
     model: str
     trace: str
-    batch: int
+    batches: tuple[int, ...]
     evaluation: str
     prefill_candidates: tuple[CandidateReport, ...]
     decode_candidates: tuple[CandidateReport, ...]
@@ -138,7 +138,7 @@ def report_plan(plan: TopologyPlan, model: str, notes: tuple[str, ...] = ()) -> 
     return PlanReport(
         model=model,
         trace=plan.trace.source,
-        batch=plan.trace.batch,
+        batches=plan.trace.batches,
         evaluation="simulated: contention model with the figures below",
         prefill_candidates=_candidates(plan.prefill),
         decode_candidates=_candidates(plan.decode),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from dovetail.cli.topo import show_ids
+from dovetail.cli.topo import show_batches, show_ids
 from dovetail.ir.graph import GraphFile, GraphNode
 from dovetail.ir.plans import ASKED, PairChoice, PlanCandidate, PlanChoice
 
@@ -20,7 +20,7 @@ def plan_tables(choice: PlanChoice) -> Iterator[Table | str]:
     if choice.source == ASKED:
         yield "threads were asked for, so that no plans were compared"
         return
-    yield f"plans {choice.source} for trace {choice.trace}, batch {choice.batch}"
+    yield f"plans {choice.source} for trace {choice.trace}, batch {show_batches(choice.batches)}"
     if choice.replay:
         yield f"replayed: {choice.replay}"
     best = choice.pairs[0]

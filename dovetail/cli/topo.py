@@ -42,7 +42,9 @@ def topo_command(
     workload: Annotated[
         Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences decoded together; default: 1, 2, .. 16.")
+    ] = None,
     weight_dtype: WeightDtype = None,
     every_divisor: Annotated[
         bool, typer.Option("--every-divisor", help="Groups of any size, not of powers of two.")
@@ -74,18 +76,18 @@ def _plan(
     spec: HardwareSpec,
     model: str,
     workload: Path | None,
-    batch: int,
+    batch: int | None,
     weight_dtype: str | None,
     every_divisor: bool,
 ) -> PlanReport:
     from dovetail.compiler.calibrate import figures_of
-    from dovetail.compiler.request import choose_targets
+    from dovetail.compiler.request import MAX_STEP_SEQUENCES, choose_targets
     from dovetail.compiler.service import sample_trace, within_quota
     from dovetail.compiler.workload import read_workload
     from dovetail.topology.plan import PlanBudget, plan_topology
     from dovetail.topology.report import report_plan
 
-    trace = sample_trace(read_workload(workload), batch)
+    trace = sample_trace(read_workload(workload), MAX_STEP_SEQUENCES, batch)
     dimensions, (target,) = _read_model(model, weight_dtype), choose_targets((), spec)
     figures = figures_of(source, spec, dimensions, target, trace, measured=False)
     usable, notes = within_quota(spec)
@@ -173,6 +175,11 @@ def _pus(node: TreeNode) -> Iterable[int]:
         yield from _pus(child)
 
 
+def show_batches(batches: Iterable[int]) -> str:
+    """Return how many sequences decode together: `1, 2, 4`."""
+    return ", ".join(map(str, batches))
+
+
 def show_ids(ids: Iterable[int]) -> str:
     """Return ids as the kernel lists them: `0-3,8`."""
     runs: list[list[int]] = []
@@ -185,7 +192,9 @@ def show_ids(ids: Iterable[int]) -> str:
 
 
 def _print_plan(plan: PlanReport, console: Console) -> None:
-    console.print(f"\nplan for {plan.model}, batch {plan.batch}, trace {plan.trace}")
+    console.print(
+        f"\nplan for {plan.model}, batch {show_batches(plan.batches)}, trace {plan.trace}"
+    )
     console.print(f"{plan.evaluation}; every figure and its source are in --json")
     console.print(_candidate_table("prefill", plan.prefill_candidates, plan.prefill))
     console.print(_candidate_table("decode", plan.decode_candidates, plan.decode))

@@ -41,7 +41,7 @@ def test_costs_without_measuring_choose_tiles_that_fit_the_rows() -> None:
 
 
 def test_rows_of_a_trace() -> None:
-    assert step_rows(Trace("t", ((5000, 1), (7, 1)), batch=3)) == (3, 7, 904, 2048)
+    assert step_rows(Trace("t", ((5000, 1), (7, 1)), batches=(3, 2))) == (2, 3, 7, 904, 2048)
 
 
 def test_slower_small_products_slow_decode_only_and_want_more_cores() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 
 import msgspec
@@ -14,24 +15,28 @@ from hypothesis import strategies as st
 from dovetail.compiler import replay
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.replay import (
+    STEPS,
     ReplayJob,
     ReplayTimes,
     apply_times,
+    choose_prompts,
     cover_pairs,
     measure_choice,
     run_replay,
 )
+from dovetail.compiler.replay_child import Round
 from dovetail.compiler.service import choose_plans, service_plan
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import ModelFile
 from dovetail.ir.plans import MEASURED, SIMULATED, PairChoice, PlanCandidate, PlanChoice
 from dovetail.runtime.app import load
+from dovetail.runtime.step import StepShape
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.replay import Trace
 from tests.compiler.virtual import use_virtual_meters
 from tests.models import save_model
 
-TRACE = Trace("test", ((100, 10), (300, 30)))
+TRACE = Trace("test", ((100, 10), (300, 30)), (1, 4))
 PROMPTS = [[1 + (i * 7 + j * 3) % 97 for j in range(n)] for i, n in enumerate((1, 5, 40, 17, 90))]
 
 
@@ -79,6 +84,40 @@ def test_rounds_beside_other_work_do_not_count() -> None:
     assert times.quiet().quiet() == quiet
 
 
+def test_prompts_are_spread_as_the_trace_and_cut_to_the_time_there_is() -> None:
+    choice, trace = make_choice((1, 1)), Trace("t", tuple((n, 10) for n in range(100, 700)))
+    assert choice.prefill[1].simulated == choice.decode[1].simulated == 1.0  # s per request
+    found = [choose_prompts(choice, choice.pairs, trace, s, 4096) for s in (1e9, 20.0, 8.0, 0.0)]
+    assert found[0] == (200, 400, 600)  # 3 s a round of prompts, 0.4 s of decoding
+    assert found[1:] == [(200, 400, 600), (100, 200, 300), (12, 25, 38)]
+    assert choose_prompts(choice, choice.pairs, trace, 1e9, 512) == (200, 256, 256)
+    empty = Trace("t", ((0, 0),))
+    assert choose_prompts(choice, choice.pairs, empty, 1.0, 4096) == (1,)
+
+
+def test_a_round_serves_each_prompt_once_and_each_batch_alone(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ReplayJob(
+        artifact="", plans=(), prompts=(40, 5, 33), batches=(1, 2, 8), vocab_size=100, seconds=0.0
+    )
+    steps: list[tuple[int, int]] = []
+    with load(artifact, kv_blocks=64) as app:
+        engine, forward = app.engine, app.engine.forward
+
+        def record(shape: StepShape) -> None:
+            steps.append((shape.prefill_tokens, shape.n_decode))
+            forward(shape)
+
+        monkeypatch.setattr(engine, "forward", record)
+        prefill, decode = Round(engine, job, random.Random(0)).serve()
+        assert engine.pool.free_blocks == 64 and not engine.scheduler.busy
+    assert prefill > 0 and decode > 0
+    # five more go on from the prompts' full blocks: one token each, the short prompt has none
+    assert steps[:2] == [(78, 0), (5, 3)]
+    assert steps[2:] == [(0, batch) for batch in (8, 2, 1) for _ in range(STEPS + 1)]
+
+
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay")
@@ -100,6 +139,7 @@ def test_a_compile_measures_every_plan_of_this_machine(artifact: Path) -> None:
     choice = read(artifact / "plans/choice.json", PlanChoice)
     plan = read(artifact / "plans/service.json", ServicePlan)
     assert isinstance(choice, PlanChoice) and service_plan(choice) == plan
+    assert choice.batches == (1, 2, 4, 8, 16)  # as the payload of the search has them
     if len(os.sched_getaffinity(0)) == 1:
         return
     assert {c.processes for c in choice.decode} >= {1, 2}
@@ -168,8 +208,10 @@ def test_plans_are_ranked_by_what_real_processes_take(
     )
     assert isinstance(file, ModelFile) and isinstance(choice, PlanChoice)
     ran: list[ReplayTimes] = []
+    jobs: list[ReplayJob] = []
 
     def quiet(job: ReplayJob) -> ReplayTimes:
+        jobs.append(job)
         times = run_replay(job)
         assert times is not None
         ran.append(msgspec.structs.replace(times, others=(0.0,) * len(times.others)))
@@ -177,19 +219,21 @@ def test_plans_are_ranked_by_what_real_processes_take(
 
     monkeypatch.setattr(replay, "run_replay", quiet)
     found = measure_choice(choice, artifact, file.spec, TRACE, 0.0)
+    assert jobs[0].batches == (1, 4) and len(jobs[0].prompts) == 2
+    assert "4 decode steps of 1, 4 sequences" in found.replay
     assert found.source == MEASURED and len(ran) == 1
     totals = [pair.measured or 0.0 for pair in found.pairs]
     assert 0 < totals[0] <= 1.02 * min(totals) and len(totals) == len(choice.pairs)
     runs = zip(ran[0].prefill, cover_pairs(choice.pairs), strict=True)
     fastest = min(rounds[0] for rounds, pair in runs if pair.prefill == 0)
-    assert found.prefill[0].measured == pytest.approx(fastest * 200 / 128)
+    assert found.prefill[0].measured == pytest.approx(fastest * 200)
 
 
 def test_a_replay_runs_each_plan_at_least_once(artifact: Path) -> None:
     plan = read(artifact / "plans/service.json", ServicePlan)
     assert isinstance(plan, ServicePlan)
     job = ReplayJob(
-        artifact=str(artifact), plans=(plan, plan), prompt=20, new_tokens=3, batch=2,
+        artifact=str(artifact), plans=(plan, plan), prompts=(5, 40, 20), batches=(1, 2, 8),
         vocab_size=100, seconds=0.0,
     )  # fmt: skip
     times = run_replay(job)

@@ -29,16 +29,15 @@ def test_seconds_are_means_over_requests() -> None:
     replay = Replay(SIMULATOR, Trace("t", ((100, 10), (3000, 20))))
     config = plan(2)
     prompts = [SIMULATOR.prefill(config, tokens=n).total for n in (100, 2048, 952)]
-    steps = [
-        n * SIMULATOR.decode(config, batch=1, context=c).total for n, c in ((10, 105), (20, 3010))
-    ]
+    context = (10 * 105 + 20 * 3010) / 30
+    step = SIMULATOR.decode(config, batch=1, context=context).total
     assert replay.prefill(config) == pytest.approx(sum(prompts) / 2)
-    assert replay.decode(config) == pytest.approx(sum(steps) / 2)
+    assert replay.decode(config) == pytest.approx(15 * step)
 
 
 def test_a_batch_shares_the_weights_that_a_step_reads() -> None:
     one = Replay(SIMULATOR, Trace("t", ((100, 10),)))
-    eight = Replay(SIMULATOR, Trace("t", ((100, 10),), batch=8))
+    eight = Replay(SIMULATOR, Trace("t", ((100, 10),), batches=(8,)))
     assert eight.decode(plan(1)) < one.decode(plan(1)) / 2
 
 

@@ -105,7 +105,7 @@ def test_workload_batch_and_model_directory(tmp_path: Path) -> None:
     trace.write_text("prompt_tokens,output_tokens\n64,8\n")
     options = ("--hardware", "core:4", "--workload", trace, "--batch", "4", "--every-divisor")
     plan = report(*options, "--plan", tmp_path / "tiny")["plan"]
-    assert (plan["trace"], plan["batch"]) == ("t.csv", 4)
+    assert (plan["trace"], plan["batches"]) == ("t.csv", [4])
     file = report(*options, "--plan", config)["plan"]
     assert file["seconds_per_request"] == plan["seconds_per_request"]
     wide = report(*options, "--plan", config, "--weight-dtype", "f32")["plan"]

@@ -132,13 +132,20 @@ def contenders(choice: PlanChoice, slack: float) -> PlanChoice:
 
 
 def mark_tuned(choice: PlanChoice, pairs: Sequence[PairChoice]) -> PlanChoice:
-    """Return the choice with the candidates of `pairs` marked: their kernels were searched for."""
-    prefill, decode = {pair.prefill for pair in pairs}, {pair.decode for pair in pairs}
+    """Return the choice with each candidate marked that runs kernels searched for `pairs`.
+
+    Those of equal processes and threads in a phase have the same tables.
+    """
     return replace(
         choice,
-        prefill=tuple(replace(c, tuned=i in prefill) for i, c in enumerate(choice.prefill)),
-        decode=tuple(replace(c, tuned=i in decode) for i, c in enumerate(choice.decode)),
+        prefill=_mark(choice.prefill, {pair.prefill for pair in pairs}),
+        decode=_mark(choice.decode, {pair.decode for pair in pairs}),
     )
+
+
+def _mark(candidates: Sequence[PlanCandidate], places: set[int]) -> tuple[PlanCandidate, ...]:
+    teams = {(candidates[i].processes, candidates[i].threads) for i in places}
+    return tuple(replace(c, tuned=(c.processes, c.threads) in teams) for c in candidates)
 
 
 def describe_choice(choice: PlanChoice) -> str:

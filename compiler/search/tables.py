@@ -70,7 +70,7 @@ EFFORTS: dict[str, Effort] = {
         loss_share=0.1,
         learn=False,
         attention=False,
-        plan_slack=1.0,
+        plan_slack=1.3,
     ),
     "full": Effort(
         seconds=720.0,

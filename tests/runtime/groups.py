@@ -9,8 +9,9 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from dovetail.runtime import abi
@@ -67,3 +68,15 @@ class Group:
         found = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self.children]
         self.shared.close()
         return found
+
+
+def named_memory(pids: Sequence[int]) -> set[str]:
+    """Return the named shared memory that processes have mapped or opened."""
+    maps = [Path(f"/proc/{pid}/maps").read_text().split() for pid in pids]
+    opened = [
+        str(file.readlink())
+        for pid in pids
+        for file in Path(f"/proc/{pid}/fd").iterdir()
+        if file.is_symlink()
+    ]
+    return {word for word in (*chain(*maps), *opened) if word.startswith("/dev/shm/")}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from dovetail.ir.errors import CapacityError, RankError
 from dovetail.runtime import abi
 from dovetail.runtime.collective import Communicator, SharedMemory, comm_bytes
-from tests.runtime.groups import Group
+from tests.runtime.groups import Group, named_memory
 
 F32 = npt.NDArray[np.float32]
 SIZES = (1, 15, 16, 17, 1023, 1024, 1025, 8191, 8193, 32769, 131073, 1 << 18)
@@ -104,6 +106,13 @@ def test_columns_of_all_ranks_are_gathered(toy_library: Path, ranks: int) -> Non
     assert Group(toy_library, ranks, work, lanes=2).wait() == [0] * ranks
 
 
+def test_a_death_is_noticed_within_two_seconds() -> None:
+    """A rank that waits looks around every slice; then the others, in their next slices, know."""
+    source = files("dovetail.codegen").joinpath("templates/collective.c").read_text()
+    (slice_ns,) = re.findall(r"#define DT_SLEEP_NS (\d+)", source)
+    assert "{0, DT_SLEEP_NS}" in source and 2 * int(slice_ns) <= 2e9 / 10  # leaving it time to run
+
+
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_an_error_for_all_others(
@@ -145,8 +154,8 @@ def test_a_group_that_is_ended_gives_up_waiting(toy_library: Path) -> None:
 
 
 def test_memory_and_descriptors_are_given_back(toy_library: Path) -> None:
-    def litter() -> tuple[int, list[Path]]:
-        return sum(1 for _ in Path("/proc/self/fd").iterdir()), sorted(Path("/dev/shm").iterdir())
+    def litter() -> tuple[int, set[str]]:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir()), named_memory([os.getpid()])
 
     c = abi.declare(ctypes.CDLL(str(toy_library)))
 

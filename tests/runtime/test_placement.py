@@ -11,7 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.runtime import forward
 from dovetail.runtime.app import load
+from dovetail.runtime.device import CpuDevice
 from dovetail.runtime.memory import allocate
 from dovetail.runtime.placement import choose_nodes, place_pages, placing_on
 from dovetail.runtime.ranks import plan_ranks
@@ -111,6 +113,23 @@ def test_a_loaded_model_lies_where_its_plan_says(node, make_artifact):
         kv, weights = app.engine.model.kv, app.engine.model.weights
         for address in (kv.k.ctypes.data, kv.v.ctypes.data, weights.address("w")):
             assert policy(address) == (PREFERRED, 1 << node)
+
+
+@real
+def test_threads_start_with_the_nodes_of_their_plan(node, make_artifact, monkeypatch):
+    """What they touch first, stacks and packed rows, lies there too."""
+    before, seen = policy(), []
+
+    def start(*arguments):
+        seen.append(policy())
+        return CpuDevice(*arguments)
+
+    monkeypatch.setattr(forward, "CpuDevice", start)
+    path, phases = make_artifact(), PhasePlan(threads=1, cpus=())
+    for nodes in ((node,), ()):
+        load(path, plan=ServicePlan(prefill=phases, decode=phases, nodes=nodes)).close()
+    assert seen == [(PREFERRED, 1 << node), before]
+    assert policy() == before
 
 
 def test_a_rank_on_two_nodes_takes_memory_from_both():

@@ -127,6 +127,25 @@ def test_a_small_budget_is_kept_and_reported() -> None:
     assert len(found.report.cut) >= 2
 
 
+def assert_bounded(found: TopologyPlan) -> None:
+    """What a search does is counted, whatever the machine: its time is not, here.
+
+    A tree takes 1 to 2 ms and a configuration less: all that the budget allows ends in 60 s.
+    """
+    budget, report = PlanBudget(), found.report
+    assert report.group_trees <= budget.group_trees and report.trees_scored <= budget.trees
+    trees = report.group_trees * 2 + report.trees_scored  # prefill leaves threads out, too
+    assert report.configurations <= trees * sum(allows_processes(MODEL, n) for n in range(1, 1025))
+    assert len(found.decode) <= budget.top and len(found.pairs) <= budget.top
+
+
+@pytest.mark.parametrize("line", ["package:4 numa:2 core:24", "package:2 l3:8 core:64"])
+def test_the_budget_bounds_the_search_of_any_machine(line: str) -> None:
+    found = plan(line)
+    assert_bounded(found)
+    assert found.report.cut
+
+
 def test_a_model_that_does_not_fit_is_said() -> None:
     assert plan("package:2 [NUMANode(memory=64G)] core:4").notes == ()
     (note,) = plan("package:2 [NUMANode(memory=1G)] core:4").notes
@@ -145,3 +164,4 @@ def test_every_machine_of_the_corpus(file: str) -> None:
     found = plan(spec)
     assert set(found.chosen[1].configuration.pus) <= set(spec.allowed_pus)
     assert found.report.patterns
+    assert_bounded(found)

@@ -8,14 +8,20 @@ faster, it stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as replace_struct
 
-from dovetail.codegen.catalog import KernelRequest, head_shape, kernel_request
+from dovetail.codegen.catalog import (
+    KernelRequest,
+    head_shape,
+    kernel_request,
+    load_kernel_module,
+)
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
+from dovetail.codegen.lower import find_kernel
 from dovetail.compiler.measure import SKIPPED, AttentionCase, Candidate, Measurer
 from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.artifact import PhasePlan
@@ -25,22 +31,17 @@ from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import OK, WorkKey
 
 DECODE, PREFILL = "decode_attention", "prefill_attention"
-VARIANTS: dict[tuple[str, str], tuple[dict[str, int], ...]] = {
-    (DECODE, "avx512"): (
-        {"CHUNK": 32},
-        {"CHUNK": 128, "BY_KEY": 1},
-        {"BY_KEY": 0, "DV": 4},
-        {"FETCH": 0},
-    ),
-    (DECODE, "avx2"): ({"CHUNK": 64}, {"VT": 4, "DV": 2}, {"BY_KEY": 1}, {"FETCH": 0}),
+Tiles = Mapping[str, int]
+COMBINATIONS: dict[tuple[str, str], tuple[Tiles, ...]] = {
+    (DECODE, "avx2"): ({"VT": 4, "DV": 2},),
     (PREFILL, "avx512"): (
         {"KT": 4, "RV": 3, "STRIPS": 2, "RT": 6, "DV": 4},
         {"KT": 8, "RV": 2, "STRIPS": 4, "RT": 4, "DV": 4},
-        {"KB": 128},
     ),
-    (PREFILL, "avx2"): ({"KT": 4, "RV": 2, "STRIPS": 4}, {"KB": 128}),
 }
-"""(family, instruction set) to what other instances have in place of the default tiles."""
+"""(family, instruction set) to tiles that were found good, more than a step off the default."""
+STEPS = {DECODE: ("CHUNK", "VT", "DV", "BY_KEY", "FETCH"), PREFILL: ("KB", "KT", "STRIPS")}
+"""The tunables of a family that are tried one choice down and one up, whatever the others are."""
 CONTEXT = 1024
 PROMPT = 256
 GAIN = 0.03
@@ -78,11 +79,25 @@ class AttentionChoice:
 def variant_requests(family: str, target: Target, spec: ModelSpec) -> tuple[KernelRequest, ...]:
     """Return the default instance of `family` for a model first, then its variants."""
     default = kernel_request(family, target, spec.kv_dtype, head_shape(spec))
-    found = [default]
-    for number, tiles in enumerate(VARIANTS.get((family, target.isa), ()), 1):
-        binding = {**default.binding, **tiles}
-        found.append(replace(default, binding=binding, name=f"{default.name}_v{number}"))
-    return tuple(found)
+    rivals = (*COMBINATIONS.get((family, target.isa), ()), *single_steps(default))
+    return (default, *(change_tiles(default, tiles) for tiles in rivals))
+
+
+def single_steps(request: KernelRequest) -> Iterator[Tiles]:
+    """Yield what the kernel's own choices offer beside the tiles of `request`, one at a time."""
+    function = find_kernel(load_kernel_module(request.module), request.kernel)
+    tunables = {tunable.name: tunable for tunable in function.tunables}
+    for name in STEPS[request.kernel]:
+        choices = [choice for choice in tunables[name].choices if isinstance(choice, int)]
+        at = choices.index(int(request.binding.get(name, tunables[name].default)))
+        beside = (*choices[max(at - 1, 0) : at], *choices[at + 1 : at + 2])
+        yield from ({name: choice} for choice in beside)
+
+
+def change_tiles(request: KernelRequest, tiles: Tiles) -> KernelRequest:
+    """Return the instance with other tiles, which its name tells."""
+    names = "".join(f"_{name.lower()}{size}" for name, size in tiles.items())
+    return replace(request, binding={**request.binding, **tiles}, name=request.name + names)
 
 
 def attention_library(spec: ModelSpec, target: Target) -> LibrarySpec:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.codegen.library import build_library
-from dovetail.codegen.targets import host_target
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import build_library, lower_request
+from dovetail.codegen.targets import TARGETS, host_target
 from dovetail.compiler import attention_search as module
 from dovetail.compiler.attention_search import (
     DECODE,
     PREFILL,
+    STEPS,
     apply_choices,
     attention_case,
     attention_kernels,
@@ -17,6 +19,7 @@ from dovetail.compiler.attention_search import (
     attention_tasks,
     choose,
     search_attention,
+    single_steps,
     variant_requests,
 )
 from dovetail.compiler.measure import Meter
@@ -54,7 +57,8 @@ SPEC = ModelSpec(
 def variants(monkeypatch: pytest.MonkeyPatch) -> None:
     """One variant of each kernel, whatever this machine is."""
     table = {(DECODE, TARGET.isa): ({"CHUNK": 16},), (PREFILL, TARGET.isa): ({"KB": 32},)}
-    monkeypatch.setattr(module, "VARIANTS", table)
+    monkeypatch.setattr(module, "COMBINATIONS", table)
+    monkeypatch.setattr(module, "STEPS", {DECODE: (), PREFILL: ()})
 
 
 @pytest.mark.usefixtures("variants")
@@ -82,6 +86,19 @@ def test_right_kernels_are_timed_recorded_and_the_winner_serves() -> None:
     chosen = {choice.request.name for choice in found}
     needed = {request.name for request in attention_kernels(SPEC, TARGET, tables)}
     assert needed == chosen - default
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+@pytest.mark.parametrize("family", [DECODE, PREFILL])
+def test_every_target_has_variants_of_the_kernels_own_choices(family: str, target: Target) -> None:
+    default, *others = variant_requests(family, target, SPEC)
+    assert len(others) >= 5 and len({r.name for r in others}) == len(others)
+    assert all(r.binding != default.binding and r.kernel == family for r in others)
+    for request in others:
+        lower_request(request, target)  # or ScheduleError
+    steps = [dict(tiles) for tiles in single_steps(default)]
+    assert {name for tiles in steps for name in tiles} <= {*STEPS[family]}
+    assert all(len(tiles) == 1 and tiles.items() - default.binding.items() for tiles in steps)
 
 
 @pytest.mark.usefixtures("variants")

@@ -164,7 +164,9 @@ def attention_records(database):
 def test_attention_goes_the_same_road(model, tmp_path, monkeypatch, asked):
     isa = host_target().isa
     variants = {(attention_search.DECODE, isa): ({"CHUNK": 16},)}
-    monkeypatch.setattr(attention_search, "VARIANTS", variants)
+    monkeypatch.setattr(attention_search, "COMBINATIONS", variants)
+    steps = {attention_search.DECODE: (), attention_search.PREFILL: ()}
+    monkeypatch.setattr(attention_search, "STEPS", steps)
     database = tmp_path / "tuning.jsonl"
     asks = {"effort": "full", "kv_dtype": "bf16", "max_context": 48}
     first = tune(model, database, **asks)

@@ -84,12 +84,13 @@ def tensor_sizes(shape: dict[str, int]) -> dict[str, tuple[int, ...]]:
     hidden, inner, vocab = (
         shape[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
     )
-    kv = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    head = shape.get("head_dim", hidden // shape["num_attention_heads"])
+    heads, kv = (head * shape[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
     layer = {
-        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.q_proj": (heads, hidden),
         "self_attn.k_proj": (kv, hidden),
         "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, hidden),
+        "self_attn.o_proj": (hidden, heads),
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),

@@ -35,6 +35,7 @@ POINT_SHARE = 0.05
 KV_BYTES = 1 << 30
 """Bytes of KV memory that decode attention is measured with, at most."""
 PAGE = 4096
+TABLES = ("linear", "prefill", "cpu_decode", "head")
 
 Point = tuple[str, tuple[int, ...]]
 """A table, and where in it."""
@@ -78,8 +79,10 @@ def load_profile(
     return found
 
 
-def measure_profile(engine: Engine, key: ProfileKey, seconds: float = BUDGET) -> ProfileFile:
-    """Measure the tables `linear`, `prefill`, `cpu_decode` and `head` on an idle engine.
+def measure_profile(
+    engine: Engine, key: ProfileKey, seconds: float = BUDGET, only: Sequence[str] = TABLES
+) -> ProfileFile:
+    """Measure the tables `linear`, `prefill`, `cpu_decode` and `head`, or some, on an idle engine.
 
     Raises:
         SpecError: the engine is busy, or is a group of processes.
@@ -91,7 +94,8 @@ def measure_profile(engine: Engine, key: ProfileKey, seconds: float = BUDGET) ->
     bench = _Bench(engine)
     tables: dict[str, list[CostRow]] = {}
     start, now = engine.device.now(), engine.device.now
-    for number, (least, (table, at)) in enumerate(plan_points(*bench.limits)):
+    points = (point for point in plan_points(*bench.limits) if point[1][0] in only)
+    for number, (least, (table, at)) in enumerate(points):
         if not least and now() - start > seconds:
             log.info("profiled %d points in %.1f s", number, now() - start)
             break

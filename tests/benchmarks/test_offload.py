@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from dovetail.runtime.plan import Batch, StepPlan
+from dovetail.runtime.simulated_step import Stage, StepTime
+from dovetail.runtime.timed import TimedStep
 
 TRACE = "input_tokens,output_tokens\n" + "330,20\n" * 40
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -78,3 +83,31 @@ def test_keys_take_the_least_of_their_cells(offload: Any) -> None:
     assert found["fig10a_g5.2xlarge"] == found["fig10a_g5.4xlarge"] == pytest.approx(0.2)
     assert found["fig10a_g5.16xlarge"] == pytest.approx(0.6)
     assert "fig10a_g5.8xlarge" not in found
+
+
+def test_emulated_steps_are_judged_by_the_formula_and_by_who_waited(offload: Any) -> None:
+    emulated = importlib.import_module("offload_emulated")
+    beside = StepPlan((Batch(gpu_decode=(1,), cpu_decode=(2,)),))
+    told = StepTime(10.0, 2, (Stage(3.0, 0.0), Stage(2.0, 1.0)), (3.0, 0.0), 0.0, 0.0, 0.0)
+    slow = replace(told, seconds=20.0, stages=(Stage(3.0, 0.0), Stage(2.0, 7.0)))
+    alone = StepPlan((Batch(gpu_decode=(1,)),))
+    steps = [
+        (TimedStep(beside, told, replace(told, seconds=10.5)), 12.5),
+        (TimedStep(beside, told, slow), 20.0),
+        (TimedStep(replace(beside, forced=(2,)), told, slow), 20.0),
+        (TimedStep(alone, told, told), 99.0),
+    ]
+    found = emulated.judge_steps(steps)
+    counts = [found[f"steps{name}"] for name in ("", "_beside", "_planned", "_held")]
+    assert counts == [4, 3, 2, 1]
+    assert found["idle_fraction"] == pytest.approx(1 - 10 / 12.5)
+    assert found["idle_fraction_planned"] == pytest.approx(1 - 20 / 32.5)
+    assert found["vs_two_max"] == 2.0
+    assert found["vs_two_max_measured"] == 1.0
+    nothing = emulated.judge_steps(steps[-1:])
+    rows = [{"policy": "off", "rate": 2.0}, {"policy": "auto", "rate": 3.0, **found}]
+    keys = emulated.summarize_emulated([rows[0], rows[1] | {"host_fraction": 0.01}])
+    assert keys["emulated_idle_fraction"] == found["idle_fraction"]
+    assert keys["emulated_auto_vs_gpuonly"] == 1.5
+    silent = emulated.summarize_emulated([rows[0], rows[1] | nothing | {"host_fraction": 0.01}])
+    assert "emulated_idle_fraction" not in silent

@@ -12,7 +12,7 @@ from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.app import App, load
 from dovetail.runtime.cost_tables import PROFILE, TablePredictor
-from dovetail.runtime.profiler import load_profile, plan_points
+from dovetail.runtime.profiler import load_profile, measure_profile, plan_points, profile_key
 from dovetail.runtime.request import SamplingParams
 from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
@@ -108,3 +108,8 @@ def test_points_go_from_the_ends_inwards_and_fit_the_memory() -> None:
 
 def test_tables_of_one_point_are_planned_too() -> None:
     assert len(list(plan_points(1, 1, 1, 16))) == 4
+
+
+def test_single_tables_may_be_measured_alone(app: App) -> None:
+    key = profile_key(app.artifact, app.engine, read_hardware())
+    assert set(measure_profile(app.engine, key, 0.1, ("cpu_decode",)).tables) == {"cpu_decode"}

@@ -3,8 +3,9 @@
 Table `steps`: tokens per second of decoding at batch 1 and 8, one thing added after the other. The
 start is as many processes as cores may be, of one thread, untuned, with gloo's all-reduce (our step
 with the time of its all-reduces exchanged: derived, not run). Then come our all-reduce; the service
-configuration that measures best of the `TOP` that the simulator likes best; kernel tuning with sums
-in fixed order, so that K is never split; tuning that may split K.
+configuration that measures best of the `TOP` that the simulator likes best; kernel tuning of the
+shapes that its processes run, with sums in fixed order, so that K is never split; tuning that may
+split K.
 Table `top-k`: the best of the k likeliest decode configurations, and the seconds it took to measure
 them. A small machine has fewer configurations than k.
 
@@ -75,16 +76,16 @@ class Bench:
     model: ModelSpec
     report: Report
 
-    def artifact(self, build: str, threads: int) -> Path:
-        """Return a build for so many threads, compiled when it is first asked for."""
-        name = f"{build}, {threads} threads"
+    def artifact(self, build: str, plan: ServicePlan) -> Path:
+        """Return a build whose schedules are for a plan's threads and shards, compiled once."""
+        name = f"{build}, {plan.processes} x {plan.decode.threads}"
         path = self.work / f"{self.options.model} {name}.dove"
         if not path.exists():
             start = time.perf_counter()
             settings = BUILDS[build]
             budget = {"budget": self.options.budget} if settings["effort"] != "none" else {}
             checkpoint = self.work / self.options.model
-            dovetail.compile(checkpoint, output=path, threads=threads, **settings, **budget)
+            dovetail.compile(checkpoint, output=path, plan=plan, **settings, **budget)
             self.report.summary[f"compile_seconds {name}"] = time.perf_counter() - start
         return path
 
@@ -94,8 +95,7 @@ class Bench:
         """Return decode steps of builds under plans, timed in turns."""
         options = self.options
         served = {
-            name: (self.artifact(build, plan.decode.threads), plan)
-            for name, (build, plan) in contestants.items()
+            name: (self.artifact(build, plan), plan) for name, (build, plan) in contestants.items()
         }
         load = Load(options.prompt, options.new_tokens, batch)
         times = measure_plans(served, load, options.rounds, options.seconds * len(served))
@@ -148,7 +148,7 @@ def run_top(bench: Bench, likely: Mapping[str, ServicePlan]) -> None:
     """Add the rows of table 2, at batch 1: configurations are measured one after the other."""
     found, spent = {}, {}
     for name, plan in likely.items():
-        bench.artifact(UNTUNED, plan.decode.threads)
+        bench.artifact(UNTUNED, plan)
         start = time.perf_counter()
         found[name] = bench.measure({name: (UNTUNED, plan)}, 1)[name].low
         spent[name] = time.perf_counter() - start

@@ -18,6 +18,7 @@ from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.payload import Payload, make_payload
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
 from dovetail.compiler.service import (
+    asked_choice,
     choose_plans,
     contenders,
     sample_trace,
@@ -30,6 +31,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import PlanChoice
 from dovetail.runtime.tokenizer import Tokenizer
+from dovetail.topology.configuration import allows_processes
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 from dovetail.topology.replay import Trace
 
@@ -57,7 +59,8 @@ class CompileRequest:
     search on this machine). budget: seconds to measure in all, schedules of every target and plans;
     by default the effort's own. database: of
     tuning records, by default the one in the build cache; what it holds is not measured again.
-    threads: of both phases. fixed_order: no schedule cuts K, which tells what cutting it is worth.
+    threads: of both phases. plan: to serve with; no other is looked for. fixed_order: no schedule
+    cuts K, which tells what cutting it is worth.
     """
 
     model: str | Path
@@ -70,6 +73,7 @@ class CompileRequest:
     fixed_order: bool = False
     database: str | Path | None = None
     threads: int | None = None
+    plan: ServicePlan | None = None
     max_context: int | None = None
     weight_dtype: str | None = None
     kv_dtype: str | None = None
@@ -148,11 +152,16 @@ def read_inputs(request: CompileRequest) -> Inputs:
     cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
     trace = sample_trace(workload, request.max_step_sequences)
     targets = choose_targets(cpus, hardware)
-    measured = request.threads is None and can_measure(targets[0], request)
+    searched = request.threads is None and request.plan is None
+    measured = searched and can_measure(targets[0], request)
     figures = figures_of(
         request.hardware, hardware, spec, targets[0], trace, measured=measured, cache=request.cache
     )
-    choice = choose_plans(hardware, spec, trace, request.threads, figures)
+    if request.plan is None:
+        choice = choose_plans(hardware, spec, trace, request.threads, figures)
+    else:
+        _check_plan(request.plan, spec)
+        choice = asked_choice(request.plan, hardware)
     processes = {candidate.processes for candidate in choice.decode}
     step = (request.max_step_tokens, request.max_step_sequences)
     return Inputs(
@@ -184,6 +193,8 @@ def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Targ
 def _check_request(request: CompileRequest) -> None:
     if request.effort not in EFFORTS:
         raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
+    if request.plan is not None and request.threads is not None:
+        raise SpecError("a plan says how many threads run; give one of plan and threads")
     if request.budget is not None and not 0 <= request.budget < math.inf:
         raise SpecError(
             f"a budget of {request.budget} seconds is not possible; it may be 0 or more"
@@ -193,6 +204,11 @@ def _check_request(request: CompileRequest) -> None:
             f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
             "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
         )
+
+
+def _check_plan(plan: ServicePlan, spec: ModelSpec) -> None:
+    if not allows_processes(spec, plan.processes):
+        raise SpecError(f"{plan.processes} processes cannot have equal shares of the model")
 
 
 def _check_tokenizer(path: Path) -> None:

@@ -65,7 +65,7 @@ def choose_plans(
     Raises SpecError when the machine allows fewer threads than asked for.
     """
     if threads is not None:
-        return _asked(plan_service(hardware, threads), hardware)
+        return asked_choice(plan_service(hardware, threads), hardware)
     usable, notes = within_quota(hardware)
     found = plan_topology(usable, spec, trace, parameters=parameters)
     prefill = tuple(dict.fromkeys(pair.prefill for pair in found.pairs))
@@ -184,11 +184,26 @@ def _pus(processes: Sequence[Process]) -> tuple[int, ...]:
     return tuple(pu for process in processes for pu in process.pus)
 
 
-def _asked(plan: ServicePlan, hardware: HardwareSpec) -> PlanChoice:
+def asked_choice(plan: ServicePlan, hardware: HardwareSpec) -> PlanChoice:
+    """Return the choice of a plan that was asked for, with nothing to compare it to."""
     homes = {pu.id: pu.node for pu in hardware.pus}
-    nodes = (tuple(sorted({homes[pu] for pu in plan.decode.cpus})),)
-    phase = PlanCandidate(
-        processes=1, threads=plan.decode.threads, cpus=plan.decode.cpus, nodes=nodes, levels=""
+    prefill, decode = (
+        PlanCandidate(
+            processes=plan.processes,
+            threads=phase.threads,
+            cpus=phase.cpus,
+            nodes=tuple(
+                tuple(sorted({homes[pu] for pu in cpus if pu in homes}))
+                for cpus in _by_process(phase, plan.processes)
+            ),
+            levels="",
+        )
+        for phase in (plan.prefill, plan.decode)
     )
     pairs = (PairChoice(prefill=0, decode=0),)
-    return PlanChoice(source=ASKED, prefill=(phase,), decode=(phase,), pairs=pairs)
+    return PlanChoice(source=ASKED, prefill=(prefill,), decode=(decode,), pairs=pairs)
+
+
+def _by_process(phase: PhasePlan, processes: int) -> list[tuple[int, ...]]:
+    count = phase.threads
+    return [phase.cpus[rank * count : (rank + 1) * count] for rank in range(processes)]

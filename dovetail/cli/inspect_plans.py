@@ -18,7 +18,7 @@ from dovetail.ir.plans import ASKED, PairChoice, PlanCandidate, PlanChoice
 def plan_tables(choice: PlanChoice) -> Iterator[Table | str]:
     """Yield what explains a choice: candidates, pairs, figures, notes."""
     if choice.source == ASKED:
-        yield "threads were asked for, so that no plans were compared"
+        yield "the plan was asked for, so that no plans were compared"
         return
     yield f"plans {choice.source} for trace {choice.trace}, batch {show_batches(choice.batches)}"
     if choice.replay:

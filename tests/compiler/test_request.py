@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dovetail.codegen.targets import host_target
@@ -12,7 +13,10 @@ from dovetail.compiler import pipeline
 from dovetail.compiler.choose import Chosen
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
+from dovetail.compiler.search.tables import EFFORTS, search_tasks
+from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
+from dovetail.ir.plans import ASKED
 from tests.compiler.test_replay import make_choice
 from tests.models import save_model
 
@@ -61,3 +65,24 @@ def test_a_compile_hands_each_target_its_share(
     with pytest.raises(SpecError, match="enough"):
         compile_model(model, output=tmp_path / "a.dove", **options)
     assert budgets == dict.fromkeys(TARGETS, 4.0)
+
+
+def test_schedules_are_for_the_shards_of_the_plan_that_is_asked_for(tmp_path: Path) -> None:
+    """Not for the whole weights: a shard would take the nearest table of these."""
+    model = save_model(tmp_path / "model", "llama", num_key_value_heads=4, intermediate_size=128)
+    phase = PhasePlan(threads=1, cpus=(0, 0))
+    plan = ServicePlan(processes=2, nodes=(), prefill=phase, decode=phase)
+    inputs = read_inputs(CompileRequest(model=model, output="x", plan=plan))
+    assert inputs.plans == (plan,) and inputs.choice.source == ASKED
+    assert inputs.replay_seconds == 0.0
+    tasks = search_tasks(
+        inputs.payload, inputs.plans, inputs.hardware, host_target(), EFFORTS["fast"]
+    )
+    shapes = {(task.op.op, task.op.n, task.op.k) for _, task in tasks}
+    assert {shape for shape in shapes if shape[0] in ("qkv", "down")} == {
+        ("qkv", 32, 64),
+        ("down", 64, 64),
+    }
+    for wrong in ({"threads": 1}, {"plan": msgspec.structs.replace(plan, processes=3)}):
+        with pytest.raises(SpecError, match=r"give one of|equal shares"):
+            read_inputs(CompileRequest(**{"model": model, "output": "x", "plan": plan, **wrong}))

@@ -18,6 +18,7 @@ from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.payload import Payload, make_payload
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
 from dovetail.compiler.service import (
+    alone,
     asked_choice,
     choose_plans,
     contenders,
@@ -115,9 +116,13 @@ class Inputs:
 
     @property
     def plans(self) -> tuple[ServicePlan, ...]:
-        """The plans that may be chosen, the one simulated to be best first."""
+        """The plans that may be chosen, the one simulated to be best first; one has one process.
+
+        The artifact's tape is that of a whole model, and serves where CPUs are gone at load.
+        """
         choice = self.choice if self.measurable else contenders(self.choice, 1.0)
-        return service_plans(choice)
+        plans = service_plans(choice)
+        return plans if any(plan.processes == 1 for plan in plans) else (*plans, alone(plans[0]))
 
     @property
     def replay_seconds(self) -> float:

@@ -122,6 +122,15 @@ def service_plans(choice: PlanChoice) -> tuple[ServicePlan, ...]:
     return tuple(service_plan(choice, pair) for pair in choice.pairs)
 
 
+def alone(plan: ServicePlan) -> ServicePlan:
+    """Return the plan of one process with the threads and PUs of the first one of `plan`."""
+    prefill, decode = (
+        PhasePlan(threads=phase.threads, cpus=phase.cpus[: phase.threads])
+        for phase in (plan.prefill, plan.decode)
+    )
+    return ServicePlan(prefill=prefill, decode=decode)
+
+
 def contenders(choice: PlanChoice, slack: float) -> PlanChoice:
     """Return the choice without pairs that are simulated to take over `slack` times the best."""
     best = choice.pairs[0].simulated

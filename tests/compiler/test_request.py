@@ -14,6 +14,7 @@ from dovetail.compiler.choose import Chosen
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
 from dovetail.compiler.search.tables import EFFORTS, search_tasks
+from dovetail.compiler.service import service_plans
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.plans import ASKED
@@ -73,16 +74,25 @@ def test_schedules_are_for_the_shards_of_the_plan_that_is_asked_for(tmp_path: Pa
     phase = PhasePlan(threads=1, cpus=(0, 0))
     plan = ServicePlan(processes=2, nodes=(), prefill=phase, decode=phase)
     inputs = read_inputs(CompileRequest(model=model, output="x", plan=plan))
-    assert inputs.plans == (plan,) and inputs.choice.source == ASKED
+    assert inputs.plans[0] == plan and [p.processes for p in inputs.plans] == [2, 1]
+    assert service_plans(inputs.searched) == (plan,) and inputs.choice.source == ASKED
     assert inputs.replay_seconds == 0.0
     tasks = search_tasks(
-        inputs.payload, inputs.plans, inputs.hardware, host_target(), EFFORTS["fast"]
+        inputs.payload,
+        service_plans(inputs.searched),
+        inputs.hardware,
+        host_target(),
+        EFFORTS["fast"],
     )
     shapes = {(task.op.op, task.op.n, task.op.k) for _, task in tasks}
     assert {shape for shape in shapes if shape[0] in ("qkv", "down")} == {
         ("qkv", 32, 64),
         ("down", 64, 64),
     }
+    report = compile_model(model, output=tmp_path / "x", plan=plan, effort="none")
+    assert report.plan.startswith(
+        "2 processes"
+    )  # with tables of the whole model beside the shards'
     for wrong in ({"threads": 1}, {"plan": msgspec.structs.replace(plan, processes=3)}):
         with pytest.raises(SpecError, match=r"give one of|equal shares"):
             read_inputs(CompileRequest(**{"model": model, "output": "x", "plan": plan, **wrong}))

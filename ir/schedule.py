@@ -13,15 +13,24 @@ SCHEDULE_VALUES = (
     "grid_k",
     "block_n",
     "prefetch",
+    "order",
 )
-"""Names of the eight i64 values a kernel's `sched` parameters may read, in order of `Row.schedule`.
+"""Names of the nine i64 values a kernel's `sched` parameters may read, in order of `Row.schedule`.
 
 m_tile: rows per micro-kernel call; below 0, as many, and bfloat16 weights are multiplied by the
 same instructions at any M. block_m, block_k, block_n: the computation slice, in rows, values of K
 and groups of the micro-kernel's panels (0 = whole), which rows pass through one by one; so block_n
 = 1 is panels outside, rows inside. grid_*: the thread grid (their product <= threads); prefetch:
 bytes ahead in the weight stream, 0 = none, -n = the first n-th of the next group of panels, each
-row tile fetching its share.
+row tile fetching its share. order: which of `ORDERS` the loops over slices are nested in.
+"""
+ORDERS = ("mkn", "mnk", "nmk", "nkm")
+"""Nestings of the loops over slices, outermost first; a schedule holds the place in this tuple.
+
+A block of A stays in the caches for the loop over n, one of C for k, one of the weight for m, and
+what lies inside a loop passes by whole between two of its steps. K outermost is left out: all of a
+thread's C would pass by at every slice of K, of which `mkn` and `nkm`, where the same block stays
+innermost, hold a slice; with one slice of rows `kmn` is `mkn`, with one of panels `knm` is `nkm`.
 """
 
 

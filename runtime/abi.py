@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 2
-SCHEDULE_LENGTH = 8
+ABI = 3
+SCHEDULE_LENGTH = 9
 
 
 class Slot(ctypes.Union):

@@ -4,8 +4,8 @@
 #define DOVETAIL_ABI_H
 #include <stdint.h>
 
-#define DT_ABI 2
-#define DT_SCHEDULE_VALUES 8
+#define DT_ABI 3
+#define DT_SCHEDULE_VALUES 9
 
 /* One operand: an address, an integer or a double. */
 typedef union dt_slot {

@@ -20,6 +20,7 @@ from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import PREFETCHES, Program, Scheme, Slice
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import PANEL
+from dovetail.ir.schedule import ORDERS
 
 CLOCK = 3e9
 FMA_PORTS = {4: 2, 8: 2, 16: 1, 1: 1}
@@ -82,13 +83,18 @@ def estimate_work(task: SearchTask, m: int, program: Program) -> Work:
     group = tile.panels * PANEL * DTYPES[op.dtype].size
     weight = groups * group * depth
     seen = part[1] * group * part[2]
+    columns = tile.panels * PANEL / (2 if op.kind == SILU else 1)
+    size = part, (rows, groups, depth)
     per_level = [0.0, 0.0, 0.0, 0.0]
-    per_level[3] += weight * slices_m
+    per_level[3] += weight
+    again = _level(task, _passing(program.order, "m", size) * group)
+    per_level[again] += weight * (slices_m - 1)
     per_level[_level(task, seen)] += weight * (tiles - slices_m)
-    per_level[_level(task, 4 * part[0] * part[2])] += 4 * rows * depth * groups / part[1]
+    again = _level(task, 4 * _passing(program.order, "n", size))
+    per_level[again] += 4 * rows * depth * groups / part[1]
     per_level[_level(task, 4 * height * part[2])] += 4 * rows * depth * groups
-    columns = groups * tile.panels * PANEL / (2 if op.kind == SILU else 1)
-    per_level[_level(task, 4 * rows * columns)] += 8 * rows * columns * slices_k
+    again = _level(task, 4 * _passing(program.order, "k", size) * columns)
+    per_level[again] += 8 * rows * groups * columns * slices_k
     speeds = list(LEVEL_BYTES_PER_SECOND)
     speeds[3] = min(speeds[3], MEMORY_BYTES_PER_SECOND / task.phase.threads)
     sums = (program.scheme.k - 1) * 8.0 * m * problem.units * PANEL / task.phase.threads
@@ -102,6 +108,19 @@ def estimate_work(task: SearchTask, m: int, program: Program) -> Work:
         ),
         calls=groups * tiles * slices_k * TILE_CYCLES / CLOCK,
         reduce=sums / speeds[2] + BARRIER_SECONDS if sums else 0.0,
+    )
+
+
+def _passing(order: str, side: str, size: tuple[Sequence[float], Sequence[float]]) -> float:
+    """Return how much of the operand without `side` passes by from one slice of `side` to the next.
+
+    `size`: m, n, k of one slice and of the whole share. Loops inside that over `side` run through.
+    """
+    passed = order.index(side)
+    return math.prod(
+        size[order.index(other) > passed][place]
+        for place, other in enumerate("mnk")
+        if other != side
     )
 
 
@@ -165,6 +184,7 @@ def describe_program(task: SearchTask, m: int, program: Program) -> list[float]:
         whole.m / program.tile.rows % 1,
         *(math.log2(1 + size) for size in _sides(program.slice)),
         *(float(size) for size in _sides(program.scheme)),
+        float(ORDERS.index(program.order)),
         float(PREFETCHES.index(program.prefetch)) if program.prefetch in PREFETCHES else -1.0,
         *(share / work.seconds for share in shares),
     ]

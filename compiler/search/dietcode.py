@@ -65,7 +65,7 @@ def sample_points(points: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def program(task: SearchTask, m: int, tile: MicroKernel) -> Program:
-    """Return the program of a micro-kernel in the shared set: whole slices, the rules' grid."""
+    """Return the program of a micro-kernel in the shared set: whole slices, hence one order."""
     return task.program(m, tile, WHOLE, task.default(m).scheme)
 
 

@@ -52,7 +52,10 @@ class MikPoly:
 
 
 def polymerize(task: SearchTask, m: int, costs: dict[MicroKernel, float]) -> Choice:
-    """Return the tile and scheme whose busiest thread takes least by the costs of its tiles."""
+    """Return the tile and scheme whose busiest thread takes least by the costs of its tiles.
+
+    Its slices are whole, so that there is one order of their loops.
+    """
     problem = task.problem(m)
 
     def busiest(tile: MicroKernel, scheme: Scheme) -> float:

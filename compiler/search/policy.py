@@ -23,6 +23,7 @@ from dovetail.compiler.schedules import (
 from dovetail.compiler.search.space import WHOLE, Problem, Program, Scheme, Slice
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError
+from dovetail.ir.schedule import ORDERS
 from dovetail.ir.tuning import OK
 from dovetail.topology.hardware import HardwareSpec
 
@@ -74,11 +75,13 @@ class SearchTask:
         """Tell whether a program sums over K in an order that the task allows."""
         return not self.fixed_order or (not program.slice.k and program.scheme.k == 1)
 
-    def program(self, m: int, tile: MicroKernel, part: Slice, scheme: Scheme) -> Program:
+    def program(
+        self, m: int, tile: MicroKernel, part: Slice, scheme: Scheme, order: str = ORDERS[0]
+    ) -> Program:
         """Return a program with the prefetch distance that the rules give its tile."""
         whole_k = replace(part, k=0) if self.fixed_order else part
         part = self.problem(m).canonical(tile, whole_k, scheme)
-        return Program(tile, part, scheme, default_prefetch(self.op, tile, m))
+        return Program(tile, part, scheme, default_prefetch(self.op, tile, m), order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from dovetail.ir.model import PANEL
 class Roller:
     """Scale-up aligned to the caches by data reuse alone, then as many slices as threads.
 
-    measured: the programs timed at one M, best first by the performance model (Roller's top-10).
+    measured: the programs timed at one M, in whatever order of their loops, best first by the
+    performance model (Roller's top-10).
     """
 
     measured: int = 10
@@ -33,7 +34,9 @@ class Roller:
         for i, m in enumerate(task.points):
             left = start + task.seconds - measurer.now()
             bench = Bench(task, measurer, m, measurer.now() + left / (len(task.points) - i))
-            built = dict.fromkeys(self.construct(task, m, t) for t in bench.problem.tiles())
+            tiles = bench.problem.tiles()
+            scaled = dict.fromkeys(self.construct(task, m, tile) for tile in tiles)
+            built = [other for one in scaled for other in bench.problem.orders(one)]
             bench.time(self.model.best(task, m, built, self.measured))
             choices[m] = bench.choice(MEASURED)
             trials += bench.trials

@@ -85,7 +85,8 @@ def measure_losses(
     """Return M -> how much slower the choice is than the best of an exhaustively timed space.
 
     That space is every micro-kernel under every scheme, with the rules' slice and with the chosen
-    one; the best of it and the choice are then timed in turns. M that find no time are left out.
+    one, and the choice in every order; the best of it and the choice are then timed in turns. M
+    that find no time are left out.
     """
     end = measurer.now() + seconds
     losses: dict[int, float] = {}
@@ -98,6 +99,7 @@ def measure_losses(
             for tile in problem.tiles()
             for scheme in problem.schemes(split_k=not task.fixed_order)
         )
+        space |= dict.fromkeys(problem.orders(chosen))
         if not all(cost < math.inf for cost in bench.time((chosen, *space), rounds=2)):
             continue
         finalists = sorted(space, key=bench.cost)[:FINALISTS]

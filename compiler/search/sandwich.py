@@ -1,7 +1,8 @@
 """The policy `sandwich`: micro-kernel, slice and scheme searched jointly (Sandwich §3.2, §6).
 
 For every M: fast start of each micro-kernel, finetune under every polymerization scheme, the best
-of all. A sliding window over micro-kernels and the reuse of slices that have settled keep it short.
+of all, then in other orders of its loops. A sliding window over micro-kernels and the reuse of
+slices that have settled keep it short.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dovetail.compiler.search.policy import (
     SearchTask,
 )
 from dovetail.compiler.search.space import K_UNIT, PREFETCHES, WHOLE, Program, Scheme, Slice
+from dovetail.ir.schedule import ORDERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Sandwich:
     timed at one M, best first by the cost model. growing: those whose slices grow, of the ones
     within `slack` of the best. threshold: a slice that differs less from the average of the last
     `settled` ones is fixed for larger M. Switched off for ablations: the choice of micro-kernels,
-    of polymerization schemes, split-K, reuse.
+    of polymerization schemes, split-K, orders of the slices' loops, reuse.
     """
 
     window: int = 16
@@ -45,6 +47,7 @@ class Sandwich:
     micro_kernel_choice: bool = True
     polymerization: bool = True
     split_k: bool = True
+    orders: bool = True
     reuse: bool = True
     model: CostModel = field(default_factory=CostModel)
 
@@ -98,13 +101,16 @@ class Sandwich:
         """Time programs of one M: with a fixed slice only the micro-kernels are compared."""
         task, m = bench.task, bench.m
         scheme = fixed.scheme if fixed else bench.default.scheme
-        seeds = [fixed.slice] if fixed else [WHOLE, *(p.slice for p in history[-1:])]
-        first = [task.program(m, tile, part, scheme) for tile in tiles for part in seeds]
+        last = [(p.slice, p.order) for p in ([fixed] if fixed else history[-1:])]
+        seeds = last if fixed else [(WHOLE, ORDERS[0]), *last]
+        first = [task.program(m, tile, part, scheme, o) for tile in tiles for part, o in seeds]
         first = self.model.best(task, m, dict.fromkeys(first), self.breadth)
         bench.time((bench.default, *first))
         if fixed is None:
             grown = self._fast_start(bench, self._promising(bench))
             self._finetune(bench, grown)
+            if self.orders:
+                self._vary_orders(bench)
         self._vary_prefetch(bench)
 
     def _promising(self, bench: Bench) -> list[MicroKernel]:
@@ -127,6 +133,26 @@ class Sandwich:
             return bench.time(bench.task.program(bench.m, t, part, scheme) for t, part in asked)
 
         return drive(growths, cost)
+
+    def _vary_orders(self, bench: Bench) -> None:
+        """Try the orders of the best program that has several; finetune under a better one.
+
+        Most of the best slices have one loop, or two of which nothing is gained: only one program
+        is turned, so that this takes few trials.
+        """
+        turns = (bench.problem.orders(p) for p in sorted(bench.found, key=bench.cost))
+        several = next((found for found in turns if len(found) > 1), ())
+        bench.time(several)
+        best = bench.best(several)
+        if best.order == ORDERS[0]:
+            return
+        task, tile, scheme = bench.task, best.tile, best.scheme
+        room = room_for(_unit(tile), bench.problem.extents(tile, scheme), 1)
+
+        def cost(asked: Sequence[tuple[str, Slice]]) -> list[float]:
+            return bench.time(task.program(bench.m, tile, p, scheme, order) for order, p in asked)
+
+        drive({best.order: finetune(best.slice, room)}, cost)
 
     def _finetune(self, bench: Bench, grown: dict[MicroKernel, Slice]) -> None:
         problem, growths = bench.problem, {}

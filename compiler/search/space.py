@@ -7,7 +7,7 @@ kernel with schedule values. Names follow Sandwich §3.2 and §6.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.measure import Candidate, GemmCase
@@ -23,7 +23,7 @@ from dovetail.compiler.schedules import (
     micro_kernels,
 )
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
-from dovetail.ir.schedule import SCHEDULE_VALUES
+from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES
 
 K_UNIT = 64
 """Step of the slice along K, in values: whole cache lines of activations (Sandwich: b_K is aligned
@@ -55,12 +55,16 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Program:
-    """A tensor program of one product: everything a schedule row says."""
+    """A tensor program of one product: everything a schedule row says.
+
+    order: how the loops over slices are nested, one of `ORDERS`.
+    """
 
     tile: MicroKernel
     slice: Slice
     scheme: Scheme
     prefetch: int
+    order: str = ORDERS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +108,29 @@ class Problem:
             grid_n=scheme.n,
             grid_k=scheme.k,
             prefetch=program.prefetch,
+            order=ORDERS.index(program.order),
         )
         return Candidate(self.op.kernel(self.target, program.tile), schedule)
 
     def program(self, candidate: Candidate) -> Program | None:
-        """Return the program that `candidate` is, None where its kernel holds none of our tiles."""
+        """Return the program that `candidate` is, None where its kernel holds none of our tiles.
+
+        Schedules of versions before there was a choice of orders are of the first one.
+        """
         built = built_tiles(self.op.kind, self.target)
         panels = {self.op.kernel(self.target, tile): count for count, tile in built.items()}
-        if candidate.kernel not in panels or len(candidate.schedule) != len(SCHEDULE_VALUES):
+        values = dict.fromkeys(("order",), 0) | dict(
+            zip(SCHEDULE_VALUES, candidate.schedule, strict=False)
+        )
+        known = candidate.kernel in panels and values.keys() == set(SCHEDULE_VALUES)
+        if not known or values["order"] not in range(len(ORDERS)):
             return None
-        values = dict(zip(SCHEDULE_VALUES, candidate.schedule, strict=True))
         return Program(
             MicroKernel(values["m_tile"], panels[candidate.kernel]),
             Slice(values["block_m"], values["block_n"], values["block_k"]),
             Scheme(values["grid_m"], values["grid_n"], values["grid_k"]),
             values["prefetch"],
+            ORDERS[values["order"]],
         )
 
     def extents(self, tile: MicroKernel, scheme: Scheme) -> Slice:
@@ -142,6 +154,15 @@ class Problem:
         one_group = 1 if most.n == 1 else side(part.n, most.n)
         k = side(part.k, most.k) if self.op.kind == LINEAR else 0
         return Slice(side(part.m, most.m), one_group, k)
+
+    def orders(self, program: Program) -> tuple[Program, ...]:
+        """Return `program` in every order that differs: loops of one slice may lie anywhere."""
+        part, whole = program.slice, self.extents(program.tile, program.scheme)
+        sliced = {side for side in "mnk" if 0 < getattr(part, side) < getattr(whole, side)}
+        nests: dict[tuple[str, ...], str] = {}
+        for order in ORDERS:
+            nests.setdefault(tuple(side for side in order if side in sliced), order)
+        return tuple(replace(program, order=order) for order in nests.values())
 
     def tiles(self) -> tuple[MicroKernel, ...]:
         """Return the micro-kernels that differ at this M.

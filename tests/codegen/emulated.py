@@ -113,7 +113,7 @@ class EmulatedKernels:
         slots: Sequence[Any],
         tid: int = 0,
         nth: int = 1,
-        schedule: Sequence[int] = (0,) * 8,
+        schedule: Sequence[int] = (0,) * 9,
     ) -> None:
         """Run one thread's share of a kernel; the arrays among `slots` are updated in place."""
         roots, records = describe(slots)

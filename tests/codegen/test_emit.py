@@ -18,6 +18,7 @@ from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.low.nodes import Unit
 from dovetail.ir.low.parse import parse_low
+from dovetail.runtime import abi
 
 SCALE = """
 void scale(int64_t n, const float* x, const float* bias, float factor, float* out, int64_t block_k,
@@ -99,7 +100,7 @@ def test_entries_unpack_slots_schedule_and_threads(tmp_path, parts):
         Slot(f=2.5),
         Slot(p=out.ctypes.data),
     )
-    schedule = (ctypes.c_int64 * 8)(0, 0, 7)  # block_k is the third value
+    schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(0, 0, 7)  # block_k is the third value
     nth = 2
     for tid in range(nth):
         library.dt_entry_scale(slots, schedule, ctypes.c_int64(tid), ctypes.c_int64(nth))

@@ -18,7 +18,7 @@ def make_record(**fields: Any) -> TuningRecord:
     """Return a record of a good trial, but for `fields`."""
     usual: dict[str, Any] = {
         "target": "generic", "hardware": HARDWARE, "kernel": "k", "build": "b", "kind": "linear",
-        "shape": {"n": 32, "k": 64, "m": 1}, "dtype": "f32", "threads": 1, "schedule": (0,) * 8,
+        "shape": {"n": 32, "k": 64, "m": 1}, "dtype": "f32", "threads": 1, "schedule": (0,) * 9,
         "status": "ok", "seconds": 2.0, "low": 1.0, "high": 3.0, "runs": 3, "rounds": 3,
         "reference": None, "cost": 0.5, "when": WHEN,
     }  # fmt: skip

@@ -9,7 +9,7 @@ from dovetail.ir.schedule import Row, ScheduleTable
 from tests.compiler.records import make_record
 
 OP = GemmOp("qkv", LINEAR, 32, 64, "f32")
-SLOW, FAST = ("slow", (0,) * 8), ("fast", (0,) * 8)
+SLOW, FAST = ("slow", (0,) * 9), ("fast", (0,) * 8)
 
 
 def trial(m, candidate, seconds, status="ok"):

@@ -50,7 +50,7 @@ def machine(cores: int) -> HardwareSpec:
 
 def trial(kernel, seconds, *, beside=2.0, m=1, **fields):
     """A trial that was timed in turns with the kernel `rule`, which took `beside` then."""
-    reference = Reference(kernel="rule", build="b", schedule=(0,) * 8, seconds=beside)
+    reference = Reference(kernel="rule", build="b", schedule=(0,) * 9, seconds=beside)
     times = {"seconds": seconds, "low": seconds * 0.9, "high": seconds * 1.1}
     shape = {"n": 32, "k": 64, "m": m}
     return make_record(kernel=kernel, reference=reference, shape=shape, **times | fields)

@@ -194,7 +194,7 @@ def test_every_op_needs_its_table():
     keys = {table_key(entry) for entry in tape.entries}
     assert ("qkv", 128, 64) in keys
     assert ("rmsnorm", 0, 0) in keys
-    rows = (Row(m_lo=1, kernel="k", schedule=(0,) * 8),)
+    rows = (Row(m_lo=1, kernel="k", schedule=(0,) * 9),)
     tables = [
         ScheduleTable(
             target="generic", op=op, n=n, k=k, dtype="f32", phase="any", threads=1, rows=rows

@@ -113,7 +113,7 @@ def table(op: str) -> ScheduleTable:
         dtype="f32",
         phase="any",
         threads=1,
-        rows=(Row(m_lo=1, kernel=f"toy_{op}", schedule=(0,) * 8),),
+        rows=(Row(m_lo=1, kernel=f"toy_{op}", schedule=(0,) * 9),),
     )
 
 

@@ -38,6 +38,7 @@ from dovetail.codegen.targets import (
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
+from dovetail.runtime import abi
 from dovetail.runtime.cuda import CudaDevice, count_devices
 from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.warp_host import WarpLibrary
@@ -178,7 +179,7 @@ def native_runner(name: str) -> Runner:
         entry.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         entry.restype = None
         packed = (Slot * len(slots))(*(pack(slot) for slot in slots))
-        schedule = (ctypes.c_int64 * 8)()
+        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)()
         entry(ctypes.addressof(packed), ctypes.addressof(schedule), tid, nth)
 
     return Runner(name, target.lanes, call)

@@ -12,6 +12,7 @@ from dovetail.codegen.catalog import SHARED_ROWS, HeadShape, kernel_request
 from dovetail.codegen.library import LibrarySpec, build_library, lower_request
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.low.print import print_low
+from dovetail.runtime import abi
 from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
 from tests.codegen.kernels.reference import attention, paged
 
@@ -120,7 +121,7 @@ def fixed_runner(name: str) -> Runner:
 
     def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
         packed = (Slot * len(slots))(*(pack(slot) for slot in slots))
-        schedule = (ctypes.c_int64 * 8)()
+        schedule = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)()
         pointers = (ctypes.addressof(packed), ctypes.addressof(schedule))
         library[f"dt_entry_{kernel}"](
             *map(ctypes.c_void_p, pointers), *map(ctypes.c_int64, (tid, nth))

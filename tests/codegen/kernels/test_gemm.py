@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -23,13 +23,14 @@ from dovetail.compiler.schedules import (
     built_tiles,
     dot_rows,
     gemm_requests,
+    kernel_name,
     make_schedule,
     reduce_kernel,
 )
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.low.nodes import Unit
-from dovetail.ir.schedule import SCHEDULE_VALUES
+from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES
 from dovetail.runtime import abi
 
 NATIVE = [n for n, t in TARGETS.items() if runs_on(t, platform.machine(), host_features())]
@@ -124,7 +125,7 @@ class Problem:
 
         def call(kernel: str, values: list[int | np.ndarray | None], tid: int) -> None:
             slots = (abi.Slot * len(values))(*(slot(v) for v in values))
-            row = (ctypes.c_int64 * 8)(*make_schedule(**schedule))
+            row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*make_schedule(**schedule))
             entry = library(target)[1][f"dt_entry_{kernel}"]
             entry(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
 
@@ -319,6 +320,78 @@ def test_split_k_adds_its_parts_in_one_order(target: str, dtype: str) -> None:
         assert (got.view(np.uint32) == reference.view(np.uint32)).all()
 
 
+@pytest.mark.parametrize("slices", [(9, 2, 64), (5, 1, 7), (0, 3, 16), (8, 0, 32)], ids=str)
+@pytest.mark.parametrize("kind", [LINEAR, SILU])
+@pytest.mark.parametrize(("target", "dtype"), OWN, ids=str)
+def test_bits_do_not_depend_on_the_order_of_slices(
+    target: str, dtype: str, kind: str, slices: tuple[int, int, int]
+) -> None:
+    """Rounded rows (from 16 on) and plain ones, edges in M, N and K, and in place."""
+    name = next(name for _, name in kernel_names(kind, [target]) if f"_{dtype}_" in name)
+    block_m, block_n, block_k = slices
+    schedule = {"m_tile": 4, "block_m": block_m, "block_n": block_n, "block_k": block_k}
+    for m, in_place in ((37, kind == LINEAR), (11, False)):
+        problem = Problem(m, 16 * 9 + 5, 301, dtype, kind, bias=True, residual=kind == LINEAR)
+        problem = replace(problem, in_place=in_place)
+        for grid in ({"grid_n": 2}, {"grid_k": 2} if kind == LINEAR else {"grid_m": 2}):
+            first = problem.run(target, name, 2, **schedule, **grid)
+            problem.assert_right(first, target)
+            for order in range(1, len(ORDERS)):
+                got = problem.run(target, name, 2, **schedule, **grid, order=order)
+                assert (got.view(np.uint32) == first.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("kind", [LINEAR, SILU])
+@pytest.mark.parametrize("target", TARGETS)
+def test_orders_are_right_on_every_target(target: str, kind: str) -> None:
+    name = kernel_names(kind, [target])[0][1]
+    problem = Problem(5, 33, 20, name.split("_")[2], kind)
+    schedule = {"m_tile": 2, "block_m": 2, "block_n": 1, "block_k": 8}
+    for order in range(1, len(ORDERS)):
+        problem.assert_right(problem.interpret(target, name, **schedule, order=order), target)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", [LINEAR, SILU])
+@pytest.mark.parametrize("target", PLAIN)
+def test_slices_come_in_the_order_asked_for(target: str, kind: str, order: str) -> None:
+    """C's rows lie a slice of columns apart, R one to the left: so memory tells the order."""
+    tile = next(iter(built_tiles(kind, TARGETS[target]).values()))
+    width = tile.panels * (16 if kind == LINEAR else 8)
+    problem = Problem(3, 3 * width, 6, "f32", kind)
+    memory = np.zeros(6 * width, np.float32)
+    c, weight = memory[width:], problem.packed()
+    values = [3, 3 * width, 6, problem.a, problem.a.shape[1], weight, 6 * 16, None]
+    values += [memory, width, c, width, None, 0] if kind == LINEAR else [c, width]
+    slots = (abi.Slot * len(values))(*(slot(value) for value in values))
+    schedule = {"m_tile": 1, "block_m": 1, "block_n": 1, "block_k": 2}
+    row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(
+        *make_schedule(**schedule, order=ORDERS.index(order))
+    )
+    entry = library(target)[1][f"dt_entry_{kernel_name(kind, 'f32', tile)}"]
+    entry(slots, row, ctypes.c_int64(0), ctypes.c_int64(1))
+    outcomes = {other: in_order(problem, width, other) for other in ORDERS}
+    assert len({v.tobytes() for v in outcomes.values()}) == (4 if kind == LINEAR else 2)
+    np.testing.assert_allclose(memory, outcomes[order], atol=1e-4)
+
+
+def in_order(problem: Problem, width: int, order: str) -> np.ndarray:
+    """Return the memory above as three slices of each side leave it."""
+    memory = np.zeros(6 * width)
+    whole, _ = problem.wanted(dot=False)
+    for at in itertools.product(range(3), repeat=3):
+        m, n, k = (at[order.index(side)] for side in "mnk")
+        columns, left = slice(n * width, (n + 1) * width), (m + n) * width
+        if problem.kind == SILU:
+            memory[left + width :][:width] = whole[m, columns]
+            continue
+        depth = slice(2 * k, 2 * k + 2)
+        base = memory[left + (width if k else 0) :][:width]
+        product = problem.weights[0][columns, depth] @ problem.a[m, depth]
+        memory[left + width :][:width] = base + product
+    return memory
+
+
 @pytest.mark.parametrize("target", PLAIN)
 def test_k_is_not_split_without_room_for_its_parts(target: str) -> None:
     """And nothing is written past the room there is."""
@@ -348,7 +421,7 @@ def test_panels_may_lie_further_apart_than_k() -> None:
     values = [3, 40, 8, problem.a.ctypes.data, 23, packed.ctypes.data, 320, 0, 0, 0]
     values += [c.ctypes.data, 40, 0, 0]
     slots = (abi.Slot * len(values))(*(abi.Slot(i=v) for v in values))
-    row = (ctypes.c_int64 * 8)(*make_schedule(m_tile=4, block_n=1))
+    row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*make_schedule(m_tile=4, block_n=1))
     library(target)[1][f"dt_entry_{name}"](slots, row, ctypes.c_int64(0), ctypes.c_int64(1))
     wanted = problem.a[:, :8].astype(np.float64) @ problem.weights[0][:, :8].T
     np.testing.assert_allclose(c, wanted, atol=1e-5)

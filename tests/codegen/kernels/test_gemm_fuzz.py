@@ -7,6 +7,7 @@ import pytest
 
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.schedules import LINEAR, SILU, built_tiles, kernel_name
+from dovetail.ir.schedule import ORDERS
 from tests.codegen.kernels.test_gemm import NATIVE, OWN, Problem
 
 ODD_SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 61, 97, 127, 128, 131)
@@ -46,6 +47,7 @@ def fuzz(count: int, seed: int) -> None:
             "grid_n": int(random.integers(0, 4)),
             "grid_k": int(one_of((0, 1, 1, 2, 3))),
             "prefetch": int(one_of(PREFETCHES)),
+            "order": int(random.integers(len(ORDERS))),
         }
         threads = int(random.integers(1, 7))
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from dovetail.compiler.schedules import MicroKernel
-from dovetail.compiler.search.cost_model import CostModel
-from dovetail.compiler.search.space import WHOLE, Scheme
+from dovetail.compiler.search.cost_model import CostModel, estimate_work
+from dovetail.compiler.search.space import WHOLE, Scheme, Slice
 from tests.compiler.search.landscape import task
 
 TASK = task(n=2048, k=2048, points=(1, 4, 16, 64))
@@ -29,3 +29,17 @@ def test_idle_threads_and_small_tiles_cost():
 
 def test_nothing_to_predict():
     assert MODEL.predict(TASK, 4, []) == []
+
+
+def test_a_block_that_stays_in_the_caches_costs_less_than_one_that_passes_by_again():
+    """Of C, where K is inside; of the weight, where rows are."""
+
+    def reads(one, m, part):
+        problem = one.problem(m)
+        program = one.program(m, MicroKernel(14, 2), part, Scheme(1, 2, 1))
+        return {p.order: estimate_work(one, m, p).traffic[3] for p in problem.orders(program)}
+
+    wide = reads(task(n=65536, k=1024, points=(512,)), 512, Slice(0, 8, 64))
+    assert wide["mnk"] < wide["mkn"]
+    tall = reads(task(n=65536, k=1024, points=(2048,)), 2048, Slice(14, 8, 0))
+    assert tall["nmk"] < tall["mkn"]

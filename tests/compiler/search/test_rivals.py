@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from dovetail.compiler.search.roller import Roller, footprint, scale_out, scale_
 from dovetail.compiler.search.space import Scheme, Slice
 from dovetail.compiler.search.tables import tuning_library
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.schedule import ORDERS
 from tests.compiler.search.landscape import Landscape, task
 from tests.compiler.test_schedules import SPEC
 
@@ -79,6 +81,15 @@ def test_roller_fills_the_cache_of_one_core_and_may_idle_others():
     assert scale_out(one, 14, tile, Slice(small.m, 99, small.k)) == Scheme(1, 1, 1)
     assert len(Roller().search(task(points=(64,)), land := Landscape()).choices) == 1
     assert len({c for _, c in land.asked}) <= Roller().measured + 1
+
+
+def test_roller_tries_its_slices_in_every_order():
+    one, land = task(n=4096, k=8192, points=(512,)), Landscape()
+    Roller(measured=1000).search(one, land)
+    nests = defaultdict(set)
+    for _, candidate in land.asked:
+        nests[candidate.kernel, candidate.schedule[:-1]].add(candidate.schedule[-1])
+    assert set(range(len(ORDERS))) in nests.values()
 
 
 def test_dietcode_measures_a_few_shapes_and_predicts_the_others():

@@ -12,6 +12,7 @@ from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.space import PREFETCHES, Program, Slice
 from dovetail.ir.errors import ScheduleError
+from dovetail.ir.schedule import ORDERS
 from tests.compiler.search.landscape import OVERHEAD, Landscape, bowl, task
 
 LONG = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -52,6 +53,36 @@ def test_it_takes_split_k_where_it_pays():
         for split in (True, False)
     ]
     assert grids == [2, 1]
+
+
+def weight_stays(case, panels, values):
+    """Rows in slices of 14 pass by a block of the weight in half the time; otherwise they cost."""
+    seconds = bowl(case, panels, values) / (2 if values["block_m"] == 14 else 1)
+    return seconds / (2 if values["block_m"] == 14 and ORDERS[values["order"]] == "nkm" else 1)
+
+
+def test_it_changes_the_order_of_loops_where_that_pays():
+    one = task(points=(64, 128))
+    found = {on: Sandwich(orders=on).search(one, Landscape(weight_stays)) for on in (True, False)}
+    for m in one.points:
+        turned, plain = found[True].choices[m], found[False].choices[m]
+        assert (turned.program.order, plain.program.order) == ("nkm", "mkn")
+        assert turned.seconds <= 0.55 * plain.seconds
+        assert make_rows(one, found[True].choices)[-1].schedule[-1] == ORDERS.index("nkm")
+    extra = found[True].trials - found[False].trials
+    assert 0 < extra <= 0.25 * found[False].trials
+
+
+def test_slices_are_tuned_on_under_the_better_order():
+    """In order `nkm` slices of K of 128 are best, in the others of 256."""
+
+    def cost(case, panels, values):
+        deep = {**values, "block_k": 2 * values["block_k"]}
+        other = ORDERS[values["order"]] == "nkm"
+        return weight_stays(case, panels, deep if other else values)
+
+    (choice,) = Sandwich().search(task(points=(64,)), Landscape(cost)).choices.values()
+    assert (choice.program.order, choice.program.slice.k) == ("nkm", 128)
 
 
 def test_ablations_leave_out_their_part():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.compiler.measure import Candidate
 from dovetail.compiler.schedules import LINEAR, SILU, MicroKernel, micro_kernels
-from dovetail.compiler.search.space import Scheme, Slice
+from dovetail.compiler.search.space import Program, Scheme, Slice
 from dovetail.ir.model import SPLIT_K_ELEMENTS
+from dovetail.ir.schedule import ORDERS
 from tests.compiler.search.landscape import TARGET, task
 
 
@@ -50,3 +54,31 @@ def test_whole_sides_are_spelled_zero():
     gated = task(n=512, k=1024, kind=SILU).problem(64)
     assert gated.extents(tile, Scheme(1, 2, 1)).n == 16
     assert gated.canonical(tile, Slice(28, 1, 128), Scheme()).k == 0
+
+
+def test_orders_differ_in_loops_of_several_slices_only():
+    one, tile = task(n=512, k=1024), MicroKernel(14, 2)
+
+    def orders(m, n, k, kind=LINEAR):
+        problem = replace(one, op=replace(one.op, kind=kind)).problem(64)
+        program = Program(tile, Slice(m, n, k), Scheme(1, 2, 1), 0)
+        return tuple(other.order for other in problem.orders(program))
+
+    assert orders(14, 1, 128) == ORDERS
+    assert orders(0, 1, 0) == orders(14, 0, 0) == orders(0, 0, 0) == ("mkn",)
+    assert orders(14, 1, 0) == orders(14, 1, 0, SILU) == ("mkn", "nmk")
+    assert orders(0, 1, 128) == ("mkn", "mnk")
+    assert orders(14, 0, 128) == ("mkn", "nkm")
+    assert orders(64, 8, 1024) == ("mkn",)  # one slice, however spelled
+
+
+def test_programs_are_read_back_with_their_order_and_older_ones_in_the_first():
+    problem = task(n=512, k=1024).problem(64)
+    program = Program(MicroKernel(14, 2), Slice(14, 1, 128), Scheme(1, 2, 1), 1024)
+    for other in problem.orders(program):
+        candidate = problem.candidate(other)
+        assert problem.program(candidate) == other
+        older = Candidate(candidate.kernel, candidate.schedule[:-1])
+        assert problem.program(older) == program
+    for wrong in ((), candidate.schedule[:-2], (*candidate.schedule[:-1], 4)):
+        assert problem.program(Candidate(candidate.kernel, wrong)) is None

@@ -117,7 +117,8 @@ class EmulatedKernels:
     ) -> None:
         """Run one thread's share of a kernel; the arrays among `slots` are updated in place."""
         roots, records = describe(slots)
-        words = struct.pack("<12q", self._index[kernel], tid, nth, *schedule, len(roots))
+        head = (self._index[kernel], tid, nth, *schedule, len(roots))
+        words = struct.pack(f"<{len(head)}q", *head)
         parts = [struct.pack("<q", root.nbytes) + root.tobytes() for root in roots]
         assert self._process.stdin is not None
         assert self._process.stdout is not None

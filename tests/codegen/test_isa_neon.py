@@ -63,7 +63,7 @@ def test_gemm_at_tile_edges(kernels, dtype, m, n, k):
     bias, residual = (rng.standard_normal(s).astype(np.float32) for s in (b.shape[0], (m, n)))
     out = np.full((m, n + 3), 9, np.float32)
     slots = (m, n, k, a, k, packed, stride, bias, residual, n, out, n + 3)
-    kernels.call(f"gemm_{dtype}", slots, schedule=(4, 0, 0, 1, 1, 1, 1, 0))
+    kernels.call(f"gemm_{dtype}", slots, schedule=(4, 0, 0, 1, 1, 1, 1, 0, 0))
     want = a.astype(np.float64) @ b[:n].T + bias[:n] + residual
     np.testing.assert_allclose(out[:, :n], want, rtol=1e-5, atol=1e-5)
     assert (out[:, n:] == 9).all()

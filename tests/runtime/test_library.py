@@ -75,7 +75,7 @@ def test_plans_of_several_processes_keep_to_their_own_cpus() -> None:
 
 
 def make_table(phase: str, threads: int, target: str = "generic") -> ScheduleTable:
-    row = Row(m_lo=1, kernel="k", schedule=(0,) * 8)
+    row = Row(m_lo=1, kernel="k", schedule=(0,) * 9)
     return ScheduleTable(
         target=target, op="o", n=1, k=1, dtype="f32", phase=phase, threads=threads, rows=(row,)
     )

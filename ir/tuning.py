@@ -208,17 +208,24 @@ class RecordSet:
         return chain.from_iterable(self._all.values())
 
     def needed(self) -> tuple[TuningRecord, ...]:
-        """Return the records that answer, and those which tell that others were disturbed."""
-        answers = {id(r) for records in self._all.values() for r in [self._pick(records)]}
-        best = {id(record) for record in self._best.values()}
-        return tuple(
-            r for r in self.records() if id(r) in best or (id(r) in answers and self.trusts(r))
-        )
+        """Return the records that can answer, and those which tell that others were disturbed.
+
+        A record can answer while no later one of its key was taken as calmly: should another prove
+        the later ones disturbed, which can happen with any record to come, it is their stand-in.
+        """
+        kept = {id(record) for record in self._best.values()}
+        for records in self._all.values():
+            calmest = math.inf
+            for record in sorted(records, key=_age, reverse=True):
+                if self.trusts(record) and (unrest := _unrest(record)) < calmest:
+                    calmest = unrest
+                    kept.add(id(record))
+        return tuple(record for record in self.records() if id(record) in kept)
 
     def _pick(self, records: Sequence[TuningRecord]) -> TuningRecord:
         if len(records) == 1:
             return records[0]
-        return max(records, key=lambda r: (self.trusts(r), r.when, encode_record(r)))
+        return max(records, key=lambda r: (self.trusts(r), *_age(r)))
 
     def trusts(self, record: TuningRecord) -> bool:
         """Tell whether a record's times hold: the machine had nothing else to do meanwhile.
@@ -249,6 +256,18 @@ class RecordSet:
             if record is not None and enough and self.trusts(record):
                 return record
         return None
+
+
+def _age(record: TuningRecord) -> tuple[datetime, bytes]:
+    """Return what orders the records of a key, the latest last."""
+    return record.when, encode_record(record)
+
+
+def _unrest(record: TuningRecord) -> float:
+    """Return what a trusted record's trust falls with: less is trusted for longer."""
+    if record.status != OK or record.reference is None:
+        return -math.inf
+    return record.reference.seconds
 
 
 def _reference_seconds(record: TuningRecord | None) -> float:

@@ -219,8 +219,8 @@ def answers(database, records):
 @settings(max_examples=FEW, deadline=None)
 @given(data=st.data())
 def test_neither_order_nor_prune_nor_merge_changes_an_answer(tmp_path_factory, data):
-    times, names = st.sampled_from([1.0, 1.4, 2.0, 4.0]), st.sampled_from("abc")
-    drawn = data.draw(st.lists(st.tuples(times, names), min_size=1, max_size=6))
+    times, names = st.sampled_from([1.0, 1.2, 1.4, 1.6, 2.0, 4.0]), st.sampled_from("abc")
+    drawn = data.draw(st.lists(st.tuples(times, names), min_size=1, max_size=8))
     records = [beside(t, i, kernel=name) for i, (t, name) in enumerate(drawn)]
     folder = tmp_path_factory.mktemp("order")
     ours, theirs = TuningDatabase(folder / "ours"), TuningDatabase(folder / "theirs")
@@ -249,6 +249,17 @@ def test_a_calm_older_record_answers_for_a_busy_later_one(path):
         assert database.lookup(calm.key) == calm == TuningDatabase(path).lookup(calm.key)
         database.prune(lambda record: record.kernel != "other")
         assert not TuningDatabase(path).lookup(calm.key) == busy
+
+
+def test_a_stand_in_is_kept_for_the_day_that_a_later_record_proves_disturbed(path, tmp_path):
+    first, stand_in, last = (beside(t, i) for i, t in enumerate((1.4, 1.4, 2.0)))
+    database, judges = TuningDatabase(path), TuningDatabase(tmp_path / "judges")
+    database.append([first, stand_in, last])
+    assert database.prune() == 0
+    assert database.lookup(last.key) == last
+    judges.append([beside(1.0, 4, kernel="other")])
+    database.merge(judges)
+    assert database.lookup(last.key) == stand_in
 
 
 def test_appending_in_any_order_ends_in_the_same_database(path):

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import signal
 
+import hypothesis
+import pytest
 
-def pytest_configure() -> None:
-    """Take SIGINT as a terminal's process does: a shell's background jobs ignore it, and so would
-    the commands that tests interrupt."""
+hypothesis.settings.register_profile("seeded", derandomize=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Seed the default suite, which gates changes; long tests draw anew each time.
+
+    Take SIGINT as a terminal's process does: a shell's background jobs ignore it, and so would the
+    commands that tests interrupt.
+    """
+    if "long" not in config.getoption("markexpr").replace("not long", ""):
+        hypothesis.settings.load_profile("seeded")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -43,7 +43,7 @@ class StepCost:
 class Simulator:
     """Predicts step times of one model on one machine; remembers the profile of each plan.
 
-    weights: bytes of them that every step reads.
+    weights: bytes of them that every step reads. kv_row: bytes of K and V that a token has.
     """
 
     def __init__(self, spec: HardwareSpec, parameters: MachineParameters, model: ModelSpec) -> None:
@@ -54,11 +54,11 @@ class Simulator:
         self._elements = matrix_elements(model)
         self.weights = self._elements * DTYPES[model.weight_dtype].size
         kv_heads = 2 * model.n_layers * model.n_kv_heads
-        self._kv_row = kv_heads * model.head_dim * DTYPES[model.kv_dtype].size
+        self.kv_row = kv_heads * model.head_dim * DTYPES[model.kv_dtype].size
 
     def decode(self, configuration: Configuration, *, batch: int, context: float) -> StepCost:
         """Return the cost of one token for each of `batch` sequences of `context` tokens."""
-        read = self.weights + batch * context * self._kv_row
+        read = self.weights + batch * context * self.kv_row
         attention = 4 * batch * context * self.model.n_heads * self.model.head_dim
         flops = 2 * batch * self._elements + attention * self.model.n_layers
         return self._cost(configuration, batch, read, flops)
@@ -67,7 +67,7 @@ class Simulator:
         """Return the cost of a prompt of `tokens`, in one step."""
         attention = 2 * tokens * tokens * self.model.n_heads * self.model.head_dim
         flops = 2 * tokens * self._elements + attention * self.model.n_layers
-        return self._cost(configuration, tokens, self.weights + tokens * self._kv_row, flops)
+        return self._cost(configuration, tokens, self.weights + tokens * self.kv_row, flops)
 
     def _cost(self, configuration: Configuration, rows: int, read: float, flops: float) -> StepCost:
         profile = self._profiles.get(configuration)

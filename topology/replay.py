@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from dovetail.topology.configuration import Configuration
-from dovetail.topology.contention import ACTIVATION_BYTES, Simulator
+from dovetail.topology.contention import Simulator
 
 SAMPLES = 8
 MAX_STEP_TOKENS = 2048
@@ -128,10 +128,9 @@ class Replay:
         switch = 0.0
         if prefill.family != decode.family:
             away = _share_away(prefill, decode)
-            model = self._simulator.model
-            row = 2 * model.n_layers * model.n_kv_heads * model.head_dim * ACTIVATION_BYTES
-            moved = away * (self._simulator.weights + self._trace.mean_prompt * row)
-            switch = moved / self._simulator.parameters.package_link.value
+            simulator = self._simulator
+            moved = away * (simulator.weights + self._trace.mean_prompt * simulator.kv_row)
+            switch = moved / simulator.parameters.package_link.value
         return PairScore(self.prefill(prefill), self.decode(decode), switch)
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from dovetail.ir.model import ModelSpec
 from dovetail.topology.configuration import Configuration, cross_section, memory_homes
 from dovetail.topology.contention import Simulator
 from dovetail.topology.fundamental import build_tree
@@ -51,3 +53,18 @@ def test_plans_of_one_family_switch_for_nothing() -> None:
     half = replay.pair(plan(2), plan(1)).switch
     mirrored = Configuration(plan(2).processes[::-1])
     assert 0 < half < replay.pair(Configuration(mirrored.processes[:2]), plan(2)).switch
+
+
+def test_a_switch_moves_keys_and_values_as_they_are_stored() -> None:
+    model = preset_model("tinyllama")
+    moved = [
+        replay.pair(plan(2), plan(1)).switch * SIMULATOR.parameters.package_link.value
+        for dtype in ("bf16", "f32")
+        for replay in [Replay(_simulate(replace(model, kv_dtype=dtype)), Trace("t", ((512, 64),)))]
+    ]
+    row = 2 * model.n_layers * model.n_kv_heads * model.head_dim
+    assert moved[1] - moved[0] == pytest.approx(0.5 * 512 * row * (4 - 2))
+
+
+def _simulate(model: ModelSpec) -> Simulator:
+    return Simulator(SPEC, default_parameters(SPEC), model)

@@ -21,6 +21,7 @@ HEAVY = {"torch", "transformers", "faiss", "safetensors", "tvm", "tvm_ffi", "ray
 TIR = ("build", "expressions", "operations", "statements", "values")
 ALLOWED = {
     "dovetail.compiler.search.fit": {"sklearn"},
+    "dovetail.runtime.embedding.line": {"sklearn"},
     "dovetail.ffi": {"tvm_ffi"},
     "dovetail.compiler.ray_jobs": {"ray"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},

@@ -1,0 +1,125 @@
+"""The latency line of a device, t = alpha * C + beta (WindVE Eq. 12), and the depth it allows.
+
+In: seconds measured at a few concurrencies. Out: a `FittedLine`, robust to disturbed points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.errors import SpecError
+
+Arrival = Literal["open", "closed"]
+MAX_DEPTH = 4096
+"""Where latency does not grow with concurrency, something else than the SLO ends it."""
+OUTLIER = 4.0
+"""Median deviations beyond which a point is left out."""
+LEAST_DEVIATION = 0.02
+"""Relative error that is never an outlier, however well the other points agree."""
+ROUNDS = 3
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: `concurrency` queries that came together took `seconds`, the last one."""
+
+    concurrency: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds that C concurrent queries take: alpha * C + beta, both >= 0."""
+
+    alpha: float
+    beta: float
+
+    def seconds(self, concurrency: float) -> float:
+        """Return the seconds that so many queries take together."""
+        return self.alpha * concurrency + self.beta
+
+    def depth(self, slo: float, arrival: Arrival = "open") -> int:
+        """Return how many queries a device may hold so that all of them meet `slo` seconds.
+
+        closed: they come together, none waits: (T - beta) / alpha (WindVE Eq. 7-10). open: one
+        may wait for the batch in flight: (T - 2 beta) / alpha. 0 where a single query is too slow
+        (Eq. 11).
+        """
+        if self.seconds(1) > slo:
+            return 0
+        room = slo - (self.beta if arrival == "closed" else 2 * self.beta)
+        if self.alpha * MAX_DEPTH <= room:
+            return MAX_DEPTH
+        return max(1, math.floor(room / self.alpha + _ROUNDING)) if self.alpha else 1
+
+    def scaled(self, factor: float) -> Line:
+        """Return the line of a device that takes `factor` times as long."""
+        return replace(self, alpha=self.alpha * factor, beta=self.beta * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedLine:
+    """A line and what it stands on: the points that count, those left out, the median error."""
+
+    line: Line
+    points: tuple[Point, ...]
+    outliers: tuple[Point, ...] = ()
+    error: float = 0.0
+
+
+def fit_line(points: Sequence[Point]) -> FittedLine:
+    """Fit alpha, beta >= 0 by least squares, without the points that lie far off.
+
+    The first fit is to the median of each concurrency, so that disturbed repetitions do not bend
+    the line by which they are judged.
+
+    Raises:
+        SpecError: there are no points, or one has no positive concurrency and finite time.
+    """
+    if not points or not all(p.concurrency > 0 and 0 <= p.seconds < math.inf for p in points):
+        raise SpecError("a latency line needs points of positive concurrency and finite seconds")
+    line = _least_squares(_medians(points))
+    kept = list(points)
+    for _ in range(ROUNDS):
+        errors = np.array([_error(line, point) for point in points])
+        limit = max(LEAST_DEVIATION, OUTLIER * float(np.median(np.abs(errors))))
+        inside = [p for p, error in zip(points, errors, strict=True) if abs(error) <= limit]
+        if not inside or len(inside) == len(kept):
+            break
+        kept = inside
+        line = _least_squares(kept)
+    chosen = set(map(id, kept))
+    return FittedLine(
+        line=line,
+        points=tuple(kept),
+        outliers=tuple(p for p in points if id(p) not in chosen),
+        error=float(np.median([abs(_error(line, point)) for point in kept])),
+    )
+
+
+def _medians(points: Sequence[Point]) -> list[Point]:
+    groups: dict[int, list[float]] = {}
+    for point in points:
+        groups.setdefault(point.concurrency, []).append(point.seconds)
+    return [Point(c, float(np.median(seconds))) for c, seconds in groups.items()]
+
+
+def _error(line: Line, point: Point) -> float:
+    expected = line.seconds(point.concurrency)
+    return (point.seconds - expected) / max(expected, _ROUNDING)
+
+
+def _least_squares(points: Sequence[Point]) -> Line:
+    from sklearn.linear_model import LinearRegression  # noqa: PLC0415  (a second to import)
+
+    columns: npt.NDArray[np.float64] = np.array([[p.concurrency, 1.0] for p in points])
+    seconds = np.array([p.seconds for p in points])
+    model = LinearRegression(fit_intercept=False, positive=True).fit(columns, seconds)
+    return Line(alpha=float(model.coef_[0]), beta=float(model.coef_[1]))

@@ -1,0 +1,441 @@
+"""The queue manager: Algorithm 1 of WindVE §IV-B as a pure control plane, and its exact counts.
+
+In: queries, the time, what became of batches. Out: the device of each query or BUSY, and batches.
+No threads, no clocks, no tensors; one caller at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from dovetail.ir.errors import CapacityError, RequestError, SpecError
+from dovetail.runtime.embedding.batching import choose_batch
+from dovetail.runtime.embedding.line import Arrival, Line
+
+PRIORITY_SECONDS = 0.25
+"""One step of priority moves a query as far ahead as an earlier arrival by this time would."""
+LEAST_PRIORITY, MOST_PRIORITY = -8, 8
+BULK_SHARE = 2
+"""Queries without an SLO fill at most one part in so many of a device: others find room."""
+LIVES = 3
+"""Instances that may die under a query, in ever smaller batches, before it is held the cause."""
+SMALLER = 8
+"""The part of a batch that is tried together after an instance died under it."""
+BUSY = "all embedding queues are full; try again later"
+NEVER = "no device embeds a query of this length within the time allowed; {}"
+REMEDY = "allow more time, or shorten the text"
+
+
+class State(Enum):
+    """Where a query is."""
+
+    NEW = auto()
+    WAITING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Query:
+    """One text to embed, as the manager sees it.
+
+    target: when it should be done (the SLO); infinite for bulk work, which has no SLO.
+    deadline: when it is of no use any more. Both are times of the caller's clock.
+    kind: its length class on every device. limit: the largest batch it may be in.
+    """
+
+    number: int
+    tokens: int
+    target: float = math.inf
+    deadline: float = math.inf
+    priority: int = 0
+    payload: object = None
+    state: State = State.NEW
+    device: str = ""
+    kind: int = 0
+    limit: int = 1 << 30
+    deaths: int = 0
+    cancelled: bool = False
+
+    @property
+    def bulk(self) -> bool:
+        """Whether it has no SLO."""
+        return self.target == math.inf
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """Place in a queue: earliest target first, moved ahead by priority."""
+        target = self.target if self.target < math.inf else 1e18
+        return target - PRIORITY_SECONDS * self.priority, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSpec:
+    """A device's queue. `depths` and `lines` have one value per length class.
+
+    token_budget: most tokens of a batch, padding included where the device pads.
+    """
+
+    name: str
+    accelerator: bool
+    depths: tuple[int, ...]
+    lines: tuple[Line, ...]
+    instances: int = 1
+    token_budget: int = 1 << 30
+    pads: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Queries that one instance runs together, from `started` to about `expected`."""
+
+    number: int
+    device: str
+    queries: tuple[Query, ...]
+    counts: tuple[int, ...]
+    started: float
+    expected: float
+
+
+@dataclass(slots=True)
+class _Queue:
+    """A device: what waits, in order; what runs; and how many of each length class there are."""
+
+    spec: QueueSpec
+    shares: tuple[int, ...] = ()
+    capacity: int = 1
+    ceiling: int = 0  # the load when depths were last lowered, which may lie above the capacity
+    open: bool = True
+    waiting: list[Query] = field(default_factory=list)
+    running: dict[int, Batch] = field(default_factory=dict)
+    counts: list[int] = field(default_factory=list)  # of what waits
+    held: list[int] = field(default_factory=list)  # of what waits or runs
+
+    def set_spec(self, spec: QueueSpec) -> None:
+        """Take new depths: a query of class k fills capacity / depth_k of a device, exactly."""
+        self.spec = spec
+        self.capacity = math.lcm(*(depth for depth in spec.depths if depth), 1)
+        self.shares = tuple(self.capacity // d if d else self.capacity + 1 for d in spec.depths)
+        self.counts = self.counts or [0] * len(spec.depths)
+        self.held = self.held or [0] * len(spec.depths)
+        self.ceiling = self.load
+
+    @property
+    def load(self) -> int:
+        return sum(n * share for n, share in zip(self.held, self.shares, strict=True))
+
+    def seconds(self, counts: Iterable[int]) -> float:
+        """Return the predicted seconds of a batch with so many queries of each class."""
+        present = [(n, line) for n, line in zip(counts, self.spec.lines, strict=True) if n]
+        alphas = sum(n * line.alpha for n, line in present)
+        return alphas + max((line.beta for _, line in present), default=0.0)
+
+    def free_at(self, now: float) -> float:
+        """Return when an instance is free, as predicted."""
+        if len(self.running) < self.spec.instances:
+            return now
+        return max(now, min(batch.expected for batch in self.running.values()))
+
+    def finish(self, query: Query, now: float) -> float:
+        """Return when all that waits, and `query`, would be done."""
+        counts = [n + (k == query.kind) for k, n in enumerate(self.counts)]
+        return self.free_at(now) + self.seconds(counts)
+
+    def urgent(self) -> float:
+        """Return the earliest target of what waits."""
+        return min((query.target for query in self.waiting), default=math.inf)
+
+    def push(self, query: Query) -> None:
+        query.state, query.device = State.WAITING, self.spec.name
+        insort(self.waiting, query, key=_order)
+        self.counts[query.kind] += 1
+
+    def pull(self, query: Query) -> None:
+        del self.waiting[bisect_left(self.waiting, query.order, key=_order)]
+        self.counts[query.kind] -= 1
+
+
+def _order(query: Query) -> tuple[float, int]:
+    return query.order
+
+
+class QueueManager:
+    """Queues of all devices: accelerators first, then the CPU, else BUSY."""
+
+    def __init__(
+        self,
+        specs: Sequence[QueueSpec],
+        classes: Sequence[int],
+        *,
+        heterogeneous: bool = True,
+        arrival: Arrival = "open",
+    ) -> None:
+        """Take devices in order of preference; `classes` are the most tokens of each class.
+
+        heterogeneous: whether the CPU is used beside accelerators (WindVE §IV-C).
+        arrival: `closed` admits by depth alone, as Algorithm 1 does; `open` also by the predicted
+        finish of all that would be in the batch.
+
+        Raises:
+            SpecError: no device, a name twice, or not one depth and line per class.
+        """
+        names = [spec.name for spec in specs]
+        if not specs or len(set(names)) < len(names):
+            raise SpecError("embedding needs devices, each with a name of its own")
+        self.classes, self.arrival = tuple(classes), arrival
+        self._queues = {spec.name: _Queue(spec) for spec in specs}
+        for spec in specs:
+            self.set_queue(spec)
+        accelerators = [spec.name for spec in specs if spec.accelerator]
+        others = [spec.name for spec in specs if not spec.accelerator]
+        self._tiers = (
+            [accelerators, others] if heterogeneous or not accelerators else [accelerators]
+        )
+        self._batches = itertools.count()
+        self._alive: dict[int, Query] = {}
+
+    # ---- what there is ----
+
+    @property
+    def queries(self) -> int:
+        """How many queries wait or run."""
+        return len(self._alive)
+
+    def depths(self) -> dict[str, tuple[int, ...]]:
+        """Return the depths of each device, by length class."""
+        return {name: queue.spec.depths for name, queue in self._queues.items()}
+
+    def held(self, device: str) -> int:
+        """Return how many queries wait or run on a device."""
+        return sum(self._queues[device].held)
+
+    def waiting(self, device: str) -> int:
+        """Return how many queries wait on a device."""
+        return len(self._queues[device].waiting)
+
+    def next_deadline(self) -> float:
+        """Return the earliest deadline of what waits."""
+        waiting = itertools.chain(*(queue.waiting for queue in self._queues.values()))
+        return min((query.deadline for query in waiting), default=math.inf)
+
+    # ---- in ----
+
+    def submit(self, queries: Sequence[Query], now: float) -> None:
+        """Put every query into a queue, or none of them.
+
+        Raises:
+            CapacityError: BUSY. `retry_after` is None where waiting does not help.
+            RequestError: a query is longer than the largest length class, or in use.
+        """
+        placed: list[Query] = []
+        for query in queries:
+            try:
+                self._place(query, now)
+            except (CapacityError, RequestError):
+                for other in placed:
+                    self._drop(other)
+                    other.state, other.device = State.NEW, ""
+                raise
+            placed.append(query)
+
+    def _place(self, query: Query, now: float) -> None:
+        if query.state is not State.NEW or query.number in self._alive:
+            raise RequestError(f"query {query.number} was submitted before")
+        if not 0 < query.tokens <= self.classes[-1]:
+            raise RequestError(
+                f"a query has {query.tokens} tokens; this model embeds 1 to {self.classes[-1]}"
+            )
+        query.kind = bisect_left(self.classes, query.tokens)
+        query.priority = max(LEAST_PRIORITY, min(MOST_PRIORITY, query.priority))
+        queue = self._choose(query, now)
+        if queue is None:
+            raise self._busy(query, now)
+        queue.push(query)
+        queue.held[query.kind] += 1
+        self._alive[query.number] = query
+
+    def _choose(self, query: Query, now: float) -> _Queue | None:
+        """Return the queue of Algorithm 1; among accelerators the one that is done first."""
+        for tier in self._tiers:
+            fitting = [q for name in tier if self._fits(q := self._queues[name], query, now)]
+            if fitting:
+                return min(fitting, key=lambda queue: queue.finish(query, now))
+        return None
+
+    def _fits(self, queue: _Queue, query: Query, now: float) -> bool:
+        if not queue.open or not queue.spec.depths[query.kind]:
+            return False
+        share, load = queue.shares[query.kind], queue.load
+        if load + share > queue.capacity:
+            return False
+        if query.bulk and load and (load + share) * BULK_SHARE > queue.capacity:
+            return False
+        if self.arrival == "closed" and query.deadline == math.inf:
+            return True
+        latest = min(query.deadline, query.target, queue.urgent())
+        return queue.finish(query, now) <= latest
+
+    def _busy(self, query: Query, now: float) -> CapacityError:
+        """Return BUSY with the time until a batch ends, or why waiting does not help."""
+        queues = [self._queues[name] for tier in self._tiers for name in tier]
+        able = [queue for queue in queues if queue.spec.depths[query.kind]]
+        allowed = min(query.deadline, query.target) - now
+        able = [q for q in able if q.spec.lines[query.kind].seconds(1) <= allowed]
+        if not able:
+            return CapacityError(NEVER.format(REMEDY))
+        ends = [queue.free_at(now) - now for queue in able]
+        shortest = min(queue.spec.lines[query.kind].seconds(1) for queue in able)
+        return CapacityError(BUSY, min(ends) or shortest)
+
+    # ---- batches ----
+
+    def take(self, device: str, now: float) -> Batch | None:
+        """Return the next batch for a free instance of `device`; None when there is none."""
+        queue = self._queues[device]
+        free = queue.spec.instances - len(queue.running)
+        if not queue.waiting or free <= 0:
+            return None
+        most = -(-len(queue.waiting) // free)  # what other free instances are to take is left
+        chosen = choose_batch(queue.waiting, queue.spec.token_budget, most, pads=queue.spec.pads)
+        counts = [0] * len(self.classes)
+        for query in chosen:
+            queue.pull(query)
+            query.state = State.RUNNING
+            counts[query.kind] += 1
+        expected = now + queue.seconds(counts)
+        batch = Batch(next(self._batches), device, tuple(chosen), tuple(counts), now, expected)
+        queue.running[batch.number] = batch
+        return batch
+
+    def complete(self, batch: Batch) -> tuple[Query, ...]:
+        """Note that a batch has run; return those of its queries that somebody still wants."""
+        self._stop(batch)
+        for query in batch.queries:
+            self._end(query)
+        return tuple(query for query in batch.queries if not query.cancelled)
+
+    def fail(self, batch: Batch) -> tuple[Query, ...]:
+        """Note that a device could not run a batch: it is tried again in halves.
+
+        So a batch too large for the device's memory runs in parts, and a query that fails alone
+        is returned: it has ended.
+        """
+        self._stop(batch)
+        ended = [query for query in batch.queries if query.cancelled or len(batch.queries) == 1]
+        self._again(batch, ended, max(1, len(batch.queries) // 2))
+        return tuple(query for query in ended if not query.cancelled)
+
+    def lose(self, batch: Batch) -> tuple[Query, ...]:
+        """Note that the instance died while it ran `batch`: its queries wait for another one.
+
+        Returns those that have ended: too many instances have died under them.
+        """
+        self._stop(batch)
+        for query in batch.queries:
+            query.deaths += 1
+        ended = [q for q in batch.queries if q.cancelled or q.deaths >= LIVES]
+        self._again(batch, ended, max(1, len(batch.queries) // SMALLER))
+        return tuple(query for query in ended if not query.cancelled)
+
+    def _again(self, batch: Batch, ended: Sequence[Query], limit: int) -> None:
+        gone, queue = set(map(id, ended)), self._queues[batch.device]
+        for query in batch.queries:
+            if id(query) in gone:
+                self._end(query)
+            else:
+                query.limit = limit
+                queue.push(query)
+
+    def _stop(self, batch: Batch) -> None:
+        del self._queues[batch.device].running[batch.number]
+
+    # ---- out before the end ----
+
+    def cancel(self, query: Query) -> bool:
+        """Take a query out; one that runs stays counted until its batch ends. False if too late."""
+        if query.state is State.WAITING:
+            self._drop(query)
+        elif query.state is not State.RUNNING:
+            return False
+        query.cancelled = True
+        return True
+
+    def expire(self, now: float) -> tuple[Query, ...]:
+        """Take out, and return, all that waits beyond its deadline."""
+        late = [q for d in self._queues.values() for q in d.waiting if q.deadline <= now]
+        for query in late:
+            self._drop(query)
+        return tuple(late)
+
+    # ---- devices that change ----
+
+    def set_queue(self, spec: QueueSpec) -> None:
+        """Give a device other depths or lines; what it holds stays, even beyond a lower depth.
+
+        Raises SpecError without one depth and line per class.
+        """
+        if not len(spec.depths) == len(spec.lines) == len(self.classes) or min(spec.depths) < 0:
+            raise SpecError(f"{spec.name}: needs a depth and a line for each length class")
+        self._queues[spec.name].set_spec(spec)
+
+    def spec(self, device: str) -> QueueSpec:
+        """Return what was set for a device."""
+        return self._queues[device].spec
+
+    def close_device(self, device: str) -> None:
+        """Admit nothing more to a device; what waits there goes on waiting."""
+        self._queues[device].open = False
+
+    def drain_device(self, device: str) -> tuple[Query, ...]:
+        """Take out, and return, all that waits on a device; other devices may be given it."""
+        waiting = tuple(self._queues[device].waiting)
+        for query in waiting:
+            self._drop(query)
+            query.state = State.NEW
+        return waiting
+
+    def open_device(self, device: str) -> None:
+        """Admit queries to a device again."""
+        self._queues[device].open = True
+
+    # ---- keeping count ----
+
+    def _drop(self, query: Query) -> None:
+        self._queues[query.device].pull(query)
+        self._end(query)
+
+    def _end(self, query: Query) -> None:
+        queue = self._queues[query.device]
+        queue.held[query.kind] -= 1
+        queue.ceiling = min(queue.ceiling, queue.load)
+        query.state = State.ENDED
+        del self._alive[query.number]
+
+    def check_integrity(self) -> None:
+        """Assert that every query is in exactly one place, and that all counts are exact."""
+        found: list[Query] = []
+        for name, queue in self._queues.items():
+            running = [query for batch in queue.running.values() for query in batch.queries]
+            assert len(queue.running) <= queue.spec.instances, name
+            assert queue.waiting == sorted(queue.waiting, key=_order), name
+            assert all(query.state is State.WAITING for query in queue.waiting), name
+            assert not any(query.cancelled for query in queue.waiting), name
+            assert all(query.state is State.RUNNING for query in running), name
+            assert queue.counts == self._count(queue.waiting), name
+            assert queue.held == self._count([*queue.waiting, *running]), name
+            assert queue.load <= max(queue.capacity, queue.ceiling), name
+            assert all(query.device == name for query in (*queue.waiting, *running)), name
+            found += [*queue.waiting, *running]
+        assert len(found) == len(self._alive), "a query is in two places, or lost"
+        assert {query.number for query in found} == set(self._alive)
+
+    def _count(self, queries: Sequence[Query]) -> list[int]:
+        counts = [0] * len(self.classes)
+        for query in queries:
+            counts[query.kind] += 1
+        return counts

@@ -1,0 +1,390 @@
+"""The queue manager: Algorithm 1, and exact counts under every order of events."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dovetail.ir.errors import CapacityError, RequestError, SpecError
+from dovetail.runtime.embedding.line import Line
+from dovetail.runtime.embedding.queues import Batch, Query, QueueManager, QueueSpec, State
+
+CLASSES = (32, 128, 512)
+FAST, SLOW = Line(0.01, 0.05), Line(0.05, 0.06)
+SLO = 1.0
+
+
+def spec(name: str, depth: int, line: Line = FAST, *, accelerator: bool = True) -> QueueSpec:
+    return QueueSpec(name, accelerator, (depth,), (line,))
+
+
+def pair(**options: object) -> QueueManager:
+    specs = [spec("gpu", 3), spec("cpu", 2, SLOW, accelerator=False)]
+    return QueueManager(specs, (512,), **options)  # type: ignore[arg-type]
+
+
+def queries(count: int, start: int = 0, *, target: float = SLO, tokens: int = 75) -> list[Query]:
+    return [Query(number, tokens, target) for number in range(start, start + count)]
+
+
+def place(manager: QueueManager, count: int, now: float = 0.0) -> list[str]:
+    """Submit one by one; the devices of those that were taken, `BUSY` for the others."""
+    answers = []
+    for query in queries(count, 1000, target=now + SLO):
+        try:
+            manager.submit([query], now)
+            answers.append(query.device)
+        except CapacityError:
+            answers.append("BUSY")
+        manager.check_integrity()
+    return answers
+
+
+def test_algorithm_1_fills_the_accelerator_then_the_cpu_then_is_busy() -> None:
+    assert place(pair(arrival="closed"), 7) == ["gpu"] * 3 + ["cpu"] * 2 + ["BUSY"] * 2
+
+
+def test_without_heterogeneous_mode_the_cpu_stays_empty() -> None:
+    manager = pair(arrival="closed", heterogeneous=False)
+    assert place(manager, 5) == ["gpu"] * 3 + ["BUSY"] * 2
+    alone = QueueManager([spec("cpu", 2, accelerator=False)], (512,), heterogeneous=False)
+    assert place(alone, 3) == ["cpu"] * 2 + ["BUSY"]
+
+
+def test_several_accelerators_share_before_the_cpu_is_used() -> None:
+    specs = [spec("a", 3), spec("b", 3), spec("cpu", 1, SLOW, accelerator=False)]
+    placed = place(QueueManager(specs, (512,), arrival="closed"), 8)
+    assert sorted(placed[:6]) == ["a"] * 3 + ["b"] * 3
+    assert placed[:2] == ["a", "b"]  # the one that is done first
+    assert placed[6:] == ["cpu", "BUSY"]
+
+
+def test_queries_count_until_their_batch_has_run() -> None:
+    manager = pair(arrival="closed", heterogeneous=False)
+    manager.submit(queries(3), 0.0)
+    batch = manager.take("gpu", 0.0)
+    assert batch is not None and len(batch.queries) == 3
+    assert manager.take("gpu", 0.0) is None
+    with pytest.raises(CapacityError) as busy:
+        manager.submit(queries(1, 10), 0.05)
+    assert busy.value.retry_after == pytest.approx(batch.expected - 0.05)
+    assert manager.complete(batch) == batch.queries
+    manager.submit(queries(3, 20), 0.1)
+    assert manager.held("gpu") == 3
+
+
+def test_all_or_none_of_a_call_is_taken() -> None:
+    manager = pair(arrival="closed")
+    with pytest.raises(CapacityError):
+        manager.submit(queries(6), 0.0)
+    manager.check_integrity()
+    assert manager.queries == 0
+    manager.submit(queries(5), 0.0)
+
+
+def test_open_arrivals_are_admitted_by_when_all_that_waits_would_be_done() -> None:
+    manager = QueueManager([spec("gpu", 100, Line(0.1, 0.2))], (512,))
+    manager.submit(queries(2), 0.0)
+    batch = manager.take("gpu", 0.0)
+    assert batch is not None and batch.expected == pytest.approx(0.4)
+    accepted = place(manager, 10, 0.15).count("gpu")
+    assert accepted == 5  # a batch from 0.4 on, of 0.2 + 5 * 0.1 s, is done before 1.15
+    late = Query(100, 75, target=0.15 + 5)
+    with pytest.raises(CapacityError):  # would make the five that wait late
+        manager.submit([late], 0.15)
+
+
+def test_a_deadline_that_cannot_be_met_is_busy_at_once_and_one_that_passes_ends() -> None:
+    manager = pair(arrival="closed")
+    with pytest.raises(CapacityError, match="within the time") as never:
+        manager.submit([Query(0, 75, SLO, deadline=0.055)], 0.0)
+    assert never.value.retry_after is None
+    manager.submit(queries(3, 1), 0.0)
+    assert manager.take("gpu", 0.0) is not None
+    waiting = Query(9, 75, SLO, deadline=0.3)
+    manager.submit([waiting], 0.0)
+    assert waiting.device in {"gpu", "cpu"}
+    assert manager.next_deadline() == 0.3
+    assert manager.expire(0.29) == ()
+    assert manager.expire(0.31) == (waiting,)
+    manager.check_integrity()
+
+
+def test_priority_goes_ahead_but_not_for_ever() -> None:
+    manager = QueueManager([replace(spec("gpu", 100), token_budget=75)], (512,), arrival="closed")
+    manager.submit([Query(0, 75, 1.0), Query(1, 75, 1.0, priority=2)], 0.0)
+    manager.submit([Query(2, 75, 1.0 + 0.6, priority=2)], 0.6)
+    order = []
+    while batch := manager.take("gpu", 1.0):
+        order += [query.number for query in batch.queries]
+        manager.complete(batch)
+    assert order == [1, 0, 2]
+
+
+def test_a_class_of_long_queries_fills_more_of_a_device() -> None:
+    line = (FAST, FAST, FAST)
+    manager = QueueManager([QueueSpec("gpu", True, (6, 4, 0), line)], CLASSES, arrival="closed")
+    manager.submit([Query(0, 20, SLO), Query(1, 100, SLO), Query(2, 100, SLO)], 0.0)
+    manager.submit([Query(3, 20, SLO), Query(4, 20, SLO)], 0.0)  # 3/6 + 2/4: exactly full
+    with pytest.raises(CapacityError):
+        manager.submit([Query(5, 1, SLO)], 0.0)
+    with pytest.raises(CapacityError) as never:  # depth 0
+        manager.submit([Query(6, 300, SLO)], 0.0)
+    assert never.value.retry_after is None
+    with pytest.raises(RequestError, match="513 tokens"):
+        manager.submit([Query(7, 513, SLO)], 0.0)
+
+
+def test_bulk_work_leaves_room() -> None:
+    manager = QueueManager([spec("gpu", 8)], (512,))
+    manager.submit([Query(i, 75) for i in range(4)], 0.0)
+    with pytest.raises(CapacityError):
+        manager.submit([Query(4, 75)], 0.0)
+    manager.submit(queries(4, 10), 0.0)
+
+
+def test_a_failed_batch_is_halved_until_the_query_that_fails_is_alone() -> None:
+    manager = QueueManager([spec("gpu", 16)], (512,), arrival="closed")
+    all_of_them = queries(16)
+    manager.submit(all_of_them, 0.0)
+    done, failed, runs = [], [], 0
+    while batch := manager.take("gpu", 0.0):
+        runs += 1
+        bad = any(query.number == 11 for query in batch.queries)
+        ended = manager.fail(batch) if bad else manager.complete(batch)
+        (failed if bad else done).extend(query.number for query in ended)
+        manager.check_integrity()
+    assert failed == [11]
+    assert sorted(done) == [n for n in range(16) if n != 11]
+    assert manager.held("gpu") == 0
+    assert runs <= 16
+
+
+def test_an_instance_that_dies_loses_nothing_but_the_query_it_dies_of() -> None:
+    manager = QueueManager([spec("cpu", 64, accelerator=False)], (512,), arrival="closed")
+    manager.submit(queries(64), 0.0)
+    done, failed, deaths = [], [], 0
+    while batch := manager.take("cpu", 0.0):
+        deadly = any(query.number == 40 for query in batch.queries)
+        deaths += deadly
+        ended = manager.lose(batch) if deadly else manager.complete(batch)
+        (failed if deadly else done).extend(query.number for query in ended)
+    assert failed == [40]
+    assert deaths == 3
+    assert len(done) == 63
+
+
+def test_cancelled_queries_leave_at_once_or_stay_counted_until_their_batch_ends() -> None:
+    manager = pair(arrival="closed")
+    first, second = queries(2)
+    manager.submit([first], 0.0)
+    batch = manager.take("gpu", 0.0)
+    manager.submit([second], 0.0)
+    assert batch is not None
+    assert manager.cancel(second) and manager.held("gpu") == 1
+    assert manager.cancel(first) and manager.held("gpu") == 1
+    assert manager.complete(batch) == ()
+    assert not manager.cancel(first)
+    assert manager.queries == manager.held("gpu") == 0
+
+
+def test_depths_may_fall_below_what_is_held() -> None:
+    manager = QueueManager([spec("gpu", 8)], (512,), arrival="closed")
+    manager.submit(queries(8), 0.0)
+    manager.set_queue(spec("gpu", 2))
+    manager.check_integrity()
+    with pytest.raises(CapacityError):
+        manager.submit(queries(1, 10), 0.0)
+    batch = manager.take("gpu", 0.0)
+    assert batch is not None
+    manager.complete(batch)
+    manager.submit(queries(2, 20), 0.0)
+    manager.check_integrity()
+
+
+def test_a_closed_device_takes_nothing_and_gives_back_what_waits() -> None:
+    manager = pair(arrival="closed")
+    manager.submit(queries(2), 0.0)
+    manager.close_device("gpu")
+    waiting = manager.drain_device("gpu")
+    assert len(waiting) == 2
+    manager.submit(waiting, 0.0)
+    assert {query.device for query in waiting} == {"cpu"}
+    manager.open_device("gpu")
+    assert place_one(manager, 50) == "gpu"
+
+
+def place_one(manager: QueueManager, number: int) -> str:
+    query = Query(number, 75, SLO)
+    manager.submit([query], 0.0)
+    return query.device
+
+
+def test_free_instances_share_what_waits() -> None:
+    manager = QueueManager([replace(spec("gpu", 9), instances=3)], (512,), arrival="closed")
+    manager.submit(queries(9), 0.0)
+    batches = [manager.take("gpu", 0.0) for _ in range(4)]
+    assert [len(b.queries) if b else None for b in batches] == [3, 3, 3, None]
+
+
+@pytest.mark.parametrize(
+    ("specs", "classes"),
+    [([], (512,)), ([spec("a", 1), spec("a", 1)], (512,)), ([spec("a", 1)], (1, 2))],
+)
+def test_queues_that_make_no_sense_are_refused(specs: list[QueueSpec], classes: tuple) -> None:
+    with pytest.raises(SpecError):
+        QueueManager(specs, classes)
+
+
+class Manager(RuleBasedStateMachine):
+    """Any order of arrivals, batches, failures, deaths, cancellations, and devices that change."""
+
+    @initialize(
+        depths=st.lists(st.tuples(*[st.integers(0, 12)] * 3), min_size=1, max_size=3),
+        cpu=st.tuples(*[st.integers(0, 6)] * 3),
+        instances=st.integers(1, 3),
+        budget=st.sampled_from([1, 100, 600, 1 << 30]),
+        pads=st.booleans(),
+        heterogeneous=st.booleans(),
+        arrival=st.sampled_from(["open", "closed"]),
+    )
+    def start(self, depths, cpu, instances, budget, pads, heterogeneous, arrival) -> None:
+        lines = tuple(Line(0.01 * (k + 1), 0.02) for k in range(3))
+        slow = tuple(line.scaled(4) for line in lines)
+        specs = [
+            QueueSpec(f"gpu{i}", True, depth, lines, instances, budget, pads)
+            for i, depth in enumerate(depths)
+        ]
+        specs.append(QueueSpec("cpu", False, cpu, slow, 1, budget, False))
+        self.manager = QueueManager(specs, CLASSES, heterogeneous=heterogeneous, arrival=arrival)
+        self.cpu_allowed = heterogeneous
+        self.numbers, self.now = itertools.count(), 0.0
+        self.accepted: dict[int, Query] = {}
+        self.ended: list[int] = []
+        self.running: list[Batch] = []
+
+    def full(self, name: str, kind: int) -> bool:
+        """Independent of the manager's integers: would one more query exceed the device?"""
+        depths = self.manager.depths()[name]
+        held = [q for q in self.accepted.values() if q.device == name and q.state in LIVE]
+        if not depths[kind] or any(not depths[q.kind] for q in held):
+            return True
+        return math.fsum(1 / depths[q.kind] for q in held) + 1 / depths[kind] > 1 + 1e-9
+
+    @rule(
+        tokens=st.lists(st.integers(1, 512), min_size=1, max_size=6),
+        priority=st.integers(-10, 10),
+        wait=st.sampled_from([0.0, 0.1, 1.0]),
+        bulk=st.booleans(),
+        deadline=st.sampled_from([math.inf, 0.05, 0.5]),
+    )
+    def arrive(self, tokens, priority, wait, bulk, deadline) -> None:
+        self.now += wait
+        target = math.inf if bulk else self.now + 1.0
+        new = [Query(next(self.numbers), n, target, self.now + deadline, priority) for n in tokens]
+        before = self.manager.queries
+        closed_and_plain = self.manager.arrival == "closed" and deadline == math.inf and not bulk
+        try:
+            self.manager.submit(new, self.now)
+        except CapacityError:
+            assert self.manager.queries == before
+            assert all(query.state is State.NEW for query in new)
+            if closed_and_plain and len(new) == 1:  # BUSY only where nothing has room
+                kind = [n >= tokens[0] for n in CLASSES].index(True)
+                open_names = [n for n in self.manager.depths() if n not in self.shut]
+                usable = [n for n in open_names if n != "cpu" or self.cpu_allowed]
+                assert all(self.full(name, kind) for name in usable)
+            return
+        self.accepted |= {query.number: query for query in new}
+        if not self.cpu_allowed:
+            assert all(query.device != "cpu" for query in new)
+
+    shut: frozenset[str] = frozenset()
+
+    @rule(data=st.data())
+    def take(self, data) -> None:
+        name = data.draw(st.sampled_from(sorted(self.manager.depths())))
+        waiting, spec = self.manager.waiting(name), self.manager.spec(name)
+        busy = sum(batch.device == name for batch in self.running)
+        batch = self.manager.take(name, self.now)
+        assert (batch is None) == (waiting == 0 or busy >= spec.instances)
+        if batch:
+            sizes = [query.tokens for query in batch.queries]
+            cost = max(sizes) * len(sizes) if spec.pads else sum(sizes)
+            assert cost <= spec.token_budget or len(sizes) == 1
+            self.running.append(batch)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), how=st.sampled_from(["complete", "complete", "fail", "lose"]))
+    def end(self, data, how) -> None:
+        batch = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.now = max(self.now, batch.expected)
+        self.ended += [query.number for query in getattr(self.manager, how)(batch)]
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def cancel(self, data) -> None:
+        query = self.accepted[data.draw(st.sampled_from(sorted(self.accepted)))]
+        live = query.state in LIVE and not query.cancelled
+        if self.manager.cancel(query) and live:
+            self.ended.append(query.number)
+
+    @rule()
+    def expire(self) -> None:
+        self.ended += [query.number for query in self.manager.expire(self.now)]
+
+    @rule(data=st.data(), depths=st.tuples(*[st.integers(0, 12)] * 3))
+    def change(self, data, depths) -> None:
+        name = data.draw(st.sampled_from(sorted(self.manager.depths())))
+        self.manager.set_queue(replace(self.manager.spec(name), depths=depths))
+
+    @rule(data=st.data())
+    def shut_and_drain(self, data) -> None:
+        name = data.draw(st.sampled_from(sorted(self.manager.depths())))
+        self.manager.close_device(name)
+        self.shut |= {name}
+        for query in self.manager.drain_device(name):
+            try:
+                self.manager.submit([query], self.now)
+                assert query.device != name
+            except CapacityError:
+                self.ended.append(query.number)
+
+    @precondition(lambda self: self.shut)
+    @rule()
+    def open_all(self) -> None:
+        for name in self.shut:
+            self.manager.open_device(name)
+        self.shut = frozenset()
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        self.manager.check_integrity()
+        live = [q for q in self.accepted.values() if q.state in LIVE]
+        assert self.manager.queries == len(live)
+        for name in self.manager.depths():
+            assert self.manager.held(name) == sum(query.device == name for query in live)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for name in self.manager.depths():
+            while any(batch.device == name for batch in self.running) or self.manager.waiting(name):
+                for batch in [b for b in self.running if b.device == name]:
+                    self.running.remove(batch)
+                    self.ended += [query.number for query in self.manager.complete(batch)]
+                if batch := self.manager.take(name, self.now):
+                    self.running.append(batch)
+        assert self.manager.queries == 0
+        assert sorted(self.ended) == sorted(self.accepted)  # each exactly once
+
+
+LIVE = (State.WAITING, State.RUNNING)
+Manager.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestManager = Manager.TestCase

@@ -46,6 +46,7 @@ KERNELS: dict[str, str] = {
 
 STANDALONE: dict[str, str] = {
     "decode_attention_rows": "attention_prefill",
+    "prefill_attention_lanes": "prefill_lanes",
     "silu_mul": "activation",
     "ivf_scan": "ivf",
     "gemm_skinny": "gemm_skinny",
@@ -61,6 +62,7 @@ DTYPE_PARAMETER: dict[str, str] = {
     "decode_attention": "KV",
     "decode_attention_merge": "KV",
     "decode_attention_rows": "KV",
+    "prefill_attention_lanes": "KV",
     "ivf_scan": "METRIC",
     "gemm_skinny": "W",
     "gemm_skinny_merge": "W",
@@ -137,7 +139,7 @@ def kernel_request(
 ) -> KernelRequest:
     """Return the request for `family` with the target's tiles and, where it has one, a dtype.
 
-    With `heads`, decode attention is made for them; without, it takes any.
+    With `heads`, attention is made for them where that pays; without, it takes any.
     """
     binding: dict[str, int | str] = dict(TILES.get((family, target.isa), {}))
     module = KERNELS.get(family) or STANDALONE[family]
@@ -147,6 +149,9 @@ def kernel_request(
     binding[DTYPE_PARAMETER[family]] = dtype
     if family == "decode_attention" and heads is not None:
         binding |= fixed_tiles(target, dtype, heads)
+    if family == "prefill_attention_lanes" and heads is not None:
+        width = -(-heads.head_dim // target.lanes) * target.lanes
+        binding |= {"HD": width, "RT": 4 if width <= 4 * target.lanes else 2}  # no spills
     return KernelRequest(module, family, binding, f"{family}_{dtype}")
 
 
@@ -192,6 +197,7 @@ DEVICE_FAMILIES = (
     "gather_rows",
     "rmsnorm",
     "rope_store",
+    "prefill_attention_lanes",
     "decode_attention",
     "decode_attention_merge",
     "silu_mul",
@@ -199,13 +205,13 @@ DEVICE_FAMILIES = (
     "gemm_skinny_merge",
     "sample",
 )
-"""What a decode step on an accelerator is made of."""
+"""What a step on an accelerator is made of."""
 
 
 def device_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
     """Return what an accelerator runs of a model."""
-    dtypes = {"W": spec.weight_dtype, "KV": spec.kv_dtype}
+    dtypes, heads = {"W": spec.weight_dtype, "KV": spec.kv_dtype}, head_shape(spec)
     return tuple(
-        kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")))
+        kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)
         for family in DEVICE_FAMILIES
     )

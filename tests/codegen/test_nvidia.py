@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from dovetail.codegen import nvidia
-from dovetail.codegen.catalog import KernelRequest
-from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
+from dovetail.codegen.emit import UnitSpec
+from dovetail.codegen.emit_cuda import emit_cuda
+from dovetail.codegen.library import LibrarySpec, build_library, lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ToolchainError
@@ -62,10 +65,6 @@ def test_nvrtc_compiles_the_same_text(architecture: str) -> None:
 
 
 def emitted() -> str:
-    from dovetail.codegen.emit import UnitSpec
-    from dovetail.codegen.emit_cuda import emit_cuda
-    from dovetail.codegen.library import lower_request
-
     kernels = tuple(lower_request(r, CUDA, SPEC.modules.get(r.module)) for r in SPEC.kernels)
     return emit_cuda(UnitSpec("kernels", CUDA, kernels, tvm_ffi=False))
 
@@ -85,3 +84,16 @@ def test_a_named_compiler_that_is_not_there_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setenv("DOVETAIL_NVCC", f"{os.sep}nowhere{os.sep}nvcc")
     with pytest.raises(ToolchainError, match="DOVETAIL_NVCC names"):
         nvidia.find_cuda_compiler()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_attention_of_prompts_stays_in_registers(tmp_path: Path, head_dim: int) -> None:
+    shape = HeadShape(head_dim, 4)
+    kernel = lower_request(kernel_request("prefill_attention_lanes", CUDA, "bf16", shape), CUDA)
+    (tmp_path / "k.cu").write_text(emit_cuda(UnitSpec("k", CUDA, (kernel,), tvm_ffi=False)))
+    nvcc = nvidia.find_cuda_compiler().path
+    command = (nvcc, *CUDA.cflags, "-cubin", "-arch=sm_80", "-Xptxas=-v", "-o", "k.o", "k.cu")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (tmp_path / "k.o").read_bytes().startswith(b"\x7fELF")
+    assert " 0 bytes spill stores" in done.stderr

@@ -83,6 +83,7 @@ NATIVE = [
 """Targets whose text runs here; cuda as plain C++, a warp being 32 floats; and a GPU, if any."""
 NOT_ON_DEVICES = ("prefill_attention", "decode_attention_rows")
 """Families whose arrays are too large for the shared memory of a block."""
+ONLY_ON_DEVICES = ("gemm_skinny", "gemm_skinny_merge", "prefill_attention_lanes")
 
 
 class Slot(ctypes.Union):
@@ -115,7 +116,7 @@ def requests(target: Target) -> tuple[KernelRequest, ...]:
     catalogued = tuple(
         kernel_request(family, target, dtype)
         for family in (*KERNELS, *STANDALONE)
-        if target.device or not family.startswith("gemm_skinny")
+        if target.device or family not in ONLY_ON_DEVICES
         for dtype in DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,))
     )
     probes = [f.name for f in probe_unit().functions if f.kind == "kernel"]

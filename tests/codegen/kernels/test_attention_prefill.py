@@ -18,6 +18,7 @@ def check(
     lengths: list[int],
     window: int = 0,
     nth: int = 1,
+    kernel: str = "prefill_attention",
 ) -> None:
     """Sequences with the given new rows, seeing the given key counts, against float64."""
     n_q, n_kv = heads
@@ -30,7 +31,7 @@ def check(
     scale = 1 / np.sqrt(hd)
     tables = (starts, np.array(lengths, np.int32), pool.tables, pool.tables.shape[1])
     args = (len(rows), n_q, n_kv, hd, scale, window, q, ldq, *tables, pool.k, pool.v, out, ldo)
-    run(f"prefill_attention_{kv}", *args, nth=nth)
+    run(f"{kernel}_{kv}", *args, nth=nth)
     for s, (first, last) in enumerate(itertools.pairwise(starts)):
         query = q[first:last, : n_q * hd].reshape(-1, n_q, hd)
         want = attention(query, pool.keys[s], pool.values[s], scale, window)

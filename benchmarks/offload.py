@@ -3,22 +3,22 @@
 Truth: the scheduler's own tables with seeded noise of 10 % on every part of every step, and costs
 that it is not told of (starting stages of the CPU, other copies on the link, logits); `exact`
 leaves both away. `auto` is compared with the GPU alone (`off`) and with FastDecode+ (`full`).
-The group `emulated` runs on the wall clock instead (`offload_emulated.py`).
+The group `emulated` runs on the wall clock instead (`offload_emulated.py`). Every cell is written
+when it is done; `--resume` keeps those that the file has of the same noise, seed and scale.
 
-    python benchmarks/offload.py --json benchmarks/results/offload.json
+    python benchmarks/offload.py --json benchmarks/results/offload.json --resume
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import Report, geometric_mean
+from common import Report, add_report_options, geometric_mean, open_report
 from dovetail.compiler.workload import read_times, read_workload
 from dovetail.runtime.scenario import make_scenario, schedule, synthesize
 from dovetail.runtime.simulator import Arrival, Simulation
@@ -51,18 +51,17 @@ class Cell:
     trace: Path | None = None
 
     @property
-    def setting(self) -> tuple[Any, ...]:
-        """What the simulation depends on: cells of several figures are run once."""
-        return (
-            self.machine,
-            self.prompt,
-            self.output,
-            self.requests,
-            self.gpu_blocks,
-            self.model,
-            self.cpu,
-            self.trace,
-        )
+    def setting(self) -> dict[str, Any]:
+        """What the simulation depends on, as columns: cells of several figures are run once."""
+        found = make_scenario(self.machine, self.model, gpu_blocks=self.gpu_blocks)
+        return {
+            "machine": self.machine,
+            "model": found.model,
+            "gpu_blocks": found.machine.gpu_blocks,
+            "cpu": self.cpu,
+            "lengths": self.trace.name if self.trace else f"{self.prompt}/{self.output}",
+            "requests": self.requests,
+        }
 
     def arrivals(self, seed: int) -> list[Arrival]:
         """Return the requests: a trace with its times, or synthetic ones all at once."""
@@ -78,38 +77,50 @@ class Cell:
 def main(arguments: Sequence[str] | None = None) -> Report:
     """Run the benchmark with command line `arguments`, print and write its report."""
     options = _parse(arguments)
-    began = time.perf_counter()
-    report = Report(
+    report = open_report(
         "offload",
+        options,
         {
             "part": "discrete-event simulation on assumed figures; group emulated: wall clock",
             "noise": NOISE,
             "seed": options.seed,
             "requests_scale": options.scale,
             "assumptions": {
-                name: make_scenario(name).machine.sources()
+                name: list(make_scenario(name).machine.sources())
                 for name in ("t4", "a10g", "h100", "h200")
             },
         },
+        ("noise", "seed", "requests_scale", "assumptions"),
     )
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
     for cell in make_cells(options.traces, options.scale):
-        if options.only and cell.group not in options.only:
-            continue
-        if cell.setting not in known:
-            known[cell.setting] = run_cell(cell, options.seed)
-        row = {"group": cell.group, **known[cell.setting]}
-        report.rows.append(row)
-        print(describe(row), flush=True)
-    report.summary = summarize(report.rows)
-    if not options.only or GROUP in options.only:
-        report.config[GROUP], rows = measure_emulated(options.scale, options.seed)
-        report.rows += rows
-        report.summary |= summarize_emulated(rows)
-    report.config["seconds"] = time.perf_counter() - began
+        if not options.only or cell.group in options.only:
+            simulate_cell(report, cell, options.seed)
+            finish(report, options.json)
+    emulated = any(row["group"] == GROUP for row in report.rows)
+    if not emulated and (not options.only or GROUP in options.only):
+        report.rows += measure_emulated(options.scale, options.seed)
+        finish(report, options.json)
     report.print(COLUMNS)
-    report.write(options.json)
     return report
+
+
+def finish(report: Report, path: Path | None) -> None:
+    """Sum up what has been run so far, and write it."""
+    simulated = [row for row in report.rows if row["group"] != GROUP]
+    emulated = [row for row in report.rows if row["group"] == GROUP]
+    report.summary = summarize(simulated) | summarize_emulated(emulated)
+    report.write(path)
+
+
+def simulate_cell(report: Report, cell: Cell, seed: int) -> None:
+    """Add the row of a cell, unless the report has it; a setting of another group is copied."""
+    setting = cell.setting
+    known = [row for row in report.rows if setting.items() <= row.items()]
+    if any(row["group"] == cell.group for row in known):
+        return
+    figures = known[0] if known else run_cell(cell, seed)
+    report.rows.append({**figures, **setting, "group": cell.group})
+    print(describe(report.rows[-1]), flush=True)
 
 
 def make_cells(traces: Path | None, scale: float = 1.0) -> Iterator[Cell]:
@@ -166,14 +177,7 @@ def run_cell(cell: Cell, seed: int) -> dict[str, Any]:
 
     off, auto, full = (run(policy) for policy in ("off", "auto", "full"))
     exact = run("auto", exact=True).rate / run("off", exact=True).rate
-    machine = make_scenario(cell.machine, cell.model, gpu_blocks=cell.gpu_blocks)
     return {
-        "machine": cell.machine,
-        "model": machine.model,
-        "gpu_blocks": machine.machine.gpu_blocks,
-        "cpu": cell.cpu,
-        "lengths": cell.trace.name if cell.trace else f"{cell.prompt}/{cell.output}",
-        "requests": cell.requests,
         "off_rate": off.rate,
         "auto_rate": auto.rate,
         "full_rate": full.rate,
@@ -262,7 +266,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="share of the requests")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    add_report_options(parser)
     return parser.parse_args(arguments)
 
 

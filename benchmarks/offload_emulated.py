@@ -54,8 +54,8 @@ SHAPES["7b-heads"] = {  # what is loaded: the KV of Llama-2-7B, and next to no w
 }
 
 
-def measure_emulated(scale: float, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the setting, and a row for each policy; `scale` cuts the number of requests."""
+def measure_emulated(scale: float, seed: int) -> list[dict[str, Any]]:
+    """Return a row for each policy, with the setting; `scale` cuts the number of requests."""
     model = msgspec.structs.replace(
         preset_model("llama-2-7b", kv_dtype="bf16"), n_layers=LAYERS, max_context=1024
     )
@@ -64,22 +64,24 @@ def measure_emulated(scale: float, seed: int) -> tuple[dict[str, Any], list[dict
         path = _compile(Path(folder))
         profile = _profile(path)
         rows = [_run(path, policy, profile, model, count, seed) for policy in ("off", "auto")]
-    config = {
+    largest = profile.tables["cpu_decode"][-1]
+    setting = {
         "label": "emulated",
-        "machine": MACHINE,
         "model": "llama-2-7b",
         "layers": f"{LAYERS} of {MODEL_LAYERS}",
         "cpu_pool_bytes": CPU_BLOCKS * KV_BLOCK * LAYERS * kv_token_bytes(model),
         "cpu_blocks": f"{CPU_BLOCKS} of {find_machine(MACHINE).cpu_blocks}",
         "threads": THREADS,
-        "cpu_decode": [(row.at, row.seconds) for row in profile.tables["cpu_decode"]],
+        "cpu_bandwidth": largest.at[1] * kv_token_bytes(model) / largest.seconds,
         "launch": profile.tables["launch"][0].seconds,
     }
-    return config, rows
+    return [row | setting for row in rows]
 
 
 def summarize_emulated(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the keys of the rows; what was never seen has none."""
+    if not rows:
+        return {}
     off, auto = (next(row for row in rows if row["policy"] == name) for name in ("off", "auto"))
     found = {"emulated_auto_vs_gpuonly": auto["rate"] / off["rate"]}
     names = ("idle_fraction", "idle_fraction_planned", "vs_two_max", "vs_two_max_measured")

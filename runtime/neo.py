@@ -89,8 +89,11 @@ class NeoScheduler(Scheduler):
         )
         self.verdict = weigh_offload(demand, self.limits, self.predictor)
         # What has been begun is paid for: it goes on while there is any gain.
-        least = 1.0 if self._offloading else self.settings.min_gain
-        self._offloading = self.verdict.cpu_requests > 0 and self.verdict.gain >= least
+        found = self.verdict
+        gain, least = min(found.gain, found.steady), self.settings.min_gain
+        if self._offloading:
+            gain, least = found.gain, 1.0
+        self._offloading = found.cpu_requests > 0 and gain >= least
         self._weighed = (self.plans, len(requests))
 
     @property

@@ -40,11 +40,13 @@ class Demand:
 class OffloadVerdict:
     """`gain`: how much sooner the known requests end than without the CPU (inf: they never do).
 
-    It takes so many `cpu_requests`.
+    It takes so many `cpu_requests`; with them so many times the requests are served per second as
+    long as others wait (`steady`).
     """
 
     gain: float
     cpu_requests: int
+    steady: float = 1.0
 
 
 def weigh_offload(demand: Demand, limits: Limits, predictor: Predictor) -> OffloadVerdict:
@@ -56,17 +58,16 @@ def weigh_offload(demand: Demand, limits: Limits, predictor: Predictor) -> Offlo
     steady = _Steady(demand, limits, LayerTimes(predictor), stored, on_gpu)
     alone = steady.finish(0, 0)
     counts = _spread(most)
-    ends = [
-        min(steady.finish(count, other) for other in counts if other <= count) for count in counts
+    plans = [
+        min((steady.finish(count, other), count, other) for other in counts if other <= count)
+        for count in counts
     ]
-    least = min(ends)
+    least = min(end for end, _, _ in plans)
     if not least < alone:
         return OffloadVerdict(1.0, 0)
-    return next(
-        OffloadVerdict(alone / max(end, NO_TIME), count)
-        for end, count in zip(ends, counts, strict=True)
-        if end <= least * NEAR
-    )
+    end, count, other = next(plan for plan in plans if plan[0] <= least * NEAR)
+    served = steady.rate(count, other) / max(steady.rate(0, 0), NO_TIME)
+    return OffloadVerdict(alone / max(end, NO_TIME), count, served)
 
 
 def _spread(most: int) -> list[int]:

@@ -59,6 +59,48 @@ def test_a_small_run_writes_the_keys(
     assert "osc" in capsys.readouterr().out
 
 
+def test_a_run_that_resumes_keeps_its_cells(offload: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "osc_summarize_lengths_neo.csv").write_text(TRACE)
+    out = tmp_path / "out.json"
+    arguments = ["--traces", str(tmp_path), "--only", "osc", "--scale", "0.1", "--json", str(out)]
+    first = offload.main(arguments)
+    monkeypatch.setattr(offload, "run_cell", None)  # nothing is run again
+    again = offload.main([*arguments, "--resume"])
+    assert again.rows == first.rows == json.loads(out.read_text())["rows"]
+    assert again.summary == first.summary
+    cell = next(c for c in offload.make_cells(tmp_path, 0.1) if c.group == "osc")
+    offload.simulate_cell(again, replace(cell, group="other"), 0)  # known from another figure
+    assert [r["group"] for r in again.rows] == ["osc", "other"]
+    with pytest.raises(SystemExit, match="another machine or setting"):
+        offload.main([*arguments, "--resume", "--seed", "1"])
+
+
+HELD_OUT = (  # machine, prompt, output, requests, blocks, model, CPU bandwidth, seed
+    ("t4", 250, 30, 100, 80, None, 1.0, 1),
+    ("t4", 600, 70, 60, 130, None, 0.5, 2),
+    ("a10g", 600, 150, 90, 1000, None, 1.0, 3),
+    ("a10g", 1500, 60, 60, 2400, None, 2.0, 1),
+    ("h100", 1200, 60, 90, 1200, None, 1.0, 2),
+    ("h100", 2000, 30, 90, 3000, None, 1.0, 3),
+    ("h200", 700, 30, 120, 300, None, 1.0, 1),
+    ("h200", 500, 80, 120, 800, None, 1.0, 2),
+    ("h200", 1000, 50, 60, 200, "llama-2-7b", 1.0, 3),
+    ("h200", 1000, 50, 90, 1650, None, 1.0, 3),
+)
+"""Settings that no figure has: none of the scheduler's constants was chosen by them."""
+
+
+@pytest.mark.parametrize("values", HELD_OUT, ids=lambda v: "-".join(map(str, v)))
+def test_auto_loses_to_the_gpu_alone_in_no_setting_held_out(
+    offload: Any, values: tuple[Any, ...]
+) -> None:
+    *cell, seed = values
+    found = offload.run_cell(offload.Cell("held out", *cell), seed)
+    assert found["auto_vs_off"] >= 0.98
+    assert found["auto_vs_off_exact"] >= 1.0 - 1e-9
+    assert found["refused"] == 0
+
+
 def row(group: str, machine: str, auto: float, **more: float) -> dict[str, object]:
     known = {"auto_vs_off_exact": 1.0, "auto_vs_full": 2.0, "full_vs_off": 0.5, "cpu": 1.0}
     return {"group": group, "machine": machine, "auto_vs_off": auto, **known, **more}

@@ -84,6 +84,14 @@ def test_a_short_queue_gains_less_and_what_is_begun_counts_no_more() -> None:
     assert weigh("h100", 2000, 100, requests=14) == OffloadVerdict(1.0, 0)
 
 
+def test_the_end_of_a_queue_alone_begins_nothing() -> None:
+    """What is predicted of the last requests in flight is rough: the steady rate must gain too."""
+    found = weigh("h200", 1000, 51, requests=40, started=25, blocks=1650)
+    assert found.gain > 1.05 > found.steady
+    both = weigh("a10g", 1000, 100)
+    assert both.steady > 1.2
+
+
 def test_requests_that_the_gpu_cannot_hold_are_weighed_without_an_error() -> None:
     assert weigh("t4", 2000, 45).cpu_requests > 0
     assert weigh("t4", 1, 1, requests=1) == OffloadVerdict(1.0, 0)

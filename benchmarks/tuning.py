@@ -134,7 +134,10 @@ def search(run: Run, task: SearchTask, table: Mapping[str, Policy]) -> dict[str,
 def compare(
     run: Run, part: str, task: SearchTask, found: Mapping[str, SearchResult]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per M and policy: what it chose, timed in turns with the others' choices."""
+    """Yield a row per M and policy: what it chose, timed in turns with the others' choices.
+
+    Ratios are of times in the same round; `found` has our policy first, to which all are compared.
+    """
     for m in task.points:
         problem = task.problem(m)
         chosen = {name: problem.candidate(r.choices[m].program) for name, r in found.items()}
@@ -142,8 +145,8 @@ def compare(
         measured = run.meter.measure(
             problem.case, unique, rounds=FINAL_ROUNDS, seconds=FINAL_SECONDS
         )
-        seconds = {each.candidate: each.low for each in measured if each.status == OK}
-        if len(seconds) < len(unique):
+        timed = {each.candidate: each for each in measured if each.status == OK}
+        if len(timed) < len(unique):
             raise SystemExit(f"a chosen kernel failed at M={m}: {measured}")
         flop = 2e-9 * task.op.n * task.op.k * m
         for name, candidate in chosen.items():
@@ -154,8 +157,8 @@ def compare(
                 "m": m,
                 "threads": task.phase.threads,
                 "policy": name,
-                "gflops": flop / seconds[candidate],
-                "vs_sandwich": seconds[chosen["sandwich"]] / seconds[candidate],
+                "gflops": flop / timed[candidate].low,
+                "vs_sandwich": 1 / timed[candidate].ratio.median,
                 "tuning_seconds": found[name].seconds,
                 "trials": found[name].trials,
                 "kernel": candidate.kernel,

@@ -22,6 +22,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from dovetail.compiler.paired import PairedRatio, pair_times
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import ToolchainError
 from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG, WorkKey
@@ -105,7 +106,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """`status` is ok, wrong, crash, timeout or skipped: not run, the budget is spent.
 
     Times in seconds: median and quartiles of `runs`. Measurements of one case compare, also those
-    of different calls.
+    of different calls. ratio: to what was timed in turns with it, the case's first candidate.
     """
 
     candidate: Candidate
@@ -114,6 +115,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     low: float = 0.0
     high: float = 0.0
     runs: int = 0
+    ratio: PairedRatio = PairedRatio()
 
 
 class Measurer(Protocol):
@@ -126,6 +128,7 @@ class Measurer(Protocol):
 
         Each candidate is timed in two to `rounds` rounds, with no further one after `seconds`. The
         first candidate of a case that is ever given is what others are compared with: the default.
+        Ratios are known where it is the first one of this call.
         """
 
     def now(self) -> float:
@@ -181,8 +184,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-def summarize(candidate: Candidate, times: Sequence[float]) -> Measurement:
-    """Return median and quartiles of at least one time."""
+def summarize(
+    candidate: Candidate, times: Sequence[float], beside: Sequence[float] = ()
+) -> Measurement:
+    """Return median and quartiles of at least one time; beside: the reference's, if right."""
     ordered = sorted(times)
     low, high = ordered[0], ordered[-1]
     if len(ordered) >= 3:
@@ -194,6 +199,7 @@ def summarize(candidate: Candidate, times: Sequence[float]) -> Measurement:
         low=low,
         high=high,
         runs=len(ordered),
+        ratio=pair_times(times, beside) if beside else PairedRatio(),
     )
 
 
@@ -320,8 +326,8 @@ class Meter:
                 bad = job.candidates[reply.index]
                 wrong[bad] = Measurement(candidate=bad, status=WRONG)
             if reply.event == "times":
-                timed = zip(job.candidates, reply.times, strict=True)
-                return wrong | {c: summarize(c, t) for c, t in timed if c not in wrong}
+                timed, beside = zip(job.candidates, reply.times, strict=True), reply.times[0]
+                return wrong | {c: summarize(c, t, beside) for c, t in timed if c not in wrong}
 
     def _send(self, job: Job) -> None:
         if self._stopped:

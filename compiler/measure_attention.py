@@ -64,10 +64,17 @@ class AttentionRun:
             pool[start : start + PERIOD] = stored[: size - start]
         return pool
 
-    def call(self, candidate: Candidate) -> float:
-        """Run a kernel on the next layer; return seconds."""
+    def bind(self, candidate: Candidate, calls: int) -> KernelCall:
+        """Return calls on the next layers."""
+        turns = range(self.turn, self.turn + calls)
+        self.turn += calls
+        merge = f"{DECODE}_merge_{self.case.dtype}" if self.case.kind == DECODE else None
+        operands = (self.operands(turn % self.layers) for turn in turns)
+        return KernelCall(self.library, candidate, merge, *operands, rows=1)
+
+    def operands(self, layer: int) -> list[int | float]:
+        """Return the operand values of a layer, in the order of the kernel's slots."""
         case, size = self.case, DTYPES[self.case.dtype].size
-        layer, self.turn = self.turn % self.layers, self.turn + 1
         decode = case.kind == DECODE
         heads = (case.n_q, case.n_kv, case.head_dim)
         values: list[int | float] = [0, 1] if decode else [1]
@@ -76,16 +83,13 @@ class AttentionRun:
         values += [self.q.ctypes.data, self.stride, *(a.ctypes.data for a in arrays), self.blocks]
         values += [pool.ctypes.data + layer * self.layer * size for pool in self.pools]
         values += [self.partial.ctypes.data] if decode else []
-        values += [self.out.ctypes.data, self.out.shape[1]]
-        merge = f"{DECODE}_merge_{case.dtype}" if decode else None
-        call = KernelCall(self.library, candidate, merge, values, rows=1)
-        return call.run(self.team)
+        return [*values, self.out.ctypes.data, self.out.shape[1]]
 
     def check(self, candidate: Candidate) -> bool:
         """Run once on the first layer: all rows as in float64, and nothing written beside them."""
         self.out[:] = np.nan
         self.turn = 0
-        self.call(candidate)
+        self.bind(candidate, 1).run(self.team)
         got, beside = np.split(self.out, [self.expected.shape[1]], axis=1)
         return bool((np.abs(got - self.expected) <= TOLERANCE).all() and np.isnan(beside).all())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
@@ -39,6 +40,8 @@ from dovetail.runtime.library import KernelLibrary, Team
 PADDING = 16
 """Elements between rows, as in the runtime's activation buffers."""
 SPIN = 2000
+TIMED_SECONDS, MOST_CALLS = 1e-3, 32
+"""A time is taken over as many calls as last so long, but not over more than this."""
 M_TILE = SCHEDULE_VALUES.index("m_tile")
 ALIGNMENT = 4096
 
@@ -48,18 +51,20 @@ KnownProducts = dict[tuple[str, int, int, str, bool], ExpectedProduct]
 
 
 class WeightPool:
-    """Random packed weights, larger than the caches; copies of a weight are windows of the pool."""
+    """Random packed weights, larger than the caches; copies of a weight are windows of the pool.
+
+    They lie as an artifact's do, in pages of a mapped file: huge ones would flatter many streams.
+    """
 
     def __init__(self, dtype: str, pool_bytes: int) -> None:
         values = np.random.default_rng(1).standard_normal(PERIOD, np.float32) * np.float32(0.05)
         self._form = FORMATS[dtype]
         self._pattern = self._form.dtype.narrow(values)
+        self._least = pool_bytes
         self._pool = self._filled(pool_bytes)
 
     def _filled(self, size: int) -> npt.NDArray[np.uint8]:
-        raw = np.empty(size + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        pool = raw[start : start + size // ALIGNMENT * ALIGNMENT]
+        pool = map_pages(size // ALIGNMENT * ALIGNMENT)
         view = pool.view(self._form.dtype.numpy)
         for first in range(0, len(view), PERIOD):
             part = view[first : first + PERIOD]
@@ -67,12 +72,16 @@ class WeightPool:
         return pool
 
     def copies(self, panels: int, k: int) -> list[npt.NDArray[np.uint8]]:
-        """Return windows of a weight's size, two at least, that together span the pool."""
+        """Return windows of a weight's size, two at least, that together span what was asked for.
+
+        Fewer would leave a part of a weight in the cache until its turn comes again.
+        """
         size = panels * self._form.panel_bytes(k)
         step = -(-size // ALIGNMENT) * ALIGNMENT
-        if len(self._pool) < 2 * step:
-            self._pool = self._filled(2 * step)
-        return [self._pool[i : i + size] for i in range(0, len(self._pool) - size + 1, step)]
+        count = max(2, -(-self._least // step))
+        if len(self._pool) < count * step:
+            self._pool = self._filled(count * step)
+        return [self._pool[i : i + size] for i in range(0, count * step, step)]
 
     def columns(self, window: npt.NDArray[np.uint8], k: int, panel: int) -> npt.NDArray[np.float64]:
         """Return one panel [k][16] of a window as float64."""
@@ -81,14 +90,32 @@ class WeightPool:
         return self._form.dtype.widen(values).astype(np.float64)
 
 
+def map_pages(size: int) -> npt.NDArray[np.uint8]:
+    """Return bytes in shared pages, as the page cache holds a file's."""
+    file = os.memfd_create("dovetail-weights", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, size)
+        return np.frombuffer(mmap.mmap(file, size), np.uint8)
+    finally:
+        os.close(file)
+
+
 class Run(Protocol):
     """A case bound to operands."""
 
     def check(self, candidate: Candidate) -> bool:
-        """Run a candidate and tell whether its numbers are right."""
+        """Run a candidate once and tell whether its numbers are right."""
 
-    def call(self, candidate: Candidate) -> float:
-        """Run a candidate on operands that no cache holds; return seconds."""
+    def bind(self, candidate: Candidate, calls: int) -> KernelCall:
+        """Return so many calls of a candidate, on the next operands, which no cache holds."""
+
+
+def count_calls(seconds: float) -> int:
+    """Return how many calls one time is taken over, of a kernel that takes so long.
+
+    Waking threads and reading the clock take microseconds, which a step pays once for many kernels.
+    """
+    return max(1, min(MOST_CALLS, math.ceil(TIMED_SECONDS / max(seconds, 1e-9))))
 
 
 class GemmRun:
@@ -113,9 +140,9 @@ class GemmRun:
         self.partial: Array = np.empty(SPLIT_K_ELEMENTS, np.float32)
         self.turn = 0
 
-    def operands(self, weight: npt.NDArray[np.uint8]) -> list[int]:
-        """Return the operand values in the order of the kernel's slots."""
-        case = self.case
+    def operands(self, turn: int) -> list[int]:
+        """Return the operand values, with a copy of the weight, in the order of the slots."""
+        case, weight = self.case, self.weights[turn % len(self.weights)]
         a, c = self.a.ctypes.data, self.c.ctypes.data
         stride = FORMATS[case.dtype].panel_elements(case.k)
         first = [case.m, case.n, case.k, a, self.a.shape[1], weight.ctypes.data, stride, 0]
@@ -123,19 +150,20 @@ class GemmRun:
             return [*first, c, self.c.shape[1]]
         return [*first, 0, 0, c, self.c.shape[1], self.partial.ctypes.data, self.partial.size]
 
-    def call(self, candidate: Candidate) -> float:
-        """Run on the next copy of the weight; return seconds."""
-        values = self.operands(self.weights[self.turn % len(self.weights)])
-        self.turn += 1
+    def bind(self, candidate: Candidate, calls: int) -> KernelCall:
+        """Return calls on the next copies of the weight."""
+        turns = range(self.turn, self.turn + calls)
+        self.turn += calls
         reduce = reduce_kernel(self.case.kind, self.case.dtype, candidate.schedule)
-        return KernelCall(self.library, candidate, reduce, values, rows=self.case.m).run(self.team)
+        operands = (self.operands(turn) for turn in turns)
+        return KernelCall(self.library, candidate, reduce, *operands, rows=self.case.m)
 
     def check(self, candidate: Candidate) -> bool:
         """Run once: everything written, nothing beside it, rows and panels as in float64."""
         expected = self._expected(candidate)
         self.c[:] = np.nan
         self.turn = 0  # the copy of the weight that is expected
-        self.call(candidate)
+        self.bind(candidate, 1).run(self.team)
         case, c = self.case, self.c[:, : self.case.n]
         if not np.isfinite(c).all() or not np.isnan(self.c[:, case.n :]).all():
             return False
@@ -215,13 +243,17 @@ class Child:
         self.mark[:MARK_BYTES] = index.to_bytes(MARK_BYTES, "little")
 
     def _time(self, bound: Run, job: Job, good: list[bool]) -> tuple[tuple[float, ...], ...]:
+        """Time what is right, in each round in another order: none profits from its place."""
         times: list[list[float]] = [[] for _ in job.candidates]
-        end = time.monotonic() + job.seconds
-        for turn in range(job.rounds):
-            for i, candidate in enumerate(job.candidates):
-                if good[i]:
-                    self._begin(i)
-                    times[i].append(bound.call(candidate))
+        right = [i for i, correct in enumerate(good) if correct]
+        team, end = self._team(job.case), time.monotonic() + job.seconds
+        calls, random = 0, np.random.default_rng(4)
+        for turn in range(job.rounds if right else 0):
+            for i in random.permutation(right).tolist():
+                self._begin(i)
+                calls = calls or count_calls(bound.bind(job.candidates[i], 1).run(team))
+                warm = calls + 1 if calls > 1 else 1
+                times[i].append(bound.bind(job.candidates[i], warm).run_warm(team))
             if turn and time.monotonic() > end:
                 break
             write_reply(Reply(event="round"))

@@ -18,6 +18,7 @@ import msgspec
 
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.measure import SKIPPED, Candidate, Case, Measurement, StoppableMeasurer
+from dovetail.compiler.paired import PairedRatio
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.tuning import (
     OK,
@@ -116,6 +117,7 @@ class Identity:
             runs=found.runs,
             rounds=rounds,
             reference=reference,
+            ratio=found.ratio,
             cost=cost,
             when=datetime.now(UTC),
         )
@@ -335,4 +337,5 @@ def _measurement(record: TuningRecord, base: Reference | None) -> Measurement:
         low=record.low * scale,
         high=record.high * scale,
         runs=record.runs,
+        ratio=PairedRatio(*record.ratio),
     )

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-SCHEMA = 1
+SCHEMA = 2
 OK, WRONG, CRASH, TIMEOUT = "ok", "wrong", "crash", "timeout"
 STATUSES = (OK, WRONG, CRASH, TIMEOUT)
 MAX_LINE_BYTES = 1 << 16
@@ -99,7 +99,9 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     build: digest of the kernel's C text, compiler and flags. kind, shape, dtype: the work, e.g.
     `linear` with n, k and m, and the weight's dtype. seconds, low, high: median and quartiles of
-    `runs`; 0 unless status is `ok`. rounds: the runs asked for. cost: seconds the trial took.
+    `runs`; 0 unless status is `ok`. rounds: the runs asked for. ratio: its median ratio to the
+    reference, round by round, and what that hardly exceeds; 0 where unknown. cost: seconds the
+    trial took.
     """
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
@@ -119,6 +121,7 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     runs: Count
     rounds: Count
     reference: Reference | None
+    ratio: tuple[Seconds, Seconds] = (0.0, 0.0)
     cost: Seconds
     when: Aware
 
@@ -127,13 +130,13 @@ class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         times = (self.low, self.seconds, self.high)
         if self.status not in STATUSES:
             raise ValueError(f"status {self.status!r} is none of {', '.join(STATUSES)}")
-        if not all(map(math.isfinite, (*times, self.cost))):
+        if not all(map(math.isfinite, (*times, *self.ratio, self.cost))):
             raise ValueError("a time is not finite")
         if self.reference is not None and not math.isfinite(self.reference.seconds):
             raise ValueError("the reference time is not finite")
         if self.status == OK and not (0 < self.low <= self.seconds <= self.high and self.runs):
             raise ValueError("times of a good trial must be positive and in order")
-        if self.status != OK and (any(times) or self.runs):
+        if self.status != OK and (any(times) or any(self.ratio) or self.runs):
             raise ValueError(f"a trial that ended in {self.status!r} has no times")
 
     def scale_to(self, base: Reference | None) -> float:

@@ -38,7 +38,7 @@ class DietCode:
         costs: dict[MicroKernel, dict[int, float]] = defaultdict(dict)
         points = sample_points(task.points, self.samples)
         for m in points:
-            bench = Bench(task, measurer, m, measurer.now() + task.seconds / len(points))
+            bench = Bench(task, measurer, m, measurer.now() + task.seconds / len(points), final=0.0)
             programs = {tile: program(task, m, tile) for tile in tiles}
             for tile, seconds in zip(programs, bench.time(programs.values()), strict=True):
                 if seconds < math.inf:

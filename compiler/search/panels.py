@@ -7,13 +7,14 @@ kernel of its own in the artifact, so that few of them must serve all M well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import combinations
 
 from dovetail.compiler.search.policy import Choice
 
-MOST_KERNELS = 2
+MOST_MORE = 2
+"""Kernels beside those of the default schedules, which an artifact has anyway."""
 WORTH = 0.01
 """Share of the workload's time that one more kernel must save."""
 UNSEEN = 1e-3
@@ -21,26 +22,28 @@ UNSEEN = 1e-3
 
 
 def choose_panels(
-    choices: Mapping[int, Choice], sizes: Mapping[int, float], most: int = MOST_KERNELS
+    choices: Mapping[int, Choice],
+    sizes: Mapping[int, float],
+    defaults: Iterable[int],
+    most: int = MOST_MORE,
 ) -> frozenset[int]:
-    """Return the panel counts that take least time over the workload.
+    """Return the panel counts that take least time over the workload; `defaults` are among them.
 
-    `sizes`: M -> share of its steps. M without timed programs do not count; where there are none
-    at all, the result is empty.
+    `sizes`: M -> share of its steps. M without timed programs do not count.
     """
-    weights = _weights(choices, sizes)
+    weights, free = _weights(choices, sizes), frozenset(defaults)
     timed = {m: choice.by_panels for m, choice in choices.items() if choice.by_panels}
-    counts = sorted({panels for by_panels in timed.values() for panels in by_panels})
+    more = sorted({panels for by_panels in timed.values() for panels in by_panels} - free)
 
-    def total(kept: tuple[int, ...]) -> float:
+    def total(kept: frozenset[int]) -> float:
         return sum(weights[m] * _least(by_panels, kept) for m, by_panels in timed.items())
 
-    best: tuple[int, ...] = ()
-    for size in range(1, min(most, len(counts)) + 1):
-        found = min(combinations(counts, size), key=total)
+    best = free
+    for size in range(1, min(most, len(more)) + 1):
+        found = min((free.union(some) for some in combinations(more, size)), key=total)
         if not best or total(found) < (1 - WORTH) * total(best):
             best = found
-    return frozenset(best)
+    return best
 
 
 def keep_panels(choices: Mapping[int, Choice], kept: frozenset[int]) -> dict[int, Choice]:
@@ -56,8 +59,8 @@ def _kept(choice: Choice, kept: frozenset[int]) -> Choice:
     return replace(choice, program=program, seconds=seconds)
 
 
-def _least(by_panels: Mapping[int, tuple[object, float]], kept: tuple[int, ...]) -> float:
-    """Return the seconds of the best kept kernel; one that was not timed is twice the worst."""
+def _least(by_panels: Mapping[int, tuple[object, float]], kept: frozenset[int]) -> float:
+    """Return the seconds of the best kept kernel; one that may not serve is twice the worst."""
     worst = 2 * max(seconds for _, seconds in by_panels.values())
     return min((by_panels[p][1] if p in by_panels else worst) for p in kept)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.measure import SKIPPED, Candidate, Measurement, Measurer
+from dovetail.compiler.paired import PairedRatio
 from dovetail.compiler.schedules import (
     GemmOp,
     MicroKernel,
@@ -30,10 +31,15 @@ from dovetail.topology.hardware import HardwareSpec
 MEASURED, REUSED, PREDICTED, DEFAULT = "measured", "reused", "predicted", "default"
 """Where a choice comes from: its own timing, a like M's slice, a model, the rules."""
 CANDIDATE_GAIN = 0.03
-"""A challenger must beat the default schedule by this share, twice: less is noise."""
-CONFIRM_ROUNDS = 9
-FINALISTS = 3
-"""Challengers that are timed again: of many that were timed briefly the luckiest looks best."""
+"""What a program must be faster by than the default to guide the search: less is noise."""
+LEAST_GAIN = 0.01
+"""What a choice must be faster by than the default, and surely faster at all."""
+STAGES = ((9, 5), (21, 2))
+"""Rounds and challengers of the comparisons with the default that a choice has to win one after the
+other: of many programs that were timed briefly the luckiest look best."""
+FINAL_ROUNDS = STAGES[-1][0]
+FINAL_SHARE = 0.35
+"""Of a bench's seconds, kept for these comparisons."""
 UNTIMED_BATCH = 8
 """Programs timed at once where the default failed, so that nothing tells how long they take."""
 LEAST_RUNS = 3
@@ -88,7 +94,7 @@ class SearchTask:
 class Choice:
     """What serves one M: a program, its seconds where timed, and where it comes from.
 
-    by_panels: the best program of each panel count and its seconds, where several were timed.
+    by_panels: the best program of each panel count that may serve, and its seconds.
     """
 
     program: Program
@@ -119,15 +125,28 @@ class Policy(Protocol):
 class Bench:
     """Times programs of one product at one M, its default program first, and remembers them.
 
-    After `end` on the measurer's clock nothing more is timed: programs then cost infinity.
+    After `end` on the measurer's clock nothing more is timed: programs then cost infinity. The last
+    `final` share of the time until then is for `choice` alone.
     """
 
-    def __init__(self, task: SearchTask, measurer: Measurer, m: int, end: float = math.inf) -> None:
+    def __init__(
+        self,
+        task: SearchTask,
+        measurer: Measurer,
+        m: int,
+        end: float = math.inf,
+        *,
+        final: float = FINAL_SHARE,
+    ) -> None:
         self.task, self.m, self.problem, self.end = task, m, task.problem(m), end
         self.default = task.default(m)
         self.found: dict[Program, Measurement] = {}
         self.trials = 0
         self._measurer = measurer
+        if math.isfinite(end):
+            self._final_end, self.end = end, end - final * max(0.0, self.left)
+        else:
+            self._final_end = end
 
     @property
     def left(self) -> float:
@@ -188,13 +207,30 @@ class Bench:
 
         return min((self.default, *(programs or self.found)), key=cost)
 
-    def _finalists(self) -> list[Program]:
-        """Return the fastest programs that beat the default, as many as there is time for."""
-        limit = (1 - CANDIDATE_GAIN) * self.cost(self.default)
-        faster = [p for p in self.found if p != self.default and self.cost(p) < limit]
-        affordable = self._affordable()
-        count = FINALISTS if affordable is None else min(FINALISTS, max(1, affordable - 1))
-        return sorted(faster, key=self.cost)[:count]
+    def _confirmed(self) -> list[Program]:
+        """Return the programs that are surely faster than the default, the best first.
+
+        They have beaten it in every stage, by the ratios of times taken in the same rounds. What
+        there is no time to compare is not sure.
+        """
+        self.end = self._final_end
+        base = self.cost(self.default)
+        rivals = sorted((p for p in self.found if self.cost(p) < base), key=self.cost)
+        for rounds, count in STAGES:
+            affordable = max(1, int(min(self.left / (rounds * base), 1e9)) - 1)
+            rivals = rivals[: min(count, affordable)]
+            if rivals:
+                self.time((self.default, *rivals), rounds=rounds)
+            faster = (p for p in rivals if self._ratio(p).median < 1 - LEAST_GAIN)
+            rivals = sorted(faster, key=lambda p: self._ratio(p).median)
+        return [program for program in rivals if self._ratio(program).bound < 1]
+
+    def _ratio(self, program: Program) -> PairedRatio:
+        """Return a program's time over the default's, infinite where no bound of it is known."""
+        mine, base = self.found[program].ratio, self.found[self.default].ratio.median
+        if not mine.bound or not base:
+            return PairedRatio(math.inf, math.inf)
+        return PairedRatio(mine.median / base, mine.bound / base)
 
     def _right(self) -> bool:
         return any(self.cost(program) < math.inf for program in self.found)
@@ -215,7 +251,7 @@ class Bench:
         )
 
     def choice(self, source: str = MEASURED) -> Choice:
-        """Return the best program, confirmed by more rounds beside the default and its rivals.
+        """Return the default, or the best of the programs that are surely faster.
 
         Without times of the default nothing is known to be better; where it failed, the fastest
         right one takes its place. Raises ScheduleError where none is right.
@@ -223,16 +259,20 @@ class Bench:
         known = self.found.get(self.default)
         if known is None or known.status == SKIPPED:
             return Choice(self.default, DEFAULT)
-        if known.status != OK and not self._right():
+        if known.status == OK:
+            best = [*self._confirmed(), self.default]
+        else:
+            best = self._replacements()
+        by_panels: dict[int, tuple[Program, float]] = {}
+        for program in best:
+            by_panels.setdefault(program.tile.panels, (program, self.cost(program)))
+        return Choice(best[0], source, self.found[best[0]].seconds, by_panels)
+
+    def _replacements(self) -> list[Program]:
+        """Return what is right where the default is not, the fastest first."""
+        if not self._right():
             self._measure(self._simple(), self.task.rounds)  # whatever the budget: one must serve
         if not self._right():
             raise ScheduleError(self._describe_failure())
-        best = self.default
-        if finalists := self._finalists():
-            self.time((self.default, *finalists), rounds=max(CONFIRM_ROUNDS, self.task.rounds))
-            best = self.best(finalists)
-        by_panels: dict[int, tuple[Program, float]] = {}
-        for program in sorted(self.found, key=self.cost):
-            if (cost := self.cost(program)) < math.inf:
-                by_panels.setdefault(program.tile.panels, (program, cost))
-        return Choice(best, source, self.found[best].seconds, by_panels)
+        right = (program for program in self.found if self.cost(program) < math.inf)
+        return sorted(right, key=self.cost)

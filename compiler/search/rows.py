@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from dovetail.compiler.measure import Measurer
 from dovetail.compiler.schedules import MOST_ROWS, default_gemm_rows, reduce_kernel
-from dovetail.compiler.search.policy import CONFIRM_ROUNDS, DEFAULT, Bench, Choice, SearchTask
+from dovetail.compiler.search.policy import DEFAULT, FINAL_ROUNDS, Bench, Choice, SearchTask
 from dovetail.compiler.search.space import WHOLE
 from dovetail.ir.schedule import Row
 
-FINALISTS, FINAL_ROUNDS = 6, CONFIRM_ROUNDS + 2
+FINALISTS, LOSS_ROUNDS = 6, FINAL_ROUNDS + 2
 """Other rounds than those of a confirmation, which may be on record: all are timed in turns now."""
 
 
@@ -91,7 +91,7 @@ def measure_losses(
     end = measurer.now() + seconds
     losses: dict[int, float] = {}
     for m in points:
-        bench = Bench(task, measurer, m, end)
+        bench = Bench(task, measurer, m, end, final=0.0)
         chosen, problem = choices[m].program, bench.problem
         space = dict.fromkeys(
             task.program(m, tile, part, scheme)
@@ -103,6 +103,6 @@ def measure_losses(
         if not all(cost < math.inf for cost in bench.time((chosen, *space), rounds=2)):
             continue
         finalists = sorted(space, key=bench.cost)[:FINALISTS]
-        cost, *others = bench.time((chosen, *finalists), rounds=FINAL_ROUNDS)
+        cost, *others = bench.time((chosen, *finalists), rounds=LOSS_ROUNDS)
         losses[m] = max(0.0, cost / min(others) - 1)
     return losses

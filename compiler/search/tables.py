@@ -215,7 +215,9 @@ class ModelSearch:
         for_losses = task.seconds * self.effort.loss_share
         policy = self.choose_policy(task)
         found = policy.search(replace(task, seconds=task.seconds - for_losses), self.measurer)
-        choices = keep_panels(found.choices, choose_panels(found.choices, task.sizes))
+        defaults = (task.default(m).tile.panels for m in task.points)
+        kept = choose_panels(found.choices, task.sizes, defaults)
+        choices = keep_panels(found.choices, kept)
         points = heaviest_points(choices, task.sizes, self.effort.loss_points)
         losses = measure_losses(task, self.measurer, choices, points, for_losses)
         return make_rows(task, choices, losses)

@@ -16,6 +16,7 @@ import pytest
 
 from dovetail.compiler import choose, tune
 from dovetail.compiler.measure import Candidate, Case, Measurement
+from dovetail.compiler.paired import PairedRatio
 from dovetail.ir.artifact import KernelIndex
 
 OVERHEAD = 5e-3
@@ -53,7 +54,12 @@ class VirtualMeter(closing):
     def measure(
         self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
-        return tuple(self.one(case, candidate, rounds) for candidate in candidates)
+        found = [self.one(case, candidate, rounds) for candidate in candidates]
+        ratios = [m.seconds / (found[0].seconds or 1.0) for m in found]
+        return tuple(
+            msgspec.structs.replace(m, ratio=PairedRatio(ratio, ratio * self.spread))
+            for m, ratio in zip(found, ratios, strict=True)
+        )
 
     def one(self, case: Case, candidate: Candidate, rounds: int) -> Measurement:
         assert candidate.kernel in self.kernels

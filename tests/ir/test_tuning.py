@@ -100,7 +100,7 @@ def sealed(text: bytes) -> bytes:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 2},
+        {"schema": 3},
         {"schema": 0},
         {"seconds": -1.0},
         {"seconds": None},

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.codegen.targets import TARGETS
-from dovetail.compiler.measure import Candidate, GemmCase, Measurement
+from dovetail.compiler.measure import Candidate, GemmCase, Measurement, summarize
 from dovetail.compiler.schedules import LINEAR, GemmOp
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
@@ -45,12 +45,21 @@ def bowl(case: GemmCase, panels: int, values: Values) -> float:
     return 1e-4 * case.m * seconds
 
 
+def quiet(case: GemmCase, candidate: Candidate, turn: int) -> float:
+    """No noise."""
+    return 1.0
+
+
 @dataclass
 class Landscape:
-    """A Measurer over `cost`; `asked` has every (case, candidate) that was timed."""
+    """A Measurer over `cost`; `asked` has every (case, candidate) that was timed.
+
+    noise: what the time of a turn is multiplied by.
+    """
 
     cost: Cost = bowl
     bad: Callable[[Candidate], str | None] = lambda candidate: None
+    noise: Callable[[GemmCase, Candidate, int], float] = quiet
     asked: list[tuple[GemmCase, Candidate]] = field(default_factory=list)
     clock: float = 0.0
 
@@ -61,15 +70,19 @@ class Landscape:
     def measure(
         self, case: GemmCase, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
-        found = []
+        times: list[list[float]] = []
         for candidate in candidates:
             self.asked.append((case, candidate))
             time = self.seconds(case, candidate)
             self.clock += OVERHEAD + rounds * time
-            status = self.bad(candidate)
-            figures = {} if status else {"seconds": time, "low": time, "high": time, "runs": rounds}
-            found.append(Measurement(candidate=candidate, status=status or "ok", **figures))
-        return tuple(found)
+            turns = range(0 if self.bad(candidate) else rounds)
+            times.append([time * self.noise(case, candidate, turn) for turn in turns])
+        return tuple(
+            summarize(candidate, mine, times[0])
+            if mine
+            else Measurement(candidate=candidate, status=self.bad(candidate))
+            for candidate, mine in zip(candidates, times, strict=True)
+        )
 
     def now(self) -> float:
         return self.clock

@@ -26,14 +26,19 @@ CHOICES = {
 
 
 def test_the_workload_decides():
-    assert choose_panels(CHOICES, {1: 1.0}, 1) == {4}
-    assert choose_panels(CHOICES, {64: 1.0}, 1) == {2}
-    assert choose_panels(CHOICES, {3: 0.9, 20: 0.1}, 1) == {2}  # M 3 is served at 8, 20 at 64
+    assert choose_panels(CHOICES, {1: 1.0}, (), 1) == {4}
+    assert choose_panels(CHOICES, {64: 1.0}, (), 1) == {2}
+    assert choose_panels(CHOICES, {3: 0.9, 20: 0.1}, (), 1) == {2}  # M 3 is served at 8, 20 at 64
 
 
 def test_another_kernel_must_be_worth_it():
-    assert choose_panels(CHOICES, {1: 0.5, 64: 0.5}) == {2, 4}
-    assert choose_panels(CHOICES, {64: 1.0}) == {2}
+    assert choose_panels(CHOICES, {1: 0.5, 64: 0.5}, ()) == {2, 4}
+    assert choose_panels(CHOICES, {64: 1.0}, ()) == {2}
+
+
+def test_the_kernels_of_the_default_schedules_are_kept_anyway():
+    assert choose_panels(CHOICES, {64: 1.0}, (1, 4)) == {1, 2, 4}
+    assert choose_panels(CHOICES, {1: 1.0}, (4,)) == {4}
 
 
 def test_choices_move_to_kept_kernels():
@@ -42,4 +47,4 @@ def test_choices_move_to_kept_kernels():
     assert kept[1].seconds == 1.5
     rules = Choice(CHOICES[1].program, DEFAULT)
     assert keep_panels({1: rules}, frozenset({2})) == {1: rules}
-    assert choose_panels({1: rules}, {1: 1.0}) == frozenset()
+    assert choose_panels({1: rules}, {1: 1.0}, ()) == frozenset()

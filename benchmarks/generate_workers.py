@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from common import timed_region
+from dovetail.runtime.plan import SchedulerSettings
 
 
 class Worker(AbstractContextManager["Worker"]):
@@ -79,7 +80,8 @@ class Dovetail:
         if self._app is not None:
             self._app.close()
         before, start = resident_bytes(), time.perf_counter()
-        self._app = self._load(self._artifact, threads=threads)
+        anew = SchedulerSettings(keep_prefixes=False)  # a prompt that is run again costs the same
+        self._app = self._load(self._artifact, threads=threads, settings=anew)
         seconds = time.perf_counter() - start
         self._threads = threads
         self._app.generate([[1, 2, 3]], max_tokens=2, ignore_eos=True)

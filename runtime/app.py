@@ -12,7 +12,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -25,6 +25,8 @@ from dovetail.runtime.engine import Engine
 from dovetail.runtime.job import Job
 from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.pipelined import PipelinedEngine
+from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.queues import check_priority
 from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import Chunk, Completion, SamplingParams
 from dovetail.runtime.timed import TimedEngine
@@ -43,6 +45,7 @@ def load(
     kv_blocks: int | None = None,
     deterministic: bool = False,
     emulation: Emulation | None = None,
+    settings: SchedulerSettings | None = None,
     check_weights: bool = False,
 ) -> App:
     """Open the artifact at `path` for generation on this machine.
@@ -55,9 +58,11 @@ def load(
         deterministic: give a prompt the same logits, bit for bit, whatever else is in the batch,
             in one step or several, with any `plan`, `threads` and `kv_blocks`. It costs time.
         emulation: an accelerator to emulate beside the CPU: tokens are computed on the CPU, the
-            app's clock shows the time that steps were to take, `kv_blocks` are the CPU's. Its
-            settings say `offload` and `chunked`; in its timed mode tokens are made up and steps
-            take that time.
+            app's clock shows the time that steps were to take, `kv_blocks` are the CPU's. In its
+            timed mode tokens are made up and steps take that time.
+        settings: how requests share the machine: `offload`, `chunked` prompts, bounds of queues
+            and waiting, kept prefixes. They stand for those of `emulation`; the CPU alone has
+            nothing to offload.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
@@ -75,6 +80,8 @@ def load(
     part = next(iter(artifact.models.values()))
     make: Callable[..., Engine] = Engine
     if emulation is not None:
+        settings = settings or emulation.settings
+        emulation = replace(emulation, settings=settings)
         make = partial(TimedEngine if emulation.timed else PipelinedEngine, emulation)
     engine = make(
         artifact,
@@ -84,6 +91,7 @@ def load(
         threads=threads,
         kv_blocks=kv_blocks,
         deterministic=deterministic,
+        settings=settings,
     )
     return App(artifact, engine, Tokenizer(part.tokenizer) if part.tokenizer else None)
 
@@ -96,61 +104,72 @@ class App:
         self._loop = EngineLoop(engine)
         self._end = weakref.finalize(self, self._loop.close)
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], **options: object) -> list[Completion]:
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, **options: object
+    ) -> list[Completion]:
         """Return the completions of `prompts` in order, `n` for each.
 
         Args:
             prompts: one prompt or several, each a text or a list of token ids.
+            priority: -100..100; requests of a lower one go first, so that these overtake a bounded
+                number of others and nobody waits for ever.
             **options: `max_tokens temperature top_p top_k min_p seed stop ignore_eos logprobs n`.
 
         Raises:
             RequestError: an option or a prompt is wrong; nothing has been generated. Or a prompt
                 was poisoned (its logits are not finite), or the app was closed meanwhile.
-            CapacityError: a request is larger than the whole KV pool.
+            CapacityError: a request is larger than the whole KV pool; or too many wait already,
+                and `retry_after` says in how many seconds there should be room.
             DeviceError: a step could not be run (a kernel failed, memory ran out).
             RankError: a process of the group died; the requests under way are lost.
 
         The first prompt that fails ends the call; use `submit` for requests that may fail alone.
         """
-        jobs = self._accept(self._read(_as_list(prompts), options))
+        jobs = self._accept(self._read(_as_list(prompts), options, priority))
         try:
             return [job.result() for job in jobs]
         finally:
             self._abandon(jobs)
 
     async def agenerate(
-        self, prompts: Prompt | Sequence[Prompt], **options: object
+        self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, **options: object
     ) -> list[Completion]:
         """As `generate`, in an event loop. A task that is cancelled ends its requests."""
-        jobs = self._accept(self._read(_as_list(prompts), options))
+        jobs = self._accept(self._read(_as_list(prompts), options, priority))
         try:
             return [await job for job in jobs]
         finally:
             await self._aabandon(jobs)
 
-    def stream(self, prompt: Prompt, **options: object) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, *, priority: int = 0, **options: object) -> Iterator[Chunk]:
         """Yield the completion of one prompt piece by piece; options as for `generate`, n = 1.
 
         It starts with the first piece asked for; leaving the iterator early drops the request.
         """
-        return self._stream(self._read([prompt], options, single=True))
+        return self._stream(self._read([prompt], options, priority, single=True))
 
-    def astream(self, prompt: Prompt, **options: object) -> AsyncIterator[Chunk]:
+    def astream(
+        self, prompt: Prompt, *, priority: int = 0, **options: object
+    ) -> AsyncIterator[Chunk]:
         """As `stream`, for `async for`; `aclose` or the task's end drops the request."""
-        return self._astream(self._read([prompt], options, single=True))
+        return self._astream(self._read([prompt], options, priority, single=True))
 
-    def submit(self, prompt: Prompt, **options: object) -> Job:
+    def submit(self, prompt: Prompt, *, priority: int = 0, **options: object) -> Job:
         """Start the completion of one prompt, options as for `stream`; return it at once.
 
         The job's `result()` waits for the end, iterating over it gives chunks; `await` and
         `async for` do the same in an event loop.
         """
-        (job,) = self._accept(self._read([prompt], options, single=True))
+        (job,) = self._accept(self._read([prompt], options, priority, single=True))
         return job
 
     def cancel(self, job: Job) -> None:
         """End a job. When this returns its blocks are free; its result has the reason `abort`."""
         self._abandon([job])
+
+    async def acancel(self, job: Job) -> None:
+        """As `cancel`, in an event loop: it goes on while a step ends."""
+        await self._aabandon([job])
 
     @contextmanager
     def record(self, path: str | os.PathLike[str]) -> Iterator[Timeline]:
@@ -201,14 +220,20 @@ class App:
     # ---- reading what is asked for ----
 
     def _read(
-        self, prompts: Sequence[Prompt], options: Mapping[str, object], *, single: bool = False
+        self,
+        prompts: Sequence[Prompt],
+        options: Mapping[str, object],
+        priority: int,
+        *,
+        single: bool = False,
     ) -> _Ask:
         params = SamplingParams.make(options)
         if params.stop and self.tokenizer is None:
             raise RequestError(f"{self.artifact.path} has no tokenizer, so `stop` cannot be used")
         if single and params.n != 1:
             raise RequestError(f"a stream has one completion: n must be 1, not {params.n}")
-        return _Ask([self._encode(prompt) for prompt in prompts], params, chunks=single)
+        check_priority(priority)
+        return _Ask([self._encode(prompt) for prompt in prompts], params, priority, chunks=single)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -244,7 +269,11 @@ class App:
         try:
             for prompt in ask.prompts:
                 self.engine.scheduler.check(prompt, ask.params)
-            requests = [r for prompt in ask.prompts for r in self.engine.submit(prompt, ask.params)]
+            requests = [
+                request
+                for prompt in ask.prompts
+                for request in self.engine.submit(prompt, ask.params, ask.priority)
+            ]
         except DovetailError as error:
             for job in jobs:
                 job.fail(error)
@@ -283,6 +312,7 @@ class _Ask:
 
     prompts: list[list[int]]
     params: SamplingParams
+    priority: int
     chunks: bool = False
 
 

@@ -29,11 +29,11 @@ from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.memory import available_memory
-from dovetail.runtime.plan import Limits, StepPlan
+from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.recorder import StepRecorder
-from dovetail.runtime.request import Request, SamplingParams, State, TokenLogprob
+from dovetail.runtime.request import FAILED, Request, SamplingParams, State, TokenLogprob
 from dovetail.runtime.sampling import draw_uniform, top_logprobs
 from dovetail.runtime.scheduler import Scheduler
 from dovetail.runtime.step import StepBuffers, StepShape, step_bytes
@@ -44,9 +44,6 @@ MEMORY_SHARE = 0.5
 """Part of the free memory that a KV pool sized at load may take."""
 SPLIT_TOKENS = 64
 """A part of a sequence's keys below this many tokens is not worth its merge."""
-
-FAILED = "error"
-"""Finish reason of requests that could not be computed; `Request.error` says why."""
 
 log = logging.getLogger("dovetail")
 
@@ -64,6 +61,7 @@ class Engine:
         threads: int | None = None,
         kv_blocks: int | None = None,
         deterministic: bool = False,
+        settings: SchedulerSettings | None = None,
     ) -> None:
         """Map weights, start threads and processes, size the KV pool and bind the tapes.
 
@@ -81,8 +79,9 @@ class Engine:
         self.threshold = service.prefill_token_threshold
         forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
         tokens, sequences = forward.max_tokens, min(forward.max_sequences, sample.max_sequences)
-        self.pool = KvPool(_count_blocks(part, hardware, kv_blocks, service))
-        blocks = self.pool.n_blocks
+        settings = settings or SchedulerSettings(offload="off")
+        blocks = _count_blocks(part, hardware, kv_blocks, service)
+        self.pool = KvPool(blocks, keep=settings.keep_prefixes)
         plans = plan_ranks(service, hardware, threads, blocks, deterministic=deterministic)
         library = KernelLibrary(artifact.library, artifact.kernels)
         self.model = ForwardModel(artifact, part, library, plans[0])
@@ -101,11 +100,15 @@ class Engine:
         ends = frozenset(self.spec.eos_token_ids)
         limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size, ends)
         self.recorder: StepRecorder | None = None
-        self.scheduler: Scheduler = Scheduler(limits, self.pool, ZeroPredictor(), self.device.now)
+        self.scheduler: Scheduler = Scheduler(
+            limits, self.pool, ZeroPredictor(), self.device.now, settings=settings
+        )
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, priority: int = 0
+    ) -> list[Request]:
         """Queue `params.n` samples of `prompt`; raises RequestError or CapacityError."""
-        return self.scheduler.submit(list(prompt), params)
+        return self.scheduler.submit(list(prompt), params, priority)
 
     def finish(self, request: Request, reason: str) -> None:
         """End an unfinished request."""
@@ -178,6 +181,7 @@ class Engine:
             self._fail(
                 request, RankError("a process of the group has died; send the request again")
             )
+        self.pool.forget()  # the new processes have new memory
         return lost
 
     # ---- failures ----

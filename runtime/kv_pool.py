@@ -1,14 +1,15 @@
 """Which blocks of the paged KV cache belong to which sequence: pure bookkeeping, no memory.
 
 A block holds KV_BLOCK tokens. Full blocks carry a hash of all tokens up to their end; a new
-sequence shares the live blocks that begin like it, so blocks are reference-counted.
+sequence shares the blocks that begin like it, so blocks are reference-counted. A pool may keep what
+free blocks hold until it needs them: then a prompt also shares with those that have ended.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -45,9 +46,13 @@ def hash_blocks(tokens: Sequence[int]) -> list[bytes]:
 class KvPool:
     """Blocks 0..n_blocks-1, each free or held by one or more sequences."""
 
-    def __init__(self, n_blocks: int) -> None:
-        self.n_blocks = n_blocks
-        self._free: deque[int] = deque(range(n_blocks))
+    def __init__(self, n_blocks: int, *, keep: bool = False) -> None:
+        """`keep`: free blocks stay shareable until they are given away, those freed first first."""
+        self.n_blocks, self.keep = n_blocks, keep
+        self._blank = list(range(n_blocks))[::-1]  # free, nothing to share; the last goes first
+        self._kept: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # free, with a hash; the first goes first
         self._references = [0] * n_blocks
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -56,7 +61,7 @@ class KvPool:
     @property
     def free_blocks(self) -> int:
         """Number of blocks nobody holds."""
-        return len(self._free)
+        return len(self._blank) + len(self._kept)
 
     def table(self, sequence: Hashable) -> array[int]:
         """Return the blocks of `sequence` in order (int32, not to be changed)."""
@@ -86,6 +91,7 @@ class KvPool:
             block = self._block_of.get(digest)
             if block is None:
                 break
+            self._kept.pop(block, None)
             self._references[block] += 1
             table.blocks.append(block)
             table.hashes.append(digest)
@@ -98,10 +104,10 @@ class KvPool:
     def grow(self, sequence: Hashable, length: int) -> None:
         """Give `sequence` blocks for `length` tokens; CapacityError, and no change, if too few."""
         missing = self.missing(sequence, length)
-        if missing > len(self._free):
-            raise CapacityError(f"the KV pool lacks {missing - len(self._free)} blocks")
+        if missing > self.free_blocks:
+            raise CapacityError(f"the KV pool lacks {missing - self.free_blocks} blocks")
         for _ in range(missing):
-            block = self._free.popleft()
+            block = self._take()
             self._references[block] = 1
             self._tables[sequence].blocks.append(block)
 
@@ -117,15 +123,36 @@ class KvPool:
                 self._block_of[digest] = table.blocks[i]
                 self._hash_of[table.blocks[i]] = digest
 
-    def close(self, sequence: Hashable) -> None:
-        """Give back the blocks of `sequence`."""
-        for block in self._tables.pop(sequence).blocks:
+    def close(self, sequence: Hashable, *, sound: bool = True) -> None:
+        """Give back the blocks of `sequence`; nobody shares them from now on if it is not sound."""
+        for block in reversed(self._tables.pop(sequence).blocks):  # the end of a prompt goes first
             self._references[block] -= 1
-            if self._references[block] == 0:
-                digest = self._hash_of.pop(block, None)
-                if digest is not None:
-                    del self._block_of[digest]
-                self._free.append(block)
+            free = self._references[block] == 0
+            if not sound or (free and not self.keep):
+                self._forget(block)
+            if free and block in self._hash_of:
+                self._kept[block] = None
+            elif free:
+                self._blank.append(block)
+
+    def forget(self) -> None:
+        """Share none of the free blocks any more: what they held is lost."""
+        for block in self._kept:
+            self._forget(block)
+        self._blank += self._kept
+        self._kept.clear()
+
+    def _take(self) -> int:
+        if self._blank:
+            return self._blank.pop()
+        block, _ = self._kept.popitem(last=False)
+        self._forget(block)
+        return block
+
+    def _forget(self, block: int) -> None:
+        digest = self._hash_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]
 
     def check_integrity(self) -> None:
         """Assert that every block is free or counted once per holder, and that hashes agree."""
@@ -136,9 +163,12 @@ class KvPool:
             for block in table.blocks:
                 counts[block] += 1
         assert counts == self._references, "reference counts do not match the tables"
-        assert sorted(self._free) == [b for b, n in enumerate(counts) if n == 0], "wrong free list"
+        free = sorted([*self._blank, *self._kept])
+        assert free == [b for b, n in enumerate(counts) if n == 0], "wrong free lists"
         assert self._block_of == {h: b for b, h in self._hash_of.items()}, "hash maps disagree"
-        assert all(counts[b] for b in self._hash_of), "a free block has a hash"
+        kept = {b for b in self._hash_of if not counts[b]}
+        assert kept == set(self._kept), "a free block with a hash is not kept, or the reverse"
+        assert self.keep or not kept, "a block is kept"
 
 
 def _chain(previous: bytes, tokens: Sequence[int]) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.job import Job
+from dovetail.runtime.request import FAILED
 
 T = TypeVar("T")
 _Message = tuple[Callable[[], Any], "Future[Any]"]
@@ -117,7 +118,7 @@ class EngineLoop:
         try:
             for job in jobs.values():
                 if not job.done:
-                    self.engine.finish(job.request, "error")
+                    self.engine.finish(job.request, FAILED)
         finally:  # whatever else is wrong, nobody waits for ever
             for job in jobs.values():
                 job.fail(error)

@@ -123,6 +123,8 @@ class SchedulerSettings:
     """Requests begin to go to the CPU where the known queue should end sooner by this factor."""
     weigh_every: int = 32
     """Plans between two answers to whether offloading pays."""
+    keep_prefixes: bool = True
+    """What ended requests left in free blocks serves those that begin alike, until overwritten."""
 
     def __post_init__(self) -> None:
         if self.offload not in ("auto", "off", "full"):

@@ -13,9 +13,19 @@ from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.kv_pool import KvPool, blocks_for, hash_blocks
 from dovetail.runtime.plan import Batch, Limits, Move, SchedulerSettings
-from dovetail.runtime.request import Home, Metrics, Request, SamplingParams, State
+from dovetail.runtime.request import FAILED, Home, Metrics, Request, SamplingParams, State
 
 MAX_PRIORITY = 100
+
+
+def check_priority(priority: int) -> None:
+    """Raise RequestError where `priority` is no whole number within its bounds."""
+    number = isinstance(priority, int) and not isinstance(priority, bool)
+    if not number or abs(priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, "
+            f"not {priority!r}"
+        )
 
 
 def by_order(request: Request) -> tuple[int, int]:
@@ -104,8 +114,7 @@ class RequestBook:
         others, so nobody waits for ever.
         """
         answer = self.check(prompt, params)
-        if abs(priority) > MAX_PRIORITY:
-            raise RequestError(f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        check_priority(priority)
         samples: list[Request] = []
         for index in range(params.n):
             number = self._next_id
@@ -163,10 +172,10 @@ class RequestBook:
             self.finish(request, "length")
 
     def finish(self, request: Request, reason: str) -> None:
-        """End `request` in any state and give back its blocks."""
+        """End `request` in any state and give back its blocks; a failed one's are never shared."""
         if request.home is not None:
             self.running[request.home].remove(request)
-            self.pools[request.home].close(request.id)
+            self.pools[request.home].close(request.id, sound=reason != FAILED)
         else:
             self.waiting.remove(request)
         del self.requests[request.id]

@@ -16,6 +16,9 @@ from dovetail.ir.errors import DovetailError, RequestError
 MAX_LOGPROBS = 100
 MAX_N = 256
 
+FAILED = "error"
+"""Finish reason of requests that could not be computed; `Request.error` says why."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:

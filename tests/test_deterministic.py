@@ -101,6 +101,12 @@ def test_logits_have_the_same_bits(artifacts: dict[int, Path]) -> None:
         assert logits(artifacts[tokens], batches, **options)[0] == alone, case
 
 
+def test_kept_prefixes_give_the_same_bits(artifacts: dict[int, Path]) -> None:
+    found, _ = logits(artifacts[SMALL], [[0, 5], [5], [0]])
+    for i in (0, 5):
+        assert found[i][:TOKENS] == found[i][TOKENS:]
+
+
 def test_preempted_requests_begin_anew_with_the_same_bits(artifacts: dict[int, Path]) -> None:
     """What they had generated goes through the prompt's kernels the second time."""
     few = [4, 3, 6]

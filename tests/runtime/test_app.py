@@ -100,6 +100,74 @@ def test_jobs_are_handed_over_while_a_step_runs(
         ]
 
 
+def test_a_full_queue_says_when_to_come_back(make_artifact: MakeArtifact, answer: Answer) -> None:
+    settings = SchedulerSettings(offload="off", max_waiting=2)
+    with load(make_artifact(max_sequences=1), settings=settings) as app:
+        throttle = Throttle(app)
+        jobs = [app.submit([i] * 5, **LONG) for i in range(3)]
+        throttle.run(3)
+        for refused in (app.submit, app.generate, lambda p, **o: next(app.stream(p, **o))):
+            with pytest.raises(CapacityError, match="later") as caught:
+                refused([9, 9], max_tokens=3)
+            assert (caught.value.retry_after or 0.0) > 0
+        app.cancel(jobs[1])
+        throttle.allow(1000)
+        assert list(app.submit([9, 9], max_tokens=3).result().token_ids) == answer([9, 9], 3)
+        assert list(jobs[2].result().token_ids) == answer([2] * 5, 200, eos=False)
+
+
+def test_a_lower_priority_goes_first(make_artifact: MakeArtifact, answer: Answer) -> None:
+    prompts = random_prompts(4, 6, 30)
+    with load(make_artifact(max_sequences=1)) as app:
+        gate = threading.Event()
+        app._loop.call(gate.wait)
+        order = [0, 5, -5, 0, 100, -100]
+        jobs = [
+            app.submit(p, max_tokens=5, priority=priority)
+            for p, priority in zip(prompts, order, strict=True)
+        ]
+        gate.set()
+        done = [job.result() for job in jobs]
+        assert [list(d.token_ids) for d in done] == [answer(p, 5) for p in prompts]
+        ends = sorted(range(6), key=lambda i: done[i].metrics.last_token or 0.0)
+        assert ends == sorted(range(6), key=lambda i: (order[i], i))
+        for wrong in (101, -101, 0.5, True, "high"):
+            with pytest.raises(RequestError, match="priority must be"):
+                app.submit([1], priority=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SchedulerSettings(offload="off", chunked=False),
+        SchedulerSettings(offload="auto", keep_prefixes=False, patience=1, priority_span=1),
+        SchedulerSettings(offload="full", max_waiting=100),
+    ],
+)
+def test_settings_change_no_token(
+    make_artifact: MakeArtifact, answer: Answer, settings: SchedulerSettings
+) -> None:
+    prompts = random_prompts(3, 12, 100)
+    with load(make_artifact(kv_blocks=20), settings=settings) as app:
+        assert app.engine.scheduler.settings == settings
+        done = app.generate(prompts, max_tokens=40)
+        assert [list(d.token_ids) for d in done] == [answer(p, 40) for p in prompts]
+        assert is_idle(app)
+
+
+def test_unchunked_prompts_are_not_cut_where_they_fit_a_step(make_artifact: MakeArtifact) -> None:
+    """Three prompts of 20 take steps of 32 one by one, or two thirds of the steps cut to fill."""
+    steps = {}
+    for chunked in (True, False):
+        name, settings = f"{chunked}.dove", SchedulerSettings(chunked=chunked)
+        with load(make_artifact(name=name), settings=settings) as app:
+            throttle = Throttle(app)
+            throttle.allow(100)
+            app.generate([[i] * 20 for i in range(3)], max_tokens=1)
+            steps[chunked] = throttle.steps
+    assert steps == {True: 2, False: 3}
+
+
 def test_a_job_fails_when_others_have_filled_the_queue_meanwhile(
     make_artifact: MakeArtifact, answer: Answer
 ) -> None:
@@ -136,6 +204,22 @@ def test_a_cancelled_job_gives_its_blocks_back_at_once(
         assert list(second.result().token_ids) == answer([2] * 20, 200, eos=False)
         app.cancel(second)
         assert second.result().finish_reason == "length" and is_idle(app)
+
+
+def test_a_task_cancels_a_job_while_others_go_on(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    async def run(app: App) -> None:
+        dropped, other = app.submit([1] * 40, **LONG), app.submit([2] * 20, **LONG)
+        async for _ in dropped:
+            await app.acancel(dropped)
+        assert (await dropped).finish_reason == "abort"
+        await app.acancel(dropped)
+        assert list((await other).token_ids) == answer([2] * 20, 200, eos=False)
+
+    with load(make_artifact()) as app:
+        asyncio.run(run(app))
+        assert is_idle(app)
 
 
 def test_a_waiting_job_can_be_cancelled(make_artifact: MakeArtifact) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from dovetail.ir.errors import CapacityError, RequestError
-from dovetail.runtime.app import load
+from dovetail.runtime.app import App, load
+from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.step import StepShape
 from tests.runtime.throttle import Throttle
 
 MakeArtifact = Callable[..., Path]
@@ -79,6 +81,49 @@ def test_samples_of_one_prompt_share_its_full_blocks(
         done = app.generate(prompt, n=3, max_tokens=20)
         assert [list(d.token_ids) for d in done] == [answer(prompt, 20)] * 3
         assert [d.metrics.cached_tokens for d in done] == [0, 96, 96]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_prompt_is_not_computed_again_where_it_begins_like_an_earlier_one(
+    make_artifact: MakeArtifact, answer: Answer, keep: bool
+) -> None:
+    context = random_prompts(2, 1, 1)[0] * 70
+    prompts = [[*context, *tail] for tail in random_prompts(7, 6, 20)]
+    expected = [answer(p, 20) for p in prompts]
+    settings = SchedulerSettings(keep_prefixes=keep)
+    with load(make_artifact(), settings=settings) as app:
+        rows = count_rows(app)
+        first = app.generate(prompts[0], max_tokens=20)
+        again = [app.generate(p, max_tokens=20)[0] for p in prompts[1:]]
+        assert [list(d.token_ids) for d in (*first, *again)] == expected
+        assert [d.metrics.cached_tokens for d in again] == [64 if keep else 0] * 5
+        asked = sum(map(len, prompts))
+        generated = sum(len(tokens) - 1 for tokens in expected)  # the last one is never stored
+        assert sum(rows) == asked + generated - 5 * 64 * keep
+        app.engine.pool.check_integrity()
+
+
+def test_kept_prefixes_give_way_to_what_runs(make_artifact: MakeArtifact, answer: Answer) -> None:
+    prompts = random_prompts(12, 30, 150)
+    with load(make_artifact(kv_blocks=16)) as app:
+        for prompt in (*prompts, *prompts[::-1]):
+            (done,) = app.generate(prompt, max_tokens=60)
+            assert list(done.token_ids) == answer(prompt, 60)
+        app.engine.pool.check_integrity()
+        assert app.engine.pool.free_blocks == 16
+
+
+def count_rows(app: App) -> list[int]:
+    """Return a list to which each step adds the token rows that it computes."""
+    rows: list[int] = []
+    forward = app.engine.forward
+
+    def counted(shape: StepShape) -> None:
+        rows.append(shape.n_tokens)
+        forward(shape)
+
+    app.engine.forward = counted  # type: ignore[method-assign]
+    return rows
 
 
 def test_sampling_depends_on_seed_and_sample_not_on_the_batch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dovetail.ir.errors import CapacityError
 from dovetail.runtime.kv_pool import KvPool, blocks_for, hash_blocks
@@ -19,13 +19,20 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = KvPool(12)
         self.tokens: dict[int, list[int]] = {}
         self.stored: dict[int, int] = {}
+        self.content: dict[int, tuple[int, int]] = {}  # of each block: first token, place
         self.next_id = 0
+
+    @initialize(keep=st.booleans())
+    def start(self, keep: bool) -> None:
+        self.pool = KvPool(12, keep=keep)
 
     @rule(beginning=st.integers(0, 1), length=st.integers(1, 80))
     def open(self, beginning: int, length: int) -> None:
         tokens = [beginning] * length
         shared = self.pool.open(self.next_id, hash_blocks(tokens))
         assert shared % 16 == 0 and shared < length
+        for i, block in enumerate(self.pool.table(self.next_id)):
+            assert self.content[block] == (beginning, i), "what it shares was overwritten"
         self.tokens[self.next_id], self.stored[self.next_id] = tokens, shared
         self.next_id += 1
 
@@ -45,6 +52,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.grow(number, length)
         assert self.pool.free_blocks == free - missing
         assert len(self.pool.table(number)) >= blocks_for(length)
+        for i, block in enumerate(self.pool.table(number)):
+            if self.pool.references(block) == 1:
+                self.content[block] = (tokens[0], i)
         self.stored[number] = max(length, self.stored[number])
         self.pool.publish(number, tokens, self.stored[number])
 
@@ -54,6 +64,25 @@ class PoolMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.tokens)))
         self.pool.close(number)
         del self.tokens[number], self.stored[number]
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.tokens)))
+        blocks = set(self.pool.table(number))
+        self.pool.close(number, sound=False)
+        tokens = self.tokens.pop(number)
+        del self.stored[number]
+        self.pool.open(-1, hash_blocks([tokens[0]] * 90))
+        assert not blocks & set(self.pool.table(-1))
+        self.pool.close(-1)
+
+    @rule()
+    def forget(self) -> None:
+        self.pool.forget()
+        if not self.tokens:
+            assert self.pool.open(-1, hash_blocks([0] * 90)) == 0
+            self.pool.close(-1)
 
     @invariant()
     def sound(self) -> None:
@@ -93,4 +122,24 @@ def test_only_full_live_blocks_before_the_last_token_are_shared() -> None:
     for name in "abcde":
         pool.close(name)
     assert pool.open("f", hash_blocks(tokens)) == 0  # nobody holds them any more
+    pool.check_integrity()
+
+
+def test_a_pool_keeps_what_free_blocks_hold_until_it_needs_them() -> None:
+    pool = KvPool(6, keep=True)
+    first, second = list(range(40)), list(range(100, 140))
+    for name, tokens in (("a", first), ("b", second)):
+        pool.open(name)
+        pool.grow(name, 40)
+        pool.publish(name, tokens, 40)
+        pool.close(name)
+    assert pool.free_blocks == 6
+    assert pool.open("c", hash_blocks(second)) == 32 and pool.free_blocks == 4
+    pool.open("d")
+    pool.grow("d", 48)  # the two that never were full, then the end of the one that ended first
+    assert pool.open("e", hash_blocks(first)) == 16
+    for name in "cde":
+        pool.close(name)
+    pool.forget()
+    assert pool.open("f", hash_blocks(second)) == 0
     pool.check_integrity()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.embedding.detector import DevicePlan, EmbeddingPlan
 from dovetail.runtime.embedding.line import Arrival, FittedLine, Line
-from dovetail.runtime.embedding.queues import QueueSpec
+from dovetail.runtime.embedding.query import QueueSpec
 
 
 @dataclass(frozen=True, slots=True)

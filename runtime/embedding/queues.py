@@ -11,14 +11,12 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
 from dovetail.runtime.embedding.batching import choose_batch
-from dovetail.runtime.embedding.line import Arrival, Line
+from dovetail.runtime.embedding.line import Arrival
+from dovetail.runtime.embedding.query import Batch, Query, QueueSpec, State
 
-PRIORITY_SECONDS = 0.25
-"""One step of priority moves a query as far ahead as an earlier arrival by this time would."""
 LEAST_PRIORITY, MOST_PRIORITY = -8, 8
 BULK_SHARE = 2
 """Queries without an SLO fill at most one part in so many of a device: others find room."""
@@ -29,77 +27,6 @@ SMALLER = 8
 BUSY = "all embedding queues are full; try again later"
 NEVER = "no device embeds a query of this length within the time allowed; {}"
 REMEDY = "allow more time, or shorten the text"
-
-
-class State(Enum):
-    """Where a query is."""
-
-    NEW = auto()
-    WAITING = auto()
-    RUNNING = auto()
-    ENDED = auto()
-
-
-@dataclass(slots=True, eq=False)
-class Query:
-    """One text to embed, as the manager sees it.
-
-    target: when it should be done (the SLO); infinite for bulk work, which has no SLO.
-    deadline: when it is of no use any more. Both are times of the caller's clock.
-    kind: its length class on every device. limit: the largest batch it may be in.
-    """
-
-    number: int
-    tokens: int
-    target: float = math.inf
-    deadline: float = math.inf
-    priority: int = 0
-    payload: object = None
-    state: State = State.NEW
-    device: str = ""
-    kind: int = 0
-    limit: int = 1 << 30
-    deaths: int = 0
-    cancelled: bool = False
-
-    @property
-    def bulk(self) -> bool:
-        """Whether it has no SLO."""
-        return self.target == math.inf
-
-    @property
-    def order(self) -> tuple[float, int]:
-        """Place in a queue: earliest target first, moved ahead by priority."""
-        target = self.target if self.target < math.inf else 1e18
-        return target - PRIORITY_SECONDS * self.priority, self.number
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSpec:
-    """A device's queue. `depths` and `lines` have one value per length class.
-
-    token_budget: most tokens of a batch, padding included where the device pads.
-    """
-
-    name: str
-    accelerator: bool
-    depths: tuple[int, ...]
-    lines: tuple[Line, ...]
-    instances: int = 1
-    token_budget: int = 1 << 30
-    pads: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """Queries that one instance runs together, from `started` to about `expected`."""
-
-    number: int
-    device: str
-    queries: tuple[Query, ...]
-    counts: tuple[int, ...]
-    started: float
-    expected: float
 
 
 @dataclass(slots=True)
@@ -206,6 +133,10 @@ class QueueManager:
         """How many queries wait or run."""
         return len(self._alive)
 
+    def live(self) -> tuple[Query, ...]:
+        """Return all queries that wait or run."""
+        return tuple(self._alive.values())
+
     def depths(self) -> dict[str, tuple[int, ...]]:
         """Return the depths of each device, by length class."""
         return {name: queue.spec.depths for name, queue in self._queues.items()}
@@ -268,12 +199,12 @@ class QueueManager:
         return None
 
     def _fits(self, queue: _Queue, query: Query, now: float) -> bool:
-        if not queue.open or not queue.spec.depths[query.kind]:
-            return False
         share, load = queue.shares[query.kind], queue.load
-        if load + share > queue.capacity:
+        if query.bulk and queue.open and not load:
+            return True  # however slow the device is
+        if not queue.open or load + share > queue.capacity:
             return False
-        if query.bulk and load and (load + share) * BULK_SHARE > queue.capacity:
+        if query.bulk and (load + share) * BULK_SHARE > queue.capacity:
             return False
         if self.arrival == "closed" and query.deadline == math.inf:
             return True
@@ -283,7 +214,7 @@ class QueueManager:
     def _busy(self, query: Query, now: float) -> CapacityError:
         """Return BUSY with the time until a batch ends, or why waiting does not help."""
         queues = [self._queues[name] for tier in self._tiers for name in tier]
-        able = [queue for queue in queues if queue.spec.depths[query.kind]]
+        able = [queue for queue in queues if query.bulk or queue.spec.depths[query.kind]]
         allowed = min(query.deadline, query.target) - now
         able = [q for q in able if q.spec.lines[query.kind].seconds(1) <= allowed]
         if not able:
@@ -428,7 +359,7 @@ class QueueManager:
             assert all(query.state is State.RUNNING for query in running), name
             assert queue.counts == self._count(queue.waiting), name
             assert queue.held == self._count([*queue.waiting, *running]), name
-            assert queue.load <= max(queue.capacity, queue.ceiling), name
+            assert queue.load <= max(queue.capacity + 1, queue.ceiling), name
             assert all(query.device == name for query in (*queue.waiting, *running)), name
             found += [*queue.waiting, *running]
         assert len(found) == len(self._alive), "a query is in two places, or lost"

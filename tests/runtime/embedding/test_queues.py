@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
 from dovetail.runtime.embedding.line import Line
-from dovetail.runtime.embedding.queues import Batch, Query, QueueManager, QueueSpec, State
+from dovetail.runtime.embedding.query import Batch, Query, QueueSpec, State
+from dovetail.runtime.embedding.queues import QueueManager
 
 CLASSES = (32, 128, 512)
 FAST, SLOW = Line(0.01, 0.05), Line(0.05, 0.06)

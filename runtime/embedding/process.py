@@ -1,0 +1,148 @@
+"""A CPU instance as a process of its own: pinned to its CPUs, watched, started anew when it dies.
+
+In: where its encoder comes from, and its CPUs. Out: an `Instance`; a batch is one message to the
+child (`worker.py`) and one back.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+
+from dovetail.ir import errors
+from dovetail.ir.errors import DeviceError, DovetailError
+from dovetail.runtime.embedding.instance import EncoderSource, Ids, InstanceLost, Vectors
+from dovetail.runtime.ranks import receive, receive_value, send_value
+
+REQUEST = struct.Struct("<qq")
+"""Queries of a batch, and their tokens; then lengths and ids as int32."""
+REPLY = struct.Struct("<qq")
+"""Vectors and values of each, which follow as float32; or -1 and the bytes of a `WorkerReply`."""
+START_SECONDS = 120.0
+END_SECONDS = 2.0
+
+
+class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new process is told."""
+
+    source: EncoderSource
+    pus: tuple[int, ...] = ()
+
+
+class WorkerReply(msgspec.Struct, frozen=True, kw_only=True):
+    """That a process is ready, or an error: its class in `ir.errors` and its text."""
+
+    dim: int = 0
+    error: str = ""
+    message: str = ""
+
+    def raise_error(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error:
+            raise _error_class(self.error)(self.message)
+
+
+def _error_class(name: str) -> type[DovetailError]:
+    found = getattr(errors, name, DeviceError)
+    return found if isinstance(found, type) and issubclass(found, DovetailError) else DeviceError
+
+
+class ProcessInstance:
+    """An encoder in a child process; one caller at a time."""
+
+    def __init__(self, source: EncoderSource, pus: Sequence[int] = ()) -> None:
+        """Start the process; raises what opening the encoder raised there."""
+        self._setup = WorkerSetup(source=source, pus=tuple(pus))
+        self.dim = 0
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._process.pid
+
+    def embed_tokens(self, ids: Sequence[Ids]) -> Vectors:
+        """Run a batch in the child.
+
+        Raises:
+            InstanceLost: it died.
+            DovetailError: what the encoder raised; the child is well.
+        """
+        lengths = np.array([len(each) for each in ids], np.int32)
+        body = np.concatenate([lengths, *ids]).astype(np.int32, copy=False)
+        try:
+            self._socket.sendall(REQUEST.pack(len(ids), int(lengths.sum())) + body.tobytes())
+        except OSError:
+            raise InstanceLost from None
+        head = receive(self._socket, REPLY.size)
+        if not head:
+            raise InstanceLost
+        rows, size = REPLY.unpack(head)
+        data = receive(self._socket, size if rows < 0 else rows * size * 4)
+        if not data:
+            raise InstanceLost
+        if rows < 0:
+            msgspec.json.decode(data, type=WorkerReply).raise_error()
+        return np.frombuffer(data, np.float32).reshape(rows, size)
+
+    def restart(self) -> None:
+        """End the child if it is still there, and start another one."""
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        """End the child; safe to call twice."""
+        self._end()
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "dovetail.runtime.embedding.worker"]
+        try:
+            # A session of its own: Ctrl-C in a terminal is for the parent, which ends it
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._socket.close()
+            raise DeviceError(f"cannot start an embedding process ({error})") from None
+        finally:
+            theirs.close()
+        self._end = weakref.finalize(self, _end_process, self._socket, self._process)
+        send_value(self._socket, self._setup)
+        self._socket.settimeout(START_SECONDS)
+        try:
+            reply = receive_value(self._socket, WorkerReply)
+        except TimeoutError:
+            self._end()
+            raise DeviceError(
+                f"an embedding process was not ready in {START_SECONDS:.0f} s"
+            ) from None
+        if reply is None or reply.error:
+            self._end()
+            if reply is not None:
+                reply.raise_error()
+            raise DeviceError("an embedding process died on its start")
+        self._socket.settimeout(None)
+        self.dim = reply.dim
+
+
+def _end_process(link: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """Hang up, and wait: an idle child goes by itself."""
+    with suppress(OSError):
+        link.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,323 @@
+"""The service on threads and processes: order, BUSY, faults that disturb nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError, SpecError
+from dovetail.runtime.embedding.instance import (
+    EmulatedAccelerator,
+    EncoderSource,
+    Instance,
+    LocalInstance,
+)
+from dovetail.runtime.embedding.line import Line
+from dovetail.runtime.embedding.process import ProcessInstance
+from dovetail.runtime.embedding.query import QueueSpec
+from dovetail.runtime.embedding.queues import QueueManager
+from dovetail.runtime.embedding.service import EmbeddingService
+from dovetail.runtime.embedding.tokenizing import TokenPool
+from tests.runtime.embedding.toy_encoders import DEADLY, FATAL, HEAVY, WRONG, Toy, vector
+
+WAIT = 60.0
+LINE = Line(1e-4, 1e-4)
+
+
+class Gated(Toy):
+    """Runs a batch only when the gate is open; says when it has begun one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.begun = threading.Event(), threading.Event()
+
+    def embed_tokens(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+        self.begun.set()
+        assert self.gate.wait(WAIT)
+        return super().embed_tokens(ids)
+
+
+def tokenize(texts: Sequence[str]) -> list[list[int]]:
+    return [[1, *map(ord, text), 2][:512] for text in texts]
+
+
+def serve(
+    depths: dict[str, int], instances: dict[str, Instance], **options: object
+) -> EmbeddingService:
+    specs = [QueueSpec(n, n != "cpu", (depth,), (LINE,)) for n, depth in depths.items()]
+    manager = QueueManager(specs, (512,), arrival="closed")
+    return EmbeddingService(
+        {name: [each] for name, each in instances.items()},
+        manager,
+        slo=30.0,
+        tokens=TokenPool(tokenize),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def alone(encoder: Toy, depth: int = 64, **options: object) -> EmbeddingService:
+    return serve({"cpu": depth}, {"cpu": LocalInstance(encoder)}, **options)
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def expected(texts: Sequence[str]) -> np.ndarray:
+    return np.stack([vector(each) for each in tokenize(texts)])
+
+
+def test_vectors_come_in_the_order_of_the_texts_from_both_devices() -> None:
+    accelerator = EmulatedAccelerator(LINE, 75, Toy())
+    devices = {"npu": accelerator, "cpu": LocalInstance(Toy())}
+    texts = [f"text {i * 7 % 100}" + "x" * (i % 50) for i in range(90)]
+    with serve({"npu": 60, "cpu": 40}, devices) as service:
+        job = service.submit(service._pool().encode(texts))
+        np.testing.assert_array_equal(job.result(WAIT), expected(texts))
+        assert {query.device for query in job.queries} == {"npu", "cpu"}
+        assert np.isfinite(job.seconds).all()
+        assert service.held == {"npu": 0, "cpu": 0}
+
+
+def test_a_full_service_is_busy_at_once_and_waiting_calls_get_room() -> None:
+    encoder = Gated()
+    with alone(encoder, depth=2) as service:
+        job = service.submit([ids(1), ids(2)])
+        with pytest.raises(CapacityError) as busy:
+            service.embed_tokens([ids(3)], wait=False)
+        assert busy.value.retry_after is not None
+        later = service.submit_bulk([ids(4)] * 5)
+        encoder.gate.set()
+        job.result(WAIT)
+        assert len(later.result(WAIT)) == 5
+        assert service.held == {"cpu": 0}
+
+
+def test_async_calls_run_beside_each_other_and_a_cancelled_one_leaves_the_queue() -> None:
+    encoder = Gated()
+
+    async def work() -> None:
+        first = asyncio.create_task(service.aembed(["a", "b"]))
+        while not service.held["cpu"]:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(encoder.begun.wait, WAIT)
+        second = asyncio.create_task(service.aembed(["c"]))
+        while service.held["cpu"] < 3:
+            await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        while service.held["cpu"] > 2:
+            await asyncio.sleep(0)
+        encoder.gate.set()
+        np.testing.assert_array_equal(await first, expected(["a", "b"]))
+
+    with alone(encoder) as service:
+        asyncio.run(work())
+        assert encoder.calls == [2]
+
+
+def test_a_cancelled_job_tells_who_waits_for_it() -> None:
+    encoder = Gated()
+    with alone(encoder) as service:
+        job = service.submit([ids(1)])
+        service.cancel(job)
+        with pytest.raises(CancelledError):
+            job.result(WAIT)
+        encoder.gate.set()
+        assert len(service.embed_tokens([ids(2)])) == 1
+        assert service.held == {"cpu": 0}
+
+
+def test_a_deadline_that_passes_in_the_queue_ends_the_query() -> None:
+    encoder = Gated()
+    with alone(encoder) as service:
+        running = service.submit([ids(1)])
+        assert encoder.begun.wait(WAIT)
+        late = service.submit([ids(2)], timeout=0.02)
+        with pytest.raises(CapacityError, match="within its time"):
+            late.result(WAIT)
+        encoder.gate.set()
+        running.result(WAIT)
+
+
+@pytest.mark.parametrize(
+    ("token", "error", "says"),
+    [
+        (HEAVY, DeviceError, "out of memory"),
+        (WRONG, RequestError, "not finite"),
+        (FATAL, DeviceError, "encoder failed"),
+    ],
+)
+def test_a_fault_is_the_one_query_s_that_causes_it(
+    token: int, error: type[DovetailError], says: str
+) -> None:
+    encoder = Gated()
+    with alone(encoder) as service:
+        first = service.submit([ids(1)])
+        assert encoder.begun.wait(WAIT)  # so that all others share a batch
+        bad = service.submit([ids(5, token)])
+        others = [service.submit([ids(10, n)]) for n in range(20)]
+        encoder.gate.set()
+        with pytest.raises(error, match=says):
+            bad.result(WAIT)
+        for n, job in enumerate([first, *others]):
+            wanted = vector([10, n - 1]) if n else vector([1])
+            np.testing.assert_array_equal(job.result(WAIT)[0], wanted)
+        assert service.held == {"cpu": 0}
+
+
+def test_an_accelerator_out_of_memory_runs_the_batch_in_parts() -> None:
+    small = EmulatedAccelerator(LINE, 75, Toy(), most_tokens=100)
+    with serve({"npu": 64, "cpu": 2}, {"npu": small, "cpu": LocalInstance(Toy())}) as service:
+        batch = [ids(*range(30))] * 16
+        np.testing.assert_array_equal(
+            service.embed_tokens(batch), np.stack([vector(range(30))] * 16)
+        )
+        with pytest.raises(DeviceError, match="out of memory"):
+            service.embed_tokens([ids(*range(200))])
+
+
+@pytest.fixture
+def toy_source(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EncoderSource]:
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+
+    def make(function: str, **options: object) -> EncoderSource:
+        return EncoderSource(module="toy_encoders", function=function, options=options)
+
+    return make
+
+
+def test_a_killed_cpu_process_is_started_again_and_loses_no_query(
+    toy_source: Callable[..., EncoderSource],
+) -> None:
+    process = ProcessInstance(toy_source("toy"))
+    with serve({"cpu": 60}, {"cpu": process}) as service:
+        old = process.pid
+        os.kill(old, signal.SIGKILL)
+        queries = [ids(3, n) for n in range(40)]
+        rows = service.embed_tokens(queries)
+        np.testing.assert_array_equal(rows, np.stack([vector(each) for each in queries]))
+        assert process.pid != old
+        with pytest.raises(DeviceError, match="died"):
+            service.submit([ids(DEADLY)]).result(WAIT)
+        assert len(service.embed_tokens(queries)) == 40
+        assert service.held == {"cpu": 0}
+
+
+def test_a_device_that_cannot_be_started_again_is_given_up(
+    toy_source: Callable[..., EncoderSource], tmp_path: Path
+) -> None:
+    process = ProcessInstance(toy_source("once", path=str(tmp_path / "started")))
+    gated = Gated()
+    with serve({"npu": 2, "cpu": 9}, {"npu": LocalInstance(gated), "cpu": process}) as service:
+        service.submit([ids(1)] * 2)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(DeviceError, match="no other device has room"):
+            service.submit([ids(2)]).result(WAIT)
+        assert service.manager.depths() == {"npu": (2,), "cpu": (0,)}
+        gated.gate.set()
+        assert len(service.embed_tokens([ids(n) for n in range(50)])) == 50
+
+
+def test_strange_texts_end_in_a_vector_or_the_right_error() -> None:
+    with alone(Toy()) as service:
+        assert service.embed([]).shape == (0, Toy.dim)
+        np.testing.assert_array_equal(service.embed(["", "x"]), expected(["", "x"]))
+        np.testing.assert_array_equal(service.embed(["y" * 10**6]), expected(["y" * 10**6]))
+        with pytest.raises(RequestError, match="text 1 is not valid Unicode"):
+            service.embed(["good", "\ud800"])
+        with pytest.raises(RequestError, match="text 0 is of type bytes"):
+            service.embed([b"\xff"])  # type: ignore[list-item]
+        for wrong in ([], [1] * 513):
+            with pytest.raises(RequestError, match="tokens"):
+                service.embed_tokens([ids(1), ids(*wrong)])
+            with pytest.raises(RequestError, match="tokens"):
+                service.submit_bulk([ids(*wrong)])
+        assert service.held == {"cpu": 0}
+
+
+def test_more_texts_than_fit_run_in_turns_and_leave_room_for_others() -> None:
+    with alone(Toy(), depth=500) as service:
+        texts = [f"{i}" for i in range(5_000)]
+        job = service.submit_bulk(service._pool().encode(texts))
+        assert len(service.submit([ids(7)]).result(WAIT)) == 1
+        rows = job.result(WAIT)
+        np.testing.assert_array_equal(rows[::997], expected(texts[::997]))
+        assert service.held == {"cpu": 0}
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_texts_in_one_call() -> None:
+    texts = [f"{i % 5000}" for i in range(100_000)]
+    with alone(Toy(), depth=500) as service:
+        np.testing.assert_array_equal(service.embed(texts), expected(texts))
+
+
+def test_closing_fails_what_is_queued() -> None:
+    encoder = Gated()
+    service = alone(encoder, depth=4)
+    running, bulk = service.submit([ids(1)]), service.submit_bulk([ids(2)] * 9)
+    assert encoder.begun.wait(WAIT)
+    closer = threading.Thread(target=service.close)
+    closer.start()
+    for job in (running, bulk):
+        with pytest.raises(CapacityError, match="closed"):
+            job.result(WAIT)
+    encoder.gate.set()
+    closer.join(WAIT)
+    assert not closer.is_alive()
+    with pytest.raises(CapacityError, match="closed"):
+        service.embed_tokens([ids(1)])
+    service.close()
+
+
+def test_many_callers_at_once_end_with_depths_of_zero() -> None:
+    """Submits, cancels, faults and BUSY from 8 threads; every call ends, nothing stays counted."""
+    devices: dict[str, Instance] = {
+        "npu": EmulatedAccelerator(LINE, 75, Toy()),
+        "cpu": LocalInstance(Toy()),
+    }
+    outcomes: list[str] = []
+
+    def call(seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        for turn in range(60):
+            tokens = [int(draw.choice([1, 2, 3, HEAVY], p=[0.4, 0.3, 0.28, 0.02])), seed, turn]
+            batch = [ids(*tokens)] * int(draw.integers(1, 6))
+            try:
+                job = service.submit(batch, priority=int(draw.integers(-1, 2)))
+                if draw.random() < 0.2:
+                    service.cancel(job)
+                rows = job.result(WAIT)
+                assert all((row == vector(tokens)).all() for row in rows)
+                outcomes.append("done")
+            except (CapacityError, DeviceError, CancelledError) as error:
+                outcomes.append(type(error).__name__)
+
+    with serve({"npu": 12, "cpu": 6}, devices) as service:
+        threads = [threading.Thread(target=call, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+        assert len(outcomes) == 8 * 60
+        assert outcomes.count("done") > 100
+        service.embed_tokens([ids(1)])  # what was cancelled while it ran has ended by now
+        service.manager.check_integrity()
+    assert service.held == {"npu": 0, "cpu": 0}
+
+
+def test_devices_and_queues_must_fit() -> None:
+    manager = QueueManager([QueueSpec("cpu", False, (1,), (LINE,), instances=2)], (512,))
+    with pytest.raises(SpecError, match="instances"):
+        EmbeddingService({"cpu": [LocalInstance(Toy())]}, manager, slo=1.0)

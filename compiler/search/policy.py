@@ -225,11 +225,21 @@ class Bench:
             rivals = sorted(faster, key=lambda p: self._ratio(p).median)
         return [program for program in rivals if self._ratio(program).bound < 1]
 
+    def beats_default(self, program: Program) -> bool:
+        """Tell whether a program takes no longer than the default, or that one fails."""
+        rounds, _ = STAGES[0]
+        self.time((self.default, program), rounds=rounds)
+        known = self.found.get(self.default)
+        if known and known.status not in (OK, SKIPPED):
+            return self.cost(program) < math.inf
+        return self._ratio(program).median <= 1
+
     def _ratio(self, program: Program) -> PairedRatio:
         """Return a program's time over the default's, infinite where no bound of it is known."""
-        mine, base = self.found[program].ratio, self.found[self.default].ratio.median
-        if not mine.bound or not base:
+        known = [self.found[p].ratio for p in (program, self.default) if p in self.found]
+        if len(known) < 2 or not known[0].bound or not known[1].median:
             return PairedRatio(math.inf, math.inf)
+        mine, base = known[0], known[1].median
         return PairedRatio(mine.median / base, mine.bound / base)
 
     def _right(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -13,17 +13,23 @@ from dovetail.compiler.search.policy import DEFAULT, FINAL_ROUNDS, Bench, Choice
 from dovetail.compiler.search.space import WHOLE
 from dovetail.ir.schedule import Row
 
+FEW_TILES = 2
+"""Up to so many row tiles the last one of another M may be far from full."""
 FINALISTS, LOSS_ROUNDS = 6, FINAL_ROUNDS + 2
 """Other rounds than those of a confirmation, which may be on record: all are timed in turns now."""
 
 
 def make_rows(
-    task: SearchTask, choices: Mapping[int, Choice], losses: Mapping[int, float] | None = None
+    task: SearchTask,
+    choices: Mapping[int, Choice],
+    losses: Mapping[int, float] | None = None,
+    alone: Container[int] = (),
 ) -> tuple[Row, ...]:
     """Return rows that cover every M >= 1.
 
     A choice serves the M from the point before it up to its own, cut into nearly equal tiles of
-    its height. The largest one also serves all larger M, which divide into its slices (Sandwich
+    its height; one whose point is in `alone`, and the default, leave those below to the rules. The
+    largest one also serves all larger M, which divide into its slices (Sandwich
     §6), unless it was searched at one row tile: large M behave otherwise, and get the rules.
     """
     op, threads = task.op, task.phase.threads
@@ -35,6 +41,11 @@ def make_rows(
         if choice.source == DEFAULT:
             rows += _between(rules, low, point)
         else:
+            if choice.program == task.default(point):
+                *below, own = _between(rules, low, point)
+                rows, low = [*rows, *below], own.m_lo
+            elif point in alone:
+                rows, low = [*rows, *_between(rules, low, point - 1)], point
             rows.append(_row(task, low, point, choice, (losses or {}).get(point)))
         low = point + 1
     if low <= MOST_ROWS[op.kind] or not rows or rows[-1].source == DEFAULT:
@@ -73,6 +84,24 @@ def _row(task: SearchTask, low: int, point: int, choice: Choice, loss: float | N
         seconds=choice.seconds,
         measured_loss=loss,
     )
+
+
+def find_alone(
+    task: SearchTask, measurer: Measurer, choices: Mapping[int, Choice], seconds: float = math.inf
+) -> frozenset[int]:
+    """Return the points whose choice is not known to beat the default where it would serve first.
+
+    That is at the least M above the point before. With many row tiles one M is like the next.
+    """
+    end, below, alone = measurer.now() + seconds, 0, set[int]()
+    for m, choice in sorted(choices.items()):
+        first, below = below + 1, m
+        if first == m or m > FEW_TILES * MOST_ROWS[task.op.kind] or choice.source == DEFAULT:
+            continue
+        bench = Bench(task, measurer, first, end, final=0.0)
+        if choice.program != task.default(m) and not bench.beats_default(choice.program):
+            alone.add(m)
+    return frozenset(alone)
 
 
 def measure_losses(

@@ -26,7 +26,7 @@ from dovetail.compiler.schedules import (
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.panels import choose_panels, keep_panels
 from dovetail.compiler.search.policy import DEFAULT, Choice, Policy, SearchTask
-from dovetail.compiler.search.rows import make_rows, measure_losses
+from dovetail.compiler.search.rows import find_alone, make_rows, measure_losses
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
@@ -219,8 +219,11 @@ class ModelSearch:
         kept = choose_panels(found.choices, task.sizes, defaults)
         choices = keep_panels(found.choices, kept)
         points = heaviest_points(choices, task.sizes, self.effort.loss_points)
-        losses = measure_losses(task, self.measurer, choices, points, for_losses)
-        return make_rows(task, choices, losses)
+        end = self.measurer.now() + for_losses
+        alone = find_alone(task, self.measurer, choices, for_losses / 2)
+        left = max(0.0, end - self.measurer.now())
+        losses = measure_losses(task, self.measurer, choices, points, left)
+        return make_rows(task, choices, losses, alone)
 
 
 Key = tuple[GemmOp, PhasePlan, tuple[int, ...]]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.compiler.schedules import default_gemm_rows
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice
-from dovetail.compiler.search.rows import make_rows, measure_losses
+from dovetail.compiler.search.rows import find_alone, make_rows, measure_losses
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.space import WHOLE, Program, Scheme, Slice
 from dovetail.ir.schedule import SCHEDULE_VALUES
@@ -43,6 +44,36 @@ def test_choices_serve_up_to_their_point_and_rules_the_rest(measured):
         else:
             rule = serving(RULES, m)
             assert (row.kernel, row.schedule) == (rule.kernel, rule.schedule)
+
+
+def test_a_default_that_was_measured_leaves_the_M_below_to_the_rules():
+    found = {m: Choice(TASK.default(m), MEASURED, 1.0) for m in (1, 64)}
+    rows = make_rows(TASK, found)
+    assert [(row.m_lo, row.kernel, row.schedule) for row in rows] == [
+        (row.m_lo, row.kernel, row.schedule) for row in RULES
+    ]
+    assert rows[-1].source == MEASURED
+
+
+@pytest.mark.parametrize("good_at", [(8,), (5, 6, 7, 8)])
+def test_a_choice_that_loses_where_it_would_serve_first_serves_its_point_alone(good_at):
+    """The program of M = 8 is searched at 8; whether it is good at 5 is another question."""
+    best = TASK.problem(8).tiles()[0]
+
+    def cost(case, panels, values):
+        mine = (values["m_tile"], panels) == (best.rows, best.panels)
+        return 1e-4 * ((0.5 if case.m in good_at else 1.5) if mine else 1)
+
+    land = Landscape(cost)
+    choices = {m: Choice(TASK.default(m), MEASURED) for m in POINTS} | {8: some(8)}
+    alone = find_alone(TASK, land, choices)
+    assert alone == (frozenset() if 5 in good_at else {8})
+    assert {case.m for case, _ in land.asked} == {5}
+    rows = make_rows(TASK, choices, alone=alone)
+    program = TASK.problem(8).candidate(choices[8].program)
+    served = [m for m in range(1, 200) if serving(rows, m).schedule == program.schedule]
+    assert served == ([5, 6, 7, 8] if 5 in good_at else [8])
+    assert find_alone(TASK, land, choices, seconds=0.0) == {8}
 
 
 def test_beyond_a_single_row_tile_the_rules_answer():

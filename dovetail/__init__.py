@@ -23,14 +23,19 @@ if TYPE_CHECKING:
         WorkflowError,
     )
     from dovetail.ffi import kernels
+    from dovetail.ir.ragraph import RAGraph
+    from dovetail.ir.workflow import END, START
     from dovetail.runtime.app import load
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "END",
+    "START",
     "ArtifactError",
     "CapacityError",
     "DovetailError",
+    "RAGraph",
     "RequestError",
     "ScheduleError",
     "SpecError",
@@ -44,7 +49,10 @@ __all__ = [
     "tune",
 ]
 
-_VERBS = {
+_HOMES = {
+    "END": ("dovetail.ir.workflow", "END"),
+    "RAGraph": ("dovetail.ir.ragraph", "RAGraph"),
+    "START": ("dovetail.ir.workflow", "START"),
     "compile": ("dovetail.compiler.pipeline", "compile_model"),
     "kernels": ("dovetail.ffi", "kernels"),
     "load": ("dovetail.runtime.app", "load"),
@@ -56,7 +64,7 @@ def __getattr__(name: str) -> Any:
     """Import the home of a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
-    module, attribute = _VERBS.get(name, ("dovetail.errors", name))
+    module, attribute = _HOMES.get(name, ("dovetail.errors", name))
     value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value
     return value

@@ -15,7 +15,8 @@ import networkx as nx  # type: ignore[import-untyped]
 from dovetail.ir.errors import WorkflowError
 
 GENERATION, RETRIEVAL, EMBEDDING = "generation", "retrieval", "embedding"
-KINDS = (GENERATION, RETRIEVAL, EMBEDDING, "function", "merge", "validate")
+FUNCTION, MERGE, VALIDATE = "function", "merge", "validate"
+KINDS = (GENERATION, RETRIEVAL, EMBEDDING, FUNCTION, MERGE, VALIDATE)
 DATA, PHASE_SWITCH, ALL_REDUCE = "data", "phase_switch", "all_reduce"
 ORDERS = {DATA: True, PHASE_SWITCH: True, ALL_REDUCE: False}
 """Kinds of edge, and whether the target starts after the source; else the two run side by side."""

@@ -1,0 +1,130 @@
+"""The five workflows of HedraRAG §6.1 as functions that return a RAGraph.
+
+In: prompts, numbers of documents and of rounds. Out: a graph with the input `input` and the output
+`answer`, to be run as it is or built on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START, Place, State
+
+ANSWER = "Documents:\n{docs}\nQuestion: {input}\nAnswer:"
+NEXT_QUESTION = "Question: {input}\nKnown:\n{known}\nNext question:"
+STEP_ANSWER = "Documents:\n{docs}\nQuestion: {step}\nAnswer:"
+CONCLUDE = "Documents:\n{known}\nQuestion: {input}\nAnswer:"
+HYPOTHESIS = "Question: {input}\nPassage:"
+COMPRESS = "Documents:\n{docs}\nQuestion: {input}\nRelevant:"
+REFINE = "Documents:\n{docs}\nQuestion: {input}\nDraft: {draft}\nRefined:"
+
+
+def one_shot(*, topk: int = 5, answer: str = ANSWER, **options: Any) -> RAGraph:
+    """Retrieve once, answer once. `options`: sampling parameters of every generation."""
+    graph = RAGraph("one-shot")
+    graph.add_retrieval("search", query="input", output="docs", topk=topk)
+    graph.add_generation("answer", prompt=answer, output="answer", **options)
+    _chain(graph, "search", "answer")
+    return graph
+
+
+def hyde(
+    *, topk: int = 5, hypothesis: str = HYPOTHESIS, answer: str = ANSWER, **options: Any
+) -> RAGraph:
+    """Write a passage that could hold the answer, search with it, answer (HyDE)."""
+    graph = RAGraph("hyde")
+    graph.add_generation("imagine", prompt=hypothesis, output="passage", **options)
+    graph.add_retrieval("search", query="passage", output="docs", topk=topk)
+    graph.add_generation("answer", prompt=answer, output="answer", **options)
+    _chain(graph, "imagine", "search", "answer")
+    return graph
+
+
+def recomp(
+    *,
+    topk: int = 5,
+    compress: str = COMPRESS,
+    answer: str = ANSWER.replace("{docs}", "{relevant}"),
+    **options: Any,
+) -> RAGraph:
+    """Retrieve, keep the sentences that matter, answer from these (RECOMP)."""
+    graph = RAGraph("recomp")
+    graph.add_retrieval("search", query="input", output="docs", topk=topk)
+    graph.add_generation("compress", prompt=compress, output="relevant", **options)
+    graph.add_generation("answer", prompt=answer, output="answer", **options)
+    _chain(graph, "search", "compress", "answer")
+    return graph
+
+
+def irg(
+    *, topk: int = 5, rounds: int = 3, answer: str = ANSWER, refine: str = REFINE, **options: Any
+) -> RAGraph:
+    """Answer; then search with question and answer, and refine, `rounds` searches in all (IRG)."""
+    graph = RAGraph("irg")
+    names: list[str] = []
+    for i in range(rounds):
+        docs, reply = f"docs_{i}", f"draft_{i}" if i + 1 < rounds else "answer"
+        draft = f"draft_{i - 1}"
+        if i:
+            graph.add_function(f"query {i}", _joined("input", draft), f"query_{i}")
+        graph.add_retrieval(
+            f"search {i}", query=f"query_{i}" if i else "input", output=docs, topk=topk
+        )
+        prompt = (refine if i else answer).replace("{docs}", f"{{{docs}}}")
+        prompt = prompt.replace("{draft}", f"{{{draft}}}")
+        graph.add_generation(f"read {i}", prompt=prompt, output=reply, **options)
+        names += [f"query {i}"] * bool(i) + [f"search {i}", f"read {i}"]
+    _chain(graph, *names)
+    return graph
+
+
+def multistep(
+    *,
+    topk: int = 5,
+    rounds: int = 4,
+    step: str = NEXT_QUESTION,
+    step_answer: str = STEP_ANSWER,
+    conclude: str = CONCLUDE,
+    ends: Callable[[str], bool] = lambda reply: reply.strip().rstrip(".").lower() in ("", "none"),
+    **options: Any,
+) -> RAGraph:
+    """Ask for the next sub-question and answer it until there is none; answer from the replies.
+
+    ends: tells of a reply that it is no sub-question any more.
+    """
+    graph = RAGraph("multistep", max_steps=rounds + 1)
+    graph.add_function("recall", _known, "known")
+    graph.add_generation("next", prompt=step, output="step", **options)
+    graph.add_retrieval("search", query="step", output="docs", topk=topk)
+    graph.add_generation("read", prompt=step_answer, output="reply", **options)
+    graph.add_generation("answer", prompt=conclude, output="answer", **options)
+    _chain(graph, "recall", "next", last=None)
+
+    def more(state: State) -> Place:
+        over = ends(state["step"]) or len(state["known"]) >= rounds
+        return "answer" if over else "search"
+
+    graph.add_edge("next", more, ["search", "answer"])
+    graph.add_edge("search", "read")
+    graph.add_edge("read", "recall")
+    graph.add_edge("answer", END)
+    return graph
+
+
+def _chain(graph: RAGraph, *names: str, last: Place | None = END) -> None:
+    """Join nodes in a row, from START to `last` if there is one."""
+    places: tuple[Place, ...] = (START, *names) if last is None else (START, *names, last)
+    for source, target in pairwise(places):
+        graph.add_edge(source, target)
+
+
+def _joined(*names: str) -> Callable[[State], str]:
+    return lambda state: " ".join(str(state[name]).strip() for name in names)
+
+
+def _known(state: State) -> list[str]:
+    before = list(state.get("known", ()))
+    return [*before, str(state["reply"]).strip()] if "reply" in state else before

@@ -1,0 +1,244 @@
+"""RAGraph: what a user builds a workflow with (HedraRAG §4.1, Listing 1).
+
+In: nodes and edges, one call each. Out: a checked, frozen `Workflow`, or a WorkflowError that names
+the node at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import networkx as nx  # type: ignore[import-untyped]
+
+from dovetail.ir.errors import WorkflowError
+from dovetail.ir.workflow import (
+    END,
+    START,
+    Choice,
+    Edge,
+    Embedding,
+    Function,
+    Generation,
+    Name,
+    Node,
+    Place,
+    Retrieval,
+    State,
+    Terminal,
+    Workflow,
+    targets,
+)
+from dovetail.ir.workflow_draw import draw_mermaid, draw_svg
+from dovetail.ir.workflow_order import count_loops, order_places
+
+MAX_STEPS = 25
+"""How often one node may run for one request unless the graph says otherwise."""
+
+
+class RAGraph:
+    """A workflow under construction.
+
+    Nodes are named by a number or a text. What a node writes (`output`) later nodes read by that
+    name; each name is written by one node, as often as that node runs. Where several edges leave a
+    node all are taken, side by side; a node that several lead to runs once all of them that were
+    taken have arrived.
+    """
+
+    def __init__(
+        self, name: str = "rag", *, inputs: Sequence[str] = ("input",), max_steps: int = MAX_STEPS
+    ) -> None:
+        """Start an empty graph.
+
+        Args:
+            name: what the workflow is called.
+            inputs: the names that a run is given.
+            max_steps: how often one node may run for one request; a loop ends there with an error.
+        """
+        if max_steps < 1:
+            raise WorkflowError(f"workflow {name!r}: max_steps must be at least 1, not {max_steps}")
+        self.name, self.inputs, self.max_steps = name, tuple(inputs), max_steps
+        self._nodes: dict[Name, Node] = {}
+        self._edges: dict[Place, list[Edge]] = {}
+
+    def add_generation(
+        self,
+        node: Name,
+        *,
+        prompt: str,
+        output: str = "answer",
+        model: str | None = None,
+        **options: object,
+    ) -> None:
+        """Add a reply of the language model to `prompt`, in which `{name}` stands for a value.
+
+        Lists, such as the documents of a retrieval, become lines with a dash. `options` are
+        sampling parameters as for `App.generate` (`max_tokens`, `temperature`, `stop` ...).
+        """
+        self._add(Generation(node, prompt, output, options, model))
+
+    def add_retrieval(
+        self,
+        node: Name,
+        *,
+        query: str,
+        output: str,
+        topk: int = 5,
+        filters: Mapping[str, object] | None = None,
+        index: str | None = None,
+    ) -> None:
+        """Add a search for the `topk` documents nearest to what `query` names: a text or a vector.
+
+        `filters`: metadata field -> the value, or the list of values, that documents must have.
+        """
+        if topk < 1:
+            raise WorkflowError(f"node {node!r}: topk must be at least 1, not {topk}")
+        self._add(Retrieval(node, query, output, topk, dict(filters or {}), index))
+
+    def add_embedding(
+        self, node: Name, *, text: str, output: str, model: str | None = None
+    ) -> None:
+        """Add the vector of the text that `text` names."""
+        self._add(Embedding(node, text, output, model))
+
+    def add_function(self, node: Name, function: Callable[[State], object], output: str) -> None:
+        """Add a call of `function` with the state (a mapping it must not change)."""
+        self._add(Function(node, function, output))
+
+    def add_edge(
+        self,
+        source: Place,
+        target: Place | Callable[[State], Choice],
+        targets: Sequence[Place] | None = None,
+    ) -> None:
+        """Have `target` run after `source`; a function of the state chooses one, or several.
+
+        Args:
+            source: a node, or START.
+            target: a node, END, or a function that returns one of these or a list of them.
+            targets: where the function may lead; anywhere if it is not said.
+        """
+        if callable(target):
+            edge = Edge(source, choose=target, targets=None if targets is None else tuple(targets))
+        elif targets is not None:
+            raise WorkflowError(f"node {source!r}: targets are for functions; {target!r} is a node")
+        else:
+            edge = Edge(source, target)
+        self._edges.setdefault(source, []).append(edge)
+
+    def workflow(self) -> Workflow:
+        """Return the graph as a checked value.
+
+        Raises WorkflowError that names the node: an edge to or from a node that is not there, a
+        placeholder that nothing writes, an output that two nodes write, a node that cannot be
+        reached or that nothing follows, a loop that no function can leave.
+        """
+        for fault in self._faults():
+            raise WorkflowError(f"workflow {self.name!r}: {fault}")
+        names = tuple(self._nodes)
+        edges = {source: tuple(found) for source, found in self._edges.items()}
+        order = order_places(names, edges)
+        return Workflow(
+            name=self.name,
+            nodes=dict(self._nodes),
+            edges=edges,
+            inputs=self.inputs,
+            max_steps=self.max_steps,
+            order=order,
+            away=count_loops(names, edges, order),
+        )
+
+    def mermaid(self) -> str:
+        """Return the workflow as a Mermaid flowchart; raises as `workflow`."""
+        return draw_mermaid(self.workflow())
+
+    def svg(self) -> str:
+        """Return the workflow as an SVG picture; raises as `workflow`."""
+        return draw_svg(self.workflow())
+
+    def _add(self, node: Node) -> None:
+        if isinstance(node.name, bool | Terminal) or not isinstance(node.name, int | str):
+            raise WorkflowError(f"node {node.name!r}: a node is named by a number or a text")
+        if node.name in self._nodes:
+            raise WorkflowError(f"node {node.name!r} is there already")
+        if not node.output.isidentifier():
+            raise WorkflowError(f"node {node.name!r}: output {node.output!r} is no plain name")
+        try:
+            node.reads  # noqa: B018 - a prompt is read here for the first time
+        except WorkflowError as error:
+            raise WorkflowError(f"node {node.name!r}: {error}") from None
+        self._nodes[node.name] = node
+
+    # ---- checks, in the order in which their sentences are most useful ----
+
+    def _faults(self) -> Iterator[str]:
+        if not self._nodes:
+            yield "it has no node"
+        yield from self._edge_faults()
+        yield from self._write_faults()
+        yield from self._reach_faults()
+        yield from self._read_faults()
+        yield from self._loop_faults()
+
+    def _edge_faults(self) -> Iterator[str]:
+        for source, edges in self._edges.items():
+            if source is not START and source not in self._nodes:
+                yield f"an edge leaves {source!r}, which is no node"
+            for edge in edges:
+                for target in targets(edge, self._nodes):
+                    if target is not END and target not in self._nodes:
+                        yield f"node {source!r}: an edge leads to {target!r}, which is no node"
+        if START not in self._edges:
+            yield "no edge leaves START"
+        for name in self._nodes:
+            if name not in self._edges:
+                yield f"node {name!r}: no edge leaves it; end with add_edge({name!r}, END)"
+
+    def _write_faults(self) -> Iterator[str]:
+        written: dict[str, Name] = {}
+        for node in self._nodes.values():
+            if node.output in self.inputs:
+                yield f"node {node.name!r} writes {node.output!r}, which is an input"
+            if (other := written.setdefault(node.output, node.name)) != node.name:
+                yield f"node {node.name!r} writes {node.output!r}, which node {other!r} writes too"
+
+    def _reach_faults(self) -> Iterator[str]:
+        graph = self._graph()
+        reached = nx.descendants(graph, START)
+        for name in self._nodes:
+            if name not in reached:
+                yield f"node {name!r} cannot be reached from START"
+        for name in self._nodes:
+            if END not in nx.descendants(graph, name):
+                yield f"node {name!r}: no way leads from it to END"
+
+    def _read_faults(self) -> Iterator[str]:
+        graph = self._graph()
+        for node in self._nodes.values():
+            before = nx.ancestors(graph, node.name) | {node.name}
+            for name in node.reads:
+                writers = [n.name for n in self._nodes.values() if n.output == name]
+                if name not in self.inputs and not writers:
+                    yield (
+                        f"node {node.name!r} reads {name!r}, which no node writes; "
+                        f"inputs are {', '.join(map(repr, self.inputs))}"
+                    )
+                elif name not in self.inputs and writers[0] not in before:
+                    yield f"node {node.name!r} reads {name!r}, which is only written after it"
+
+    def _loop_faults(self) -> Iterator[str]:
+        fixed = nx.DiGraph(
+            [(source, e.target) for source, es in self._edges.items() for e in es if not e.choose]
+        )
+        for cycle in nx.simple_cycles(fixed):
+            yield f"node {cycle[0]!r} is in a loop without end: have a function of the state end it"
+
+    def _graph(self) -> nx.DiGraph:
+        graph = nx.DiGraph()
+        graph.add_nodes_from((START, END, *self._nodes))
+        graph.add_edges_from(
+            (source, target)
+            for source, edges in self._edges.items()
+            for edge in edges
+            for target in targets(edge, self._nodes)
+        )
+        return graph

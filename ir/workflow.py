@@ -1,0 +1,210 @@
+"""A workflow as a value: nodes, edges and limits, with what follows from them.
+
+In: what a `RAGraph` collected, checked. Out: a frozen `Workflow` that runners read: which nodes
+there are, where edges may lead, and what a node has to wait for.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from dovetail.ir.errors import WorkflowError
+from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RETRIEVAL
+
+State: TypeAlias = Mapping[str, Any]
+"""What the nodes before have written, and the inputs."""
+
+Name: TypeAlias = int | str
+
+
+class Terminal(Enum):
+    """The two ends of every workflow; neither does anything."""
+
+    START = "START"
+    END = "END"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+START, END = Terminal.START, Terminal.END
+Place: TypeAlias = Name | Terminal
+Choice: TypeAlias = "Place | Iterable[Place]"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Has the language model reply to a prompt; `{name}` in it stands for what was written there.
+
+    options: sampling parameters of `App.generate`. model: None where there is one.
+    """
+
+    name: Name
+    prompt: str
+    output: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    model: str | None = None
+    kind = GENERATION
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it takes from the state."""
+        return placeholders(self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """Finds the `topk` documents of an index nearest to a text or vector.
+
+    filters: metadata field -> the value, or the values, of which documents must have one.
+    """
+
+    name: Name
+    query: str
+    output: str
+    topk: int = 5
+    filters: Mapping[str, object] = field(default_factory=dict)
+    index: str | None = None
+    kind = RETRIEVAL
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it takes from the state."""
+        return (self.query,)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Turns a text into a vector, which a retrieval can take as its query."""
+
+    name: Name
+    text: str
+    output: str
+    model: str | None = None
+    kind = EMBEDDING
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it takes from the state."""
+        return (self.text,)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Calls Python with the state and writes what it returns."""
+
+    name: Name
+    function: Callable[[State], object]
+    output: str
+    kind = FUNCTION
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Nothing by name: it gets all there is."""
+        return ()
+
+
+Node: TypeAlias = Generation | Retrieval | Embedding | Function
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A choice that can be written to a file: `then` if the state has a true value at `key`."""
+
+    key: str
+    then: Place
+    otherwise: Place = END
+
+    def __call__(self, state: State) -> Place:
+        """Choose."""
+        return self.then if state.get(self.key) else self.otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """From a node to another, or to what `choose` says; one of the two is set.
+
+    targets: where `choose` may lead, None = anywhere.
+    """
+
+    source: Place
+    target: Place | None = None
+    choose: Callable[[State], Choice] | None = None
+    targets: tuple[Place, ...] | None = None
+
+    def next(self, state: State) -> tuple[Place, ...]:
+        """Return where this edge leads after its source has run."""
+        if self.choose is None:
+            assert self.target is not None
+            return (self.target,)
+        chosen = self.choose(state)
+        if isinstance(chosen, str | int | Terminal):
+            return (chosen,)
+        return tuple(dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """A checked workflow. max_steps: how often one node may run for one request.
+
+    order: names so that each comes after those that lead to it but for loops. away[a][b]: the
+    fewest loops to go through from `a` to `b` (0 = straight on); absent where no way leads.
+    """
+
+    name: str
+    nodes: Mapping[Name, Node]
+    edges: Mapping[Place, tuple[Edge, ...]]
+    inputs: tuple[str, ...]
+    max_steps: int
+    order: Mapping[Place, int]
+    away: Mapping[Place, Mapping[Place, int]]
+
+
+def placeholders(template: str) -> tuple[str, ...]:
+    """Return the names in a prompt, each once; `{{` and `}}` are braces.
+
+    Raises WorkflowError where braces do not match, or hold more than a name.
+    """
+    try:
+        fields = [parts[1:] for parts in string.Formatter().parse(template)]
+    except ValueError as error:
+        raise WorkflowError(f"prompt {template!r}: {error}; write {{{{ for a brace") from None
+    names = []
+    for name, spec, conversion in fields:
+        if name is None:
+            continue
+        if not name.isidentifier() or spec or conversion:
+            raise WorkflowError(
+                f"prompt {template!r}: {{{name}}} must hold a plain name; write {{{{ for a brace"
+            )
+        names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
+def render(template: str, state: State) -> str:
+    """Return a prompt with its placeholders filled in; lists become lines with a dash."""
+    return "".join(
+        text + ("" if name is None else _shown(state[name]))
+        for text, name, _, _ in string.Formatter().parse(template)
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "\n".join(f"- {item}" for item in value) or "- nothing"
+    return str(value)
+
+
+def targets(edge: Edge, names: Iterable[Name]) -> Iterator[Place]:
+    """Yield all places that an edge may lead to."""
+    if edge.target is not None:
+        yield edge.target
+    elif edge.targets is not None:
+        yield from edge.targets
+    else:
+        yield from names
+        yield END

@@ -1,0 +1,269 @@
+"""Workflows as files: JSON or YAML in, a RAGraph out, and back.
+
+In: text. Out: a RAGraph. Code is never in a file: functions, and choices but for `Branch`, are
+named there, and whoever reads the file says which functions these names mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import yaml  # type: ignore[import-untyped]
+
+from dovetail.ir.errors import WorkflowError
+from dovetail.ir.ragraph import MAX_STEPS, RAGraph
+from dovetail.ir.workflow import (
+    END,
+    START,
+    Branch,
+    Edge,
+    Embedding,
+    Function,
+    Generation,
+    Name,
+    Node,
+    Place,
+    Retrieval,
+    Terminal,
+    Workflow,
+)
+
+Functions = Mapping[str, Callable[..., Any]]
+
+
+class _Tagged(
+    msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, forbid_unknown_fields=True
+):
+    name: Name
+
+
+class GenerationEntry(_Tagged, tag="generation", kw_only=True, frozen=True):
+    """A generation node; its fields are those of `RAGraph.add_generation`."""
+
+    prompt: str
+    output: str = "answer"
+    model: str | None = None
+    options: dict[str, Any] = {}
+
+
+class RetrievalEntry(_Tagged, tag="retrieval", kw_only=True, frozen=True):
+    """A retrieval node; its fields are those of `RAGraph.add_retrieval`."""
+
+    query: str
+    output: str
+    topk: int = 5
+    filters: dict[str, Any] = {}
+    index: str | None = None
+
+
+class EmbeddingEntry(_Tagged, tag="embedding", kw_only=True, frozen=True):
+    """An embedding node; its fields are those of `RAGraph.add_embedding`."""
+
+    text: str
+    output: str
+    model: str | None = None
+
+
+class FunctionEntry(_Tagged, tag="function", kw_only=True, frozen=True):
+    """A function node; `function` is a name that the reader of the file explains."""
+
+    function: str
+    output: str
+
+
+class BranchEntry(msgspec.Struct, frozen=True, rename={"key": "if", "otherwise": "else"}):
+    """`{if: name, then: 1, else: END}`."""
+
+    key: str
+    then: Name
+    otherwise: Name = "END"
+
+
+class EdgeEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """An edge; `to` is a node, a branch, or None where `choose` names a function."""
+
+    source: Name = msgspec.field(name="from")
+    to: Name | BranchEntry | None = None
+    choose: str | None = None
+    targets: tuple[Name, ...] | None = None
+
+
+Entry = GenerationEntry | RetrievalEntry | EmbeddingEntry | FunctionEntry
+
+
+class WorkflowFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A workflow as text has it. START and END stand for the two ends."""
+
+    schema: int = 1
+    name: str
+    inputs: tuple[str, ...] = ("input",)
+    max_steps: int = MAX_STEPS
+    nodes: tuple[Entry, ...]
+    edges: tuple[EdgeEntry, ...]
+
+
+def read_workflow(text: str | bytes, functions: Functions | None = None) -> RAGraph:
+    """Return the graph that JSON or YAML describes.
+
+    Args:
+        text: what `write_json` or `write_yaml` gave, or what a person wrote.
+        functions: what the names of functions and choices in it mean.
+
+    Raises:
+        WorkflowError: it is no such text, or names a function that is not given.
+    """
+    try:
+        file = msgspec.convert(_parse(text), WorkflowFile)
+    except (yaml.YAMLError, msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise WorkflowError(f"this is no workflow: {error}") from None
+    named = functions or {}
+    graph = RAGraph(file.name, inputs=file.inputs, max_steps=file.max_steps)
+    for entry in file.nodes:
+        _add(graph, entry, named)
+    for edge in file.edges:
+        _connect(graph, edge, named)
+    return graph
+
+
+def write_json(workflow: Workflow, functions: Functions | None = None) -> bytes:
+    """Return the workflow as JSON; WorkflowError where it has a function not in `functions`."""
+    return msgspec.json.format(msgspec.json.encode(_file(workflow, functions or {})))
+
+
+def write_yaml(workflow: Workflow, functions: Functions | None = None) -> bytes:
+    """Return the workflow as YAML; WorkflowError where it has a function not in `functions`."""
+    return msgspec.yaml.encode(_file(workflow, functions or {}))
+
+
+# ---- reading ----
+
+
+def _parse(text: str | bytes) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return yaml.load(text, _Loader)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML's plain values without aliases, which make a short text large.
+
+    In Python: the parser in C overflows the stack on deeply nested text.
+    """
+
+    def compose_node(self, parent: object, index: object) -> object:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not read; write the value out")
+        return super().compose_node(parent, index)
+
+
+def _add(graph: RAGraph, entry: Entry, functions: Functions) -> None:
+    fields = msgspec.structs.asdict(entry)
+    name = fields.pop("name")
+    match entry:
+        case GenerationEntry():
+            graph.add_generation(name, **{**fields.pop("options"), **fields})
+        case RetrievalEntry():
+            graph.add_retrieval(name, **fields)
+        case EmbeddingEntry():
+            graph.add_embedding(name, **fields)
+        case FunctionEntry():
+            function = _function(entry.function, f"node {name!r}", functions)
+            graph.add_function(name, function, entry.output)
+
+
+def _connect(graph: RAGraph, edge: EdgeEntry, functions: Functions) -> None:
+    source = _place(edge.source)
+    targets = None if edge.targets is None else [_place(name) for name in edge.targets]
+    if edge.choose is not None and edge.to is None:
+        choice = _function(edge.choose, f"the edge from {source!r}", functions)
+        graph.add_edge(source, choice, targets)
+    elif isinstance(edge.to, BranchEntry):
+        then, otherwise = _place(edge.to.then), _place(edge.to.otherwise)
+        graph.add_edge(source, Branch(edge.to.key, then, otherwise), [then, otherwise])
+    elif edge.to is not None and edge.choose is None:
+        graph.add_edge(source, _place(edge.to), targets)
+    else:
+        raise WorkflowError(f"the edge from {source!r} needs either `to` or `choose`")
+
+
+def _function(name: str, where: str, functions: Functions) -> Callable[..., Any]:
+    if name not in functions:
+        known = ", ".join(sorted(functions)) or "none"
+        raise WorkflowError(f"{where} names the function {name!r}; given are: {known}")
+    return functions[name]
+
+
+def _place(name: Name) -> Place:
+    return {"START": START, "END": END}.get(str(name), name)
+
+
+# ---- writing ----
+
+
+def _file(workflow: Workflow, functions: Functions) -> WorkflowFile:
+    return WorkflowFile(
+        name=workflow.name,
+        inputs=workflow.inputs,
+        max_steps=workflow.max_steps,
+        nodes=tuple(_entry(node, functions) for node in workflow.nodes.values()),
+        edges=tuple(_edge(edge, functions) for edges in workflow.edges.values() for edge in edges),
+    )
+
+
+def _entry(node: Node, functions: Functions) -> Entry:
+    match node:
+        case Generation():
+            return GenerationEntry(
+                node.name,
+                prompt=node.prompt,
+                output=node.output,
+                model=node.model,
+                options=dict(node.options),
+            )
+        case Retrieval():
+            return RetrievalEntry(
+                node.name,
+                query=node.query,
+                output=node.output,
+                topk=node.topk,
+                filters=dict(node.filters),
+                index=node.index,
+            )
+        case Embedding():
+            return EmbeddingEntry(node.name, text=node.text, output=node.output, model=node.model)
+        case Function():
+            called = _name_of(node.function, f"node {node.name!r}", functions)
+            return FunctionEntry(node.name, function=called, output=node.output)
+
+
+def _edge(edge: Edge, functions: Functions) -> EdgeEntry:
+    source = _text(edge.source)
+    targets = None if edge.targets is None else _texts(edge.targets)
+    if edge.target is not None:
+        return EdgeEntry(source, to=_text(edge.target))
+    if isinstance(edge.choose, Branch):
+        branch = edge.choose
+        return EdgeEntry(
+            source, to=BranchEntry(branch.key, _text(branch.then), _text(branch.otherwise))
+        )
+    assert edge.choose is not None
+    called = _name_of(edge.choose, f"the edge from {edge.source!r}", functions)
+    return EdgeEntry(source, choose=called, targets=targets)
+
+
+def _name_of(function: Callable[..., Any], where: str, functions: Functions) -> str:
+    for name, known in functions.items():
+        if known is function:
+            return name
+    raise WorkflowError(f"{where} has a function that no name was given for; pass it in functions")
+
+
+def _text(place: Place) -> Name:
+    return place.value if isinstance(place, Terminal) else place
+
+
+def _texts(places: Iterable[Place]) -> tuple[Name, ...]:
+    return tuple(_text(place) for place in places)

@@ -1,0 +1,1 @@
+../../dovetail/workflows.py

@@ -32,6 +32,26 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str
 
 
+class LatencyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Embedding: the latency line of a device for queries of up to `length` tokens (WindVE Eq. 12).
+
+    points: (concurrency, seconds) behind alpha and beta, where they were measured. error: median
+    relative distance of the points. tested: the depth that a stress test found for `slo` seconds.
+    """
+
+    device: str
+    length: int
+    alpha: float
+    beta: float
+    origin: Origin
+    error: float = 0.0
+    points: tuple[tuple[int, float], ...] = ()
+    slo: float
+    arrival: Literal["open", "closed"]
+    predicted: int
+    tested: int | None = None
+
+
 class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
     """Tables by name: those of `runtime.cost_tables.AXES`; a layer's seconds, or a copy's."""
 
@@ -40,3 +60,4 @@ class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     sources: tuple[str, ...] = ()  # where figures that were assumed come from
     tables: dict[str, tuple[CostRow, ...]]
+    latency: tuple[LatencyRow, ...] = ()  # of an embedding model, and its accelerators

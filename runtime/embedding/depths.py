@@ -13,6 +13,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.runtime.embedding.detector import DevicePlan, EmbeddingPlan
 from dovetail.runtime.embedding.line import Arrival, FittedLine, Line
 from dovetail.runtime.embedding.query import QueueSpec
+from dovetail.runtime.embedding.queues import QueueManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,17 @@ def _slow_notes(name: str, classes: Sequence[ClassDepth], slo: float) -> list[st
         for each in classes
         if not each.depth
     ]
+
+
+def make_manager(plan: EmbeddingPlan, depths: Depths) -> QueueManager:
+    """Return the queues of a plan with these depths."""
+    classes = [each.length for each in next(iter(depths.devices.values()))]
+    return QueueManager(
+        depths.queue_specs(plan),
+        classes,
+        heterogeneous=depths.heterogeneous,
+        arrival=depths.arrival,
+    )
 
 
 def cost_saving(accelerators: int, cpu: int) -> float:

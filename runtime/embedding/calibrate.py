@@ -1,0 +1,214 @@
+"""Sizes the queues of a running service, and keeps them sized: profile, stress test, drift.
+
+In: an idle service, queries of given lengths. Out: lines and depths, the manager that has them, and
+rows for the model's profile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dovetail.ir.profile import LatencyRow
+from dovetail.runtime.embedding.depths import ClassDepth, Depths, decide_depths, make_manager
+from dovetail.runtime.embedding.detector import EmbeddingPlan
+from dovetail.runtime.embedding.drift import DriftWatch
+from dovetail.runtime.embedding.instance import Ids
+from dovetail.runtime.embedding.line import Arrival, FittedLine, Line, Point
+from dovetail.runtime.embedding.profiling import Stress, profile_line, stress_depths
+from dovetail.runtime.embedding.query import Batch
+from dovetail.runtime.embedding.queues import QueueManager
+from dovetail.runtime.embedding.service import EmbeddingService
+
+Sample = Callable[[int, int], Sequence[Ids]]
+"""(queries, tokens of each) -> that many queries of this length."""
+
+log = logging.getLogger("dovetail")
+
+
+def fixed_manager(plan: EmbeddingPlan, length: int, counts: Mapping[str, int]) -> QueueManager:
+    """Return queues of exactly these depths, for queries that all come together."""
+    line = Line(0.0, 0.0)
+    devices = {d.name: (ClassDepth(length, line, counts.get(d.name, 0)),) for d in plan.devices}
+    return make_manager(plan, Depths(1.0, "closed", devices, heterogeneous=True))
+
+
+class Calibrator:
+    """Measures the devices of an idle service by giving it queues of the sizes to be measured."""
+
+    def __init__(self, service: EmbeddingService, plan: EmbeddingPlan, sample: Sample) -> None:
+        self._service, self._plan, self._sample = service, plan, sample
+
+    def run(self, counts: Mapping[str, int], length: int) -> dict[str, float]:
+        """Return the seconds of each device's slowest query when these come all at once."""
+        self._service.use(fixed_manager(self._plan, length, counts))
+        job = self._service.submit(self._sample(sum(counts.values()), length))
+        job.result()
+        taken = dict.fromkeys(counts, 0.0)
+        for query, seconds in zip(job.queries, job.seconds, strict=True):
+            taken[query.device] = max(taken[query.device], float(seconds))
+        return taken
+
+    def profile(
+        self, classes: Sequence[int], slo: float, *, repeats: int = 3
+    ) -> dict[str, dict[int, FittedLine]]:
+        """Return the line of each device, alone, for queries of the greatest length of a class."""
+
+        def measure(device: str, length: int) -> Callable[[int], float]:
+            return lambda concurrency: self.run({device: concurrency}, length)[device]
+
+        return {
+            device.name: {
+                length: profile_line(measure(device.name, length), slo, repeats=repeats)
+                for length in classes
+            }
+            for device in self._plan.devices
+        }
+
+    def stress(self, depths: Depths, length: int, *, repeats: int = 1) -> Stress:
+        """Return the depths at which all devices together meet the SLO for one length class.
+
+        Queries come together, so this refines depths of closed arrivals.
+        """
+        found = {
+            name: each
+            for name, classes in depths.devices.items()
+            for each in classes
+            if each.length == length
+        }
+        return stress_depths(
+            {name: each.depth for name, each in found.items()},
+            {name: each.line for name, each in found.items()},
+            depths.slo,
+            lambda counts: self.run(counts, length),
+            repeats=repeats,
+        )
+
+    def size_queues(
+        self,
+        classes: Sequence[int],
+        slo: float,
+        arrival: Arrival = "open",
+        *,
+        stress: bool = True,
+        lines: Mapping[str, Mapping[int, FittedLine]] | None = None,
+    ) -> tuple[Depths, dict[str, dict[int, FittedLine]]]:
+        """Profile, decide, refine, and give the service its queues; return depths and lines.
+
+        Args:
+            classes: the most tokens of each query-length class.
+            slo: seconds that a query may take.
+            arrival: closed depths are refined by a stress test; for open arrivals the tested part
+                of the closed depth is taken of the predicted one.
+            stress: whether to test.
+            lines: those of the model's profile, instead of new ones.
+        """
+        fitted = {name: dict(each) for name, each in (lines or self.profile(classes, slo)).items()}
+        depths = decide_depths(self._plan, fitted, slo, arrival)
+        if stress:
+            closed = decide_depths(self._plan, fitted, slo, "closed")
+            for length in classes:
+                tested = self.stress(closed, length).depths
+                depths = depths.with_tested(length, _in_proportion(depths, closed, length, tested))
+        self._service.use(make_manager(self._plan, depths))
+        return depths, fitted
+
+
+def _in_proportion(
+    depths: Depths, closed: Depths, length: int, tested: Mapping[str, int]
+) -> dict[str, int]:
+    """Return tested depths for `depths`, from those tested with closed arrivals."""
+    found = {}
+    for name, classes in depths.devices.items():
+        for each, together in zip(classes, closed.devices[name], strict=True):
+            if each.length == length and together.predicted and each.predicted:
+                share = each.predicted * tested[name] / together.predicted
+                found[name] = max(1, int(share)) if tested[name] else 0
+    return found
+
+
+@dataclass(slots=True)
+class DriftKeeper:
+    """Gives a service new queues when batches take other than their lines say; an `Observer`.
+
+    The fit runs on a thread of its own: neither batches nor callers wait for it.
+    """
+
+    plan: EmbeddingPlan
+    depths: Depths
+    service: EmbeddingService | None = None
+    refits: int = 0
+    _watch: DriftWatch = field(default_factory=DriftWatch)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _busy: bool = False
+
+    def __call__(self, batch: Batch, seconds: float) -> None:
+        """Note a batch; start a fit when its device has drifted and none runs."""
+        with self._lock:
+            start = self._watch.observe(batch, seconds) and not self._busy and bool(self.service)
+            self._busy = self._busy or start
+        if start:
+            threading.Thread(target=self._refit, args=(batch.device,), daemon=True).start()
+
+    def _refit(self, device: str) -> None:
+        assert self.service is not None
+        with self._lock:
+            self.depths = self._watch.refit(device, self.depths)
+        specs = {spec.name: spec for spec in self.depths.queue_specs(self.plan)}
+        self.service.change(lambda manager: manager.set_queue(specs[device]))
+        log.warning("%s: batches left their line; depths are now %s", device, specs[device].depths)
+        with self._lock:
+            self.refits, self._busy = self.refits + 1, False
+
+
+# ---- the model's profile ----
+
+
+def profile_rows(
+    depths: Depths, lines: Mapping[str, Mapping[int, FittedLine]]
+) -> tuple[LatencyRow, ...]:
+    """Return what a profile keeps of the queues."""
+    return tuple(
+        LatencyRow(
+            device=name,
+            length=each.length,
+            alpha=each.line.alpha,
+            beta=each.line.beta,
+            origin="measured",
+            error=lines[name][each.length].error,
+            points=tuple((p.concurrency, p.seconds) for p in lines[name][each.length].points),
+            slo=depths.slo,
+            arrival=depths.arrival,
+            predicted=each.predicted,
+            tested=each.tested,
+        )
+        for name, classes in depths.devices.items()
+        for each in classes
+    )
+
+
+def lines_of(rows: Sequence[LatencyRow]) -> dict[str, dict[int, FittedLine]]:
+    """Return the lines that a profile keeps, by device and length class."""
+    lines: dict[str, dict[int, FittedLine]] = {}
+    for row in rows:
+        points = tuple(Point(concurrency, seconds) for concurrency, seconds in row.points)
+        fitted = FittedLine(Line(row.alpha, row.beta), points, error=row.error)
+        lines.setdefault(row.device, {})[row.length] = fitted
+    return lines
+
+
+def depths_of(plan: EmbeddingPlan, rows: Sequence[LatencyRow], slo: float) -> Depths:
+    """Return the depths that a profile's rows give for `slo`; tested ones where that was it."""
+    arrival = rows[0].arrival if rows else "open"
+    depths = decide_depths(plan, lines_of(rows), slo, arrival)
+    tested = {
+        (row.device, row.length): row.tested
+        for row in rows
+        if row.slo == slo and row.tested is not None
+    }
+    for length in {row.length for row in rows}:
+        found = {name: depth for (name, each), depth in tested.items() if each == length}
+        depths = depths.with_tested(length, found)
+    return depths

@@ -1,0 +1,136 @@
+"""Latency lines and depths by measuring: a few concurrencies, then a short stress test together.
+
+In: functions that run so many queries at once and say how long they took. Out: a `FittedLine`; the
+depths at which devices meet the SLO side by side (WindVE §IV-B2), and the trials behind them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dovetail.runtime.embedding.line import MAX_DEPTH, FittedLine, Line, Point, fit_line
+
+Measure = Callable[[int], float]
+"""Concurrency -> seconds until the last one of so many queries is done."""
+Trial = Callable[[Mapping[str, int]], Mapping[str, float]]
+"""Concurrency of each device -> seconds of each, all at work together."""
+PARTS = (0.125, 0.25, 0.5)
+"""Parts of the depth that is in sight, at which the line is measured."""
+REPEATS = 3
+TRIALS = 12
+TOLERANCE = 0.02
+"""Distance between a depth that passes and one that fails, relative, at which a search ends."""
+
+
+def profile_line(measure: Measure, slo: float, *, repeats: int = REPEATS) -> FittedLine:
+    """Fit the line of a device to a few concurrencies below its depth for `slo` seconds.
+
+    The first, a warm-up and then one query alone, may already show that the SLO is out of reach.
+    """
+    measure(1)
+    points = [Point(1, measure(1)) for _ in range(repeats)]
+    alone = statistics.median(point.seconds for point in points)
+    if alone > slo:
+        return fit_line(points)
+    probe = max(2, min(MAX_DEPTH, round(slo / alone / 8)))
+    points += [Point(probe, measure(probe)) for _ in range(repeats)]
+    depth = fit_line(points).line.depth(slo, "closed")
+    for part in PARTS:
+        concurrency = max(1, min(MAX_DEPTH // 2, round(part * depth)))
+        if concurrency not in (1, probe):
+            points += [Point(concurrency, measure(concurrency)) for _ in range(repeats)]
+    return fit_line(points)
+
+
+@dataclass(slots=True)
+class _Search:
+    """The largest concurrency of one device that passes, between bounds that close in."""
+
+    line: Line
+    candidate: int
+    passes: int = 0
+    fails: int = MAX_DEPTH + 1
+    passed: float | None = None  # seconds at the bounds, where they were measured
+    failed: float | None = None
+    trials: int = 0
+
+    @property
+    def step(self) -> int:
+        return max(1, math.floor(TOLERANCE * self.passes))
+
+    @property
+    def settled(self) -> bool:
+        return self.fails - self.passes <= self.step
+
+    def note(self, seconds: float, slo: float) -> None:
+        """Take a measurement at the candidate, and choose the next one."""
+        self.trials += 1
+        if seconds <= slo:
+            self.passes, self.passed = self.candidate, seconds
+        else:
+            self.fails, self.failed = self.candidate, seconds
+        if self.settled:
+            self.candidate = self.passes
+            return
+        most = max(self.fails - self.step, self.passes + 1)
+        aim = self._aim(seconds, slo)
+        self.candidate = min(max(aim, self.passes + self.step), most, MAX_DEPTH)
+
+    def _aim(self, seconds: float, slo: float) -> int:
+        """Return where the SLO is met: between the bounds once both are known, else by slope."""
+        if self.passed is None or self.failed is None:
+            slope = max(self.line.alpha, seconds / self.candidate / 4)
+            return self.candidate + math.floor((slo - seconds) / slope)
+        if self.trials % 3 == 0:  # whatever the shape between the bounds, they close in
+            return (self.passes + self.fails) // 2
+        slope = (self.failed - self.passed) / (self.fails - self.passes)
+        return self.passes + math.floor((slo - self.passed) / slope)
+
+
+@dataclass(frozen=True, slots=True)
+class Stress:
+    """What a stress test found: depths, and each trial's concurrencies and seconds."""
+
+    depths: dict[str, int]
+    trials: tuple[tuple[dict[str, int], dict[str, float]], ...] = field(default=())
+
+
+def stress_depths(
+    predicted: Mapping[str, int],
+    lines: Mapping[str, Line],
+    slo: float,
+    trial: Trial,
+    *,
+    repeats: int = 1,
+    trials: int = TRIALS,
+) -> Stress:
+    """Return the largest depths that meet `slo` while all devices work together.
+
+    Starts at the predicted ones and follows the measured slope, so that a good prediction ends it
+    soon. A device of predicted depth 0 stays out. Where `trials` end first, what passed counts.
+
+    Args:
+        predicted: depths by the lines.
+        lines: of each device; only the slope is used.
+        slo: seconds that the slowest query may take.
+        trial: runs all devices together.
+        repeats: runs of a trial, whose median counts.
+        trials: most concurrencies that are tried.
+    """
+    searches = {name: _Search(lines[name], depth) for name, depth in predicted.items() if depth}
+    seen: list[tuple[dict[str, int], dict[str, float]]] = []
+    for _ in range(trials):
+        if not searches or all(search.settled for search in searches.values()):
+            break
+        counts = {name: search.candidate for name, search in searches.items() if search.candidate}
+        runs = [trial(counts) for _ in range(repeats)]
+        seconds = {name: statistics.median(run[name] for run in runs) for name in counts}
+        seen.append((counts, seconds))
+        for name in counts:
+            if not searches[name].settled:
+                searches[name].note(seconds[name], slo)
+    depths = {name: searches[name].passes if name in searches else 0 for name in predicted}
+    return Stress(depths, tuple(seen))

@@ -1,0 +1,115 @@
+"""The embedding service on a virtual clock: the product's queue manager, devices that are lines.
+
+In: a manager, the true lines of its devices, calls with their times. Out: what was accepted, how
+long it took, and what was BUSY. Nothing is computed and nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dovetail.ir.errors import CapacityError
+from dovetail.runtime.embedding.line import Line
+from dovetail.runtime.embedding.query import Batch, Query
+from dovetail.runtime.embedding.queues import QueueManager
+
+Lines = Mapping[str, Sequence[Line]]
+"""Device -> the line of each length class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Queries that come together at `at` seconds: the tokens of each."""
+
+    at: float
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the calls came to. `latencies` are the seconds of accepted queries, by device."""
+
+    latencies: dict[str, tuple[float, ...]]
+    busy: int
+    seconds: float
+
+    @property
+    def accepted(self) -> int:
+        """Return how many queries were embedded."""
+        return sum(map(len, self.latencies.values()))
+
+    @property
+    def rate(self) -> float:
+        """Return embedded queries per second, from the first arrival to the last vector."""
+        return self.accepted / self.seconds if self.seconds else 0.0
+
+    def percentile(self, share: float) -> float:
+        """Return the latency that this share of the accepted queries stays within; 0 of none."""
+        ordered = sorted(itertools.chain(*self.latencies.values()))
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def simulate(
+    manager: QueueManager,
+    truth: Lines,
+    calls: Sequence[Call],
+    slo: float,
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Outcome:
+    """Serve `calls` (in order of time); batches take their true line's seconds, give or take.
+
+    Args:
+        manager: the queues, empty; they are empty again at the end.
+        truth: what batches really take.
+        calls: one is accepted as a whole or BUSY as a whole.
+        slo: seconds a query may take, from its arrival.
+        noise: largest relative error of a batch's seconds, uniform.
+        seed: of the noise.
+    """
+    draw, numbers, order = random.Random(seed), itertools.count(), itertools.count()
+    ends: list[tuple[float, int, Batch]] = []
+    arrived: dict[int, float] = {}
+    latencies: dict[str, list[float]] = {name: [] for name in manager.depths()}
+    waiting, busy, now = iter(calls), 0, 0.0
+    call = next(waiting, None)
+    while call or ends:
+        if call and (not ends or call.at <= ends[0][0]):
+            now = call.at
+            new = [Query(next(numbers), n, now + slo) for n in call.tokens]
+            try:
+                manager.submit(new, now)
+                arrived |= dict.fromkeys((query.number for query in new), now)
+            except CapacityError:
+                busy += len(new)
+            call = next(waiting, None)
+        else:
+            now, _, batch = heapq.heappop(ends)
+            for query in manager.complete(batch):
+                latencies[batch.device].append(now - arrived.pop(query.number))
+        for name in manager.depths():
+            while batch_now := manager.take(name, now):
+                seconds = batch_seconds(truth[name], batch_now.counts)
+                seconds *= draw.uniform(1 - noise, 1 + noise)
+                heapq.heappush(ends, (now + seconds, next(order), batch_now))
+    start = calls[0].at if calls else 0.0
+    return Outcome({n: tuple(each) for n, each in latencies.items()}, busy, now - start)
+
+
+def batch_seconds(lines: Sequence[Line], counts: Sequence[int]) -> float:
+    """Return what a batch with so many queries of each class takes."""
+    present = [(n, line) for n, line in zip(counts, lines, strict=True) if n]
+    return sum(n * line.alpha for n, line in present) + max(line.beta for _, line in present)
+
+
+def poisson_calls(rate: float, seconds: float, tokens: int, seed: int = 0) -> list[Call]:
+    """Return single queries that arrive at random, `rate` a second."""
+    draw, at, calls = random.Random(seed), 0.0, []
+    while (at := at + draw.expovariate(rate)) < seconds:
+        calls.append(Call(at, (tokens,)))
+    return calls

@@ -1,0 +1,99 @@
+"""Lines from a few measurements, and depths by stress tests, on devices that are formulas."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.runtime.embedding.line import Line
+from dovetail.runtime.embedding.profiling import TRIALS, profile_line, stress_depths
+
+SLO = 1.0
+LINES = st.builds(Line, st.floats(2e-3, 0.2), st.floats(0.0, 0.4))
+
+
+def test_a_few_measurements_well_below_the_slo_give_the_line() -> None:
+    truth, asked = Line(0.018, 0.27), []
+
+    def measure(concurrency: int) -> float:
+        asked.append(concurrency)
+        return truth.seconds(concurrency)
+
+    line = profile_line(measure, SLO).line
+    assert (line.alpha, line.beta) == pytest.approx((0.018, 0.27), rel=1e-6)
+    assert len(set(asked)) <= 5
+    assert truth.seconds(max(asked)) < 0.7 * SLO
+
+
+def test_a_device_that_is_too_slow_is_measured_no_further() -> None:
+    asked: list[int] = []
+    line = profile_line(lambda c: asked.append(c) or 1.5 * c, SLO).line  # type: ignore[func-returns-value]
+    assert set(asked) == {1}
+    assert line.depth(SLO, "closed") == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(line=LINES, seed=st.integers(0, 2**31))
+def test_fitted_depths_are_those_of_a_noisy_device(line: Line, seed: int) -> None:
+    draw, turns = random.Random(seed), list[int]()
+
+    def measure(concurrency: int) -> float:
+        turns.append(concurrency)
+        # one repetition of three beside a busy neighbour
+        disturbed = draw.uniform(1.5, 4) if turns.count(concurrency) == 2 else 1
+        return line.seconds(concurrency) * draw.uniform(0.985, 1.015) * disturbed
+
+    true = line.depth(SLO, "closed")
+    found = profile_line(measure, SLO).line.depth(SLO, "closed")
+    assert abs(found - true) <= max(1, 0.1 * true)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    truths=st.lists(LINES, min_size=1, max_size=3),
+    errors=st.lists(st.floats(0.6, 1.6), min_size=3, max_size=3),
+)
+def test_a_stress_test_finds_the_depths_whatever_was_predicted(
+    truths: list[Line], errors: list[float]
+) -> None:
+    lines = {f"d{i}": line for i, line in enumerate(truths)}
+    predicted = {
+        name: max(1, round(line.depth(SLO, "closed") * errors[i]))
+        for i, (name, line) in enumerate(lines.items())
+    }
+    found = stress_depths(predicted, lines, SLO, lambda counts: run(lines, counts))
+    assert len(found.trials) <= TRIALS
+    for name, line in lines.items():
+        true = line.depth(SLO, "closed")
+        assert true * 0.97 - 1 <= found.depths[name] <= true
+
+
+def run(lines: Mapping[str, Line], counts: Mapping[str, int]) -> dict[str, float]:
+    return {name: lines[name].seconds(count) for name, count in counts.items()}
+
+
+def test_a_good_prediction_needs_few_trials_and_what_disturbs_the_other_is_seen() -> None:
+    lines = {"npu": Line(0.018, 0.27), "cpu": Line(0.085, 0.32)}
+    alone = {name: line.depth(SLO, "closed") for name, line in lines.items()}
+    found = stress_depths(alone, lines, SLO, lambda counts: run(lines, counts))
+    assert found.depths == alone and len(found.trials) <= 3
+
+    def shared(counts: Mapping[str, int]) -> dict[str, float]:
+        seconds = run(lines, counts)
+        seconds["cpu"] *= 1 + counts["npu"] / 200  # the host side of the accelerator
+        return seconds
+
+    together = stress_depths(alone, lines, SLO, shared)
+    assert together.depths["npu"] == alone["npu"]
+    assert 1 <= together.depths["cpu"] < alone["cpu"]
+
+
+def test_a_device_of_depth_0_stays_out() -> None:
+    lines = {"npu": Line(0.018, 0.27), "cpu": Line(0.3, 0.9)}
+    found = stress_depths({"npu": 40, "cpu": 0}, lines, SLO, lambda counts: run(lines, counts))
+    assert found.depths["cpu"] == 0
+    assert all("cpu" not in counts for counts, _ in found.trials)

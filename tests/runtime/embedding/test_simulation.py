@@ -1,0 +1,79 @@
+"""The service on a virtual clock: SLOs hold under overload, nothing is left behind."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.runtime.embedding.line import Arrival, Line
+from dovetail.runtime.embedding.query import QueueSpec
+from dovetail.runtime.embedding.queues import QueueManager
+from dovetail.runtime.embedding.simulation import Call, poisson_calls, simulate
+
+SLO = 1.0
+NPU, CPU = Line(0.002, 0.008), Line(0.0095, 0.0095)
+
+
+def manager(arrival: Arrival, npu: Line = NPU, cpu: Line = CPU) -> QueueManager:
+    specs = [
+        QueueSpec("npu", True, (npu.depth(SLO, arrival),), (npu,)),
+        QueueSpec("cpu", False, (cpu.depth(SLO, arrival),), (cpu,)),
+    ]
+    return QueueManager(specs, (512,), arrival=arrival)
+
+
+def truth(npu: Line = NPU, cpu: Line = CPU) -> dict[str, tuple[Line, ...]]:
+    return {"npu": (npu,), "cpu": (cpu,)}
+
+
+def test_a_closed_call_as_large_as_the_depths_is_in_time_and_one_more_is_busy() -> None:
+    depth = NPU.depth(SLO, "closed") + CPU.depth(SLO, "closed")
+    exact = simulate(manager("closed"), truth(), [Call(0.0, (75,) * depth)], SLO)
+    assert exact.accepted == depth and exact.busy == 0
+    assert exact.percentile(1.0) <= SLO
+    more = simulate(manager("closed"), truth(), [Call(0.0, (75,) * (depth + 1))], SLO)
+    assert more.accepted == 0 and more.busy == depth + 1
+
+
+def test_under_ten_times_the_capacity_all_accepted_meet_the_slo_at_nearly_full_rate() -> None:
+    capacity = sum(1 / line.alpha for line in (NPU, CPU))
+    queues = manager("open")
+    calls = poisson_calls(10 * capacity, 10.0, 75, seed=1)
+    found = simulate(queues, truth(), calls, SLO)
+    assert found.percentile(1.0) <= SLO * (1 + 1e-9)
+    assert found.rate >= 0.9 * capacity
+    assert found.accepted + found.busy == len(calls)
+    assert queues.queries == 0
+    queues.check_integrity()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    npu=st.builds(Line, st.floats(0.005, 0.05), st.floats(0.0, 0.3)),
+    slower=st.floats(2.0, 10.0),
+    load=st.floats(0.2, 5.0),
+    seed=st.integers(0, 1000),
+)
+def test_open_arrivals_never_miss_the_slo_when_the_lines_are_true(
+    npu: Line, slower: float, load: float, seed: int
+) -> None:
+    cpu = npu.scaled(slower)
+    queues = manager("open", npu, cpu)
+    calls = poisson_calls(load / npu.alpha, 5.0, 75, seed)
+    found = simulate(queues, truth(npu, cpu), calls, SLO)
+    assert found.percentile(1.0) <= SLO * (1 + 1e-9)
+    assert found.accepted + found.busy == len(calls)
+    if calls and npu.seconds(1) <= SLO:
+        assert found.accepted > 0
+    queues.check_integrity()
+    assert queues.queries == 0
+
+
+def test_the_cpu_raises_what_is_accepted() -> None:
+    calls = poisson_calls(2000, 5.0, 75)
+    both = simulate(manager("open"), truth(), calls, SLO)
+    specs = [QueueSpec("npu", True, (NPU.depth(SLO, "open"),), (NPU,))]
+    alone = simulate(QueueManager(specs, (512,)), truth(), calls, SLO)
+    gain = both.accepted / alone.accepted - 1
+    assert gain == pytest.approx(NPU.alpha / CPU.alpha, rel=0.15)

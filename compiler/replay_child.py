@@ -24,6 +24,7 @@ from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.cpu_time import busy_seconds, process_seconds
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.kv_pool import blocks_for
+from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import Request, SamplingParams, State
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
@@ -59,7 +60,8 @@ def _open(
     room = _room(job, part.file.max_step_tokens)
     blocks = sum(blocks_for(n + room) for n in job.prompts)
     blocks += max(job.batches) * (blocks_for(KV_BLOCK + room) + 1)
-    engine = Engine(artifact, part, hardware, plan=plan, kv_blocks=blocks)
+    settings = SchedulerSettings(offload="off")  # prompts in as few steps as they fit
+    engine = Engine(artifact, part, hardware, plan=plan, kv_blocks=blocks, settings=settings)
     try:
         yield engine
     finally:

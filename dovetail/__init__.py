@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail.ir.ragraph import RAGraph
     from dovetail.ir.workflow import END, START
     from dovetail.runtime.app import load
+    from dovetail.runtime.plan import SchedulerSettings
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "RAGraph",
     "RequestError",
     "ScheduleError",
+    "SchedulerSettings",
     "SpecError",
     "SyntaxDiagnostic",
     "ToolchainError",
@@ -53,6 +55,7 @@ _HOMES = {
     "END": ("dovetail.ir.workflow", "END"),
     "RAGraph": ("dovetail.ir.ragraph", "RAGraph"),
     "START": ("dovetail.ir.workflow", "START"),
+    "SchedulerSettings": ("dovetail.runtime.plan", "SchedulerSettings"),
     "compile": ("dovetail.compiler.pipeline", "compile_model"),
     "kernels": ("dovetail.ffi", "kernels"),
     "load": ("dovetail.runtime.app", "load"),

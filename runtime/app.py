@@ -62,7 +62,7 @@ def load(
             timed mode tokens are made up and steps take that time.
         settings: how requests share the machine: `offload`, `chunked` prompts, bounds of queues
             and waiting, kept prefixes. They stand for those of `emulation`; the CPU alone has
-            nothing to offload.
+            nothing to offload, and `runtime.plan.ON_CPU` is its default.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:

@@ -29,7 +29,7 @@ from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.memory import available_memory
-from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
+from dovetail.runtime.plan import ON_CPU, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.ranks import RankGroup, make_setups, plan_ranks
 from dovetail.runtime.recorder import StepRecorder
@@ -79,7 +79,7 @@ class Engine:
         self.threshold = service.prefill_token_threshold
         forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
         tokens, sequences = forward.max_tokens, min(forward.max_sequences, sample.max_sequences)
-        settings = settings or SchedulerSettings(offload="off")
+        settings = settings or ON_CPU
         blocks = _count_blocks(part, hardware, kv_blocks, service)
         self.pool = KvPool(blocks, keep=settings.keep_prefixes)
         plans = plan_ranks(service, hardware, threads, blocks, deterministic=deterministic)

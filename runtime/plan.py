@@ -123,6 +123,10 @@ class SchedulerSettings:
     """Requests begin to go to the CPU where the known queue should end sooner by this factor."""
     weigh_every: int = 32
     """Plans between two answers to whether offloading pays."""
+    prompt_tokens: int | None = None
+    """Rows of prompts in a step while several requests are under way, where these may be cut."""
+    short_first: int = 0
+    """Later arrivals that a prompt lets pass for each of its blocks: most of a crowd wait less."""
     keep_prefixes: bool = True
     """What ended requests left in free blocks serves those that begin alike, until overwritten."""
 
@@ -131,3 +135,10 @@ class SchedulerSettings:
             raise SpecError(f"offload must be auto, off or full, not {self.offload!r}")
         if min(self.patience, self.weigh_every, self.priority_span) < 1:
             raise SpecError("patience, weigh_every and priority_span must be at least 1")
+        if self.short_first < 0 or (self.prompt_tokens is not None and self.prompt_tokens < 1):
+            raise SpecError("short_first must be at least 0, prompt_tokens at least 1")
+
+
+ON_CPU = SchedulerSettings(offload="off", prompt_tokens=96, short_first=3)
+"""What serves on the CPU alone: from about 96 rows on, more of them in a step are no faster each,
+so that prompts one after the other only bring first tokens, and the next of the others, earlier."""

@@ -111,10 +111,12 @@ class RequestBook:
         """Queue `params.n` samples of `prompt`; raises as `check`.
 
         A request of lower `priority` (-100..100) goes first; it overtakes a bounded number of
-        others, so nobody waits for ever.
+        others, so nobody waits for ever. So it is with shorter prompts where the settings say so.
         """
         answer = self.check(prompt, params)
         check_priority(priority)
+        settings = self.settings
+        later = priority * settings.priority_span + settings.short_first * blocks_for(len(prompt))
         samples: list[Request] = []
         for index in range(params.n):
             number = self._next_id
@@ -127,7 +129,7 @@ class RequestBook:
                 metrics=Metrics(arrival=self.clock()),
                 index=index,
                 leader=samples[0] if samples else None,
-                order=(number + priority * self.settings.priority_span, number),
+                order=(number + later, number),
                 served=self.plans,
             )
             if params.seed is not None:

@@ -69,7 +69,7 @@ class Scheduler(RequestBook):
         self.predictor, self.home, self.pool = predictor, home, pool
 
     def plan(self) -> StepPlan:
-        """Return the next step: every decode, then chunks of prompts in order of arrival."""
+        """Return the next step: every decode, then chunks of prompts in order."""
         return self.plan_alone(self.home)
 
     def plan_alone(self, home: Home) -> StepPlan:
@@ -77,6 +77,7 @@ class Scheduler(RequestBook):
         self.tick()
         draft = self.start_draft()
         self.take_decodes(draft, home)
+        self.bound_prompts(draft)
         self.continue_prefills(draft)
         if draft.empty or not draft.short:
             self.admit(draft, home)
@@ -119,6 +120,12 @@ class Scheduler(RequestBook):
         assert request.home is not None
         draft.decodes[request.home].append(request)
         draft.take(1)
+
+    def bound_prompts(self, draft: Draft) -> None:
+        """Leave room for no more rows of prompts than the settings allow beside other requests."""
+        most = self.settings.prompt_tokens
+        if most is not None and self.settings.chunked and len(self.requests) > 1:
+            draft.tokens = min(draft.tokens, most)
 
     def continue_prefills(self, draft: Draft) -> None:
         """Go on with the prompts that are stored in part."""

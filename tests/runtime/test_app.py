@@ -119,7 +119,7 @@ def test_a_full_queue_says_when_to_come_back(make_artifact: MakeArtifact, answer
 
 
 def test_a_lower_priority_goes_first(make_artifact: MakeArtifact, answer: Answer) -> None:
-    prompts = random_prompts(4, 6, 30)
+    prompts = random_prompts(4, 6, 15)
     with load(make_artifact(max_sequences=1)) as app:
         gate = threading.Event()
         app._loop.call(gate.wait)
@@ -144,6 +144,7 @@ def test_a_lower_priority_goes_first(make_artifact: MakeArtifact, answer: Answer
         SchedulerSettings(offload="off", chunked=False),
         SchedulerSettings(offload="auto", keep_prefixes=False, patience=1, priority_span=1),
         SchedulerSettings(offload="full", max_waiting=100),
+        SchedulerSettings(prompt_tokens=3, short_first=7),
     ],
 )
 def test_settings_change_no_token(

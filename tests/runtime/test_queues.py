@@ -26,6 +26,8 @@ class Machine(RuleBasedStateMachine):
         offload=st.sampled_from(["auto", "auto", "off", "full"]),
         chunked=st.booleans(),
         patience=st.integers(1, 6),
+        prompt_tokens=st.sampled_from([None, 1, 20]),
+        short_first=st.integers(0, 4),
         predictor=st.sampled_from([T4, H200, ZeroPredictor(), Noise(1), Roofline(cpu_bytes=1.0)]),
     )
     def start(
@@ -37,6 +39,8 @@ class Machine(RuleBasedStateMachine):
         offload: Offload,
         chunked: bool,
         patience: int,
+        prompt_tokens: int | None,
+        short_first: int,
         predictor: ZeroPredictor,
     ) -> None:
         self.scheduler = make(
@@ -49,6 +53,8 @@ class Machine(RuleBasedStateMachine):
             offload=offload,
             chunked=chunked,
             patience=patience,
+            prompt_tokens=prompt_tokens,
+            short_first=short_first,
             min_tokens=8,
         )
         self.memory = Memory(self.scheduler)

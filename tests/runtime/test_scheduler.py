@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,11 +19,13 @@ from dovetail.runtime.scheduler import Scheduler
 
 
 def make_scheduler(
-    blocks: int = 64, tokens: int = 32, sequences: int = 4, context: int = 200
+    blocks: int = 64, tokens: int = 32, sequences: int = 4, context: int = 200, **options: Any
 ) -> Scheduler:
     ticks = itertools.count()
     limits = Limits(tokens, sequences, context, 1000)
-    return Scheduler(limits, KvPool(blocks), ZeroPredictor(), lambda: float(next(ticks)))
+    chosen = SchedulerSettings(offload="off", **options)
+    clock, pool = lambda: float(next(ticks)), KvPool(blocks, keep=chosen.keep_prefixes)
+    return Scheduler(limits, pool, ZeroPredictor(), clock, settings=chosen)
 
 
 def submit(scheduler: Scheduler, length: int, answer: int = 8, n: int = 1) -> list[Request]:
@@ -52,6 +55,31 @@ def test_prompts_are_cut_to_the_step_and_decodes_come_along() -> None:
     assert second.prefill == (PrefillChunk(a.id, 32, 8), PrefillChunk(b.id, 0, 10))
     apply(scheduler, StepPlan((second,)))
     assert only(scheduler.plan()) == Batch(cpu_decode=(a.id, b.id))
+
+
+def test_prompts_beside_others_are_bounded_and_decodes_are_not() -> None:
+    scheduler = make_scheduler(sequences=9, prompt_tokens=10)
+    alone = submit(scheduler, 29)[0]
+    assert only(scheduler.plan()).prefill == (PrefillChunk(alone.id, 0, 29),)
+    apply(scheduler, StepPlan((Batch((PrefillChunk(alone.id, 0, 29),)),)))
+    others = [submit(scheduler, 4)[0] for _ in range(5)]
+    rows = []
+    while any(other.generated == 0 for other in others):
+        batch = only(scheduler.plan())
+        rows.append(sum(chunk.length for chunk in batch.prefill))
+        assert len(batch.cpu_decode) == sum(r.generated > 0 for r in (alone, *others))
+        apply(scheduler, StepPlan((batch,)))
+    assert rows == [10, 10]
+    whole = make_scheduler(prompt_tokens=10, chunked=False)
+    submit(whole, 15), submit(whole, 15)
+    assert [chunk.length for chunk in only(whole.plan()).prefill] == [15, 15]
+
+
+def test_short_prompts_pass_a_bounded_number_of_long_ones() -> None:
+    scheduler = make_scheduler(tokens=16, short_first=2)
+    long = submit(scheduler, 100)[0]  # 7 blocks: 14 places; a short one gives way by 2
+    shorts = [submit(scheduler, 3)[0] for _ in range(20)]
+    assert scheduler.waiting == [*shorts[:11], long, *shorts[11:]]
 
 
 def test_first_come_first_served_and_sequence_limit() -> None:

@@ -42,8 +42,9 @@ class NeoScheduler(Scheduler):
         super().__init__(limits, gpu, predictor, clock, home=Home.GPU, settings=settings)
         self.pools[Home.CPU] = cpu
         self.verdict = OffloadVerdict(1.0, 0)
-        self._offloading = False
+        self._offloading = self._at_once = False
         self._weighed = (0, 0)  # plans and requests when the verdict was found
+        self._known = 0  # requests that had come by then
 
     @property
     def homes(self) -> tuple[Home, ...]:
@@ -77,24 +78,35 @@ class NeoScheduler(Scheduler):
             return
         if not grown and self.plans < plans + self.settings.weigh_every:
             return
+        if self._at_once and self._next_id == self._known:
+            return  # what is started at once ends at once, unless others come
         requests = self.requests.values()
         longest = sum(r.max_tokens for r in requests) / len(requests)
+        answer = longest if self.answer_tokens is None else self.answer_tokens
+        running = [r for home in Home for r in self.running[home]]
         demand = Demand(
             requests=len(requests),
             prompt=sum(r.prompt_length for r in requests) / len(requests),
-            answer=longest if self.answer_tokens is None else self.answer_tokens,
+            answer=answer,
             gpu_tokens=self.pools[Home.GPU].n_blocks * KV_BLOCK,
             cpu_tokens=self.pools[Home.CPU].n_blocks * KV_BLOCK,
-            started=len(requests) - len(self.waiting),
+            left=tuple(max(1, round(answer) - r.generated) for r in running),
+            on_gpu=len(self.running[Home.GPU]),
         )
         self.verdict = weigh_offload(demand, self.limits, self.predictor)
-        # What has been begun is paid for: it goes on while there is any gain.
-        found = self.verdict
-        gain, least = min(found.gain, found.steady), self.settings.min_gain
+        self._offloading = self._gains(self.verdict, len(running))
+        self._at_once = self._offloading and self.verdict.at_once
+        self._weighed, self._known = (self.plans, len(requests)), self._next_id
+
+    def _gains(self, found: OffloadVerdict, running: int) -> bool:
+        """Tell whether to begin to offload, or to go on: what has been begun is paid for."""
         if self._offloading:
-            gain, least = found.gain, 1.0
-        self._offloading = found.cpu_requests > 0 and gain >= least
-        self._weighed = (self.plans, len(requests))
+            return found.cpu_requests > 0 and found.gain >= 1.0
+        # Few that wait behind many start soon anyhow, where these end
+        if found.at_once and len(self.waiting) < running:
+            return False
+        least = min(found.gain, found.steady)
+        return found.cpu_requests > 0 and least >= self.settings.min_gain
 
     @property
     def pays(self) -> bool:
@@ -105,15 +117,19 @@ class NeoScheduler(Scheduler):
         """Tell whether the CPU should take one more request, this one."""
         if blocks_for(len(request.tokens)) > self.pools[Home.GPU].n_blocks:
             return True
-        room = len(self.running[Home.CPU]) < self.verdict.cpu_requests
+        room = self._at_once or len(self.running[Home.CPU]) < self.verdict.cpu_requests
         return self.pays and (room or self.settings.offload == "full")
 
     def evict(self, draft: Draft, victim: Request) -> None:
-        """Swap `victim` out to the CPU where that is wanted and possible, else drop its KV."""
+        """Swap `victim` out to the CPU where that is wanted and possible, else drop its KV.
+
+        Where offloading pays that does not end at as many as the CPU should take new ones: what
+        was stored need not be computed anew.
+        """
         cpu = self.pools[Home.CPU]
         needed = blocks_for(len(victim.tokens)) + len(self.running[Home.CPU]) + 1
         movable = victim.home is Home.GPU and victim.decoding and needed <= cpu.free_blocks
-        if movable and self._belongs_to_cpu(victim):
+        if movable and (self.pays or self._belongs_to_cpu(victim)):
             draft.swapped_out.append(self.move(victim, Home.CPU))
         else:
             super().evict(draft, victim)
@@ -167,7 +183,7 @@ class NeoScheduler(Scheduler):
         times = LayerTimes(self.predictor)
         forced = list(draft.decodes[Home.CPU])
         idle = not draft.chunks and not draft.decodes[Home.GPU]
-        bounded = self.settings.offload == "auto" and not idle
+        bounded = self.settings.offload == "auto" and not idle and not self._at_once
         hidden = self._fill(draft, times, forced, split=True, bounded=bounded)
         if bounded:
             self._reduce(draft, times, hidden)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.at_once import AtOnce
 from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.pipeline import NO_TIME, LayerTimes, Pipeline
 from dovetail.runtime.plan import Limits, PrefillChunk
@@ -19,13 +21,20 @@ GROWTH = 1.25
 """Ratio of the numbers of CPU requests that are tried."""
 NEAR = 1.02
 """Ends of the queue that differ less count as equal: then fewer requests are put on the CPU."""
+ROUGH = 1.05
+"""What the steady end must be better by than the one of `AtOnce`, which is played forward.
+
+It leaves out how steps fill up: in simulated queues of 30 to 150 requests it is 0 to 25 % too good,
+the one that is played 2 to 14 %.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Unfinished requests with their mean lengths in tokens, and the tokens each pool holds.
 
-    `started` of the requests run already: their prompts are paid for.
+    `left`: the tokens that each of those lacks which run already: their prompts are paid for.
+    `on_gpu` of them are on the accelerator, which then holds at least so many.
     """
 
     requests: int
@@ -33,7 +42,13 @@ class Demand:
     answer: float
     gpu_tokens: int
     cpu_tokens: int
-    started: int = 0
+    left: tuple[int, ...] = ()
+    on_gpu: int = 0
+
+    @property
+    def started(self) -> int:
+        """How many run already."""
+        return len(self.left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +56,23 @@ class OffloadVerdict:
     """`gain`: how much sooner the known requests end than without the CPU (inf: they never do).
 
     It takes so many `cpu_requests`; with them so many times the requests are served per second as
-    long as others wait (`steady`).
+    long as others wait (`steady`). `at_once`: all of them should start and decode in every step.
     """
 
     gain: float
     cpu_requests: int
     steady: float = 1.0
+    at_once: bool = False
 
 
 def weigh_offload(demand: Demand, limits: Limits, predictor: Predictor) -> OffloadVerdict:
     """Return how much sooner the requests end with decodes on the CPU."""
     stored = max(1, round(demand.prompt + demand.answer / 2))
-    on_gpu = min(demand.requests, demand.gpu_tokens // stored, limits.max_step_sequences)
+    held = (blocks_for(stored) + 1) * KV_BLOCK  # admission keeps a block free for each one running
+    room = max(demand.gpu_tokens // held, demand.on_gpu)
+    on_gpu = min(demand.requests, room, limits.max_step_sequences)
     left = min(demand.requests, limits.max_step_sequences) - on_gpu
-    most = min(left, demand.cpu_tokens // stored)
+    most = min(left, demand.cpu_tokens // held)
     steady = _Steady(demand, limits, LayerTimes(predictor), stored, on_gpu)
     alone = steady.finish(0, 0)
     counts = _spread(most)
@@ -63,6 +81,12 @@ def weigh_offload(demand: Demand, limits: Limits, predictor: Predictor) -> Offlo
         for count in counts
     ]
     least = min(end for end, _, _ in plans)
+    if 0 < most == demand.requests - on_gpu:
+        whole = steady.finish_at_once(on_gpu + most)
+        if whole < min(least * ROUGH, alone):
+            gain = steady.finish_at_once(on_gpu) / max(whole, NO_TIME)
+            if gain > 1.0:
+                return OffloadVerdict(gain, most, gain, at_once=True)
     if not least < alone:
         return OffloadVerdict(1.0, 0)
     end, count, other = next(plan for plan in plans if plan[0] <= least * NEAR)
@@ -130,6 +154,15 @@ class _Steady:
         steps = self.answer * beyond / max(1, self.on_gpu + between)
         extra = begun * self._prompt_seconds() + steps * self._seconds(between, 0)
         return left / rate + extra + self._drain(flight, {0, between, beside // 2})
+
+    def finish_at_once(self, most: int) -> float:
+        """Return the same, played forward: `most` run at once, and all of them in every step."""
+        demand = self.demand
+        played = AtOnce(
+            self.limits, self.times, prompt=self.prompt, stored=self.stored, on_gpu=self.on_gpu
+        )
+        waiting = demand.requests - demand.started
+        return played.finish(waiting, demand.left, self.parts, self.answer, most)
 
     def _prompt_seconds(self) -> float:
         """Return the time of a layer that a prompt adds to a step which is full of them."""

@@ -136,12 +136,17 @@ TestMachine.settings = settings(
 )
 
 
-class LongMachine(Machine):
-    """The same, for long."""
+def long_piece(number: int) -> type[Machine]:
+    """The same, for long: a piece is a test of its own, so that several may run side by side."""
+    return type(f"LongMachine{number}", (Machine,), {})
 
 
-TestLongMachine = LongMachine.TestCase
-TestLongMachine.settings = settings(
-    max_examples=1000, stateful_step_count=100, deadline=None, suppress_health_check=[*HealthCheck]
-)
-TestLongMachine = pytest.mark.long(TestLongMachine)
+for piece in range(10):
+    case = long_piece(piece).TestCase
+    case.settings = settings(
+        max_examples=100,
+        stateful_step_count=100,
+        deadline=None,
+        suppress_health_check=[*HealthCheck],
+    )
+    globals()[f"TestLongMachine{piece}"] = pytest.mark.long(pytest.mark.timeout(1800)(case))

@@ -34,7 +34,7 @@ def weigh(
     )
     demand = Demand(
         requests=requests,
-        started=started,
+        left=tuple(1 + i * answer // started for i in range(started)),
         prompt=prompt,
         answer=answer,
         gpu_tokens=KV_BLOCK * (blocks or machine.gpu_blocks),

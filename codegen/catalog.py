@@ -51,8 +51,14 @@ STANDALONE: dict[str, str] = {
     "ivf_scan": "ivf",
     "gemm_skinny": "gemm_skinny",
     "gemm_skinny_merge": "gemm_skinny",
+    "embed_sum": "layernorm",
+    "layernorm": "layernorm",
+    "packed_attention": "attention_packed",
+    "mean_rows": "pool",
+    "unit_rows": "pool",
+    "tanh_rows": "activation",
 }
-"""Families that no table of an artifact names: of deterministic loads, accelerators, retrieval."""
+"""Families that no decoder's table names: of deterministic loads, accelerators, retrieval, encoders."""
 
 DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
@@ -66,6 +72,7 @@ DTYPE_PARAMETER: dict[str, str] = {
     "ivf_scan": "METRIC",
     "gemm_skinny": "W",
     "gemm_skinny_merge": "W",
+    "embed_sum": "W",
 }
 """The tunable of a family that names its dtype (or metric); its value ends the kernel's name."""
 
@@ -85,9 +92,10 @@ _TILES: dict[tuple[str, str], dict[str, int]] = {
     ("ivf_scan", "cuda"): {"QT": 4, "NT": 4},
 }
 TILES = _TILES | {
-    ("decode_attention_rows", isa): tiles
+    (alike, isa): tiles
     for (family, isa), tiles in _TILES.items()
-    if family == "prefill_attention"  # the same bits
+    if family == "prefill_attention"
+    for alike in ("decode_attention_rows", "packed_attention")  # the first has the same bits
 }
 """(family, instruction set) to tile sizes that fill the registers; others keep their defaults."""
 

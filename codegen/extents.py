@@ -31,6 +31,7 @@ LINEAR = {
     "partial": "partial_size",
 }
 SKINNY = {**PRODUCT, "B": "rows(N, ldb, K)", "bias": "N", "R": "rows(M, ldr, N)"}
+NORM = {"w": "H", "b": "H", "out": "rows(T, ldo, H)"}
 EXTENTS: dict[str, dict[str, str]] = {
     "rmsnorm": {"x": "rows(T, ldx, H)", "w": "H", "out": "rows(T, ldo, H)"},
     "silu_mul": {"gate": "rows(T, ldg, H)", "up": "rows(T, ldu, H)", "out": "rows(T, ldo, H)"},
@@ -67,6 +68,15 @@ EXTENTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("out_ids", "out_logprobs"), "R"),
         "scratch": "V * nth",
     },
+    "layernorm": {**NORM, "x": "rows(T, ldx, H)"},
+    "embed_sum": {**NORM, "ids": "T", "positions": "T", "types": "T"},
+    "packed_attention": {
+        "slopes": "n_heads",
+        "seq_starts": "n_sequences + 1",
+    },
+    "mean_rows": {"seq_starts": "S + 1", "out": "rows(S, ldo, H)"},
+    "unit_rows": {"x": "rows(R, ldx, H)", "out": "rows(R, ldo, H)"},
+    "tanh_rows": {"x": "rows(T, ldx, H)", "out": "rows(T, ldo, H)"},
     "ivf_scan": {"queries": "rows(Q, ldq, d)", "vectors": "n * d", "out": "rows(Q, ldo, n)"},
 }
 """Family to parameter to least number of elements; users' own kernels have no entry."""
@@ -82,6 +92,9 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "decode_attention": (*HEADS, *SPLITS),
     "decode_attention_merge": (*HEADS, *SPLITS),
     "decode_attention_rows": HEADS,
+    "packed_attention": (
+        ("hd", "hd >= 16 && hd <= 128 && hd % 16 == 0", "be a multiple of 16, at most 128"),
+    ),
 }
 """Family to (parameter, condition on integers, what the parameter must be)."""
 

@@ -108,11 +108,11 @@ def read_model_spec(
     config = Config.read(directory / _CONFIG)
     family = _family(config)
     checkpoint = open_checkpoint(directory)
-    stored = _stored_dtype(checkpoint)
+    stored = stored_dtype(checkpoint)
     spec = _architecture(
         config,
         family,
-        weight_dtype=_choose(weight_dtype, tuple(FORMATS), _packed_dtype(stored), "weight dtype"),
+        weight_dtype=choose_dtype(weight_dtype, stored),
         kv_dtype=_choose(kv_dtype, KV_DTYPES, "f32", "KV dtype"),
         checkpoint_dtype=stored,
         max_context=max_context,
@@ -134,7 +134,7 @@ def read_dimensions(path: str | Path, *, weight_dtype: str | None = None) -> Mod
     return _architecture(
         config,
         _family(config),
-        weight_dtype=_choose(weight_dtype, tuple(FORMATS), _packed_dtype(stored), "weight dtype"),
+        weight_dtype=choose_dtype(weight_dtype, stored),
         kv_dtype="f32",
         checkpoint_dtype=stored,
         max_context=None,
@@ -245,14 +245,16 @@ def _context(config: Config, asked: int | None, positions: int) -> int:
     return asked
 
 
-def _stored_dtype(checkpoint: Checkpoint) -> str:
+def stored_dtype(checkpoint: Checkpoint) -> str:
     """Return the dtype of the matrices: the one they share, else f32, which holds all of them."""
     names = {info.dtype.name for info in checkpoint.tensors.values() if len(info.shape) > 1}
     return names.pop() if len(names) == 1 else "f32"
 
 
-def _packed_dtype(stored: str) -> str:
-    return stored if stored in FORMATS else "f32"
+def choose_dtype(asked: str | None, stored: str) -> str:
+    """Return the weight format: the one asked for, else the stored dtype where it is one, or f32."""
+    packed = stored if stored in FORMATS else "f32"
+    return _choose(asked, tuple(FORMATS), packed, "weight dtype")
 
 
 def _choose(asked: str | None, allowed: tuple[str, ...], default: str, what: str) -> str:

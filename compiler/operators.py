@@ -68,6 +68,27 @@ OPERATORS: dict[str, Operator] = {
         "q:in ldq:int " + _KEYS + "partial:out out:part ldo:int",
     ),
     "o": _LINEAR,
+    "up": _LINEAR,
+    "pooler": _LINEAR,
+    "classifier": _LINEAR,
+    "embed_sum": _operator(
+        "embed_sum",
+        "T:int H:int ids:in table:weight positions:in places:weight? types:in kinds:weight? "
+        "w:weight b:weight? eps:float out:out ldo:int",
+    ),
+    "layernorm": _operator(
+        "layernorm", "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int"
+    ),
+    "packed_attention": _operator(
+        "packed_attention",
+        "n_sequences:int n_heads:int hd:int scale:float reach:int slopes:weight? qkv:in ldq:int "
+        "seq_starts:in out:out ldo:int",
+    ),
+    "mean_rows": _operator(
+        "mean_rows", "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int"
+    ),
+    "unit_rows": _operator("unit_rows", "R:int H:int x:in ldx:int out:out ldo:int"),
+    "tanh_rows": _operator("tanh_rows", "T:int H:int x:in ldx:int out:out ldo:int"),
     "gate_up": _SILU,
     "down": _LINEAR,
     "gather_rows": _operator("gather_rows", "R:int H:int rows:in x:in ldx:int out:out ldo:int"),

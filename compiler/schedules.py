@@ -23,6 +23,9 @@ from dovetail.runtime.shard import split_model
 from dovetail.topology.hardware import HardwareSpec
 
 LINEAR, SILU = "linear", "silu"
+ACTIVATED = ("gelu", "gelu_tanh")
+"""Products that are linear ones with an activation of the finished sums, by its name."""
+DECODER_KINDS = (LINEAR, SILU)
 DOT_ROWS = 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
 SPREAD_PREFETCH = -1
@@ -44,16 +47,16 @@ class MicroKernel:
         return self.rows * vectors + min(self.rows, vectors) + 1
 
 
-MOST_ROWS = {LINEAR: 16, SILU: 14}
-PANEL_COUNTS = {LINEAR: (1, 2, 3, 4), SILU: (2, 4)}
+MOST_ROWS = {SILU: 14} | dict.fromkeys((LINEAR, *ACTIVATED), 16)
+PANEL_COUNTS = {SILU: (2, 4)} | dict.fromkeys((LINEAR, *ACTIVATED), (1, 2, 3, 4))
 """The tiles considered; a gated product takes gate and up panels in pairs. Higher ones of one panel
 hold no more accumulators than 14 x 2, and would take the C compiler more time than all others."""
-SCALAR_ROWS = {(LINEAR, 1): 2, (SILU, 2): 1}
+SCALAR_ROWS = {(SILU, 2): 1} | dict.fromkeys(((kind, 1) for kind in (LINEAR, *ACTIVATED)), 2)
 """(kind, panels) to rows where there are no vectors: the compiler shares out the registers."""
 
 RULE_TILES: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
     (kind, isa): tuple(MicroKernel(*shape) for shape in shapes)
-    for kind, isa, shapes in (
+    for like, isa, shapes in (
         (LINEAR, "avx512", ((6, 4), (9, 3))),
         (LINEAR, "avx2", ((6, 1), (3, 2))),
         (LINEAR, "neon", ((6, 1), (3, 2))),
@@ -63,6 +66,7 @@ RULE_TILES: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
         (SILU, "neon", ((3, 2),)),
         (SILU, "generic", ((1, 2),)),
     )
+    for kind in ((LINEAR, *ACTIVATED) if like == LINEAR else (like,))
 }
 """The tiles that the rules choose from; the first serves large M. Between them they reach the read
 bandwidth at small M (many panels are many streams) and the multiply-add rate at large M."""
@@ -162,24 +166,29 @@ def kernel_name(kind: str, dtype: str, tile: MicroKernel) -> str:
 
 def reduce_kernel(kind: str, dtype: str, schedule: Sequence[int]) -> str | None:
     """Return the kernel that adds up the parts of K, or None where a schedule does not split K."""
-    split = kind == LINEAR and schedule[SCHEDULE_VALUES.index("grid_k")] > 1
-    return f"gemm_linear_reduce_{dtype}" if split else None
+    split = kind != SILU and schedule[SCHEDULE_VALUES.index("grid_k")] > 1
+    return f"gemm_{kind}_reduce_{dtype}" if split else None
 
 
-def gemm_requests(dtypes: Iterable[str], target: Target) -> tuple[KernelRequest, ...]:
+def gemm_requests(
+    dtypes: Iterable[str], target: Target, kinds: Sequence[str] = DECODER_KINDS
+) -> tuple[KernelRequest, ...]:
     """Return the GEMM kernels for weights of these dtypes: between them they hold every tile."""
-    return tuple(request for dtype in dtypes for request in _requests(dtype, target))
+    return tuple(
+        request for dtype in dtypes for kind in kinds for request in _requests(kind, dtype, target)
+    )
 
 
-def _requests(dtype: str, target: Target) -> Iterator[KernelRequest]:
-    name = f"gemm_linear_reduce_{dtype}"
-    yield KernelRequest("gemm", "gemm_linear_reduce", {"W": dtype}, name)
-    for kind in (LINEAR, SILU):
-        for tile in built_tiles(kind, target).values():
-            binding: dict[str, int | str] = {"W": dtype, "MR": tile.rows, "NP": tile.panels}
-            binding["DOT"] = dot_rows(dtype, target)
-            name = kernel_name(kind, dtype, tile)
-            yield KernelRequest("gemm", f"gemm_{kind}", binding, name)
+def _requests(kind: str, dtype: str, target: Target) -> Iterator[KernelRequest]:
+    act: dict[str, int | str] = {"ACT": kind} if kind in ACTIVATED else {}
+    family = "gemm_linear" if act else f"gemm_{kind}"
+    if kind != SILU:
+        name = f"gemm_{kind}_reduce_{dtype}"
+        yield KernelRequest("gemm", "gemm_linear_reduce", {"W": dtype, **act}, name)
+    for tile in built_tiles(kind, target).values():
+        binding: dict[str, int | str] = {"W": dtype, "MR": tile.rows, "NP": tile.panels}
+        binding |= {"DOT": dot_rows(dtype, target), **act}
+        yield KernelRequest("gemm", family, binding, kernel_name(kind, dtype, tile))
 
 
 def dot_rows(dtype: str, target: Target) -> int:

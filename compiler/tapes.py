@@ -32,6 +32,7 @@ from dovetail.ir.tape import (
 )
 
 Value = Slot | int | float
+"""A slot of an entry; numbers stand for constants."""
 
 
 def build_forward_tape(
@@ -49,7 +50,7 @@ def build_forward_tape(
 
 def build_sample_tape(spec: ModelSpec, max_step_sequences: int) -> Tape:
     """Return the tape that chooses a token for each of up to `max_step_sequences` logits rows."""
-    tape = _Builder()
+    tape = TapeBuilder()
     scratch = tape.dense("scratch", max_step_sequences, spec.vocab_size)
     values: list[Value] = [ArgRef(name=name) for name in SAMPLE_ARGS]
     rows, logits, stride, *rest = values
@@ -58,7 +59,7 @@ def build_sample_tape(spec: ModelSpec, max_step_sequences: int) -> Tape:
 
 
 @dataclass(slots=True)
-class _Builder:
+class TapeBuilder:
     """Collects entries; `add` decides each one's barrier, `finish` plans the buffers."""
 
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -150,7 +151,7 @@ class _Forward:
         self.spec = spec
         self.weights: Mapping[str, WeightEntry] = {entry.name: entry for entry in weights}
         self.tokens, self.sequences = tokens, sequences
-        self.tape = tape = _Builder()
+        self.tape = tape = TapeBuilder()
         hidden, heads = spec.hidden_size, spec.n_heads * spec.head_dim
         self.x = tape.padded("x", tokens, hidden)
         self.normed = tape.padded("normed", tokens, hidden)

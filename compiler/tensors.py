@@ -7,7 +7,7 @@ place that knows Hugging Face tensor names; the shape check and the packer both 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from dovetail.compiler.checkpoint import Checkpoint
@@ -44,8 +44,15 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     dtype, or is not known to this architecture (an adapter or quantization that would silently
     be lost).
     """
+    check_sources(weight_sources(spec), checkpoint, lambda name: _ignorable(name, spec))
+
+
+def check_sources(
+    sources: Iterable[WeightSource], checkpoint: Checkpoint, ignorable: Callable[[str], bool]
+) -> None:
+    """Compare the tensors of `sources` with a checkpoint that may only have `ignorable` others."""
     known: set[str] = set()
-    for source in weight_sources(spec):
+    for source in sources:
         for name, rows in zip(source.tensors, source.rows, strict=True):
             info = checkpoint.info(name)
             wanted = (rows,) if source.layout.endswith("vector") else (rows, source.k)
@@ -61,7 +68,7 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
                 )
             known.add(name)
     for name in checkpoint.tensors:
-        if name not in known and not _ignorable(name, spec):
+        if name not in known and not ignorable(name):
             raise SpecError(
                 f"{checkpoint.directory}: tensor {name} is not part of this architecture as "
                 "config.json describes it; adapters and quantized weights must be merged first"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
@@ -39,10 +39,15 @@ Progress = Callable[[int, int], None]
 
 
 def plan_weights(spec: ModelSpec) -> tuple[WeightEntry, ...]:
-    """Return where every packed weight goes: offsets are multiples of 4096, in the order of use."""
+    """Return where every packed weight of a decoder goes, in the order of use."""
+    return plan_sources(weight_sources(spec), spec.weight_dtype)
+
+
+def plan_sources(sources: Sequence[WeightSource], weight_dtype: str) -> tuple[WeightEntry, ...]:
+    """Return where the packed weights go: offsets are multiples of 4096, in the order given."""
     entries, offset = [], 0
-    for source in weight_sources(spec):
-        dtype = spec.weight_dtype if _is_matrix(source) else "f32"
+    for source in sources:
+        dtype = weight_dtype if _is_matrix(source) else "f32"
         n, count = _packed_extent(source, dtype)
         size = count * DTYPES[dtype].size
         layout = "vector" if source.layout == "pair_vector" else source.layout
@@ -69,15 +74,28 @@ def total_bytes(entries: tuple[WeightEntry, ...]) -> int:
 def pack_weights(
     spec: ModelSpec, checkpoint: Checkpoint, path: Path, progress: Progress | None = None
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
+    """Write `path` for a decoder; see `pack_sources`."""
+    tables = zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
+    sources = weight_sources(spec)
+    return pack_sources(sources, spec.weight_dtype, checkpoint, path, dict(tables), progress)
+
+
+def pack_sources(
+    sources: tuple[WeightSource, ...],
+    weight_dtype: str,
+    checkpoint: Checkpoint,
+    path: Path,
+    tables: Mapping[str, Array],
+    progress: Progress | None = None,
+) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path`; return its index and the sha256 of every 4 MiB.
 
-    Raises SpecError for weights with NaN or infinite values, OSError when the disk is full or
-    read-only.
+    tables: the weights that no tensor holds, by name. Raises SpecError for weights with NaN or
+    infinite values, OSError when the disk is full or read-only.
     """
-    entries = plan_weights(spec)
+    entries = plan_sources(sources, weight_dtype)
     total = total_bytes(entries)
-    tables = zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
-    packer = _Packer(weight_sources(spec), entries, checkpoint, dict(tables))
+    packer = _Packer(sources, entries, checkpoint, tables)
     least, most = THREADS
     pool = ThreadPoolExecutor(min(max(len(os.sched_getaffinity(0)), least), most))
     digests: list[str] = []

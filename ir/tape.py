@@ -128,3 +128,15 @@ SAMPLE_ARGS: tuple[str, ...] = (
     "out_logprobs",  # f32 [n_rows]: log softmax of the raw logits at the chosen id
 )
 """Arguments of the `sample` tape."""
+
+ENCODE_ARGS: tuple[str, ...] = (
+    "n_tokens",
+    "n_sequences",
+    "token_ids",  # i32 [n_tokens], the texts one after another
+    "positions",  # i32 [n_tokens]: rows of the position table
+    "type_ids",  # i32 [n_tokens]
+    "seq_starts",  # i32 [n_sequences + 1]: first token row of each text
+    "picked_rows",  # i32 [n_sequences]: the row that stands for a text, where one does
+    "out",  # f32 [n_sequences][width]: filled by the tape
+)
+"""Arguments of an encoder's `encode` tape."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.measure import Candidate
-from dovetail.compiler.schedules import LINEAR, SILU, GemmOp
+from dovetail.compiler.schedules import MOST_ROWS, GemmOp
 from dovetail.compiler.search.cost_model import CostModel, describe_program, estimate_work
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import Program
@@ -57,7 +57,7 @@ def read_samples(records: Iterable[TuningRecord], target: Target) -> list[Sample
         for record in records
         if record.status == OK
         and record.target == target.name
-        and record.kind in (LINEAR, SILU)
+        and record.kind in MOST_ROWS
         and record.dtype in FORMATS
         and record.threads > 0
         and all(record.shape.get(side, 0) > 0 for side in "nkm")

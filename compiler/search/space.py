@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.measure import Candidate, GemmCase
 from dovetail.compiler.schedules import (
-    LINEAR,
     SILU,
     SPREAD_PREFETCH,
     START_PREFETCH,
@@ -152,7 +151,7 @@ class Problem:
             return size if 0 < size < whole else 0
 
         one_group = 1 if most.n == 1 else side(part.n, most.n)
-        k = side(part.k, most.k) if self.op.kind == LINEAR else 0
+        k = side(part.k, most.k) if self.op.kind != SILU else 0
         return Slice(side(part.m, most.m), one_group, k)
 
     def orders(self, program: Program) -> tuple[Program, ...]:
@@ -189,7 +188,7 @@ class Problem:
             return True
         sums = (scheme.k - 1) * self.m * self.units * PANEL
         long_enough = scheme.k * K_UNIT <= self.op.k
-        return split_k and self.op.kind == LINEAR and long_enough and sums <= SPLIT_K_ELEMENTS
+        return split_k and self.op.kind != SILU and long_enough and sums <= SPLIT_K_ELEMENTS
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from dovetail.compiler.expected import ExpectedProduct, agrees, panels_to_check, rows_to_check
 from dovetail.ir.model import PANEL
@@ -15,13 +16,16 @@ B = RANDOM.standard_normal((2 * -(-N // PANEL), K, PANEL))
 
 
 def product(kind: str) -> np.ndarray:
+    plain = (A.astype(np.float64) @ np.concatenate(B, axis=1))[:, :N]
     if kind == "linear":
-        return (A.astype(np.float64) @ np.concatenate(B, axis=1))[:, :N]
+        return plain
+    if kind == "gelu":
+        return plain * ndtr(plain)
     gate, up = (A.astype(np.float64) @ np.concatenate(B[side::2], axis=1) for side in (0, 1))
     return (gate / (1 + np.exp(-gate)) * up)[:, :N]
 
 
-@pytest.mark.parametrize("kind", ["linear", "silu"])
+@pytest.mark.parametrize("kind", ["linear", "silu", "gelu"])
 def test_rows_and_panels_are_those_of_the_whole_product(kind):
     whole = product(kind)
     asked: list[int] = []

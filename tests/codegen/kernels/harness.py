@@ -44,6 +44,7 @@ from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.warp_host import WarpLibrary
 
 PROBES = """
+import gelu
 import math_f32
 
 
@@ -69,8 +70,26 @@ def vsigmoid_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread)
 def vsilu_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
     for c in vrange(0, n):
         vstore(out + c, vsilu(vload(x + c)))
+
+
+@kernel
+def vgelu_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+    for c in vrange(0, n):
+        vstore(out + c, vgelu(vload(x + c)))
+
+
+@kernel
+def vgelu_tanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+    for c in vrange(0, n):
+        vstore(out + c, vgelu_tanh(vload(x + c)))
+
+
+@kernel
+def vtanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
+    for c in vrange(0, n):
+        vstore(out + c, vtanh(vload(x + c)))
 """
-"""Kernels that show the @inline functions of math_f32 one by one."""
+"""Kernels that show the @inline functions of math_f32 and gelu one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
 GPU = "gpu"
 DISTINCT = {n: t for n, t in TARGETS.items() if not t.bf16_dot}
@@ -81,7 +100,7 @@ NATIVE = [
     *([GPU] if count_devices() else []),
 ]
 """Targets whose text runs here; cuda as plain C++, a warp being 32 floats; and a GPU, if any."""
-NOT_ON_DEVICES = ("prefill_attention", "decode_attention_rows")
+NOT_ON_DEVICES = ("prefill_attention", "decode_attention_rows", "packed_attention")
 """Families whose arrays are too large for the shared memory of a block."""
 ONLY_ON_DEVICES = ("gemm_skinny", "gemm_skinny_merge", "prefill_attention_lanes")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr
 
 from tests.codegen.kernels.harness import Runner
 
@@ -39,3 +40,14 @@ def test_sigmoid_and_silu_over_the_whole_range(any_runner: Runner) -> None:
     sigmoid = 1 / (1 + np.exp(-np.clip(x.astype(np.float64), -700, 700)))
     np.testing.assert_allclose(apply(any_runner, "vsigmoid", x), sigmoid, rtol=4e-7, atol=1e-37)
     np.testing.assert_allclose(apply(any_runner, "vsilu", x), x * sigmoid, rtol=5e-7, atol=1e-33)
+
+
+def test_gelu_and_tanh_over_the_whole_range(any_runner: Runner) -> None:
+    x = np.concatenate([np.linspace(-30, 30, 997), [-1e4, 1e4, 0.0, 1e-20]]).astype(np.float32)
+    wide = x.astype(np.float64)
+    gelu = apply(any_runner, "vgelu", x)
+    assert (np.abs(gelu - wide * ndtr(wide)) <= 3e-7 * (np.abs(wide) + 1e-20)).all()
+    tanh = wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+    got = apply(any_runner, "vgelu_tanh", x)
+    assert (np.abs(got - tanh) <= 5e-7 * (np.abs(wide) + 1e-20)).all()
+    np.testing.assert_allclose(apply(any_runner, "vtanh", x), np.tanh(wide), atol=2e-7)

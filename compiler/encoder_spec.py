@@ -1,0 +1,283 @@
+"""A directory of a text encoder, in Hugging Face or sentence-transformers layout, to an EncoderSpec.
+
+In: config.json, modules.json with what it names, and the headers of the safetensors files. What is
+not computed is refused with a SpecError that names the key.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
+from dovetail.compiler.config import MAX_JSON_BYTES, Config, read_bounded
+from dovetail.compiler.encoder_tensors import check_encoder_tensors
+from dovetail.compiler.model_spec import choose_dtype, stored_dtype
+from dovetail.ir.encoder import EncoderSpec
+from dovetail.ir.errors import SpecError
+
+MODULES, POOLING = "modules.json", "config.json"
+SENTENCE_CONFIG, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 128
+MAX_TOKENS = 1 << 15
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""hidden_act of config.json -> our name."""
+POOLING_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+E5_PROMPTS = {"query": "query: ", "passage": "passage: "}
+"""What E5 models were trained with; their folders do not say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    """What an architecture fixes. skips: rows of the position table before a text's first token."""
+
+    name: str
+    positions: str
+    skips_padding: bool = False
+
+
+_BERT = EncoderFamily("bert", "learned")
+_ROBERTA = EncoderFamily("roberta", "learned", skips_padding=True)
+_SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification")
+ENCODER_FAMILIES: dict[str, EncoderFamily] = {
+    f"{stem}{suffix}": family
+    for stem, family in (
+        ("Bert", _BERT),
+        ("Roberta", _ROBERTA),
+        ("XLMRoberta", _ROBERTA),
+        ("Camembert", _ROBERTA),
+    )
+    for suffix in _SUFFIXES
+}
+"""Architecture of config.json -> family."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFolder:
+    """Where the parts of a model lie: `transformer` has config.json, weights and tokenizer.
+
+    pooling: the folder of its settings; None without modules.json. unit: vectors are normed.
+    """
+
+    root: Path
+    transformer: Path
+    pooling: Path | None = None
+    unit: bool = False
+
+
+def is_encoder(path: str | Path) -> bool:
+    """Tell whether a directory holds a text encoder rather than a decoder."""
+    file = open_folder(Path(path)).transformer / "config.json"
+    if not file.is_file():
+        return False
+    return any(name in ENCODER_FAMILIES for name in Config.read(file).texts("architectures"))
+
+
+def open_folder(root: Path) -> EncoderFolder:
+    """Read modules.json, if there. Raises SpecError for modules that are not computed."""
+    if not (root / MODULES).is_file():
+        return EncoderFolder(root, root)
+    transformer, pooling, unit = root, None, False
+    for kind, path in _read_modules(root):
+        if kind == "Transformer":
+            transformer = root / path
+        elif kind == "Pooling":
+            pooling = root / path
+        elif kind == "Normalize":
+            unit = True
+        else:
+            raise SpecError(
+                f"{root / MODULES}: the module {kind} is not supported; Transformer, Pooling and "
+                "Normalize are"
+            )
+    return EncoderFolder(root, transformer, pooling, unit)
+
+
+def _read_modules(root: Path) -> list[tuple[str, str]]:
+    """Return (last part of the type, folder) of each module."""
+    file = root / MODULES
+    try:
+        listed = json.loads(read_bounded(file, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{file} is not valid JSON: {error}") from error
+    found = []
+    for item in listed if isinstance(listed, list) else [None]:
+        kind, path = (item.get(k) if isinstance(item, dict) else None for k in ("type", "path"))
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise SpecError(f"{file} must be a list of modules, each with a type and a path")
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise SpecError(f"{file}: the path {path!r} leads out of the model")
+        found.append((kind.rsplit(".", 1)[-1], path))
+    return found
+
+
+def read_encoder_spec(
+    path: str | Path, *, weight_dtype: str | None = None, max_tokens: int | None = None
+) -> EncoderSpec:
+    """Read and check the directory of an encoder.
+
+    weight_dtype: as for decoders. max_tokens: of one text; by default what the model says.
+
+    Raises SpecError naming the file and the key or tensor at fault.
+    """
+    folder = open_folder(Path(path))
+    config = Config.read(folder.transformer / "config.json")
+    checkpoint = open_checkpoint(folder.transformer)
+    spec = _architecture(config, folder, checkpoint, weight_dtype, max_tokens)
+    check_encoder_tensors(spec, checkpoint)
+    return spec
+
+
+def _architecture(
+    config: Config,
+    folder: EncoderFolder,
+    checkpoint: Checkpoint,
+    weight_dtype: str | None,
+    max_tokens: int | None,
+) -> EncoderSpec:
+    name, family = _family(config)
+    _refuse(config)
+    hidden = config.integer("hidden_size", 1, 1 << 15)
+    heads = config.integer("num_attention_heads", 1, 1024)
+    rows = config.integer("max_position_embeddings", 1, MAX_TOKENS)
+    first = config.integer("pad_token_id", 0, 1 << 24, 1) + 1 if family.skips_padding else 0
+    stored = stored_dtype(checkpoint)
+    labelled = name.endswith("ForSequenceClassification")
+    prompts, default = _read_prompts(folder, config)
+    return EncoderSpec(
+        family=family.name,
+        vocab_size=config.integer("vocab_size", 1, 1 << 24),
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size", 1, 1 << 17),
+        n_layers=config.integer("num_hidden_layers", 1, 1024),
+        n_heads=heads,
+        head_dim=_head_dim(config, hidden, heads),
+        max_tokens=_most_tokens(folder, rows - first, max_tokens),
+        norm_eps=config.number("layer_norm_eps", 0.0, 1.0, 1e-12),
+        activation=_activation(config),
+        positions=family.positions,
+        n_positions=rows,
+        first_position=first,
+        token_types=config.integer("type_vocab_size", 0, 1024, 2),
+        pooling=_read_pooling(folder),
+        unit=folder.unit,
+        labels=_count_labels(config) if labelled else 0,
+        prompts=prompts,
+        default_prompt=default,
+        weight_dtype=choose_dtype(weight_dtype, stored),
+        checkpoint_dtype=stored,
+    )
+
+
+def _family(config: Config) -> tuple[str, EncoderFamily]:
+    names = config.texts("architectures")
+    for name in names:
+        if name in ENCODER_FAMILIES:
+            return name, ENCODER_FAMILIES[name]
+    raise SpecError(
+        f"{config.name}: architecture {', '.join(names) or '(none)'} is no supported encoder; "
+        f"supported: {', '.join(ENCODER_FAMILIES)}"
+    )
+
+
+def _refuse(config: Config) -> None:
+    if config.has("quantization_config"):
+        raise config.fail("quantization_config", "but quantized encoders are not supported")
+    if config.flag("is_decoder"):
+        raise config.fail("is_decoder", "but only bidirectional models are encoders")
+    if (kind := config.text("position_embedding_type", "absolute")) != "absolute":
+        raise config.fail("position_embedding_type", f"but {kind} is not supported")
+
+
+def _head_dim(config: Config, hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise config.fail("hidden_size", f"but must be a multiple of num_attention_heads {heads}")
+    size = hidden // heads
+    if size % HEAD_DIM_STEP or size > MAX_HEAD_DIM:
+        raise SpecError(
+            f"{config.name}: heads of {size} values are not supported; the attention kernel takes "
+            f"multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+        )
+    return size
+
+
+def _activation(config: Config) -> str:
+    name = config.text("hidden_act", "gelu")
+    if name not in ACTIVATIONS:
+        raise config.fail("hidden_act", f"but must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _most_tokens(folder: EncoderFolder, positions: int, asked: int | None) -> int:
+    """Return the tokens of the longest text: what is asked for, or what the model's files say."""
+    if asked is not None:
+        if not 3 <= asked <= positions:
+            raise SpecError(
+                f"texts of {asked} tokens were asked for, but {folder.root} allows 3 to {positions}"
+            )
+        return asked
+    limits = [positions]
+    for where, name, key in (
+        (folder.root, SENTENCE_CONFIG, "max_seq_length"),
+        (folder.transformer, TOKENIZER_CONFIG, "model_max_length"),
+    ):
+        if (where / name).is_file():
+            config = Config.read(where / name)
+            if config.has(key) and config.number(key, 1, 1e40) < positions:
+                limits.append(config.integer(key, 3, positions))
+    return min(limits)
+
+
+def _read_pooling(folder: EncoderFolder) -> str:
+    if folder.pooling is None:
+        return "mean"
+    config = Config.read(folder.pooling / POOLING)
+    if not config.flag("include_prompt", True):
+        raise config.fail("include_prompt", "but prompts always count")
+    named = config.text("pooling_mode", "")
+    chosen = [f"pooling_mode_{named}"] if named else []
+    chosen = chosen or [
+        k for k in config.values if k.startswith("pooling_mode_") and config.flag(k)
+    ]
+    short = {**POOLING_MODES, **{f"pooling_mode_{mode}": mode for mode in POOLING_MODES.values()}}
+    if len(chosen) != 1 or chosen[0] not in short:
+        raise SpecError(
+            f"{config.name}: pooling by {', '.join(chosen) or 'nothing'} is not supported; one of "
+            f"{', '.join(POOLING_MODES)} is"
+        )
+    return short[chosen[0]]
+
+
+def _read_prompts(folder: EncoderFolder, config: Config) -> tuple[dict[str, str], str | None]:
+    """Return prompts by name and the name of the default one."""
+    file = folder.root / PROMPTS
+    found = Config.read(file) if file.is_file() else Config(str(file), {})
+    if found.has("prompts") and found.section("prompts").values:
+        listed = found.section("prompts")
+        prompts = {name: listed.text(name, "") for name in listed.values}
+    else:
+        names = (folder.root.name, Path(config.text("_name_or_path", "-")).name)
+        known = any("e5-" in name.lower() for name in names)
+        prompts = dict(E5_PROMPTS) if known else {}
+    default = found.text("default_prompt_name") if found.has("default_prompt_name") else None
+    if default is not None and default not in prompts:
+        raise found.fail("default_prompt_name", "but is none of the prompts")
+    return prompts, default
+
+
+def _count_labels(config: Config) -> int:
+    values: Any = config.values.get("id2label")
+    if isinstance(values, dict) and values:
+        return len(values)
+    return config.integer("num_labels", 1, 1 << 16, 2)

@@ -1,0 +1,102 @@
+"""Products with an activation, against float64: slices and parts of K are activated once."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.targets import TARGETS, host_features, runs_on
+from dovetail.compiler.schedules import ACTIVATED, RULE_TILES, gemm_requests, make_schedule
+from dovetail.ir.dtypes import narrow_bf16, widen_bf16
+from dovetail.ir.formats import FORMATS
+from dovetail.runtime import abi
+
+PLAIN = [n for n, t in TARGETS.items() if not t.bf16_dot]
+NATIVE = [n for n in PLAIN if runs_on(TARGETS[n], platform.machine(), host_features())]
+CASES = [("gelu", "f32"), ("gelu_tanh", "bf16")]
+
+
+def wanted(kind: str, sums: np.ndarray) -> np.ndarray:
+    if kind == "gelu":
+        return sums * ndtr(sums)
+    return sums / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (sums + 0.044715 * sums**3)))
+
+
+@cache
+def library(target: str) -> tuple[ctypes.CDLL, dict[tuple[str, str], str]]:
+    """Build, of each case, the kernel of the rules' first tile, and the one that adds up parts."""
+    chosen, names = [], {}
+    for kind, dtype in CASES:
+        found = {r.name: r for r in gemm_requests((dtype,), TARGETS[target], (kind,))}
+        panels = RULE_TILES[kind, TARGETS[target].isa][0].panels
+        names[kind, dtype] = next(n for n in found if n.endswith(f"x{panels}"))
+        chosen += [found[names[kind, dtype]], found[f"gemm_{kind}_reduce_{dtype}"]]
+    spec = LibrarySpec(target=TARGETS[target], kernels=tuple(chosen), tvm_ffi=False)
+    return ctypes.CDLL(str(build_library(spec).path)), names
+
+
+def product(target: str, kind: str, dtype: str, m: int, n: int, k: int, **schedule: int) -> None:
+    """Run on two threads' shares with bias and residual, and compare."""
+    random = np.random.default_rng(m * n + k)
+    a = random.standard_normal((m, k), np.float32)
+    weight = random.standard_normal((n, k), np.float32) * np.float32(k**-0.5)
+    bias = np.zeros(-(-n // 16) * 16, np.float32)
+    bias[:n] = random.standard_normal(n, np.float32)
+    residual = random.standard_normal((m, n), np.float32)
+    stored = narrow_bf16(weight) if dtype == "bf16" else weight
+    exact = widen_bf16(stored) if dtype == "bf16" else weight
+    packed = FORMATS[dtype].pack(stored)
+    out, partial = np.full((m, n + 3), 7, np.float32), np.empty(1 << 16, np.float32)
+    values = (
+        m,
+        n,
+        k,
+        a,
+        k,
+        packed,
+        packed.shape[1],
+        bias,
+        residual,
+        n,
+        out,
+        n + 3,
+        partial,
+        1 << 16,
+    )
+    slots = (abi.Slot * len(values))(
+        *(abi.Slot(i=v if isinstance(v, int) else v.ctypes.data) for v in values)
+    )
+    row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*make_schedule(**schedule))
+    built, names = library(target)
+    kernels = [names[kind, dtype]]
+    if schedule.get("grid_k", 1) > 1:
+        kernels.append(f"gemm_{kind}_reduce_{dtype}")
+    for kernel in kernels:
+        for tid in range(2):
+            built[f"dt_entry_{kernel}"](slots, row, ctypes.c_int64(tid), ctypes.c_int64(2))
+    sums = a.astype(np.float64) @ exact.T.astype(np.float64) + bias[:n] + residual
+    np.testing.assert_allclose(out[:, :n], wanted(kind, sums), rtol=2e-5, atol=2e-5)
+    assert (out[:, n:] == 7).all()
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize(("kind", "dtype"), CASES)
+def test_sums_are_activated_once(target: str, kind: str, dtype: str) -> None:
+    for m, n, k in ((1, 16, 16), (5, 37, 48), (19, 130, 70)):
+        product(target, kind, dtype, m, n, k, m_tile=3, grid_n=2)
+        product(target, kind, dtype, m, n, k, m_tile=2, block_m=4, block_k=16, block_n=1)
+        product(target, kind, dtype, m, n, k, m_tile=2, grid_k=2)
+
+
+def test_every_activation_has_tiles_and_a_reduction() -> None:
+    for kind in ACTIVATED:
+        for target in TARGETS.values():
+            names = [r.name for r in gemm_requests(("f32",), target, (kind,))]
+            assert f"gemm_{kind}_reduce_f32" in names
+            assert len(names) == len(set(names)) > 1

@@ -13,6 +13,7 @@ from importlib.resources import files
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high.nodes import Function, Unit
 from dovetail.ir.high.parse import parse_high
@@ -58,7 +59,7 @@ STANDALONE: dict[str, str] = {
     "unit_rows": "pool",
     "tanh_rows": "activation",
 }
-"""Families that no decoder's table names: of deterministic loads, accelerators, retrieval, encoders."""
+"""Families that no decoder's table names: of deterministic loads, devices, retrieval, encoders."""
 
 DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
@@ -183,8 +184,11 @@ def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
     }
 
 
-def model_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
+def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     """Return everything but GEMM that the tapes of a model call."""
+    if isinstance(spec, EncoderSpec):
+        dtypes = {"embed_sum": spec.weight_dtype}
+        return tuple(kernel_request(f, target, dtypes.get(f)) for f in ENCODER_FAMILIES)
     table = "embed_packed" if spec.tied_head else "embed"
     families = [table, *(family for family in KERNELS if not family.startswith("embed"))]
     dtypes = {"W": spec.weight_dtype, "KV": spec.kv_dtype}
@@ -193,6 +197,18 @@ def model_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
         kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)
         for family in families
     )
+
+
+ENCODER_FAMILIES = (
+    "embed_sum",
+    "packed_attention",
+    "layernorm",
+    "mean_rows",
+    "gather_rows",
+    "unit_rows",
+    "tanh_rows",
+)
+"""Everything but GEMM that the tapes of encoders call."""
 
 
 def head_shape(spec: ModelSpec) -> HeadShape:

@@ -1,4 +1,4 @@
-"""A directory of a text encoder, in Hugging Face or sentence-transformers layout, to an EncoderSpec.
+"""The directory of a text encoder, as Hugging Face or sentence-transformers, to an EncoderSpec.
 
 In: config.json, modules.json with what it names, and the headers of the safetensors files. What is
 not computed is refused with a SpecError that names the key.

@@ -61,7 +61,7 @@ class _Encode:
         self.tape.add("embed_sum", "embed", "n_tokens", *values)
 
     def attend(self, layer: int) -> None:
-        """x = norm(x + attention), each text within itself."""
+        """X = norm(x + attention), each text within itself."""
         spec, name, segment = self.spec, f"layers.{layer}", f"attn({layer})"
         self.linear("qkv", segment, f"{name}.qkv", self.x, self.qkv)
         heads: tuple[Value, ...] = (spec.n_heads, spec.head_dim, spec.head_dim**-0.5, 0)
@@ -74,7 +74,7 @@ class _Encode:
         self.norm(segment, f"{name}.attention_norm")
 
     def transform(self, layer: int) -> None:
-        """x = norm(x + MLP)."""
+        """X = norm(x + MLP)."""
         name, segment = f"layers.{layer}", f"mlp({layer})"
         self.linear("up", segment, f"{name}.up", self.x, self.inner)
         self.linear("down", segment, f"{name}.down", self.inner, self.x, residual=self.x)
@@ -92,8 +92,8 @@ class _Encode:
         else:
             self.pick(pooled)
         if self.spec.unit:
-            values = (_S, hidden, *self.rows(self.picked), *end)
-            self.tape.add("unit_rows", "pool", "n_sequences", *values)
+            picked = self.rows(self.picked)
+            self.tape.add("unit_rows", "pool", "n_sequences", _S, hidden, *picked, *end)
 
     def classify(self) -> None:
         """Logits of each text's first row: a layer with tanh, and one without."""

@@ -252,7 +252,7 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
 
 
 def choose_dtype(asked: str | None, stored: str) -> str:
-    """Return the weight format: the one asked for, else the stored dtype where it is one, or f32."""
+    """Return the weight format: the one asked for, else the stored dtype if it is one, else f32."""
     packed = stored if stored in FORMATS else "f32"
     return _choose(asked, tuple(FORMATS), packed, "weight dtype")
 

@@ -19,6 +19,7 @@ from dovetail.compiler.recorder import Identity
 from dovetail.compiler.schedules import plan_teams
 from dovetail.compiler.search.tables import Effort, search_tasks, tuning_library
 from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.encoder import Spec
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.shard import shard_spec, split_model
 from dovetail.topology.hardware import HardwareSpec
@@ -32,7 +33,7 @@ class SearchScope:
     chosen, with the default schedules.
     """
 
-    spec: ModelSpec
+    spec: Spec
     payload: Payload
     plans: tuple[ServicePlan, ...]
     others: tuple[ServicePlan, ...] = ()
@@ -52,7 +53,7 @@ def plan_parts(scope: SearchScope, effort: Effort, cache: Path | None) -> tuple[
     """Return what an effort searches; the products come last."""
     spec, target, plans = scope.spec, scope.target, scope.plans
     searches: list[tuple[tuple[Item, ...], LibrarySpec]] = []
-    if effort.attention:
+    if effort.attention and isinstance(spec, ModelSpec):
         alike = [plan for plan in plans if plan.processes == plans[0].processes]
         shard = shard_spec(spec, split_model(spec, 0, plans[0].processes))
         attention = attention_tasks(shard, target, (team.plan for team in plan_teams(alike)))

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dovetail.compiler.schedules import GemmOp, count_gemms
+from dovetail.compiler.schedules import HEADS, GemmOp, count_gemms, gemm_ops
 from dovetail.compiler.workload import WorkloadSpec
+from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.model import ModelSpec
 
 
@@ -72,6 +73,25 @@ def make_payload(
         )
 
     return Payload(uses(1), {count: uses(count) for count in processes if count > 1})
+
+
+def make_encoder_payload(spec: EncoderSpec, max_step_tokens: int) -> Payload:
+    """Return the payload of an encoder: passes over 8, 16, 32 .. tokens, all as frequent."""
+    counts = [1 << i for i in range(3, max_step_tokens.bit_length())]
+    sizes = dict.fromkeys(counts, 1 / len(counts))
+    texts = dict.fromkeys((1, 4, 16), 1 / 3)
+    return Payload(
+        tuple(
+            GemmUse(
+                gemm=gemm,
+                calls=1 if gemm.op in HEADS else spec.n_layers,
+                bias=True,
+                residual=gemm.op in ("o", "down"),
+                sizes=texts if gemm.op in HEADS else sizes,
+            )
+            for gemm in gemm_ops(spec)
+        )
+    )
 
 
 def _head_sizes(steps: dict[int, float], sequences: int) -> dict[int, float]:

@@ -7,13 +7,8 @@ writes the files.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +22,15 @@ from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.database import default_path
+from dovetail.compiler.encoder_pipeline import compile_encoder
+from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.memory import Memory
 from dovetail.compiler.model_spec import read_generation_defaults
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload
 from dovetail.compiler.replay import measure_choice
+from dovetail.compiler.report import CompileReport, Progress, Steps, our_version
 from dovetail.compiler.request import (
     COPIED_FILES,
     TOKENIZER,
@@ -50,7 +48,7 @@ from dovetail.compiler.service import (
 )
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
-from dovetail.compiler.writer import ArtifactWriter, write_artifact
+from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
@@ -61,41 +59,6 @@ from dovetail.ir.tuning import encode_record
 from dovetail.runtime.tape import pick_tables
 
 MODEL_NAME = "llm"
-Progress = Callable[[str, int, int], None]
-"""Called with (step, done, total); the steps' names are those of `STEPS`, in that order."""
-STEPS = ("read", "schedules", "kernels", "weights", "write", "plans")
-
-
-class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a compile did: `seconds` by step, `rows` of the schedules by where they come from.
-
-    threads: of a decode step, in all processes. plan: both phases' in words. trials: the
-    measurements behind the schedules. measured: how many of them were made now; the others come
-    from the tuning database.
-    """
-
-    path: str
-    family: str
-    weight_bytes: int
-    weight_dtype: str
-    kv_dtype: str
-    max_context: int
-    targets: tuple[str, ...]
-    kernels: int
-    threads: int
-    plan: str
-    workload: str
-    effort: str
-    rows: dict[str, int]
-    trials: int
-    measured: int
-    gain: Gain | None
-    seconds: dict[str, float]
-    notes: tuple[str, ...]
-
-    def __fspath__(self) -> str:
-        """Return the artifact's path, so that `dovetail.load(report)` opens it."""
-        return self.path
 
 
 def compile_model(
@@ -115,13 +78,14 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
     Raises SpecError for bad input, ToolchainError without a C compiler, ArtifactError when it
     cannot be written or was interrupted.
     """
+    compile_kind = compile_encoder if is_encoder(request.model) else _compile
     try:
-        return _compile(request, _Steps(progress))
+        return compile_kind(request, Steps(progress))
     except KeyboardInterrupt:
         raise ArtifactError(f"interrupted; nothing was written to {request.output}") from None
 
 
-def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
+def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     with steps.run("read"):
         inputs = read_inputs(request)
     with write_artifact(request.output) as artifact:
@@ -134,7 +98,7 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
         with steps.run("write"):
             tapes = _build_tapes(inputs, weights, tuned.tables)
             _write_model(artifact, inputs, weights, tapes)
-            _write_libraries(artifact, libraries)
+            write_libraries(artifact, libraries)
             artifact.write_json("hardware.json", inputs.hardware)
             _write_plans(artifact, inputs.choice)
             artifact.write_json(
@@ -175,7 +139,7 @@ def _compile(request: CompileRequest, steps: _Steps) -> CompileReport:
 
 
 def _build_libraries(
-    inputs: Inputs, tables: tuple[ScheduleTable, ...], steps: _Steps
+    inputs: Inputs, tables: tuple[ScheduleTable, ...], steps: Steps
 ) -> dict[str, BuiltLibrary]:
     libraries = {}
     for number, target in enumerate(inputs.targets):
@@ -192,7 +156,7 @@ def _build_libraries(
     return libraries
 
 
-def _make_schedules(inputs: Inputs, steps: _Steps) -> Chosen:
+def _make_schedules(inputs: Inputs, steps: Steps) -> Chosen:
     request = inputs.request
     found = [
         choose_schedules(
@@ -238,7 +202,7 @@ def _measure_gain(inputs: Inputs, tuned: Chosen) -> Gain | None:
 
 
 def _pack(
-    inputs: Inputs, artifact: ArtifactWriter, steps: _Steps
+    inputs: Inputs, artifact: ArtifactWriter, steps: Steps
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     name = f"models/{MODEL_NAME}/weights/weights.bin"
     checkpoint = open_checkpoint(inputs.directory)
@@ -292,14 +256,6 @@ def _write_model(
         artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)
 
 
-def _write_libraries(artifact: ArtifactWriter, libraries: dict[str, BuiltLibrary]) -> None:
-    for target, library in libraries.items():
-        folder, index = f"kernels/{target}", library.index
-        artifact.write_bytes(f"{folder}/{index.library}", library.path.read_bytes())
-        artifact.write_bytes(f"{folder}/{index.source}", library.source.encode())
-        artifact.write_json(f"{folder}/index.json", index)
-
-
 def _write_plans(artifact: ArtifactWriter, choice: PlanChoice) -> None:
     plan = service_plan(choice)
     artifact.write_json("plans/service.json", plan)
@@ -323,7 +279,7 @@ def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) 
 def _manifest(inputs: Inputs, chunks: WeightChunks) -> dict[str, Any]:
     content = msgspec.json.encode(inputs.spec) + msgspec.json.encode(chunks)
     return {
-        "producer": f"dovetail {_version()}",
+        "producer": f"dovetail {our_version()}",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "model_fingerprint": hashlib.sha256(content).hexdigest(),
         "workload_fingerprint": inputs.workload.fingerprint,
@@ -337,35 +293,3 @@ def _notes(inputs: Inputs) -> tuple[str, ...]:
     if (inputs.directory / TOKENIZER).is_file():
         return ()
     return (f"{inputs.directory} has no {TOKENIZER}: prompts must be token ids",)
-
-
-def _version() -> str:
-    try:
-        return version("dovetail")
-    except PackageNotFoundError:
-        return "from source"
-
-
-@dataclass(slots=True)
-class _Steps:
-    """Times the steps and passes their progress on."""
-
-    progress: Progress | None
-    seconds: dict[str, float] = field(default_factory=dict)
-    current: str = ""
-
-    @contextmanager
-    def run(self, name: str) -> Iterator[None]:
-        """Run one step of STEPS."""
-        assert name == STEPS[len(self.seconds)], name
-        self.current = name
-        self.advance(0, 1)
-        start = time.monotonic()
-        yield
-        self.seconds[name] = time.monotonic() - start
-        self.advance(1, 1)
-
-    def advance(self, done: int, total: int) -> None:
-        """Report progress inside the current step."""
-        if self.progress:
-            self.progress(self.current, done, total)

@@ -144,7 +144,7 @@ class Inputs:
 
 def read_inputs(request: CompileRequest) -> Inputs:
     """Read and check everything; raises SpecError for wrong input."""
-    _check_request(request)
+    check_request(request)
     spec = read_model_spec(
         request.model,
         max_context=request.max_context,
@@ -153,7 +153,7 @@ def read_inputs(request: CompileRequest) -> Inputs:
     )
     hardware = read_hardware(request.hardware)
     workload = read_workload(request.workload)
-    _check_tokenizer(Path(request.model) / TOKENIZER)
+    check_tokenizer(Path(request.model) / TOKENIZER)
     cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
     trace = sample_trace(workload, request.max_step_sequences)
     targets = choose_targets(cpus, hardware)
@@ -195,7 +195,8 @@ def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Targ
     return (next(t for t in TARGETS.values() if runs_on(t, hardware.arch, features)),)
 
 
-def _check_request(request: CompileRequest) -> None:
+def check_request(request: CompileRequest) -> None:
+    """Raise SpecError for options that are out of their ranges or exclude each other."""
     if request.effort not in EFFORTS:
         raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
     if request.plan is not None and request.threads is not None:
@@ -216,7 +217,8 @@ def _check_plan(plan: ServicePlan, spec: ModelSpec) -> None:
         raise SpecError(f"{plan.processes} processes cannot have equal shares of the model")
 
 
-def _check_tokenizer(path: Path) -> None:
+def check_tokenizer(path: Path) -> None:
+    """Raise an error for a tokenizer.json that is there and cannot be read."""
     if path.is_file():
         parse_json_object(read_bounded(path, COPIED_FILES[TOKENIZER]), str(path))
         Tokenizer(path).check()

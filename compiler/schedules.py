@@ -14,6 +14,7 @@ from functools import lru_cache
 from dovetail.codegen.catalog import KernelRequest, kernel_request, model_kernels
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec
@@ -101,7 +102,7 @@ class GemmOp:
         return kernel_name(self.kind, self.dtype, built_tiles(self.kind, target)[tile.panels])
 
 
-def gemm_ops(spec: ModelSpec, processes: int = 1) -> tuple[GemmOp, ...]:
+def gemm_ops(spec: Spec, processes: int = 1) -> tuple[GemmOp, ...]:
     """Return the matrix products of one forward step, by the names schedule tables use.
 
     Of several processes: those of the one with the largest shard, which has q, and k and v, apart.
@@ -109,8 +110,11 @@ def gemm_ops(spec: ModelSpec, processes: int = 1) -> tuple[GemmOp, ...]:
     return tuple(count_gemms(spec, processes))
 
 
-def count_gemms(spec: ModelSpec, processes: int = 1) -> dict[GemmOp, int]:
-    """Return how often each of `gemm_ops` runs in one layer; the head runs once a step."""
+def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
+    """Return how often each of `gemm_ops` runs in one layer; what `HEADS` names, once a step."""
+    if isinstance(spec, EncoderSpec):
+        assert processes == 1, "encoders are not shared"
+        return dict.fromkeys(_encoder_gemms(spec), 1)
     shards = [split_model(spec, rank, processes) for rank in range(processes)]
     heads = max(len(shard.heads) for shard in shards)
     kv_heads = max(len(shard.kv_heads) for shard in shards)
@@ -128,6 +132,26 @@ def count_gemms(spec: ModelSpec, processes: int = 1) -> dict[GemmOp, int]:
         GemmOp("down", LINEAR, hidden, inner, dtype): 1,
         GemmOp("head", LINEAR, vocabulary, hidden, dtype): 1,
     }
+
+
+def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
+    hidden, inner, dtype = spec.hidden_size, spec.intermediate_size, spec.weight_dtype
+    yield GemmOp("qkv", LINEAR, spec.qkv_size, hidden, dtype)
+    yield GemmOp("o", LINEAR, hidden, spec.n_heads * spec.head_dim, dtype)
+    yield GemmOp("up", spec.activation, inner, hidden, dtype)
+    yield GemmOp("down", LINEAR, hidden, inner, dtype)
+    if spec.labels:
+        yield GemmOp("pooler", LINEAR, hidden, hidden, dtype)
+        yield GemmOp("classifier", LINEAR, spec.labels, hidden, dtype)
+
+
+HEADS = ("head", "pooler", "classifier")
+"""Products that a step has one of, on a row for each sequence."""
+
+
+def gemm_kinds(spec: Spec) -> tuple[str, ...]:
+    """Return the kinds of a model's products."""
+    return tuple(dict.fromkeys(op.kind for op in gemm_ops(spec)))
 
 
 def micro_kernels(kind: str, target: Target) -> tuple[MicroKernel, ...]:
@@ -197,12 +221,13 @@ def dot_rows(dtype: str, target: Target) -> int:
 
 
 def gemm_kernels(
-    spec: ModelSpec, target: Target, tables: Iterable[ScheduleTable]
+    spec: Spec, target: Target, tables: Iterable[ScheduleTable]
 ) -> tuple[KernelRequest, ...]:
     """Return the GEMM kernels that the schedule tables of `spec` for `target` name, no others."""
     rows = [row for table in tables if table.target == target.name for row in table.rows]
     used = {row.kernel for row in rows} | {row.reduce_kernel for row in rows}
-    return tuple(r for r in gemm_requests((spec.weight_dtype,), target) if r.name in used)
+    requests = gemm_requests((spec.weight_dtype,), target, gemm_kinds(spec))
+    return tuple(request for request in requests if request.name in used)
 
 
 def deterministic_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
@@ -332,9 +357,7 @@ REDUCE = {"decode_attention": "decode_attention_merge"}
 """Kernels whose second phase, after a barrier, is another kernel."""
 
 
-def other_tables(
-    spec: ModelSpec, target: Target, phase: str, threads: int
-) -> Iterator[ScheduleTable]:
+def other_tables(spec: Spec, target: Target, phase: str, threads: int) -> Iterator[ScheduleTable]:
     """Yield the one-row tables of all operators that are no matrix product."""
     names = {request.kernel: request.name for request in model_kernels(spec, target)}
     for kernel, name in names.items():
@@ -380,7 +403,7 @@ def unique_tables(tables: Iterable[ScheduleTable]) -> tuple[ScheduleTable, ...]:
 
 
 def default_tables(
-    spec: ModelSpec, target: Target, plans: Iterable[ServicePlan], hardware: HardwareSpec
+    spec: Spec, target: Target, plans: Iterable[ServicePlan], hardware: HardwareSpec
 ) -> ScheduleFile:
     """Return schedule tables of every operator of `spec`, for all teams of `plans`."""
     l3_bytes = hardware.cache_bytes(3)

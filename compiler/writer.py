@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.codegen.library import BuiltLibrary
 from dovetail.compiler.config import read_bounded
 from dovetail.ir.artifact import FileEntry, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
@@ -86,6 +87,15 @@ class ArtifactWriter:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def write_libraries(artifact: ArtifactWriter, libraries: Mapping[str, BuiltLibrary]) -> None:
+    """Write the kernel library of each target, with its text and its index."""
+    for target, library in libraries.items():
+        folder, index = f"kernels/{target}", library.index
+        artifact.write_bytes(f"{folder}/{index.library}", library.path.read_bytes())
+        artifact.write_bytes(f"{folder}/{index.source}", library.source.encode())
+        artifact.write_json(f"{folder}/index.json", index)
 
 
 @contextmanager

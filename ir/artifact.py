@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-FORMAT_MAJOR, FORMAT_MINOR = 1, 0
+FORMAT_MAJOR, FORMAT_MINOR = 1, 1
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     model_fingerprint: str
     workload_fingerprint: str
     targets: tuple[str, ...]
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # that generate
+    encoders: tuple[str, ...] = ()
     effort: str
     files: dict[str, FileEntry]
 

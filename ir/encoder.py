@@ -6,9 +6,11 @@ as in `dovetail.ir.model`.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
-from dovetail.ir.model import WeightEntry
+from dovetail.ir.model import ModelSpec, WeightEntry
 
 POOLINGS = ("mean", "cls", "last")
 """How the rows of a text become one: their mean, the first, the last."""
@@ -56,6 +58,10 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.labels or self.hidden_size
 
 
+Spec: TypeAlias = ModelSpec | EncoderSpec
+"""What kernels and schedules are chosen for."""
+
+
 class EncoderFile(msgspec.Struct, frozen=True, kw_only=True):
     """`models/<name>/encoder.json`."""
 
@@ -63,8 +69,6 @@ class EncoderFile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spec: EncoderSpec
     weights: tuple[WeightEntry, ...]
-    max_step_tokens: int  # tokens one tape run may hold; at least those of the longest text
-    max_step_sequences: int  # texts one tape run may hold
     tokenizer: str | None = None  # file beside encoder.json
 
 

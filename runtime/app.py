@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
@@ -21,6 +22,8 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.encoder import Rows
+from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_encoders
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.job import Job
 from dovetail.runtime.loop import EngineLoop
@@ -35,6 +38,7 @@ from dovetail.runtime.tokenizer import TextStream, Tokenizer
 from dovetail.topology.hardware import read_hardware
 
 Prompt: TypeAlias = str | Sequence[int]
+NO_EMBEDDINGS = Embeddings(Path(), {})
 
 
 def load(
@@ -48,7 +52,7 @@ def load(
     settings: SchedulerSettings | None = None,
     check_weights: bool = False,
 ) -> App:
-    """Open the artifact at `path` for generation on this machine.
+    """Open the artifact at `path` on this machine: what generates, and what embeds.
 
     Args:
         path: the artifact directory.
@@ -77,6 +81,9 @@ def load(
             raise RequestError(f"{name} must be at least 1, not {value}")
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
+    embeddings = open_encoders(artifact, hardware, plan=plan, threads=threads)
+    if not artifact.models:
+        return App(artifact, None, None, embeddings)
     part = next(iter(artifact.models.values()))
     make: Callable[..., Engine] = Engine
     if emulation is not None:
@@ -93,16 +100,80 @@ def load(
         deterministic=deterministic,
         settings=settings,
     )
-    return App(artifact, engine, Tokenizer(part.tokenizer) if part.tokenizer else None)
+    tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
+    return App(artifact, engine, tokenizer, embeddings)
 
 
 class App:
     """A loaded artifact. Threads and event loops may call it together; requests share batches."""
 
-    def __init__(self, artifact: Artifact, engine: Engine, tokenizer: Tokenizer | None) -> None:
-        self.artifact, self.engine, self.tokenizer = artifact, engine, tokenizer
-        self._loop = EngineLoop(engine)
-        self._end = weakref.finalize(self, self._loop.close)
+    def __init__(
+        self,
+        artifact: Artifact,
+        engine: Engine | None,
+        tokenizer: Tokenizer | None,
+        embeddings: Embeddings = NO_EMBEDDINGS,
+    ) -> None:
+        self.artifact, self.tokenizer, self.embeddings = artifact, tokenizer, embeddings
+        self._engine = engine
+        self._engine_loop = EngineLoop(engine) if engine else None
+        self._end = weakref.finalize(self, _close, self._engine_loop, embeddings)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that generates; RequestError where the artifact has no model that does."""
+        if self._engine is None:
+            raise RequestError(
+                f"{self.artifact.path} has no model that generates; compile one with "
+                f"`dovetail compile MODEL -o {self.artifact.path}`"
+            )
+        return self._engine
+
+    @property
+    def _loop(self) -> EngineLoop:
+        assert self._engine_loop is not None, "only an engine's jobs come here"
+        return self._engine_loop
+
+    def embed(
+        self,
+        texts: TextOrIds | Sequence[TextOrIds],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> Rows:
+        """Return a float32 row for each text, [n][d]; of length 1 where the model says so.
+
+        Args:
+            texts: one text or several, each a text or a list of token ids with its special tokens.
+                Texts longer than the model takes are cut.
+            prompt_name: the model's prompt of that name (its `prompts`) goes before each text.
+            prompt: this text does.
+
+        Raises:
+            RequestError: a text or option is wrong, or the artifact has no encoder.
+        """
+        return self.embeddings.embed(texts, prompt_name=prompt_name, prompt=prompt)
+
+    async def aembed(
+        self,
+        texts: TextOrIds | Sequence[TextOrIds],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> Rows:
+        """As `embed`, in an event loop."""
+        work = partial(self.embed, texts, prompt_name=prompt_name, prompt=prompt)
+        return await asyncio.to_thread(work)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+    ) -> list[Ranked]:
+        """Return `documents` scored by how well they answer `query`, the best `top_n` first.
+
+        Raises:
+            RequestError: a text is wrong, or the artifact has no cross-encoder.
+        """
+        return self.embeddings.rerank(query, documents, top_n=top_n)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, **options: object
@@ -227,6 +298,7 @@ class App:
         *,
         single: bool = False,
     ) -> _Ask:
+        _ = self.engine  # there must be one
         params = SamplingParams.make(options)
         if params.stop and self.tokenizer is None:
             raise RequestError(f"{self.artifact.path} has no tokenizer, so `stop` cannot be used")
@@ -304,6 +376,12 @@ class App:
         future = self._drop(jobs)
         if future is not None:
             await asyncio.wrap_future(future)
+
+
+def _close(loop: EngineLoop | None, embeddings: Embeddings) -> None:
+    if loop:
+        loop.close()
+    embeddings.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from dovetail.ir.artifact import FORMAT_MAJOR, FileEntry, KernelIndex, Manifest, ServicePlan
 from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.encoder import EncoderFile, encoder_shapes
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
@@ -46,8 +48,28 @@ class ModelPart:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderPart:
+    """One encoder of an artifact, as `ModelPart`."""
+
+    name: str
+    folder: Path
+    file: EncoderFile
+    schedules: ScheduleFile
+    tapes: dict[str, Tape]
+    weights: Path
+    chunks: WeightChunks
+    tokenizer: Path | None
+
+
+Part: TypeAlias = ModelPart | EncoderPart
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
-    """An opened artifact; `library` and `kernels` belong to the target chosen for this machine."""
+    """An opened artifact; `library` and `kernels` belong to the target chosen for this machine.
+
+    It has at least one model that generates, or one encoder.
+    """
 
     path: Path
     manifest: Manifest
@@ -56,6 +78,12 @@ class Artifact:
     kernels: KernelIndex
     service: ServicePlan
     models: dict[str, ModelPart]
+    encoders: dict[str, EncoderPart]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All models, those that generate first."""
+        return (*self.models.values(), *self.encoders.values())
 
 
 class _Version(msgspec.Struct):
@@ -169,12 +197,10 @@ def open_artifact(
     target = choose_target(reader.path, reader.manifest.targets, hardware)
     kernels = reader.json(f"kernels/{target}/index.json", KernelIndex)
     models = {name: _read_model(reader, name) for name in reader.manifest.models}
-    if not models:
+    encoders = {name: _read_encoder(reader, name) for name in reader.manifest.encoders}
+    if not models and not encoders:
         raise damaged(reader.path, "manifest.json", "names no model")
-    if check_weights:
-        for model in models.values():
-            check_chunks(reader.path, model)
-    return Artifact(
+    artifact = Artifact(
         path=reader.path,
         manifest=reader.manifest,
         target=target,
@@ -182,7 +208,11 @@ def open_artifact(
         kernels=kernels,
         service=reader.json("plans/service.json", ServicePlan),
         models=models,
+        encoders=encoders,
     )
+    for part in artifact.parts if check_weights else ():
+        check_chunks(reader.path, part)
+    return artifact
 
 
 def device_module(artifact: Artifact, target: str = "cuda") -> tuple[Path, KernelIndex]:
@@ -202,26 +232,40 @@ def device_module(artifact: Artifact, target: str = "cuda") -> tuple[Path, Kerne
 
 
 def _read_model(reader: Reader, name: str) -> ModelPart:
-    folder = f"models/{name}"
-    file = reader.json(f"{folder}/model.json", ModelFile)
-    listed = [f for f in reader.manifest.files if f.startswith(f"{folder}/tapes/")]
-    part = ModelPart(
-        name=name,
-        folder=reader.path / folder,
-        file=file,
-        schedules=reader.json(f"{folder}/schedules.json", ScheduleFile),
-        tapes={PurePosixPath(f).stem: reader.json(f, Tape) for f in listed},
-        weights=reader.file(f"{folder}/weights/weights.bin"),
-        chunks=reader.json(f"{folder}/weights/chunks.json", WeightChunks),
-        tokenizer=reader.file(f"{folder}/{file.tokenizer}") if file.tokenizer else None,
-    )
-    _check_weight_table(reader, part)
+    file = reader.json(f"models/{name}/model.json", ModelFile)
+    part = ModelPart(file=file, **_read_files(reader, name, file.tokenizer))
+    _check_weight_table(reader, part, "model.json", weight_shapes(file.spec))
     return part
 
 
-def _check_weight_table(reader: Reader, part: ModelPart) -> None:
+def _read_encoder(reader: Reader, name: str) -> EncoderPart:
+    file = reader.json(f"models/{name}/encoder.json", EncoderFile)
+    part = EncoderPart(file=file, **_read_files(reader, name, file.tokenizer))
+    _check_weight_table(reader, part, "encoder.json", encoder_shapes(file.spec))
+    return part
+
+
+def _read_files(reader: Reader, name: str, tokenizer: str | None) -> dict[str, Any]:
+    """Return the fields that every kind of model has."""
+    folder = f"models/{name}"
+    listed = [f for f in reader.manifest.files if f.startswith(f"{folder}/tapes/")]
+    return {
+        "name": name,
+        "folder": reader.path / folder,
+        "schedules": reader.json(f"{folder}/schedules.json", ScheduleFile),
+        "tapes": {PurePosixPath(f).stem: reader.json(f, Tape) for f in listed},
+        "weights": reader.file(f"{folder}/weights/weights.bin"),
+        "chunks": reader.json(f"{folder}/weights/chunks.json", WeightChunks),
+        "tokenizer": reader.file(f"{folder}/{tokenizer}") if tokenizer else None,
+    }
+
+
+def _check_weight_table(
+    reader: Reader, part: Part, file: str, described: Mapping[str, tuple[int, int]]
+) -> None:
+    """Hold the index of the weights to their file, and to the `described` (n, k) of each."""
     size = reader.manifest.files[f"models/{part.name}/weights/weights.bin"].bytes
-    model_json = f"models/{part.name}/model.json"
+    model_json = f"models/{part.name}/{file}"
     if part.chunks.total_bytes != size:
         raise damaged(reader.path, model_json, "disagrees with weights/chunks.json about the size")
     for weight in part.file.weights:
@@ -232,7 +276,6 @@ def _check_weight_table(reader: Reader, part: ModelPart) -> None:
         known = FORMATS if weight.layout.startswith("packed") else DTYPES
         if weight.dtype not in known or weight.bytes < _least_bytes(weight):
             raise damaged(reader.path, model_json, f"gives {weight.name!r} too few bytes")
-    described = weight_shapes(part.file.spec)
     for weight in part.file.weights:
         if described.get(weight.name, (weight.n, weight.k)) != (weight.n, weight.k):
             problem = f"lists {weight.name!r} in another shape than its dimensions give"
@@ -247,7 +290,7 @@ def _least_bytes(weight: WeightEntry) -> int:
     return -(-weight.n // (pairs * PANEL)) * pairs * FORMATS[weight.dtype].panel_bytes(weight.k)
 
 
-def check_chunks(artifact: Path, part: ModelPart) -> None:
+def check_chunks(artifact: Path, part: Part) -> None:
     """Raise ArtifactError at the first chunk of weights.bin whose sha256 is wrong."""
     chunks = part.chunks
     name = str(part.weights.relative_to(artifact))

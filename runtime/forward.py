@@ -18,7 +18,7 @@ from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.runtime.abi import COLLECTIVES
-from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.artifact import Artifact, ModelPart, Part
 from dovetail.runtime.collective import Communicator
 from dovetail.runtime.deterministic import fix_part
 from dovetail.runtime.device import CpuDevice, Device, Segment
@@ -143,7 +143,7 @@ class ForwardModel:
         )
 
 
-def find_tape(part: ModelPart, name: str) -> Tape:
+def find_tape(part: Part, name: str) -> Tape:
     """Return a tape of a model; ArtifactError where there is none of that name."""
     if name not in part.tapes:
         raise ArtifactError(

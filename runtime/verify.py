@@ -57,7 +57,7 @@ def verify_artifact(
         bytes=sum(entry.bytes for entry in manifest.files.values()),
         targets=manifest.targets,
         runs_here=tuple(t for t in manifest.targets if supports(t, machine)),
-        models=manifest.models,
+        models=(*manifest.models, *manifest.encoders),
     )
 
 
@@ -74,7 +74,7 @@ def _file_faults(reader: Reader) -> list[str]:
 def _content_faults(path: Path, machine: HardwareSpec) -> list[str]:
     try:
         artifact = open_artifact(path, machine)
-        for part in artifact.models.values():
+        for part in artifact.parts:
             check_chunks(path, part)
         _bind_all(artifact)
     except ArtifactError as error:
@@ -85,7 +85,7 @@ def _content_faults(path: Path, machine: HardwareSpec) -> list[str]:
 def _bind_all(artifact: Artifact) -> None:
     """Bind every tape in both phases, with a KV pool of no blocks: nothing is run."""
     library = KernelLibrary(artifact.library, artifact.kernels)
-    for part in artifact.models.values():
+    for part in artifact.parts:
         layers = allocate(part.file.spec.n_layers)
         for tape in part.tapes.values():
             operands = Operands(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import WeightEntry
-from dovetail.runtime.artifact import ModelPart
+from dovetail.runtime.artifact import Part
 from dovetail.runtime.placement import place_pages
 
 _POPULATE_READ = 22
@@ -26,7 +26,7 @@ _POPULATE_READ = 22
 class Weights:
     """The mapped file and its index; keep it alive as long as any address is in use."""
 
-    def __init__(self, part: ModelPart) -> None:
+    def __init__(self, part: Part) -> None:
         """Map `part.weights`; ArtifactError when the file cannot be mapped."""
         self.entries = {entry.name: entry for entry in part.file.weights}
         try:

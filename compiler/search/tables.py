@@ -17,6 +17,7 @@ from dovetail.compiler.measure import Measurer
 from dovetail.compiler.payload import GemmUse, Payload
 from dovetail.compiler.schedules import (
     GemmOp,
+    gemm_kinds,
     gemm_requests,
     gemm_table,
     other_tables,
@@ -29,8 +30,8 @@ from dovetail.compiler.search.policy import DEFAULT, Choice, Policy, SearchTask
 from dovetail.compiler.search.rows import find_alone, make_rows, measure_losses
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError
-from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
 from dovetail.topology.hardware import HardwareSpec
 
@@ -89,12 +90,12 @@ EFFORTS: dict[str, Effort] = {
 Progress = Callable[[int, int, str], None]
 
 
-def tuning_library(spec: ModelSpec, target: Target) -> LibrarySpec:
+def tuning_library(spec: Spec, target: Target) -> LibrarySpec:
     """Return the library that the search measures with: every micro-kernel of the weights' dtype.
 
-    It depends on target and dtype only, so that the build cache has it for the next model.
+    It depends on target, dtype and kinds of products only, so the build cache has it for the next.
     """
-    kernels = gemm_requests((spec.weight_dtype,), target)
+    kernels = gemm_requests((spec.weight_dtype,), target, gemm_kinds(spec))
     return LibrarySpec(target, kernels, name="tuning", tvm_ffi=False)
 
 
@@ -104,7 +105,7 @@ def search_points(largest: int, points: Sequence[int]) -> tuple[int, ...]:
 
 
 def search_tables(
-    spec: ModelSpec,
+    spec: Spec,
     payload: Payload,
     plans: Sequence[ServicePlan],
     hardware: HardwareSpec,

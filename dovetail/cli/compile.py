@@ -29,7 +29,7 @@ from dovetail.cli.report import (
 )
 
 if TYPE_CHECKING:
-    from dovetail.compiler.pipeline import CompileReport
+    from dovetail.compiler.report import CompileReport
 
 
 @report_errors

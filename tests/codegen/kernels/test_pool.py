@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from tests.codegen.kernels.harness import Runner, edges
@@ -11,7 +13,7 @@ def test_means_of_sequences_at_column_edges(any_runner: Runner) -> None:
         x = np.random.default_rng(h).standard_normal((9, h + 2)).astype(np.float32)
         out = np.full((3, h + 1), 7, np.float32)
         any_runner("mean_rows", 3, h, starts, x, h + 2, out, h + 1, nth=2)
-        bounds = zip(starts[:-1], starts[1:], strict=True)
+        bounds = pairwise(starts)
         wanted = np.array([x[a:b, :h].astype(np.float64).mean(0) for a, b in bounds])
         np.testing.assert_allclose(out[:, :h], wanted, rtol=1e-5, atol=1e-6)
         assert (out[:, h] == 7).all()

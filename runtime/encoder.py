@@ -1,0 +1,170 @@
+"""One instance of a text encoder: its weights, threads and tape.
+
+In: texts as token ids. Out: one float32 row each. Texts are packed one after another into passes
+without padding; a pass is one native call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.encoder import EncoderSpec
+from dovetail.ir.errors import ArtifactError, RequestError
+from dovetail.ir.tape import ENCODE_ARGS
+from dovetail.runtime.artifact import Artifact, EncoderPart
+from dovetail.runtime.device import CpuDevice, Segment
+from dovetail.runtime.forward import find_tape
+from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.tape import BoundTape, Operands, pick_tables
+from dovetail.runtime.weights import Weights
+
+Ids = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.float32]
+
+
+class Encoder:
+    """A loaded encoder; its copy of activations and its threads are its own, weights are mapped.
+
+    Calls from several threads take turns.
+    """
+
+    def __init__(
+        self, artifact: Artifact, part: EncoderPart, plan: PhasePlan, *, spin: int = 2000
+    ) -> None:
+        """Map weights, start the threads of `plan` and bind the tape.
+
+        Raises:
+            ArtifactError: the artifact's parts do not fit each other.
+            CapacityError: memory or threads cannot be had.
+        """
+        self.spec: EncoderSpec = part.file.spec
+        self._plan, self._lock = plan, threading.Lock()
+        library = KernelLibrary(artifact.library, artifact.kernels)
+        tape = find_tape(part, "encode")
+        longest = self.spec.max_tokens
+        rows = self.spec.n_positions if self.spec.positions == "learned" else longest
+        if longest > tape.max_tokens or self.spec.first_position + longest > rows:
+            raise ArtifactError(
+                f"{part.folder / 'encoder.json'}: texts of {longest} tokens do not fit "
+                "the tape or the table of positions; run `dovetail compile MODEL` again"
+            )
+        self.device = CpuDevice(library, plan.threads, spin)
+        self._weights = Weights(part)
+        self._weights.read_ahead()
+        tables = pick_tables(part.schedules.tables, artifact.target, "prefill", plan.threads)
+        operands = Operands(self._weights, self.device.alloc(tape.arena_bytes))
+        self._tape = BoundTape(library, tape, tables, operands)
+
+    @property
+    def dim(self) -> int:
+        """Values of each row that comes out."""
+        return self.spec.width
+
+    def embed_tokens(
+        self, ids: Sequence[Sequence[int] | Ids], types: Sequence[Ids] | None = None
+    ) -> Rows:
+        """Return float32 [len(ids)][dim]: vectors, or logits of a classifier.
+
+        ids: token ids of each text, special tokens included. types: the segment of each
+        token, by default 0.
+
+        Raises RequestError for a text that is empty or too long, or an id out of the vocabulary;
+        nothing has been computed then.
+        """
+        texts = [self._read(number, text) for number, text in enumerate(ids)]
+        kinds = [np.zeros_like(t) for t in texts] if types is None else self._kinds(texts, types)
+        out = np.empty((len(texts), self.dim), np.float32)
+        most = (self._tape.tape.max_tokens, self._tape.tape.max_sequences)
+        with self._lock:
+            for span in pack_texts([len(text) for text in texts], *most):
+                taken = slice(span.start, span.stop)
+                step = _Pass.of(self.spec, texts[taken], kinds[taken])
+                self._run(step, out[taken])
+        return out
+
+    def close(self) -> None:
+        """End the threads; safe to call twice."""
+        with self._lock:
+            self.device.close()
+
+    def _run(self, step: _Pass, out: Rows) -> None:
+        arrays = {name: int(array.ctypes.data) for name, array in step.arrays().items()}
+        counts = {"n_tokens": len(step.token_ids), "n_sequences": len(step.picked_rows)}
+        args = {**counts, **arrays, "out": int(out.ctypes.data)}
+        assert args.keys() == set(ENCODE_ARGS)
+        self.device.run(Segment(self._tape, self._plan, args))
+
+    def _read(self, number: int, text: Sequence[int] | Ids) -> Ids:
+        try:
+            found = np.asarray(text)
+        except ValueError:  # lists of different lengths
+            found = np.empty(0)
+        if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
+            raise RequestError(f"text {number} must be a list of at least one token id")
+        if len(found) > self.spec.max_tokens:
+            raise RequestError(
+                f"text {number} has {len(found)} tokens; this encoder takes {self.spec.max_tokens}"
+            )
+        if found.min() < 0 or found.max() >= self.spec.vocab_size:
+            raise RequestError(
+                f"text {number} has a token id out of the vocabulary of {self.spec.vocab_size}"
+            )
+        return found.astype(np.int32)
+
+    def _kinds(self, ids: Sequence[Ids], types: Sequence[Ids]) -> list[Ids]:
+        kinds = [np.asarray(kind, np.int32) for kind in types]
+        most = max(1, self.spec.token_types)
+        if [kind.shape for kind in kinds] != [text.shape for text in ids] or any(
+            kind.min() < 0 or kind.max() >= most for kind in kinds
+        ):
+            raise RequestError(f"types must be numbers below {most}, one for each token")
+        return kinds
+
+
+def pack_texts(lengths: Sequence[int], tokens: int, texts: int) -> Iterator[range]:
+    """Yield runs of texts, in order, of at most so many tokens and texts; one text always fits."""
+    first = total = 0
+    for number, length in enumerate(lengths):
+        if number > first and (total + length > tokens or number - first == texts):
+            yield range(first, number)
+            first, total = number, 0
+        total += length
+    if first < len(lengths):
+        yield range(first, len(lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The arrays that a tape's arguments point to, by their names."""
+
+    token_ids: Ids
+    positions: Ids
+    type_ids: Ids
+    seq_starts: Ids
+    picked_rows: Ids
+
+    @classmethod
+    def of(cls, spec: EncoderSpec, ids: Sequence[Ids], kinds: Sequence[Ids]) -> _Pass:
+        """Return the pass over these texts."""
+        lengths = np.fromiter(map(len, ids), np.int32, len(ids))
+        starts = np.zeros(len(ids) + 1, np.int32)
+        np.cumsum(lengths, out=starts[1:])
+        places = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], lengths)
+        return cls(
+            token_ids=np.concatenate(ids),
+            positions=places + np.int32(spec.first_position),
+            type_ids=np.concatenate(kinds),
+            seq_starts=starts,
+            picked_rows=starts[1:] - np.int32(1) if spec.pooling == "last" else starts[:-1].copy(),
+        )
+
+    def arrays(self) -> Mapping[str, Ids]:
+        """Return the arrays by name."""
+        names = ("token_ids", "positions", "type_ids", "seq_starts", "picked_rows")
+        return {name: getattr(self, name) for name in names}

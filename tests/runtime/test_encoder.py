@@ -1,0 +1,127 @@
+"""Encoders compiled and run, against transformers on each text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.encoder import Encoder, pack_texts
+from dovetail.topology.hardware import read_hardware
+from tests.encoders import cosines, last_rows, random_texts, save_encoder, write_modules
+
+LENGTHS = (1, 2, 3, 15, 16, 17, 33, 75, 95, 96, 97, 200, 511, 512)
+
+
+def load_encoder(path: Path, threads: int = 1) -> Encoder:
+    artifact = open_artifact(path, read_hardware())
+    (part,) = artifact.encoders.values()
+    return Encoder(artifact, part, PhasePlan(threads=threads, cpus=()))
+
+
+def compiled(folder: Path, output: Path, **options: object) -> Path:
+    compile_model(folder, output=output, effort="none", threads=2, **options)
+    return output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("encoder")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> object:
+    return save_encoder(folder / "bert", "bert", modules=True)
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path, model: object) -> Iterator[Encoder]:
+    found = load_encoder(compiled(folder / "bert", folder / "bert.dove"), threads=2)
+    yield found
+    found.close()
+
+
+def test_unit_means_equal_transformers(encoder: Encoder, model: object) -> None:
+    texts = random_texts(LENGTHS)
+    wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
+    got = encoder.embed_tokens(texts)
+    assert got.dtype == np.float32
+    assert got.shape == (len(texts), encoder.dim)
+    assert cosines(got, wanted).min() > 0.999999
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "row"), [({"pooling_mode_cls_token": True}, 0), ({"pooling_mode": "lasttoken"}, -1)]
+)
+def test_a_row_stands_for_each_text(folder: Path, model: object, pooling: dict, row: int) -> None:
+    where = folder / f"row{row}"
+    save_encoder(where, "bert")
+    write_modules(where, pooling, unit=False)
+    texts = random_texts(LENGTHS[:9])
+    found = load_encoder(compiled(where, folder / f"row{row}.dove"))
+    wanted = np.array([rows[row] for rows in last_rows(model, texts)])
+    np.testing.assert_allclose(found.embed_tokens(texts), wanted, atol=2e-5)
+    found.close()
+
+
+def test_a_text_is_the_same_alone_and_in_any_batch(encoder: Encoder) -> None:
+    texts = random_texts([7, 512, 40, 512, 3, 512, 90, *range(1, 80)])
+    together = encoder.embed_tokens(texts)
+    for i in (0, 1, 6, 50):
+        np.testing.assert_allclose(encoder.embed_tokens([texts[i]])[0], together[i], atol=1e-6)
+    assert encoder.embed_tokens([]).shape == (0, encoder.dim)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([[]], "at least one token"),
+        ([[1], [2.5]], "text 1 must be a list"),
+        ([[[1], [2, 3]]], "text 0 must be a list"),
+        ([[1] * 513], "513 tokens"),
+        ([[0, 300]], "out of the vocabulary"),
+        ([[-1]], "out of the vocabulary"),
+    ],
+)
+def test_wrong_texts_are_refused(encoder: Encoder, texts: list, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        encoder.embed_tokens(texts)
+
+
+def test_wrong_types_are_refused(encoder: Encoder) -> None:
+    for types in ([[0]], [[0, 2]], [[0, -1]], [[0, 1], [0]]):
+        with pytest.raises(RequestError, match="types"):
+            encoder.embed_tokens([[5, 6]], types)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), max_size=60),
+    tokens=st.integers(50, 120),
+    most=st.integers(1, 9),
+)
+def test_passes_hold_every_text_once_in_order(lengths: list[int], tokens: int, most: int) -> None:
+    spans = list(pack_texts(lengths, tokens, most))
+    assert [i for span in spans for i in span] == list(range(len(lengths)))
+    for span in spans:
+        assert 1 <= len(span) <= most
+        assert sum(lengths[i] for i in span) <= tokens
+    for span, after in pairwise(spans):
+        grown = sum(lengths[i] for i in (*span, after[0]))
+        assert grown > tokens or len(span) == most
+
+
+@pytest.mark.long
+def test_500_texts_of_1_to_512_tokens(encoder: Encoder, model: object) -> None:
+    texts = random_texts(np.random.default_rng(1).integers(1, 513, 500).tolist(), seed=2)
+    wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
+    assert cosines(encoder.embed_tokens(texts), wanted).min() >= 0.99999

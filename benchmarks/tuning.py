@@ -11,10 +11,7 @@ kept in the cache directory. `--quick` takes one shape, few M and no MetaSchedul
 from __future__ import annotations
 
 import argparse
-import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,6 @@ from common import (
     open_report,
     parse_numbers,
     parse_shapes,
-    sample,
 )
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
@@ -37,7 +33,6 @@ from dovetail.compiler.measure import CACHE_FACTOR, Candidate, Meter
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policies import POLICIES
 from dovetail.compiler.search.policy import MEASURED, Choice, Policy, SearchResult, SearchTask
-from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.tables import DENSE_POINTS, EFFORTS, POINTS
 from dovetail.ir.artifact import PhasePlan
@@ -45,8 +40,9 @@ from dovetail.ir.tuning import OK
 from dovetail.runtime.library import KernelLibrary
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
-from gemm_ours import Operands, OurGemm, Setting, row_for
-from tvm_cells import Cell, TvmError, TvmProduct, environment, tune
+from gemm_ours import Setting
+from tuning_cell import compare_with_tvm
+from tvm_cells import Cell, TvmError, environment
 
 SHAPES = ((2048, 2048), (11008, 2048), (2048, 5504))
 """(N, K) whose tables are searched; the first one is the ablations'."""
@@ -62,8 +58,6 @@ WINDOWS = (5, 10, 15, 20)
 """Sigma of the sliding window, as in the paper's Table 3."""
 SEARCH_SECONDS = 45.0
 FINAL_ROUNDS, FINAL_SECONDS = 15, 60.0
-TVM_ROUNDS = 9
-BATCH_SECONDS, SPIN, ERROR = 0.12, 2000, 1e-3
 SHOWN = ("part", "n", "k", "m", "threads", "policy", "gflops", "vs_sandwich", "tuning_seconds")
 SHOWN += ("trials", "ratio", "cost_ratio")
 SAME = ("target", "compiler", "threads", "effort", "seconds")
@@ -166,68 +160,6 @@ def compare(
             }
 
 
-def compare_with_tvm(
-    run: Run, python: Path, cell: Cell, task: SearchTask, found: SearchResult
-) -> dict[str, Any]:
-    """Return a row: our table's kernel and MetaSchedule's, timed in turns on cold weights."""
-    tuned = tune(python, cell)
-    hardware = run.setting.hardware
-    operands = Operands(cell.n, cell.k, cell.m, hardware.cache_bytes(3))
-    row = row_for(make_rows(task, found.choices), cell.m)
-    with (
-        closing(run.setting.library.make_team(cell.threads, SPIN)) as team,
-        TvmProduct(python, cell, len(operands.plain)) as theirs,
-    ):
-        if not theirs.error < ERROR:
-            raise TvmError(f"its kernel is wrong by {theirs.error:.2e}")
-        team.set_active(task.phase)
-        ours = OurGemm(run.setting, team, row, operands, cell.m)
-        pair = time_in_turns(ours, theirs, len(operands.plain), run.setting.patience)
-    covered = max(task.points)
-    return {
-        "part": "tvm",
-        "n": cell.n,
-        "k": cell.k,
-        "m": cell.m,
-        "threads": cell.threads,
-        "policy": f"MetaSchedule {cell.trials}",
-        "gflops": 2e-9 * cell.n * cell.k * cell.m / pair["tvm"],
-        "ours_gflops": 2e-9 * cell.n * cell.k * cell.m / pair["ours"],
-        "ratio": pair["tvm"] / pair["ours"],
-        "tuning_seconds": tuned.seconds,
-        "trials": cell.trials,
-        "records": tuned.records,
-        "cost_ratio": found.seconds / covered / tuned.seconds,
-        "cost_ratio_of_searched": found.seconds / len(task.points) / tuned.seconds,
-        "packed": theirs.packed,
-        "tuned_on": tuned.cpu,
-        "kernel": row.kernel,
-    }
-
-
-def time_in_turns(
-    ours: OurGemm, theirs: TvmProduct, copies: int, patience: Patience
-) -> dict[str, float]:
-    """Return the lower quartile of both sides' seconds per call, in rounds that begin in quiet."""
-
-    def run_ours(calls: int) -> float:
-        start = time.perf_counter()
-        ours(calls)
-        return time.perf_counter() - start
-
-    sides = {"ours": run_ours, "tvm": theirs.run}
-    calls = {}
-    for name, side in sides.items():
-        side(copies)
-        calls[name] = max(1, math.ceil(BATCH_SECONDS * copies / side(copies)))
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(TVM_ROUNDS):
-        patience.wait()
-        for name, side in sides.items():
-            times[name].append(side(calls[name]) / calls[name])
-    return {name: sample(found).low for name, found in times.items()}
-
-
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures the issue names; parts that were not run are left out."""
     summary: dict[str, Any] = {}
@@ -300,7 +232,7 @@ def measure_tvm(run: Run, report: Report) -> None:
             known = known_search(report.rows, "policies", task)
             searched[shape] = known or sandwich(options).search(task, run.meter)
         try:
-            row = compare_with_tvm(run, python, cell, task, searched[shape])
+            row = compare_with_tvm(run.setting, python, cell, task, searched[shape])
         except TvmError as error:
             print(f"{cell.name} is left out: {error}", flush=True)
             continue

@@ -1,13 +1,14 @@
 """Chooses the tiles of the attention kernels by measuring: one choice per model, threads and phase.
 
-In: a model, a target, a plan and a `Measurer`. Out: for each attention kernel the request of the
-winner and its time. Where the default could not be measured, or is right and no other is clearly
-faster, it stays.
+In: a model, a target, plans and a `Measurer`. Out: for each attention kernel under each plan the
+request of the winner over several contexts and its time. Where the default could not be measured,
+or is right and no other is surely faster, it stays.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from dovetail.codegen.catalog import (
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.codegen.lower import find_kernel
-from dovetail.compiler.measure import SKIPPED, AttentionCase, Candidate, Measurer
+from dovetail.compiler.measure import SKIPPED, AttentionCase, Candidate, Measurement, Measurer
 from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError
@@ -42,19 +43,21 @@ COMBINATIONS: dict[tuple[str, str], tuple[Tiles, ...]] = {
 """(family, instruction set) to tiles that were found good, more than a step off the default."""
 STEPS = {DECODE: ("CHUNK", "VT", "DV", "BY_KEY", "FETCH"), PREFILL: ("KB", "KT", "STRIPS")}
 """The tunables of a family that are tried one choice down and one up, whatever the others are."""
-CONTEXT = 1024
-PROMPT = 256
+SIZES = {
+    DECODE: ((1, 256), (1, 1024), (1, 4096)),
+    PREFILL: ((64, 64), (256, 256), (256, 1024)),
+}
+"""Rows and context of the cases that stand for a family: the kernel has to serve all of them."""
 GAIN = 0.03
 """What a variant must be faster by than the default to take its place."""
-ROUNDS = 9
+ROUNDS = 21
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTask:
-    """One attention kernel under a plan.
+    """One case of an attention kernel under a plan.
 
-    case: what stands for all that it will do. rivals: the instances to choose from, the default
-    first.
+    rivals: the instances to choose from, the default first.
     """
 
     case: AttentionCase
@@ -68,7 +71,7 @@ class AttentionTask:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """The kernel for a family under a plan, and its seconds in the measured case."""
+    """The kernel for a family under a plan, and its seconds in all measured cases."""
 
     family: str
     threads: int
@@ -111,58 +114,90 @@ def attention_library(spec: ModelSpec, target: Target) -> LibrarySpec:
 def attention_tasks(
     spec: ModelSpec, target: Target, plans: Iterable[PhasePlan]
 ) -> tuple[AttentionTask, ...]:
-    """Return a search for each attention kernel under each plan."""
+    """Return a search for each case of each attention kernel under each plan."""
     return tuple(
-        AttentionTask(attention_case(spec, family, plan), variant_requests(family, target, spec))
+        AttentionTask(case, variant_requests(family, target, spec))
         for plan in dict.fromkeys(plans)
         for family in (DECODE, PREFILL)
+        for case in attention_cases(spec, family, plan)
+    )
+
+
+def attention_cases(spec: ModelSpec, family: str, plan: PhasePlan) -> tuple[AttentionCase, ...]:
+    """Return the cases that stand for `family` under `plan`, as far as the model's context goes."""
+    sizes = {tuple(min(size, spec.max_context) for size in each): None for each in SIZES[family]}
+    return tuple(
+        AttentionCase(
+            kind=family,
+            n_q=spec.n_heads,
+            n_kv=spec.n_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=spec.kv_dtype,
+            rows=rows,
+            context=context,
+            threads=plan.threads,
+            cpus=plan.cpus,
+        )
+        for rows, context in sizes
     )
 
 
 def search_attention(
-    task: AttentionTask, measurer: Measurer, seconds: float
-) -> AttentionChoice | None:
-    """Return the best instance by a `measurer` of the `attention_library`.
+    tasks: Iterable[AttentionTask], measurer: Measurer, seconds: float
+) -> tuple[AttentionChoice, ...]:
+    """Return the best instance of each kernel under each plan, over all of its cases.
 
-    None where the default was not measured. Where it failed the fastest right one takes its place;
-    raises ScheduleError where there is none.
+    The `measurer` is one of the `attention_library`; `seconds` are for a kernel under a plan. Where
+    the default was not measured there is no choice; where it failed the fastest right one takes its
+    place. Raises ScheduleError where there is none.
     """
-    candidates = [Candidate(request.name, make_schedule()) for request in task.rivals]
-    found = measurer.measure(task.case, candidates, rounds=ROUNDS, seconds=seconds)
-    if found[0].status == SKIPPED:
+    groups: dict[tuple[str, int], list[AttentionTask]] = {}
+    for task in tasks:
+        groups.setdefault((task.case.kind, task.case.threads), []).append(task)
+    found = (_search_kernel(group, measurer, seconds) for group in groups.values())
+    return tuple(choice for choice in found if choice)
+
+
+def _search_kernel(
+    tasks: Sequence[AttentionTask], measurer: Measurer, seconds: float
+) -> AttentionChoice | None:
+    case, rivals = tasks[0].case, tasks[0].rivals
+    candidates = [Candidate(request.name, make_schedule()) for request in rivals]
+    share = seconds / len(tasks)
+    found = [measurer.measure(t.case, candidates, rounds=ROUNDS, seconds=share) for t in tasks]
+    known = [times for times in found if times[0].status != SKIPPED]
+    if not known:
         return None
-    times = [m.low if m.status == OK else math.inf for m in found]
-    if min(times) == math.inf:
-        failed = ", ".join(f"{m.candidate.kernel} {m.status}" for m in found)
+    by_rival = list(zip(*known, strict=True))
+    right = [i for i, times in enumerate(by_rival) if all(m.status == OK for m in times)]
+    if not right:
+        failed = ", ".join(f"{m.candidate.kernel} {m.status}" for m in known[0])
         raise ScheduleError(
-            f"no kernel for {task.case.kind} of these heads is right on this machine ({failed}); "
+            f"no kernel for {case.kind} of these heads is right on this machine ({failed}); "
             "name another target with --target, or measure all anew with dovetail tune "
             "--effort full if the machine was at fault"
         )
-    return choose(task.case, task.rivals, times)
+    best = min(right, key=lambda i: _rank(by_rival[i]) if 0 in right else _total(by_rival[i]))
+    if right[0] == 0 and not _surely_faster(by_rival[best]):
+        best = 0
+    return AttentionChoice(case.kind, case.threads, rivals[best], _total(by_rival[best]))
 
 
-def attention_case(spec: ModelSpec, family: str, plan: PhasePlan) -> AttentionCase:
-    """Return the case that stands for `family` under `plan`."""
-    return AttentionCase(
-        kind=family,
-        n_q=spec.n_heads,
-        n_kv=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=spec.kv_dtype,
-        rows=1 if family == DECODE else min(PROMPT, spec.max_context),
-        context=min(CONTEXT if family == DECODE else PROMPT, spec.max_context),
-        threads=plan.threads,
-        cpus=plan.cpus,
-    )
+def _rank(times: Sequence[Measurement]) -> float:
+    """Return the geometric mean of the ratios to the default."""
+    return statistics.geometric_mean(m.ratio.median or math.inf for m in times)
 
 
-def choose(
-    case: AttentionCase, rivals: Sequence[KernelRequest], seconds: Sequence[float]
-) -> AttentionChoice:
-    """Return the fastest; the default, `rivals[0]`, unless it is beaten by GAIN."""
-    best = min(range(len(rivals)), key=lambda i: seconds[i] * (1 - GAIN if i == 0 else 1))
-    return AttentionChoice(case.kind, case.threads, rivals[best], seconds[best])
+def _total(times: Sequence[Measurement]) -> float:
+    """Return the seconds of all cases together."""
+    return sum(m.low for m in times)
+
+
+def _surely_faster(times: Sequence[Measurement]) -> bool:
+    """Tell whether an instance is worth taking, surely faster, and in no case clearly slower."""
+    bound = statistics.geometric_mean(m.ratio.bound or math.inf for m in times)
+    clearly_slower = any(m.ratio.median > 1 + GAIN for m in times)
+    return _rank(times) < 1 - GAIN and bound < 1 and not clearly_slower
 
 
 def apply_choices(

@@ -171,11 +171,11 @@ def _search(
     rules = default_tables(scope.spec, scope.target, plans, scope.hardware).tables
     effort = EFFORTS[request.effort]
     session = _open_session(scope, request, parts, database)
-    attention: list[AttentionChoice | None] = []
+    attention: list[AttentionChoice] = []
     for part in parts[:-1]:
         with session.measuring(part) as recorder:
             tasks = [item for item in part.items if isinstance(item, AttentionTask)]
-            attention += [search_attention(task, recorder, session.seconds) for task in tasks]
+            attention += search_attention(tasks, recorder, session.seconds)
     with session.measuring(parts[-1]) as recorder:
         known = known_candidates(parts[-1].identity.matching(database))
         policies = PolicyChooser(scope.target, effort, recorder, database, known)
@@ -198,7 +198,7 @@ def _search(
     if not request.measurable:
         notes.append(_describe_sources(scope, found.tables, policies.model))
     return Chosen(
-        tables=apply_choices(tables, [choice for choice in attention if choice]),
+        tables=apply_choices(tables, attention),
         records=tuple(record for recorder in session.recorders for record in recorder.trials),
         measured=sum(recorder.measured for recorder in session.recorders),
         notes=tuple(note for note in notes if note),

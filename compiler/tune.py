@@ -38,6 +38,7 @@ from dovetail.compiler.payload import make_payload
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
 from dovetail.compiler.request import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choose_targets
 from dovetail.compiler.search.policy import SearchTask
+from dovetail.compiler.search.rows import find_alone
 from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import choose_plans, contenders, sample_trace, service_plans
 from dovetail.compiler.workers import Board, Pinned, Progress, run_items
@@ -184,7 +185,7 @@ class TuningJob:
 
     def _search(self, item: Item, measurer: Measurer, seconds: float) -> None:
         if isinstance(item, AttentionTask):
-            search_attention(item, measurer, seconds)
+            search_attention((item,), measurer, seconds)
             return
         task = SearchTask(
             op=item.op,
@@ -192,10 +193,12 @@ class TuningJob:
             phase=item.phase,
             hardware=self.hardware,
             points=item.points,
-            seconds=seconds,
+            seconds=(1 - self.effort.loss_share / 2) * seconds,
             rounds=self.effort.rounds,
         )
-        self.effort.policy.search(task, measurer)
+        end = measurer.now() + seconds
+        found = self.effort.policy.search(task, measurer)
+        find_alone(task, measurer, found.choices, max(0.0, end - measurer.now()))
 
 
 def _join_cluster(

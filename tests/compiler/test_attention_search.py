@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from dovetail.codegen.isa.target import Target
@@ -13,16 +14,15 @@ from dovetail.compiler.attention_search import (
     PREFILL,
     STEPS,
     apply_choices,
-    attention_case,
     attention_kernels,
     attention_library,
     attention_tasks,
-    choose,
     search_attention,
     single_steps,
     variant_requests,
 )
-from dovetail.compiler.measure import Meter
+from dovetail.compiler.measure import Measurement, Meter
+from dovetail.compiler.paired import PairedRatio
 from dovetail.compiler.recorder import Identity, NoMachine, Recorder
 from dovetail.compiler.schedules import other_tables
 from dovetail.ir.artifact import PhasePlan
@@ -67,11 +67,13 @@ def test_right_kernels_are_timed_recorded_and_the_winner_serves() -> None:
     built = build_library(attention_library(SPEC, TARGET))
     with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
         recorder = Recorder(meter, Identity.of(read_hardware(), built.index), records)
-        found = [search_attention(task, recorder, 10.0) for task in tasks]
-        assert recorder.measured == len(records.known) == 4
-        assert [search_attention(task, recorder, 10.0) for task in tasks] == found
-        assert recorder.measured == 4  # the second time all were on record
-    assert {r.kind: r.shape["rows"] for r in records.known.values()} == {DECODE: 1, PREFILL: 70}
+        found = search_attention(tasks, recorder, 10.0)
+        assert recorder.measured == len(records.known) == 6
+        assert search_attention(tasks, recorder, 10.0) == found
+        assert recorder.measured == 6  # the second time all were on record
+    assert {(r.kind, r.shape["rows"], r.shape["context"]) for r in records.known.values()} == {
+        (DECODE, 1, 70), (PREFILL, 64, 64), (PREFILL, 70, 70)
+    }  # fmt: skip
     assert {r.work for r in records.known.values()} == {task.work for task in tasks}
     assert [choice.family for choice in found] == [DECODE, PREFILL]
     assert all(0 < choice.seconds < 1 for choice in found)
@@ -101,25 +103,56 @@ def test_every_target_has_variants_of_the_kernels_own_choices(family: str, targe
     assert all(len(tiles) == 1 and tiles.items() - default.binding.items() for tiles in steps)
 
 
+class ByContext(Script):
+    """A measurer on which a kernel's ratio to the default depends on the context."""
+
+    def __init__(self, ratios, bound=1.0) -> None:
+        super().__init__()
+        self.ratios, self.bound = ratios, bound
+
+    def measure(self, case, candidates, *, rounds, seconds):
+        ratios = (1.0, self.ratios[case.context])
+        return tuple(
+            Measurement(
+                candidate=c, status="ok", seconds=r, low=r, high=r, runs=rounds,
+                ratio=PairedRatio(r, r * self.bound),
+            )
+            for c, r in zip(candidates, ratios, strict=True)
+        )  # fmt: skip
+
+
 @pytest.mark.usefixtures("variants")
-def test_a_variant_must_beat_the_default_by_more_than_noise() -> None:
-    case = attention_case(SPEC, DECODE, PLAN)
-    rivals = variant_requests(DECODE, TARGET, SPEC)
-    assert choose(case, rivals, (1.0, 0.98)).request == rivals[0]
-    assert choose(case, rivals, (1.0, 0.9)).request == rivals[1]
-    assert choose(case, rivals, (1.0, float("inf"))).request == rivals[0]
+@pytest.mark.parametrize(
+    ("ratios", "bound", "wins"),
+    [
+        ((0.9, 0.9, 0.9), 1.0, True),
+        ((0.98, 0.98, 0.98), 1.0, False),  # not worth it
+        ((0.9, 0.9, 0.9), 1.2, False),  # not sure
+        ((0.5, 0.9, 1.1), 1.0, False),  # clearly slower in one context
+        ((0.8, 0.9, 1.01), 1.0, True),
+    ],
+)
+def test_a_variant_must_surely_beat_the_default_over_all_contexts(ratios, bound, wins) -> None:
+    spec = msgspec.structs.replace(SPEC, max_context=8192)
+    tasks = [t for t in attention_tasks(spec, TARGET, [PLAN]) if t.case.kind == DECODE]
+    contexts = [task.case.context for task in tasks]
+    assert contexts == [256, 1024, 4096]
+    land = ByContext(dict(zip(contexts, ratios, strict=True)), bound)
+    (choice,) = search_attention(tasks, land, 1.0)
+    assert (choice.request == tasks[0].rivals[1]) == wins
 
 
 @pytest.mark.usefixtures("variants")
 def test_wrong_crashed_and_missing_instances_are_not_chosen() -> None:
-    (task, _) = attention_tasks(SPEC, TARGET, [PLAN])
+    task, *_ = attention_tasks(SPEC, TARGET, [PLAN])
     default, variant = (request.name for request in task.rivals)
-    script = Script(**{default: 1.0, variant: 0.0})
-    assert search_attention(task, script, 1.0).request.name == default
-    assert (
-        search_attention(task, Script(**{default: 0.0, variant: 1.0}), 1.0).request.name == variant
-    )
+
+    def chosen(**seconds):
+        return [c.request.name for c in search_attention([task], Script(**seconds), 1.0)]
+
+    assert chosen(**{default: 1.0, variant: 0.0}) == [default]
+    assert chosen(**{default: 0.0, variant: 1.0}) == [variant]
+    assert chosen(**{default: 1.0, variant: 0.5}) == [variant]
     with pytest.raises(ScheduleError, match=f"{default} crash, {variant} crash"):
-        search_attention(task, Script(**{default: 0.0, variant: 0.0}), 1.0)
-    assert search_attention(task, NoMachine(), 1.0) is None
-    assert search_attention(task, Script(**{default: 1.0, variant: 0.5}), 1.0).seconds == 0.5
+        chosen(**{default: 0.0, variant: 0.0})
+    assert search_attention([task], NoMachine(), 1.0) == ()

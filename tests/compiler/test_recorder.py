@@ -10,6 +10,7 @@ import pytest
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import Candidate, GemmCase, Measurement, Meter
+from dovetail.compiler.paired import PairedRatio
 from dovetail.compiler.recorder import (
     BATCH,
     Allowance,
@@ -50,7 +51,7 @@ class Script:
             return Measurement(candidate=candidate, status="crash")
         return Measurement(
             candidate=candidate, status="ok", seconds=seconds, low=seconds, high=seconds,
-            runs=rounds,
+            runs=rounds, ratio=PairedRatio(seconds, seconds),
         )  # fmt: skip
 
 

@@ -1,0 +1,84 @@
+"""One cell of the tuning benchmark: our table's kernel and MetaSchedule's, timed in turns.
+
+In: the setting of the machine, a cell, what our policy found. Out: a row of the report, or a
+`TvmError` where the baseline cannot be had.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from common import Patience, sample
+from dovetail.compiler.search.policy import SearchResult, SearchTask
+from dovetail.compiler.search.rows import make_rows
+from gemm_ours import Operands, OurGemm, Setting, row_for
+from tvm_cells import Cell, TvmError, TvmProduct, tune
+
+TVM_ROUNDS = 9
+BATCH_SECONDS, SPIN, ERROR = 0.12, 2000, 1e-3
+
+
+def compare_with_tvm(
+    setting: Setting, python: Path, cell: Cell, task: SearchTask, found: SearchResult
+) -> dict[str, Any]:
+    """Return a row: our table's kernel and MetaSchedule's, timed in turns on cold weights."""
+    tuned = tune(python, cell)
+    hardware = setting.hardware
+    operands = Operands(cell.n, cell.k, cell.m, hardware.cache_bytes(3))
+    row = row_for(make_rows(task, found.choices), cell.m)
+    with (
+        closing(setting.library.make_team(cell.threads, SPIN)) as team,
+        TvmProduct(python, cell, len(operands.plain)) as theirs,
+    ):
+        if not theirs.error < ERROR:
+            raise TvmError(f"its kernel is wrong by {theirs.error:.2e}")
+        team.set_active(task.phase)
+        ours = OurGemm(setting, team, row, operands, cell.m)
+        pair = time_in_turns(ours, theirs, len(operands.plain), setting.patience)
+    covered = max(task.points)
+    return {
+        "part": "tvm",
+        "n": cell.n,
+        "k": cell.k,
+        "m": cell.m,
+        "threads": cell.threads,
+        "policy": f"MetaSchedule {cell.trials}",
+        "gflops": 2e-9 * cell.n * cell.k * cell.m / pair["tvm"],
+        "ours_gflops": 2e-9 * cell.n * cell.k * cell.m / pair["ours"],
+        "ratio": pair["tvm"] / pair["ours"],
+        "tuning_seconds": tuned.seconds,
+        "trials": cell.trials,
+        "records": tuned.records,
+        "cost_ratio": found.seconds / covered / tuned.seconds,
+        "cost_ratio_of_searched": found.seconds / len(task.points) / tuned.seconds,
+        "packed": theirs.packed,
+        "tuned_on": tuned.cpu,
+        "kernel": row.kernel,
+    }
+
+
+def time_in_turns(
+    ours: OurGemm, theirs: TvmProduct, copies: int, patience: Patience
+) -> dict[str, float]:
+    """Return the lower quartile of both sides' seconds per call, in rounds that begin in quiet."""
+
+    def run_ours(calls: int) -> float:
+        start = time.perf_counter()
+        ours(calls)
+        return time.perf_counter() - start
+
+    sides = {"ours": run_ours, "tvm": theirs.run}
+    calls = {}
+    for name, side in sides.items():
+        side(copies)
+        calls[name] = max(1, math.ceil(BATCH_SECONDS * copies / side(copies)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(TVM_ROUNDS):
+        patience.wait()
+        for name, side in sides.items():
+            times[name].append(side(calls[name]) / calls[name])
+    return {name: sample(found).low for name, found in times.items()}

@@ -71,7 +71,8 @@ def make_arrivals(
     rate: float,
     count: int,
     *,
-    length_scale: float,
+    prompt_scale: float,
+    answer_scale: float,
     longest: int,
     vocabulary: int,
     seed: int,
@@ -79,8 +80,8 @@ def make_arrivals(
     """Return `count` requests with lengths of a stretch of the trace, at `rate` per second.
 
     `kind` poisson draws the gaps; azure keeps those of the trace, made longer or shorter by one
-    factor. Prompts have `length_scale` times their tokens, at least 1; prompt and answer together
-    at most `longest`. Answers keep their length.
+    factor. Prompts have `prompt_scale` times their tokens, at least 1, and answers `answer_scale`
+    times theirs, at least 2; both together at most `longest`.
     """
     draw = random.Random(f"{seed} {kind}")
     start = draw.randrange(max(1, len(trace) - count))
@@ -93,8 +94,8 @@ def make_arrivals(
     times = np.cumsum(gaps) * (len(part) / rate / total)
     found = []
     for at, (_, prompt, wanted) in zip(times.tolist(), part, strict=True):
-        answer = max(2, min(wanted, longest // 2))
-        length = max(1, min(round(prompt * length_scale), longest - answer))
+        answer = max(2, min(round(wanted * answer_scale), longest // 2))
+        length = max(1, min(round(prompt * prompt_scale), longest - answer))
         found.append(Arrival(at, [draw.randrange(3, vocabulary) for _ in range(length)], answer))
     return found
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,11 @@ class DovetailServer:
 
     def __init__(self, artifact: str, threads: int) -> None:
         import dovetail
+        from dovetail.runtime.plan import ON_CPU
 
         self._version = dovetail.__version__
-        self._app = dovetail.load(artifact, threads=threads)
+        anew = replace(ON_CPU, keep_prefixes=False)  # a rate's prompts are those of the one before
+        self._app = dovetail.load(artifact, threads=threads, settings=anew)
 
     def settings(self) -> str:
         """Return what a reader needs to know of this side."""

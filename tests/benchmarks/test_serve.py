@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from serve import HEADLINE_SCALE, summarise
+from serve import HEADLINE_SCALE, SETUPS, is_done, make_curves, next_part, summarise
 from serve_load import (
     Arrival,
     Level,
@@ -33,7 +34,13 @@ SLO = Slo(0.2, 0.1)
 
 
 def arrivals(kind: str, rate: float = 5.0) -> list[Arrival]:
-    options = {"length_scale": 0.5, "longest": 64, "vocabulary": 100, "seed": 3}
+    options = {
+        "prompt_scale": 0.5,
+        "answer_scale": 1.0,
+        "longest": 64,
+        "vocabulary": 100,
+        "seed": 3,
+    }
     return make_arrivals(TRACE, kind, rate, 50, **options)
 
 
@@ -113,6 +120,23 @@ def test_the_trace_of_the_azure_set_is_read(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "t.csv") == [(0.0, 4808, 10), (pytest.approx(2.0), 110, 27)]
 
 
+def test_rates_go_up_until_the_loosest_slo_is_missed() -> None:
+    place = {"model": "tiny", "arrivals": "poisson", "side": "dovetail"}
+    first, second = SETUPS["tiny"].parts
+    rows: list[dict[str, Any]] = [{**place, "capacity": 4.0}]
+    assert next_part(rows, "tiny") == first and not is_done(rows, "tiny", "dovetail")
+    held = {**place, "part": first, "rate": 4.0 * first, "p90_ttft_ms": 20.0, "p90_tpot_ms": 9.0}
+    assert next_part([*rows, held], "tiny") == second
+    assert next_part([*rows, held | {"p90_tpot_ms": 1001.0}], "tiny") is None
+    rows += [held, held | {"part": second, "rate": 4.0 * second}]
+    assert next_part(rows, "tiny") is None
+    both = [*rows, *(row | {"arrivals": "azure"} for row in rows)]
+    assert not is_done(both, "tiny", "dovetail")  # batch 8 is not yet compared
+    assert is_done([*both, place | {"batch8_vs_batch1": 4.0}], "tiny", "dovetail")
+    curve = {row["scale"]: row for row in make_curves(rows)}
+    assert (curve[1.0]["goodput"], curve[1.0]["open"]) == (4.0 * second, True)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_small_run_has_all_keys(tmp_path: Path) -> None:
@@ -126,3 +150,6 @@ def test_a_small_run_has_all_keys(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "f.json").read_text())["summary"]
     assert {"goodput_vs_transformers", "batch8_vs_batch1", "scheduler_fraction"} <= set(summary)
     assert "goodput_vs_llamacpp" not in summary
+    before = (tmp_path / "f.json").read_bytes()
+    again = subprocess.run([*command, "--resume"], cwd=ROOT, check=True, capture_output=True)
+    assert b"requests/s" not in again.stdout and (tmp_path / "f.json").read_bytes() == before

@@ -49,7 +49,7 @@ from dovetail.compiler.service import (
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
-from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import ModelFile, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import PlanChoice
@@ -65,9 +65,7 @@ def compile_model(
     model: str | Path, *, output: str | Path, progress: Progress | None = None, **options: object
 ) -> CompileReport:
     """Compile `model` into the artifact `output`; `options` are the fields of CompileRequest."""
-    unknown = options.keys() - CompileRequest.__slots__
-    if unknown:
-        raise SpecError(f"compile has no option {', '.join(sorted(unknown))}")
+    CompileRequest.check_options("compile", options)
     request = CompileRequest(model=model, output=output, **options)  # type: ignore[arg-type]
     return compile_artifact(request, progress=progress)
 

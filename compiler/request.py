@@ -7,7 +7,8 @@ the plans that may be chosen. Wrong input ends here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from dovetail.codegen.isa.target import Target
@@ -52,35 +53,64 @@ COPIED_FILES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompileRequest:
-    """What to compile. `hardware` is `auto` or a HardwareSpec file, `workload` a trace.
+class ModelRequest:
+    """What compiling and tuning are both asked: a model, a machine, and how much to measure.
 
-    targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
-    accelerator's adds its kernels. effort: `none` (schedules by rules), `fast` or `full` (and a
-    search on this machine). budget: seconds to measure in all, schedules of every target and plans;
-    by default the effort's own. database: of
-    tuning records, by default the one in the build cache; what it holds is not measured again.
-    threads: of both phases. plan: to serve with; no other is looked for. fixed_order: no schedule
-    cuts K, which tells what cutting it is worth.
+    hardware: `auto` or a HardwareSpec file. workload: a trace. effort: `none` (schedules by rules),
+    `fast` or `full` (and a search on this machine). budget: seconds to measure in all, by default
+    the effort's own. database: of tuning records, by default the one in the build cache. threads:
+    of both phases.
     """
 
     model: str | Path
-    output: str | Path
     hardware: str | Path = "auto"
     workload: str | Path | None = None
-    targets: tuple[str, ...] = ()
     effort: str = "fast"
     budget: float | None = None
-    fixed_order: bool = False
     database: str | Path | None = None
     threads: int | None = None
-    plan: ServicePlan | None = None
     max_context: int | None = None
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     max_step_tokens: int = MAX_STEP_TOKENS
     max_step_sequences: int = MAX_STEP_SEQUENCES
     cache: Path | None = None
+
+    @classmethod
+    def check_options(cls, verb: str, options: Iterable[str]) -> None:
+        """Raise SpecError for a name that is no field."""
+        unknown = set(options) - {field.name for field in fields(cls)}
+        if unknown:
+            raise SpecError(f"{verb} has no option {', '.join(sorted(unknown))}")
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """Most tokens and sequences of a step."""
+        return self.max_step_tokens, self.max_step_sequences
+
+    def read_spec(self) -> ModelSpec:
+        """Read the model; SpecError where it is none."""
+        return read_model_spec(
+            self.model,
+            max_context=self.max_context,
+            kv_dtype=self.kv_dtype,
+            weight_dtype=self.weight_dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileRequest(ModelRequest):
+    """What to compile, with a budget for the schedules of every target and plans together.
+
+    targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
+    accelerator's adds its kernels. plan: to serve with; no other is looked for. fixed_order: no
+    schedule cuts K, which tells what cutting it is worth.
+    """
+
+    output: str | Path
+    targets: tuple[str, ...] = ()
+    plan: ServicePlan | None = None
+    fixed_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +175,7 @@ class Inputs:
 def read_inputs(request: CompileRequest) -> Inputs:
     """Read and check everything; raises SpecError for wrong input."""
     check_request(request)
-    spec = read_model_spec(
-        request.model,
-        max_context=request.max_context,
-        kv_dtype=request.kv_dtype,
-        weight_dtype=request.weight_dtype,
-    )
+    spec = request.read_spec()
     hardware = read_hardware(request.hardware)
     workload = read_workload(request.workload)
     check_tokenizer(Path(request.model) / TOKENIZER)
@@ -168,7 +193,6 @@ def read_inputs(request: CompileRequest) -> Inputs:
         _check_plan(request.plan, spec)
         choice = asked_choice(request.plan, hardware)
     processes = {candidate.processes for candidate in choice.decode}
-    step = (request.max_step_tokens, request.max_step_sequences)
     return Inputs(
         request=request,
         directory=Path(request.model),
@@ -179,7 +203,7 @@ def read_inputs(request: CompileRequest) -> Inputs:
         devices=tuple(device for name, device in DEVICE_TARGETS.items() if name in request.targets),
         trace=trace,
         choice=choice,
-        payload=make_payload(spec, workload, *step, processes),
+        payload=make_payload(spec, workload, *request.step, processes),
     )
 
 

@@ -32,11 +32,10 @@ from dovetail.compiler.jobs import (
     spent_seconds,
 )
 from dovetail.compiler.measure import Measurer, Meter, StoppableMeasurer, pool_bytes
-from dovetail.compiler.model_spec import read_model_spec
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
-from dovetail.compiler.request import MAX_STEP_SEQUENCES, MAX_STEP_TOKENS, choose_targets
+from dovetail.compiler.request import ModelRequest, choose_targets
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.rows import find_alone
 from dovetail.compiler.search.tables import EFFORTS, Effort
@@ -50,34 +49,20 @@ from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuneRequest:
-    """What to tune. `database`: by default the one in the build cache, which compiles read.
+class TuneRequest(ModelRequest):
+    """What to tune, by default into the database that compiles read.
 
     missing: trials on record, of whatever job, are not run again. resume: nor are those of this
-    job, which was interrupted. Else all are run anew. budget: seconds, by default of the effort.
+    job, which was interrupted. Else all are run anew.
     workers: processes that measure at once, each on cores of its own; by default one, or all that
     a Ray cluster offers. ray: address of a cluster whose nodes measure instead of this machine.
-    The other fields are those of a CompileRequest.
     """
 
-    model: str | Path
-    database: str | Path | None = None
     resume: bool = False
     missing: bool = False
-    effort: str = "fast"
-    budget: float | None = None
     workers: int | None = None
     ray: str | None = None
-    hardware: str | Path = "auto"
-    workload: str | Path | None = None
     target: str | None = None
-    threads: int | None = None
-    max_context: int | None = None
-    weight_dtype: str | None = None
-    kv_dtype: str | None = None
-    max_step_tokens: int = MAX_STEP_TOKENS
-    max_step_sequences: int = MAX_STEP_SEQUENCES
-    cache: Path | None = None
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,9 +88,7 @@ def tune_model(
 
     Raises SpecError for bad input. Interrupted, it leaves every finished trial in the database.
     """
-    unknown = options.keys() - TuneRequest.__slots__
-    if unknown:
-        raise SpecError(f"tune has no option {', '.join(sorted(unknown))}")
+    TuneRequest.check_options("tune", options)
     return run_tuning(TuneRequest(model=model, **options), progress)  # type: ignore[arg-type]
 
 
@@ -218,18 +201,12 @@ def _join_cluster(
 
 def _prepare(request: TuneRequest) -> TuningJob:
     _check_request(request)
-    spec = read_model_spec(
-        request.model,
-        max_context=request.max_context,
-        kv_dtype=request.kv_dtype,
-        weight_dtype=request.weight_dtype,
-    )
+    spec, step = request.read_spec(), request.step
     hardware = read_hardware(request.hardware)
     (target,) = choose_targets((request.target,) if request.target else (), hardware)
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
         raise SpecError(f"the machine does not run {target.name}; tune for it where it does")
     effort, workload = EFFORTS[request.effort], read_workload(request.workload)
-    step = (request.max_step_tokens, request.max_step_sequences)
     database = Path(request.database or default_path(request.cache))
     question = (request.effort, request.threads, target.name, hardware, spec, workload, step)
     path = job_path(database, question)

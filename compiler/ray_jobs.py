@@ -12,9 +12,7 @@ import functools
 import hashlib
 import itertools
 import os
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,6 +38,7 @@ from dovetail.compiler.recorder import Identity, hardware_key
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import SpecError
 from dovetail.ir.tuning import HardwareKey
+from dovetail.runtime import ray_ranks
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.values import HardwareSpec
 
@@ -63,23 +62,12 @@ class Trials(msgspec.Struct, frozen=True, kw_only=True):
 @contextmanager
 def connect(address: str) -> Iterator[None]:
     """Join the cluster at `address` as a driver; SpecError where there is none."""
-    if ray.is_initialized():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise SpecError(
-            f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); "
-            "start one with `ray start --head`"
-        ) from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
+    joined = ray_ranks.connect(address)
     try:
         yield
     finally:
-        ray.shutdown()
+        if joined:
+            ray.shutdown()
 
 
 def count_slots(machine: HardwareKey) -> int:

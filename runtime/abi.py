@@ -79,6 +79,7 @@ PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "dt_comm_fail": (None, (ctypes.c_void_p,)),
     "dt_comm_failed": (ctypes.POINTER(ctypes.c_int32), (ctypes.c_void_p,)),
     "dt_all_reduce": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 5)),
+    "dt_all_gather": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64,) * 7)),
 }
 """Return and argument types of the functions every kernel library exports."""
 STOPPED = -2

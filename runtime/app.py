@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.ir.errors import DovetailError, RequestError, SpecError
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder import Rows
@@ -27,6 +27,7 @@ from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_e
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.job import Job
 from dovetail.runtime.loop import EngineLoop
+from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.queues import check_priority
@@ -50,6 +51,7 @@ def load(
     deterministic: bool = False,
     emulation: Emulation | None = None,
     settings: SchedulerSettings | None = None,
+    ranks: RankOptions | None = None,
     check_weights: bool = False,
 ) -> App:
     """Open the artifact at `path` on this machine: what generates, and what embeds.
@@ -67,6 +69,9 @@ def load(
         settings: how requests share the machine: `offload`, `chunked` prompts, bounds of queues
             and waiting, kept prefixes. They stand for those of `emulation`; the CPU alone has
             nothing to offload, and `runtime.plan.ON_CPU` is its default.
+        ranks: how the processes of `plan` beyond this one are started and joined when each has an
+            accelerator: on this machine or by Ray on several, summing through shared memory, gloo
+            or NCCL.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
@@ -89,7 +94,10 @@ def load(
     if emulation is not None:
         settings = settings or emulation.settings
         emulation = replace(emulation, settings=settings)
-        make = partial(TimedEngine if emulation.timed else PipelinedEngine, emulation)
+        kind = TimedEngine if emulation.timed else PipelinedEngine
+        make = partial(kind, emulation, ranks=ranks)
+    elif ranks is not None:
+        raise SpecError("`ranks` are for processes with accelerators; give an `emulation`, too")
     engine = make(
         artifact,
         part,

@@ -1,4 +1,4 @@
-"""Memory shared by the processes of a group, and all-reduce through it (Sandwich §7.2).
+"""What the ranks of a group do together, and how they do it through shared memory (Sandwich §7.2).
 
 In: a memfd that the first rank made and the others inherited. Out: arrays in it, and a
 `Communicator`. Nothing has a name, so nothing is left behind however a process ends.
@@ -7,17 +7,60 @@ In: a memfd that the first rank made and the others inherited. Out: arrays in it
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.errors import CapacityError, RankError
 from dovetail.runtime.abi import int32_array
+
+F32: TypeAlias = npt.NDArray[np.float32]
+
+
+class Collective(Protocol):
+    """One rank of a group. All ranks call the same methods in the same order, with equal shapes.
+
+    Arrays are rows of float32 values, [columns] or [rows, columns], columns side by side. Methods
+    raise RankError when a rank has died, from then on always.
+    """
+
+    rank: int
+    ranks: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank has died or the group was ended."""
+
+    def all_reduce(self, x: F32) -> None:
+        """Replace the values of `x` by their sums over all ranks, alike on each to the last bit."""
+
+    def all_gather(self, x: F32, units: int, size: int) -> None:
+        """Give every rank all columns of `x`.
+
+        `units` units of `size` columns are dealt in equal stretches in the order of the ranks;
+        the last unit may be cut short.
+        """
+
+    def fail(self) -> None:
+        """Make all ranks give up what they wait for."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def own_columns(collective: Collective, units: int, size: int, columns: int) -> list[range]:
+    """Return the columns that each rank brings to an `all_gather`."""
+    bounds = [
+        min(units * rank // collective.ranks * size, columns)
+        for rank in range(collective.ranks + 1)
+    ]
+    return [range(*ends) for ends in itertools.pairwise(bounds)]
 
 
 class SharedMemory:
@@ -68,7 +111,7 @@ class SharedMemory:
 
 
 class Communicator:
-    """One rank of a group: sums float32 arrays over all ranks, bit for bit alike on each.
+    """A `Collective` through shared memory; sums are in the order of the ranks.
 
     `peers` are sockets to other ranks: one that hangs up has died, and the group has failed.
     """
@@ -105,13 +148,17 @@ class Communicator:
         """Address of the word that is not 0 once the group has failed: a tape's `stop`."""
         return ctypes.cast(self._failed, ctypes.c_void_p).value or 0
 
-    def all_reduce(self, array: npt.NDArray[np.float32]) -> None:
-        """Replace the values of a C-contiguous `array` by their sums over all ranks.
+    def all_reduce(self, x: F32) -> None:
+        """See Collective."""
+        self._check(self._c.dt_all_reduce(self.handle, x.ctypes.data, *_layout(x), 0, 1))
 
-        Every rank must call with the same size. Raises RankError when a rank has died.
-        """
-        x: Any = array.ctypes.data
-        if self._c.dt_all_reduce(self.handle, x, 1, array.size, array.size, 0, 1):
+    def all_gather(self, x: F32, units: int, size: int) -> None:
+        """See Collective."""
+        data = x.ctypes.data
+        self._check(self._c.dt_all_gather(self.handle, data, *_layout(x), units, size, 0, 1))
+
+    def _check(self, status: int) -> None:
+        if status:
             raise RankError("a process of the group has ended, so nothing can be summed")
 
     def fail(self) -> None:
@@ -121,6 +168,13 @@ class Communicator:
     def close(self) -> None:
         """Leave the group."""
         self._end()
+
+
+def _layout(x: F32) -> tuple[int, int, int]:
+    """Return rows, columns and the values from one row to the next."""
+    if x.ndim == 1:
+        return 1, x.size, x.size
+    return x.shape[0], x.shape[1], x.strides[0] // x.itemsize
 
 
 def comm_bytes(library: ctypes.CDLL, ranks: int, lanes: int) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import (
@@ -24,19 +25,19 @@ from dovetail.runtime.adapt import adapt_service
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import SharedMemory
 from dovetail.runtime.cpu_time import read_busy
-from dovetail.runtime.device import Device, Segment
+from dovetail.runtime.device import Bytes, Device, Segment
 from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block_bytes
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.memory import available_memory
 from dovetail.runtime.plan import ON_CPU, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
-from dovetail.runtime.ranks import RankGroup, make_setups, plan_ranks
+from dovetail.runtime.ranks import Group, RankGroup, RankSetup, make_setups, plan_ranks
 from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import FAILED, Request, SamplingParams, State, TokenLogprob
 from dovetail.runtime.sampling import draw_uniform, top_logprobs
 from dovetail.runtime.scheduler import Scheduler
-from dovetail.runtime.step import StepBuffers, StepShape, step_bytes
+from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.runtime.tape import Operands
 from dovetail.topology.hardware import HardwareSpec
 
@@ -50,6 +51,8 @@ log = logging.getLogger("dovetail")
 
 class Engine:
     """One model on one device. Not thread-safe: one caller at a time."""
+
+    own_logits: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -82,17 +85,17 @@ class Engine:
         settings = settings or ON_CPU
         blocks = _count_blocks(part, hardware, kv_blocks, service)
         self.pool = KvPool(blocks, keep=settings.keep_prefixes)
-        plans = plan_ranks(service, hardware, threads, blocks, deterministic=deterministic)
+        modes = {"deterministic": deterministic, "own_logits": self.own_logits}
+        plans = plan_ranks(service, hardware, threads, blocks, **modes)
         library = KernelLibrary(artifact.library, artifact.kernels)
         self.model = ForwardModel(artifact, part, library, plans[0])
         self.device: Device = self.model.device
-        alloc, self.group = self.device.alloc, None
+        alloc: Callable[[int], Bytes] = self.device.alloc
+        self.group: Group | None = None
+        self._ranks: RankGroup | None = None
         if len(plans) > 1:
-            steps = SharedMemory.create(step_bytes(self.spec, tokens, sequences))
-            alloc = steps.take
             setups = make_setups(artifact, part, plans, tokens, sequences)
-            self.group = RankGroup(library, steps, setups)
-            self.model.join(self.group.comm)
+            alloc = self._form_group(library, setups)
         decode = self.model.decode.plan
         operands = Operands(self.model.weights, self.device.alloc(sample.arena_bytes))
         self.sampler = Phase(self.model.bind(sample, operands, "decode", decode), decode)
@@ -161,27 +164,42 @@ class Engine:
 
     # ---- the group ----
 
+    def _form_group(
+        self, library: KernelLibrary, setups: Sequence[RankSetup]
+    ) -> Callable[[int], Bytes]:
+        """Start ranks 1 and up; return what gives memory for a step's arrays."""
+        steps = SharedMemory.create(setups[0].step_bytes)
+        self.group = self._ranks = RankGroup(library, steps, setups)
+        self._join_group()
+        return steps.take
+
+    def _join_group(self) -> None:
+        """Compute with the ranks of a group that has just been started."""
+        if self._ranks is not None:
+            self.model.join(self._ranks.comm)
+
     def _mend_group(self) -> list[Request]:
         """Start a group that has ended anew; first return the requests whose KV died with it."""
         if self.group is None or self.group.alive:
             return []
-        lost = self._lose_group(self.group)
+        lost = self._lose_group(self.group, self.group.loss())
         if not lost:
-            log.warning("a process of the group has died; starting its processes anew")
+            log.warning("starting the processes of the group anew")
             self.group.start()
-            self.model.join(self.group.comm)
+            self._join_group()
         return lost
 
-    def _lose_group(self, group: RankGroup) -> list[Request]:
+    def _lose_group(self, group: Group, why: str) -> list[Request]:
         """End the group and the requests that have KV in it; return these."""
+        if group.running:
+            log.warning("%s", why)
         group.fail()
         requests = list(self.scheduler.requests.values())
         lost = [request for request in requests if request.state is State.RUNNING]
         for request in lost:
-            self._fail(
-                request, RankError("a process of the group has died; send the request again")
-            )
-        self.pool.forget()  # the new processes have new memory
+            self._fail(request, RankError(f"{why}; send the request again"))
+        for pool in self.scheduler.pools.values():
+            pool.forget()  # the new processes have new memory
         return lost
 
     # ---- failures ----
@@ -189,7 +207,9 @@ class Engine:
     def _give_up(self, plan: StepPlan, error: BaseException) -> list[Request]:
         """End what `error` makes impossible; return these requests."""
         if self.group is not None:  # the ranks stand at different entries of the tape
-            return self._lose_group(self.group)
+            known = isinstance(error, RankError)
+            why = self.group.loss() if known else f"a step failed at rank 0 ({error})"
+            return self._lose_group(self.group, why)
         found = [self.scheduler.requests.get(number) for number in plan.members]
         lost = [request for request in found if request is not None]
         log.warning("a step of %d requests failed: %s", len(lost), error)
@@ -229,8 +249,8 @@ class Engine:
         prefill = shape.prefill_tokens >= self.threshold
         threads = self.model.phase(prefill).plan.threads
         args = self.buffers.forward_args(shape, self.kv_splits(shape, threads))
-        if self.group is not None:
-            self.group.step(args, prefill=prefill)
+        if self._ranks is not None:
+            self._ranks.step(args, prefill=prefill)
         self.model.run(args, prefill=prefill)
 
     def kv_splits(self, shape: StepShape, threads: int) -> int:

@@ -33,6 +33,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How rank `rank` of `ranks` runs; `spin` is what its threads do before they sleep.
 
     deterministic: the same bits whatever the other fields say.
+    own_logits: the logits of a step are no memory that all ranks share.
     """
 
     rank: int = 0
@@ -42,6 +43,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     spin: int
     kv_blocks: int
     deterministic: bool = False
+    own_logits: bool = False
     nodes: tuple[int, ...] = ()  # NUMA nodes of its memory; () = where it is touched first
 
     @property
@@ -83,9 +85,10 @@ class ForwardModel:
         if plan.ranks > 1:
             shard = split_model(spec, plan.rank, plan.ranks)
             weights, names = part.file.weights, self._operand_names
-            whole = plan.deterministic
-            tape = shard_tape(tape, spec, weights, names, shard, whole_sums=whole)
+            ends = {"whole_sums": plan.deterministic, "own_logits": plan.own_logits}
+            tape = shard_tape(tape, spec, weights, names, shard, **ends)
             spec = shard_spec(spec, shard)
+        self.spec = spec  # of this rank's part
         self._place_weights(tape, plan)
         layer = plan.kv_blocks * layer_block_bytes(spec)
         size = layer * spec.n_layers

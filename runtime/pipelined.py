@@ -7,24 +7,36 @@ KV of each request wholly on the accelerator or wholly on the CPU.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import SpecError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.device import Device, Segment
+from dovetail.runtime.device import Bytes, Device, Segment
 from dovetail.runtime.emulated import EmulatedDevice, Emulation
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.forward import ForwardModel, Phase, layer_block_bytes
+from dovetail.runtime.group_device import GroupDevice
 from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.neo import NeoScheduler
+from dovetail.runtime.orders import (
+    LaneOrder,
+    LaneSizes,
+    PairSetup,
+    StepOrder,
+    order_step,
+    pack_arrays,
+    unpack_arrays,
+)
+from dovetail.runtime.pair_group import PairGroup
 from dovetail.runtime.plan import Batch, Move, PrefillChunk, StepPlan
+from dovetail.runtime.ranks import RankSetup
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.runtime.tape import KvArrays, Operands
@@ -116,23 +128,44 @@ class Lane:
         self._sent = slots[slots >= 0]
         return shape
 
-    def set_args(
-        self, batch: Batch, shape: StepShape, splits: Mapping[Home, int], *, prefill: bool
-    ) -> None:
-        """Say how the filled batch runs: the attention of `cpu_decode` on the CPU."""
-        self._phase = "prefill" if prefill else "decode"
-        first = shape.n_prefill + len(batch.gpu_decode)
-        gpu = self.buffers.forward_args(shape, splits[Home.GPU])
+    def set_args(self, sizes: LaneSizes) -> None:
+        """Say how the filled batch runs: the attention of its last decodes on the CPU."""
+        self._phase, self._sizes = "prefill" if sizes.prefill else "decode", sizes
+        first = sizes.n_prefill + sizes.gpu_decode
         arrays = self.buffers.arrays
+        gpu = self.buffers.forward_addresses() | {
+            "n_tokens": sizes.n_tokens,
+            "n_prefill": sizes.n_prefill,
+            "n_decode": sizes.gpu_decode,
+            "n_out": sizes.n_out,
+            "kv_splits": sizes.gpu_splits,
+        }
         tails = {
             name: int(arrays[name][first:].ctypes.data)
             for name in ("seq_starts", "seq_lengths", "block_tables")
         }
-        cpu = gpu | tails | {"n_prefill": 0, "n_decode": len(batch.cpu_decode)}
-        self._args = {
-            Home.GPU: gpu | {"n_decode": len(batch.gpu_decode)},
-            Home.CPU: cpu | {"kv_splits": splits[Home.CPU]},
-        }
+        cpu = gpu | tails | {"n_prefill": 0, "n_decode": sizes.cpu_decode}
+        self._args = {Home.GPU: gpu, Home.CPU: cpu | {"kv_splits": sizes.cpu_splits}}
+
+    def order(self) -> LaneOrder:
+        """Return what makes a lane of another rank run the same batch."""
+        arrays, sizes = self.buffers.arrays, self._sizes
+        count = sizes.n_prefill + sizes.gpu_decode + sizes.cpu_decode
+        width = blocks_for(int(arrays["seq_lengths"][:count].max(initial=0)))
+        return LaneOrder(
+            sizes=sizes,
+            arrays=pack_arrays(arrays, sizes, width),
+            table_width=width,
+            brought=self._brought.tobytes(),
+            sent=self._sent.tobytes(),
+        )
+
+    def obey(self, order: LaneOrder) -> None:
+        """Fill the lane as that of the rank that made `order`."""
+        unpack_arrays(order.arrays, self.buffers.arrays, order.sizes, order.table_width)
+        self._brought = np.frombuffer(order.brought, np.int32)
+        self._sent = np.frombuffer(order.sent, np.int64)
+        self.set_args(order.sizes)
 
     def start_layer(self, layer: int) -> None:
         """Run what lies between the attention of the layer before and that of `layer`."""
@@ -170,10 +203,52 @@ def _stored_before(
     return np.array([*itertools.chain.from_iterable(tables)], np.int32)
 
 
+class Pair:
+    """One rank's accelerator and CPU: the KV memory of both, and lanes for two batches."""
+
+    def __init__(
+        self, spec: ModelSpec, model: ForwardModel, device: Device, gpu_blocks: int, sequences: int
+    ) -> None:
+        """`spec`: the whole model, of which `model` has this rank's heads."""
+        self._layers = spec.n_layers
+        layer = gpu_blocks * layer_block_bytes(model.spec) + model.kv.layer_bytes
+        keys, values = (device.alloc(layer * spec.n_layers) for _ in "kv")
+        self.link = KvLink(KvArrays(keys, values, layer), model.kv, model.spec, gpu_blocks)
+        self.lanes = [Lane(spec, model, device, self.link, sequences) for _ in range(2)]
+
+    def run(self, moves: Sequence[Move], leaving: int, lanes: Sequence[Lane]) -> None:
+        """Run filled lanes side by side; KV moves in the layer in which it is used next.
+
+        The first `leaving` of the moves go to the CPU.
+        """
+        targets = [Home.CPU if i < leaving else Home.GPU for i in range(len(moves))]
+        for layer in range(self._layers):
+            for move, target in zip(moves, targets, strict=True):
+                self.link.move(layer, move, target)
+            for lane in lanes:
+                lane.start_layer(layer)
+            for lane in lanes:
+                lane.attend(layer)
+        for lane in lanes:
+            lane.end()
+
+    def obey(self, order: StepOrder) -> None:
+        """Run a step as the rank that made `order`."""
+        lanes = self.lanes[: len(order.lanes)]
+        for lane, filled in zip(lanes, order.lanes, strict=True):
+            lane.obey(filled)
+        self.run(order.moves, order.leaving, lanes)
+
+
 class PipelinedEngine(Engine):
-    """One model on the CPU and an emulated accelerator; `pool` is the CPU's."""
+    """One model on the CPU and an emulated accelerator; `pool` is the CPU's.
+
+    With several processes each has an accelerator and a CPU of its own, and of both pools the KV
+    of its heads; this one schedules, and tells the others what to run.
+    """
 
     device_type: ClassVar[type[EmulatedDevice]] = EmulatedDevice
+    own_logits: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -182,31 +257,56 @@ class PipelinedEngine(Engine):
         part: ModelPart,
         hardware: HardwareSpec,
         *,
-        plan: ServicePlan | None = None,
+        ranks: RankOptions | None = None,
         **options: Any,
     ) -> None:
-        """As `Engine`; SpecError also for several processes, and for other KV than is emulated."""
-        service = artifact.service if plan is None else plan
-        if service.processes > 1:
-            raise SpecError("an emulated accelerator works beside one process; give such a plan")
-        super().__init__(artifact, part, hardware, plan=plan, **options)
-        spec, machine = self.spec, emulation.machine
+        """As `Engine`; `ranks` says how processes beyond this one are started and joined.
+
+        Raises SpecError also for KV other than is emulated.
+        """
+        self._options, self._gpu_blocks = ranks or RankOptions(), emulation.machine.gpu_blocks
+        self._pairs: PairGroup | None = None
+        super().__init__(artifact, part, hardware, **options)
+        spec = self.spec
         device = self.accelerator = self.device_type(self.model.device, emulation, spec)
-        self.device, gpu = device, KvPool(machine.gpu_blocks)
-        block = layer_block_bytes(spec)
-        layer = (gpu.n_blocks + self.pool.n_blocks) * block
-        keys, values = (device.alloc(layer * spec.n_layers) for _ in "kv")
-        self.link = KvLink(KvArrays(keys, values, layer), self.model.kv, spec, gpu.n_blocks)
+        self.device, gpu = device, KvPool(self._gpu_blocks)
         limits = replace(
             self.scheduler.limits,
             n_layers=spec.n_layers,
-            block_bytes=2 * block * spec.n_layers,
+            block_bytes=2 * layer_block_bytes(spec) * spec.n_layers,
         )
-        rows = limits.max_step_sequences
-        self.lanes = [Lane(spec, self.model, device, self.link, rows) for _ in range(2)]
+        self._member = GroupDevice(device)
+        self.pair = Pair(
+            spec, self.model, self._member, self._gpu_blocks, limits.max_step_sequences
+        )
+        self.link, self.lanes = self.pair.link, self.pair.lanes
         self.scheduler = NeoScheduler(
             limits, gpu, self.pool, device.predictor, device.now, emulation.settings
         )
+        self._join_group()
+
+    def _form_group(
+        self, library: KernelLibrary, setups: Sequence[RankSetup]
+    ) -> Callable[[int], Bytes]:
+        pairs = [
+            PairSetup(
+                artifact=setup.artifact,
+                model=setup.model,
+                fingerprint=setup.fingerprint,
+                plan=setup.plan,
+                device=self.device_type.name,
+                gpu_blocks=self._gpu_blocks,
+                sequences=setup.max_sequences,
+                lanes=setup.lanes,
+            )
+            for setup in setups
+        ]
+        self.group = self._pairs = PairGroup(library, pairs, self._options)
+        return self.model.device.alloc
+
+    def _join_group(self) -> None:
+        if self._pairs is not None:
+            self._member.join(self._pairs.collective)
 
     def _execute(self, plan: StepPlan) -> tuple[Request, ...]:
         scheduler = self.scheduler
@@ -235,24 +335,22 @@ class PipelinedEngine(Engine):
             home: self.kv_splits(replace(shape, n_decode=len(numbers)), threads)
             for home, numbers in decodes.items()
         }
-        lane.set_args(batch, shape, splits, prefill=prefill)
+        sizes = LaneSizes(
+            n_tokens=shape.n_tokens,
+            n_prefill=shape.n_prefill,
+            gpu_decode=len(batch.gpu_decode),
+            cpu_decode=len(batch.cpu_decode),
+            n_out=len(shape.outputs),
+            gpu_splits=splits[Home.GPU],
+            cpu_splits=splits[Home.CPU],
+            prefill=prefill,
+        )
+        lane.set_args(sizes)
         return shape
 
     def _compute(self, plan: StepPlan, lanes: list[Lane]) -> None:
         """Move KV and run the filled lanes; the device's clock shows what it took."""
-        self._run_layers(plan, lanes)
+        if self._pairs is not None:
+            self._pairs.tell(order_step(plan, tuple(lane.order() for lane in lanes)))
+        self.pair.run(plan.moves, len(plan.swap_out), lanes)
         self.accelerator.advance(plan, self.scheduler.requests)
-
-    def _run_layers(self, plan: StepPlan, lanes: list[Lane]) -> None:
-        """Run both batches side by side; KV moves in the layer in which it is used next."""
-        leaving = len(plan.swap_out)  # `moves` names them first
-        targets = [Home.CPU if i < leaving else Home.GPU for i in range(len(plan.moves))]
-        for layer in range(self.spec.n_layers):
-            for move, target in zip(plan.moves, targets, strict=True):
-                self.link.move(layer, move, target)
-            for lane in lanes:
-                lane.start_layer(layer)
-            for lane in lanes:
-                lane.attend(layer)
-        for lane in lanes:
-            lane.end()

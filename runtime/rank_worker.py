@@ -80,6 +80,7 @@ def serve(link: socket.socket, comm_fd: int, step_fd: int) -> None:
     except RankError:
         return  # the parent knows, or is gone
     except DovetailError as error:
+        send_value(link, RankReply(error=type(error).__name__, message=str(error)))
         sys.exit(f"dovetail: rank {setup.plan.rank} ended: {error}")
 
 

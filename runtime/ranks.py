@@ -11,13 +11,11 @@ import hashlib
 import logging
 import socket
 import struct
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -28,6 +26,7 @@ from dovetail.ir.errors import RankError
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import Communicator, SharedMemory, comm_bytes
 from dovetail.runtime.forward import RankPlan
+from dovetail.runtime.launch import END_SECONDS, Link, LocalProcess, end_members, find_loss
 from dovetail.runtime.library import KernelLibrary, fit_plans
 from dovetail.runtime.placement import choose_nodes
 from dovetail.runtime.step import step_bytes
@@ -38,7 +37,6 @@ STEP_ARGS = ("n_tokens", "n_prefill", "n_decode", "n_out", "kv_splits")
 STEP = struct.Struct(f"<{len(STEP_ARGS) + 1}q")
 LENGTH = struct.Struct("<q")
 START_SECONDS = 120.0
-END_SECONDS = 2.0
 MAX_MESSAGE = 1 << 24
 
 log = logging.getLogger("dovetail")
@@ -74,6 +72,7 @@ def plan_ranks(
     kv_blocks: int,
     *,
     deterministic: bool = False,
+    own_logits: bool = False,
 ) -> tuple[RankPlan, ...]:
     """Return the plan of each rank as this machine can run it; says so where that is less.
 
@@ -83,6 +82,7 @@ def plan_ranks(
         threads: of each process, instead of the plan's; then the quota is not looked at.
         kv_blocks: size of the KV pool.
         deterministic: whether the bits may not depend on this plan.
+        own_logits: whether each rank has memory of its own for the logits of a step.
     """
     allowed, ranks = hardware.allowed_pus, service.processes
     prefill, decode = (
@@ -111,6 +111,7 @@ def plan_ranks(
             spin=spin,
             kv_blocks=kv_blocks,
             deterministic=deterministic,
+            own_logits=own_logits,
             nodes=choose_nodes(d, hardware, service.nodes[i] if service.nodes else None),
         )
         for i, (p, d) in enumerate(zip(prefill, decode, strict=True))
@@ -143,6 +144,34 @@ def make_setups(
     )
 
 
+class Group(Protocol):
+    """Ranks 1 and up, as an engine sees them."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of ranks 1 and up, each on its machine."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the group has been started and not ended."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the group runs, and no rank has died."""
+
+    def start(self) -> None:
+        """Start the processes, anew after their end; raises what a rank raised on its start."""
+
+    def loss(self) -> str:
+        """Return which rank has died and how, in words."""
+
+    def fail(self) -> None:
+        """End the group at once, whatever it does."""
+
+    def close(self) -> None:
+        """End the processes; safe to call twice."""
+
+
 class RankGroup:
     """Ranks 1.. as child processes. Not thread-safe: one caller at a time."""
 
@@ -162,8 +191,8 @@ class RankGroup:
         self._links: list[_Link] = []
         self._end = weakref.finalize(self, _end_links, self._links)
         try:
-            for _ in self._setups:
-                self._links.append(_Link(shared.fd, self._steps.fd))
+            for setup in self._setups:
+                self._links.append(_Link(setup.plan.rank, shared.fd, self._steps.fd))
             self.comm = Communicator(
                 self._library.c,
                 shared.bytes,
@@ -177,7 +206,7 @@ class RankGroup:
                 send_value(link.socket, replace(setup, comm_bytes=nbytes))
             deadline = time.monotonic() + START_SECONDS
             for link in self._links:
-                link.await_ready(deadline)
+                await_ready(link, deadline)
         except BaseException:
             self._end()
             raise
@@ -187,7 +216,7 @@ class RankGroup:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of ranks 1 and up."""
-        return tuple(link.process.pid for link in self._links)
+        return tuple(link.member.process.pid for link in self._links)
 
     def step(self, args: Mapping[str, int], *, prefill: bool) -> None:
         """Have the other ranks run a step; RankError when one has died."""
@@ -199,16 +228,25 @@ class RankGroup:
             raise RankError("a process of the group has died") from None
 
     @property
+    def running(self) -> bool:
+        """See Group."""
+        return bool(self._end.alive)
+
+    @property
     def alive(self) -> bool:
-        """Whether the group runs, and no rank has died."""
-        running = bool(self._end.alive) and not self.comm.failed
-        return running and all(link.process.poll() is None for link in self._links)
+        """See Group."""
+        running = self.running and not self.comm.failed
+        return running and all(link.member.fate(0) is None for link in self._links)
+
+    def loss(self) -> str:
+        """See Group."""
+        return find_loss(self._links, self._setups[0].plan.ranks)
 
     def fail(self) -> None:
         """End the group at once: a rank may be in the middle of a step that others do not share."""
         self.comm.fail()
         for link in self._links:
-            link.process.kill()
+            link.member.kill()
         self._end()
 
     def close(self) -> None:
@@ -219,64 +257,74 @@ class RankGroup:
 class _Link:
     """A child process and our end of its socket."""
 
-    def __init__(self, comm_fd: int, step_fd: int) -> None:
+    def __init__(self, rank: int, comm_fd: int, step_fd: int) -> None:
+        self.rank = rank
         self.socket, theirs = socket.socketpair()
         fds = (theirs.fileno(), comm_fd, step_fd)
-        command = [sys.executable, "-P", "-m", "dovetail.runtime.rank_worker", *map(str, fds)]
         try:
-            # A session of its own: Ctrl-C in a terminal is for the parent, which ends its ranks
-            self.process = subprocess.Popen(
-                command, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        except OSError as error:
+            self.member = LocalProcess("dovetail.runtime.rank_worker", fds, fds=fds)
+        except RankError:
             self.socket.close()
-            raise RankError(f"cannot start a process of the group ({error})") from None
+            raise
         finally:
             theirs.close()
 
-    def await_ready(self, deadline: float) -> None:
-        self.socket.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
-            reply = receive_value(self.socket, RankReply)
-        except TimeoutError:
-            raise RankError(
-                f"a process of the group was not ready in {START_SECONDS:.0f} s"
-            ) from None
-        if reply is None:
-            raise RankError(f"a process of the group died on its start ({self._status()})")
-        if reply.error:
-            raise getattr(errors, reply.error, RankError)(reply.message)
-        self.socket.settimeout(None)
+    @property
+    def where(self) -> str:
+        return self.member.where
 
-    def _status(self) -> str:
-        try:
-            return f"status {self.process.wait(END_SECONDS)}"
-        except subprocess.TimeoutExpired:
-            return "it hung up"
+    def last_words(self) -> str:
+        return read_last_words(self.socket)
 
 
 def _end_links(links: list[_Link]) -> None:
     """Hang up, and wait for the processes: an idle one goes by itself."""
     for link in links:
         link.socket.close()
-    deadline = time.monotonic() + END_SECONDS
-    for link in links:
-        try:
-            link.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            link.process.kill()
-            link.process.wait()
+    end_members([link.member for link in links])
     links.clear()
+
+
+def await_ready(link: Link, deadline: float) -> None:
+    """Return when a rank has answered its set-up; raises what it raised."""
+    link.socket.settimeout(max(0.1, deadline - time.monotonic()))
+    try:
+        reply = receive_value(link.socket, RankReply)
+    except TimeoutError:
+        raise RankError(
+            f"rank {link.rank} ({link.where}) was not ready in {START_SECONDS:.0f} s"
+        ) from None
+    if reply is None:
+        fate = link.member.fate(END_SECONDS) or "hung up"
+        raise RankError(f"rank {link.rank} ({link.where}) {fate} on its start")
+    if reply.error:
+        raise getattr(errors, reply.error, RankError)(reply.message)
+    link.socket.settimeout(None)
+
+
+def read_last_words(link: socket.socket) -> str:
+    """Return what a rank that has hung up said of its end, "" where nothing."""
+    try:
+        link.setblocking(False)
+        reply = receive_value(link, RankReply)
+    except OSError:
+        return ""
+    return f"has failed: {reply.message}" if reply else ""
 
 
 # ---- messages ----
 
 
 def send_value(link: socket.socket, value: msgspec.Struct) -> None:
-    """Send a struct as JSON after its length; a peer that is gone is noticed when it is read."""
-    data = msgspec.json.encode(value)
+    """Send a struct after its length; a peer that is gone is noticed when it is read."""
     with suppress(OSError):
-        link.sendall(LENGTH.pack(len(data)) + data)
+        link.sendall(pack_value(value))
+
+
+def pack_value(value: msgspec.Struct) -> bytes:
+    """Return a struct as a message."""
+    data = msgspec.msgpack.encode(value)
+    return LENGTH.pack(len(data)) + data
 
 
 def receive_value(link: socket.socket, kind: type[T]) -> T | None:
@@ -284,7 +332,7 @@ def receive_value(link: socket.socket, kind: type[T]) -> T | None:
     head = receive(link, LENGTH.size)
     length = LENGTH.unpack(head)[0] if head else 0
     data = receive(link, length) if 0 < length <= MAX_MESSAGE else b""
-    return msgspec.json.decode(data, type=kind) if data else None
+    return msgspec.msgpack.decode(data, type=kind) if data else None
 
 
 def receive(link: socket.socket, size: int) -> bytes:

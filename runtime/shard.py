@@ -89,10 +89,12 @@ def shard_tape(
     shard: Shard,
     *,
     whole_sums: bool = False,
+    own_logits: bool = False,
 ) -> Tape:
     """Return the forward tape of one rank; all ranks must run theirs, and meet at its end.
 
     It writes its own columns of `logits`, which all ranks share, and takes the argument `comm`.
+    With `own_logits` each rank has logits of its own, and the columns of the others are gathered.
     With `whole_sums` no sum over K is parted, so that any number of ranks gives the same bits.
     """
     edits = _WHOLE_EDITS if whole_sums else _EDITS
@@ -102,7 +104,11 @@ def shard_tape(
         for entry in tape.entries
         for part in edits.get(entry.op, _keep)(_Place(entry, spec, index, slots, shard))
     ]
-    meet = _meet(_last_collective(edited), segment=edited[-1].segment)
+    head = next(entry for entry in reversed(tape.entries) if entry.op == "head")
+    if own_logits:
+        meet = _gather_logits(_Place(head, spec, index, slots, shard))
+    else:
+        meet = _meet(_last_collective(edited), segment=edited[-1].segment)
     return replace(tape, args=(*tape.args, COMM), entries=(*edited, meet))
 
 
@@ -353,6 +359,10 @@ _WHOLE_EDITS = {
 
 
 # ---- the end of a step ----
+
+
+def _gather_logits(place: _Place) -> Entry:
+    return _gather(place, ("N", "C", "ldc"), -(-place.spec.vocab_size // PANEL), PANEL)
 
 
 def _last_collective(entries: list[Entry]) -> Entry:

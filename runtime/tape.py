@@ -135,6 +135,17 @@ class BoundTape:
         everything = range(len(self.tape.entries))
         self._library.run(team, self._tape, self._args, everything if span is None else span)
 
+    def value(self, slot: Slot, args: Mapping[str, int]) -> int:
+        """Return the integer or address that an operand has in a run with `args`."""
+        match slot:
+            case IntConst():
+                return slot.value
+            case ArgRef():
+                return args[slot.name] + slot.offset
+            case BufferRef():
+                return self._buffer_address(slot)
+        raise self._error(f"an operand {type(slot).__name__} is no integer and no buffer")
+
     def segment(self, name: str) -> range:
         """Return the entries of segment `name`, e.g. `attn(0)`; they lie together."""
         places = [i for i, entry in enumerate(self.tape.entries) if entry.segment == name]

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.device import Event
@@ -100,7 +101,9 @@ class TimedEngine(PipelinedEngine):
         hardware: HardwareSpec,
         **options: Any,
     ) -> None:
-        """As PipelinedEngine."""
+        """As PipelinedEngine; SpecError for several processes."""
+        if (options.get("plan") or artifact.service).processes > 1:
+            raise SpecError("an accelerator in timed mode works beside one process")
         super().__init__(emulation, artifact, part, hardware, **options)
         self._script = emulation.script
         self._share = _share_before_attention(emulation.emulated_model(self.spec))

@@ -24,6 +24,8 @@ ALLOWED = {
     "dovetail.runtime.embedding.line": {"sklearn"},
     "dovetail.ffi": {"tvm_ffi"},
     "dovetail.compiler.ray_jobs": {"ray"},
+    "dovetail.runtime.ray_ranks": {"ray"},
+    "dovetail.runtime.torch_collective": {"torch"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
     "dovetail.tiny_world.encoder": {"faiss", "torch", "transformers"},
     "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},

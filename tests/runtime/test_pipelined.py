@@ -246,8 +246,8 @@ def test_a_failed_step_ends_its_requests_and_those_it_moved(
         assert None in results and False not in results and True in results
 
 
-def test_groups_of_processes_are_refused(artifact: Path) -> None:
+def test_groups_of_processes_have_no_timed_mode(artifact: Path) -> None:
     phase = PhasePlan(threads=1, cpus=())
     plan = ServicePlan(processes=2, prefill=phase, decode=phase, kv_blocks=8)
     with pytest.raises(SpecError, match="one process"):
-        load(artifact, plan=plan, emulation=Emulation(find_machine("t4")))
+        load(artifact, plan=plan, emulation=Emulation(find_machine("t4"), timed=True))

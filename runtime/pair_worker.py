@@ -1,0 +1,93 @@
+"""A rank of an accelerated group, as a process: `python -P -m dovetail.runtime.pair_worker`.
+
+In: where its parent listens, in the environment; then a `PairSetup`, a `Meet` and a `StepOrder` per
+step. It ends when the parent hangs up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from dovetail.ir.errors import ArtifactError, DovetailError, RankError
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.device import Device
+from dovetail.runtime.forward import ForwardModel
+from dovetail.runtime.group_device import GroupDevice
+from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.meeting import Meet, join_meeting
+from dovetail.runtime.orders import Hello, PairSetup, StepOrder
+from dovetail.runtime.pair_group import MEMORY, PARENT, RANK, TOKEN, keep_alive
+from dovetail.runtime.pipelined import Pair
+from dovetail.runtime.ranks import RankReply, fingerprint, receive_value, send_value
+from dovetail.topology.hardware import read_hardware
+
+DEVICES: dict[str, Callable[[ForwardModel], Device]] = {"emulated": lambda model: model.device}
+"""How a rank makes its accelerator, by name. An emulated one has its clock at the first rank."""
+
+
+class PairWorker:
+    """One rank, ready to run steps once it has met the others."""
+
+    def __init__(self, setup: PairSetup) -> None:
+        """Open the artifact; raises as a load does."""
+        artifact = open_artifact(setup.artifact, read_hardware())
+        if setup.fingerprint != fingerprint(artifact.manifest):
+            raise ArtifactError(f"{setup.artifact} has changed since it was loaded; load it again")
+        part = artifact.models[setup.model]
+        self._plan = setup.plan
+        self._library = KernelLibrary(artifact.library, artifact.kernels)
+        model = ForwardModel(artifact, part, self._library, setup.plan)
+        self._member = GroupDevice(DEVICES[setup.device](model))
+        spec, blocks = part.file.spec, setup.gpu_blocks
+        self._pair = Pair(spec, model, self._member, blocks, setup.sequences)
+
+    def join(self, told: Meet, parent: socket.socket, fd: int) -> None:
+        """Meet the other ranks."""
+        self._member.join(join_meeting(told, self._library, self._plan, parent, fd))
+
+    def run(self, order: StepOrder) -> None:
+        """Run a step; RankError when the group failed."""
+        self._pair.obey(order)
+
+
+def call_parent(words: Mapping[str, str]) -> None:
+    """Call the parent that `words` name, and serve it until it hangs up or the group fails."""
+    host, _, port = words[PARENT].rpartition(":")
+    with socket.create_connection((host, int(port))) as parent:
+        keep_alive(parent)
+        rank, machine = int(words[RANK]), os.uname().nodename
+        hello = Hello(rank=rank, token=words[TOKEN], process=os.getpid(), machine=machine)
+        send_value(parent, hello)
+        try:
+            serve(parent, int(words[MEMORY]))
+        except Exception as error:  # its last words; a fault of ours goes on
+            said = error if isinstance(error, DovetailError) else RankError(repr(error))
+            send_value(parent, RankReply(error=type(said).__name__, message=str(said)))
+            raise
+
+
+def serve(parent: socket.socket, fd: int) -> None:
+    """Set up, meet the others and run steps, each as the parent says."""
+    setup = receive_value(parent, PairSetup)
+    if setup is None:
+        return
+    worker = PairWorker(setup)
+    send_value(parent, RankReply())
+    told = receive_value(parent, Meet)
+    if told is None:
+        return
+    worker.join(told, parent, fd)
+    send_value(parent, RankReply())
+    with suppress(RankError):  # the parent knows, or is gone
+        while order := receive_value(parent, StepOrder):
+            worker.run(order)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(DovetailError):  # the parent has been told
+        call_parent(os.environ)

@@ -1,0 +1,135 @@
+"""Sums and gathers over gloo against the same in numpy; ranks that leave or never answer.
+
+The ranks are threads: each has a process group of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from dovetail.ir.errors import RankError
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[cuda]'")
+
+from dovetail.runtime.collective import own_columns
+from dovetail.runtime.torch_collective import Store, TorchCollective
+
+HERE = "127.0.0.1"
+T = TypeVar("T")
+
+
+def run_ranks(
+    ranks: int,
+    work: Callable[[TorchCollective], T],
+    lost: Callable[[], bool] = lambda: False,
+    seconds: float = 60.0,
+) -> list[T]:
+    server = Store(HERE, 0, server=True, seconds=seconds)
+
+    def be(rank: int) -> T:
+        store = server if rank == 0 else Store(HERE, server.port, server=False, seconds=seconds)
+        made = TorchCollective(
+            "gloo", store, rank=rank, ranks=ranks, host=HERE, seconds=seconds, lost=lost
+        )
+        try:
+            return work(made)
+        finally:
+            made.close()
+
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(be, range(ranks)))
+
+
+def values(rank: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_sums_are_those_of_float64_and_alike_everywhere(ranks: int) -> None:
+    shapes = [(5,), (1,), (0,), (7, 33), (64, 128)]
+
+    def work(group: TorchCollective) -> list[np.ndarray]:
+        found = []
+        for shape in shapes:
+            x = values(group.rank, *shape)
+            group.all_reduce(x)
+            found.append(x)
+        wide = values(group.rank, 6, 40)
+        group.all_reduce(wide[:, :30])  # rows apart
+        return [*found, wide]
+
+    per_rank = run_ranks(ranks, work)
+    for place, shape in enumerate(shapes):
+        wanted = sum(values(rank, *shape).astype(np.float64) for rank in range(ranks))
+        for found in per_rank:
+            np.testing.assert_allclose(found[place], wanted, rtol=0, atol=1e-5)
+            np.testing.assert_array_equal(found[place], per_rank[0][place])
+    wide = sum(values(rank, 6, 40).astype(np.float64) for rank in range(ranks))
+    for rank, found in enumerate(per_rank):
+        np.testing.assert_allclose(found[-1][:, :30], wide[:, :30], rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(found[-1][:, 30:], values(rank, 6, 40)[:, 30:])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_columns_of_all_ranks_are_gathered(ranks: int) -> None:
+    """Units that do not go into the ranks, a last one cut short, fewer units than ranks."""
+    cases = [(192, 6, 32), (203, 13, 16), (101, 7, 16), (2, 1, 16)]
+
+    def work(group: TorchCollective) -> None:
+        for columns, units, size in cases:
+            whole = values(9, 5, columns)
+            x = values(group.rank, 5, columns + 3)
+            rest = x[:, columns:].copy()
+            own = own_columns(group, units, size, columns)[group.rank]
+            x[:, own.start : own.stop] = whole[:, own.start : own.stop]
+            group.all_gather(x[:, :columns], units, size)
+            np.testing.assert_array_equal(x[:, :columns], whole)
+            np.testing.assert_array_equal(x[:, columns:], rest)
+
+    run_ranks(ranks, work)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_leaves_is_an_error_for_all_others(victim: int) -> None:
+    def work(group: TorchCollective) -> bool:
+        x = values(group.rank, 1000)
+        group.all_reduce(x)
+        if group.rank == victim:
+            group.fail()
+        with pytest.raises(RankError):
+            for _ in range(100):
+                group.all_reduce(x)
+        with pytest.raises(RankError):  # at once, for good
+            group.all_reduce(x)
+        return group.failed
+
+    assert run_ranks(3, work) == [True] * 3
+
+
+def test_a_rank_that_is_silent_is_given_up_when_its_machine_is_gone() -> None:
+    gone, ended = threading.Event(), threading.Event()
+
+    def work(group: TorchCollective) -> bool:
+        if group.rank == 1:
+            return ended.wait(60)
+        gone.set()
+        with pytest.raises(RankError, match="rank 0"):
+            group.all_reduce(values(0, 10))
+        ended.set()
+        return group.failed
+
+    assert run_ranks(2, work, gone.is_set) == [True, True]
+
+
+def test_a_store_that_is_not_there_is_one_sentence() -> None:
+    server = Store(HERE, 0, server=True, seconds=5)
+    port = server.port
+    del server
+    with pytest.raises(RankError, match="cannot find each other"):
+        Store(HERE, port, server=False, seconds=0.2)

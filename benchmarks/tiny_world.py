@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from common import Report
-from dovetail.tiny_world import LLAMA, corpus, prompts, workflows
+from dovetail.tiny_world import ENCODER, LLAMA, corpus, prompts, workflows
+from dovetail.tiny_world.index import Embeds, PassageIndex
 from dovetail.tiny_world.questions import (
     COMPARISON,
     SINGLE,
@@ -158,16 +159,14 @@ def compare_tokens(said: dict[str, tuple[int, ...]]) -> tuple[int, int, int]:
     return len(said), different, ties
 
 
-def measure(reader: Reader) -> dict[str, float]:
+def measure(reader: Reader, encoder: Embeds) -> dict[str, float]:
     """Return every figure but the comparison of tokens."""
-    from dovetail.tiny_world.encoder import Encoder, PassageIndex
-
     of_kind = {
         kind: [q for q in corpus.questions("test") if q.kind == kind]
         for kind in (SINGLE, TWO_HOP, COMPARISON, UNANSWERABLE)
     }
     single, two_hop = of_kind[SINGLE], of_kind[TWO_HOP]
-    index = PassageIndex(Encoder(), [p.document for p in corpus.passages()])
+    index = PassageIndex(encoder, [p.document for p in corpus.passages()])
     ids = [p.id for p in corpus.passages()]
     found = index.find([q.question for q in single], 5)
     hits = [q.gold[0] in {ids[i] for i in row} for q, row in zip(single, found, strict=True)]
@@ -198,10 +197,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         artifact = Path(folder) / "app.dove"
+        embedder = Path(folder) / "embedder.dove"
         compile_model(LLAMA, output=artifact, effort="none", weight_dtype="f32")
-        with load(artifact) as app:
+        compile_model(ENCODER, output=embedder, effort="none")
+        with load(artifact) as app, load(embedder) as encoder:
             reader = Reader(app)
-            figures = measure(reader)
+            figures = measure(reader, encoder)
     replies, different, ties = compare_tokens(reader.said)
     counts = {kind: n for kind, n in corpus.COUNTS["test"].items()}
     report = Report("tiny_world", {"questions": counts, "passages": len(corpus.passages())})

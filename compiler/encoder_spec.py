@@ -173,6 +173,7 @@ def _architecture(
         pooling=_read_pooling(folder),
         unit=folder.unit,
         labels=_count_labels(config) if labelled else 0,
+        sigmoid=labelled and _scores_by_sigmoid(config),
         prompts=prompts,
         default_prompt=default,
         weight_dtype=choose_dtype(weight_dtype, stored),
@@ -281,3 +282,15 @@ def _count_labels(config: Config) -> int:
     if isinstance(values, dict) and values:
         return len(values)
     return config.integer("num_labels", 1, 1 << 16, 2)
+
+
+def _scores_by_sigmoid(config: Config) -> bool:
+    """Tell whether a score is the sigmoid of a logit: so it is unless config.json says other."""
+    key = "sbert_ce_default_activation_function"
+    nested = (
+        config.section("sentence_transformers") if config.has("sentence_transformers") else config
+    )
+    named = nested.text("activation_fn", config.text(key, "Sigmoid")).rsplit(".", 1)[-1]
+    if named not in ("Sigmoid", "Identity"):
+        raise config.fail(key, "but scores are by Sigmoid or Identity")
+    return named == "Sigmoid"

@@ -22,7 +22,8 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     activation: `gelu` or `gelu_tanh`. positions: `learned` (a table), `alibi` (slopes per head).
     first_position: row of the table that a text's first token takes. max_tokens: of one text, its
     special tokens included. labels: columns of a classification head, 0 without one; then there is
-    no pooling. unit: vectors are of length 1. prompts: texts put before others, by name.
+    no pooling. sigmoid: a pair's score is that of its logit. unit: vectors are of length 1.
+    prompts: texts put before others, by name.
     """
 
     family: str
@@ -42,6 +43,7 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     pooling: str = "mean"
     unit: bool = False
     labels: int = 0
+    sigmoid: bool = False
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     weight_dtype: str
@@ -53,7 +55,7 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         return 3 * self.n_heads * self.head_dim
 
     @property
-    def width(self) -> int:
+    def dim(self) -> int:
         """Values that come out for each text."""
         return self.labels or self.hidden_size
 

@@ -64,7 +64,7 @@ class Encoder:
     @property
     def dim(self) -> int:
         """Values of each row that comes out."""
-        return self.spec.width
+        return self.spec.dim
 
     def embed_tokens(
         self, ids: Sequence[Sequence[int] | Ids], types: Sequence[Ids] | None = None

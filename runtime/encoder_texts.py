@@ -133,7 +133,9 @@ class Embeddings:
             raise RequestError("documents must be a list of texts, and top_n at least 1")
         pairs = list(chosen.reader.read_pairs(query, documents))
         ids, kinds = [ids for ids, _ in pairs], [kinds for _, kinds in pairs]
-        scores = chosen.encoder.embed_tokens(ids, kinds)[:, 0]
+        scores = chosen.encoder.embed_tokens(ids, kinds)[:, 0].astype(np.float64)
+        if chosen.encoder.spec.sigmoid:
+            scores = 1 / (1 + np.exp(-scores))
         order = np.argsort(-scores, kind="stable")[:top_n]
         return [Ranked(int(i), float(scores[i]), documents[i]) for i in order]
 

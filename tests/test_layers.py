@@ -27,7 +27,7 @@ ALLOWED = {
     "dovetail.runtime.ray_ranks": {"ray"},
     "dovetail.runtime.torch_collective": {"torch"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
-    "dovetail.tiny_world.encoder": {"faiss", "torch", "transformers"},
+    "dovetail.tiny_world.encoder": {"torch", "transformers"},
     "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},
     "dovetail.tiny_world.train_llama": {"safetensors", "torch", "transformers"},
 }

@@ -1,7 +1,7 @@
 """`dovetail quickstart`: the whole road on the bundled tiny world.
 
-In: nothing. Out: the corpus, the artifact of the small Llama, and five questions answered from
-retrieved passages beside the answers without them, with tokens/s.
+In: nothing. Out: the corpus, the artifacts of the small encoder and the small Llama, and five
+questions answered from retrieved passages beside the answers without them, with tokens/s.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import typer
 
 from dovetail.cli.compile import describe_report
 from dovetail.cli.report import print_json, progress_bars, report_errors
-from dovetail.errors import ArtifactError, SpecError
-from dovetail.tiny_world import LLAMA, corpus, workflows
+from dovetail.errors import ArtifactError
+from dovetail.tiny_world import ENCODER, LLAMA, corpus, workflows
+from dovetail.tiny_world.index import PassageIndex
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP, UNANSWERABLE, Question
 
 if TYPE_CHECKING:
     from dovetail.runtime.app import App
     from dovetail.runtime.request import Completion
-    from dovetail.tiny_world.encoder import PassageIndex
 
 ASKED = {SINGLE: 2, TWO_HOP: 2, UNANSWERABLE: 1}
 """How many questions of each kind are asked, all from the dev split."""
@@ -72,22 +72,33 @@ def quickstart_command(
     written = corpus.write(directory)
     texts = [passage.document for passage in corpus.passages()]
     say(f"1. {written[0]}: {len(texts)} passages of a synthetic world, and questions beside it")
-    start = time.perf_counter()
-    index = index_passages(texts)
-    index_seconds = time.perf_counter() - start
-    say(f"2. indexed with the bundled encoder in {index_seconds:.1f} s (torch and faiss)")
+    embedder = directory / "embedder.dove"
+    say(f"2. compiling the bundled encoder into {embedder}")
+    with progress_bars(quiet=json) as progress:
+        say(
+            describe_report(
+                compile_model(ENCODER, output=embedder, effort="none", progress=progress)
+            )
+        )
     say(f"3. compiling the bundled Llama into {artifact}")
     with progress_bars(quiet=json) as progress:
         compiled = compile_model(LLAMA, output=artifact, budget=SEARCH_SECONDS, progress=progress)
     say(describe_report(compiled))
-    checked = verify_artifact(artifact)
-    if not checked.ok:
-        raise ArtifactError("the artifact just written is damaged: " + "; ".join(checked.faults))
-    say(f"4. verified: {checked.files} files, whole, runs here")
+    for written_now in (embedder, artifact):
+        checked = verify_artifact(written_now)
+        if not checked.ok:
+            raise ArtifactError(
+                "the artifact just written is damaged: " + "; ".join(checked.faults)
+            )
+        say(f"4. verified {written_now}: {checked.files} files, whole, runs here")
     start = time.perf_counter()
-    with load(artifact) as app:
+    with load(artifact) as app, load(embedder) as encoder:
         load_seconds = time.perf_counter() - start
-        say(f"5. loaded in {load_seconds * 1e3:.0f} ms; questions of the dev split:")
+        start = time.perf_counter()
+        index = PassageIndex(encoder, texts)
+        index_seconds = time.perf_counter() - start
+        say(f"5. loaded in {load_seconds * 1e3:.0f} ms, indexed in {index_seconds:.2f} s;")
+        say("   questions of the dev split:")
         reader = Reader(app)
         asked = []
         for question in pick_questions(corpus.questions("dev")):
@@ -137,22 +148,6 @@ class Reader:
             if first is not None and last is not None:
                 self._decoded += len(found.token_ids) - 1
                 self._seconds += last - first
-
-
-def index_passages(texts: Sequence[str]) -> PassageIndex:
-    """Return an index of the passages.
-
-    Raises:
-        SpecError: torch, transformers or faiss is not installed.
-    """
-    try:
-        from dovetail.tiny_world.encoder import Encoder, PassageIndex
-    except ImportError as error:
-        raise SpecError(
-            f"quickstart embeds the passages with torch, and {error.name} is missing: "
-            "run pip install 'dovetail[bench]'"
-        ) from None
-    return PassageIndex(Encoder(), texts)
 
 
 def pick_questions(questions: Sequence[Question]) -> list[Question]:

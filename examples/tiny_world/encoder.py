@@ -1,6 +1,6 @@
-"""The small encoder and a passage index: texts go in, unit vectors and nearest passages come out.
+"""The small encoder on torch: texts go in, unit vectors come out.
 
-The encoder runs on torch; the index is faiss with inner products.
+Training measures with it; whoever only embeds compiles the model.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -49,22 +48,3 @@ class Encoder:
         pooled = (hidden * weights).sum(1) / weights.sum(1)
         found: npt.NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=-1).numpy()
         return found
-
-
-class PassageIndex:
-    """Texts and their vectors in an exact inner-product index."""
-
-    def __init__(self, encoder: Encoder, texts: Sequence[str]) -> None:
-        self._encoder, self.texts = encoder, tuple(texts)
-        vectors = encoder.embed(self.texts)
-        self._index = faiss.IndexFlatIP(vectors.shape[1])
-        self._index.add(vectors)
-
-    def find(self, queries: Sequence[str], topk: int) -> npt.NDArray[np.int64]:
-        """Return the indices of the nearest texts, int64 [len(queries), topk], best first."""
-        found: npt.NDArray[np.int64] = self._index.search(self._encoder.embed(queries), topk)[1]
-        return found
-
-    def search(self, query: str, topk: int) -> list[str]:
-        """Return the nearest texts, best first."""
-        return [self.texts[i] for i in self.find([query], topk)[0]]

@@ -21,7 +21,8 @@ from dovetail.runtime.services import Document, perform
 from dovetail.runtime.workflow_run import Call, run_in_order
 from dovetail.tiny_world import LLAMA, corpus, prompts
 from dovetail.tiny_world import workflows as tiny
-from dovetail.tiny_world.encoder import Encoder, PassageIndex
+from dovetail.tiny_world.encoder import Encoder
+from dovetail.tiny_world.index import PassageIndex
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP, Question, short_answer
 from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
 

@@ -74,6 +74,47 @@ def test_a_row_stands_for_each_text(folder: Path, model: object, pooling: dict, 
     found.close()
 
 
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta"])
+def test_positions_after_the_padding_row(folder: Path, family: str) -> None:
+    where, texts = folder / family, random_texts(LENGTHS)
+    model = save_encoder(where, family, max_position_embeddings=514, type_vocab_size=1)
+    found = load_encoder(compiled(where, folder / f"{family}.dove"))
+    wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
+    assert found.spec.max_tokens == 512
+    assert cosines(found.embed_tokens(texts), wanted).min() > 0.999999
+    found.close()
+
+
+def test_bfloat16_weights_stay_near(folder: Path) -> None:
+    where, texts = folder / "bf16", random_texts(LENGTHS)
+    model = save_encoder(where, "bert", dtype="bfloat16", hidden_act="gelu_new")
+    found = load_encoder(compiled(where, folder / "bf16.dove"))
+    assert found.spec.weight_dtype == "bf16"
+    wanted = np.array([rows.mean(0) for rows in last_rows(model.float(), texts)])
+    assert cosines(found.embed_tokens(texts), wanted).min() > 0.9995
+    found.close()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_classifiers_give_the_logits_of_pairs(folder: Path, family: str) -> None:
+    import torch
+
+    where, texts = folder / f"{family}-labels", random_texts((3, 20, 100))
+    rows = {"bert": 2, "roberta": 1}[family]
+    options = {"num_labels": 3, "type_vocab_size": rows, "max_position_embeddings": 514}
+    model = save_encoder(where, family, head="ForSequenceClassification", **options)
+    found = load_encoder(compiled(where, folder / f"{family}-labels.dove"))
+    types = [(np.arange(len(text)) > 1).astype(np.int32) * (rows - 1) for text in texts]
+    with torch.inference_mode():
+        wanted = [
+            model(torch.tensor(text)[None].long(), token_type_ids=torch.tensor(kind)[None].long())
+            for text, kind in zip(texts, types, strict=True)
+        ]
+    logits = np.array([out.logits[0].numpy() for out in wanted])
+    np.testing.assert_allclose(found.embed_tokens(texts, types), logits, atol=2e-5)
+    found.close()
+
+
 def test_a_text_is_the_same_alone_and_in_any_batch(encoder: Encoder) -> None:
     texts = random_texts([7, 512, 40, 512, 3, 512, 90, *range(1, 80)])
     together = encoder.embed_tokens(texts)

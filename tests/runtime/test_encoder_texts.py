@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import App, load
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import ENCODER
-from tests.encoders import cosines, last_rows
+from tests.encoders import cosines, last_rows, save_encoder
 
 TEXTS = ("Where does Ada live?", "", "The harbour of Elm was built by the mayor.", "x " * 900)
 
@@ -52,6 +53,36 @@ def test_a_prompt_goes_before_each_text(app: App) -> None:
     with_prompt = app.embed(["of Elm", "of Oak"], prompt="The mayor ")
     plain = app.embed(["The mayor of Elm", "The mayor of Oak"])
     np.testing.assert_allclose(with_prompt, plain, atol=1e-6)
+
+
+def test_documents_are_ranked_as_by_transformers(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    where = tmp_path / "ranker"
+    options = {"vocab_size": 3000, "num_labels": 1}
+    model = save_encoder(where, "bert", head="ForSequenceClassification", **options)
+    shutil.copy(ENCODER / "tokenizer.json", where)
+    compile_model(where, output=tmp_path / "ranker.dove", effort="none", threads=1)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(where / "tokenizer.json"))
+    documents = ["The mayor lives in Elm.", "x", "Ada built the harbour. " * 90]
+    wanted = []
+    options = {"truncation": True, "max_length": 512, "return_token_type_ids": True}
+    for text in documents:
+        given = tokenizer("Who lives in Elm?", text, **options)
+        ids, kinds = (torch.tensor([given[k]]) for k in ("input_ids", "token_type_ids"))
+        with torch.inference_mode():
+            wanted.append(float(model(ids, token_type_ids=kinds).logits.sigmoid()))
+    with load(tmp_path / "ranker.dove") as ranker:
+        found = ranker.rerank("Who lives in Elm?", documents)
+        assert ranker.rerank("Who lives in Elm?", documents, top_n=1) == found[:1]
+        assert ranker.rerank("Who lives in Elm?", []) == []
+        with pytest.raises(RequestError, match="no encoder"):
+            ranker.embed("x")
+    assert [one.index for one in found] == np.argsort(wanted)[::-1].tolist()
+    for one in found:
+        assert one.document == documents[one.index]
+        assert one.score == pytest.approx(wanted[one.index], abs=1e-5)
 
 
 def test_what_cannot_be_done_is_said(app: App) -> None:

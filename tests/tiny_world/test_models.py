@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App, load
 from dovetail.tiny_world import ENCODER, LLAMA, corpus, prompts, workflows
-from dovetail.tiny_world.encoder import Encoder, PassageIndex
+from dovetail.tiny_world.encoder import Encoder
+from dovetail.tiny_world.index import PassageIndex
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP, UNANSWERABLE, Question
 
 SHA256 = {
@@ -42,9 +43,12 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 
 
 @pytest.fixture(scope="module")
-def index() -> PassageIndex:
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PassageIndex]:
     gold = {i for q in corpus.questions("dev") for i in q.gold}
-    return PassageIndex(Encoder(), [TEXT[i] for i in sorted(gold)])
+    artifact = tmp_path_factory.mktemp("tiny") / "embedder.dove"
+    compile_model(ENCODER, output=artifact, effort="none")
+    with load(artifact) as encoder:
+        yield PassageIndex(encoder, [TEXT[i] for i in sorted(gold)])
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,122 @@
+"""Directories of encoders: what is read from them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.compiler.encoder_spec import is_encoder, read_encoder_spec
+from dovetail.compiler.encoder_tensors import alibi_slopes
+from dovetail.ir.errors import SpecError
+from dovetail.tiny_world import ENCODER, LLAMA
+from tests.encoders import save_encoder, write_modules
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    save_encoder(folder, "bert")
+    return folder
+
+
+def copy(bert: Path, to: Path, **changes: Any) -> Path:
+    """Link the weights, and write config.json with `changes`; None takes a key away."""
+    to.mkdir(exist_ok=True)
+    (to / "model.safetensors").symlink_to(bert / "model.safetensors")
+    config = json.loads((bert / "config.json").read_text()) | changes
+    kept = {key: value for key, value in config.items() if value is not None}
+    (to / "config.json").write_text(json.dumps(kept))
+    return to
+
+
+def write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def test_the_bundled_encoder() -> None:
+    spec = read_encoder_spec(ENCODER)
+    assert (spec.pooling, spec.unit, spec.max_tokens, spec.dim) == ("mean", True, 256, 128)
+    assert is_encoder(ENCODER)
+    assert not is_encoder(LLAMA)
+    assert not is_encoder(ENCODER / "nowhere")
+
+
+def test_a_plain_directory_gives_means_of_any_length(bert: Path, tmp_path: Path) -> None:
+    spec = read_encoder_spec(copy(bert, tmp_path / "m"))
+    assert (spec.pooling, spec.unit, spec.max_tokens) == ("mean", False, 512)
+    assert read_encoder_spec(bert, max_tokens=100, weight_dtype="bf16").max_tokens == 100
+
+
+def test_the_files_of_sentence_transformers(bert: Path, tmp_path: Path) -> None:
+    folder = copy(bert, tmp_path / "m")
+    write_modules(folder, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": False})
+    prompts = {"query": "Ask: ", "document": ""}
+    given = {"prompts": prompts, "default_prompt_name": "query"}
+    write(folder / "config_sentence_transformers.json", given)
+    spec = read_encoder_spec(folder)
+    assert (spec.pooling, spec.unit, spec.max_tokens) == ("cls", True, 128)
+    assert (spec.prompts, spec.default_prompt) == (prompts, "query")
+
+
+def test_e5_models_have_their_prompts(bert: Path, tmp_path: Path) -> None:
+    spec = read_encoder_spec(copy(bert, tmp_path / "multilingual-e5-small"))
+    assert spec.prompts["query"] == "query: "
+    assert spec.default_prompt is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"num_attention_heads": 8}, "heads of 8 values"),
+        ({"num_attention_heads": 7}, "multiple of num_attention_heads"),
+        ({"vocab_size": 299}, "word_embeddings.weight has shape"),
+        ({"num_hidden_layers": 1}, "encoder.layer.1.* is not part"),
+        ({"num_hidden_layers": 3}, "no tensor encoder.layer.2"),
+        ({"quantization_config": {}}, "quantized"),
+        ({"architectures": ["T5Model"]}, "T5Model is no supported encoder"),
+        ({"layer_norm_eps": "x"}, "layer_norm_eps"),
+    ],
+)
+def test_what_is_not_computed_is_refused(
+    bert: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        read_encoder_spec(copy(bert, tmp_path / "m", **changes))
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "words"),
+    [
+        ("modules.json", {}, "must be a list"),
+        ("modules.json", [{"type": "x.Dense", "path": "2_Dense"}], "module Dense"),
+        ("modules.json", [{"type": "x.Pooling", "path": "../.."}], "leads out"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "not supported"),
+        ("1_Pooling/config.json", {}, "pooling by nothing"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "none of the prompts"),
+        ("config_sentence_transformers.json", {"prompts": {"q": 5}}, "string is needed"),
+        ("sentence_bert_config.json", {"max_seq_length": 1}, "max_seq_length"),
+    ],
+)
+def test_faulty_modules_are_refused(
+    bert: Path, tmp_path: Path, file: str, value: object, words: str
+) -> None:
+    folder = copy(bert, tmp_path / "m")
+    write_modules(folder, {"pooling_mode_mean_tokens": True})
+    write(folder / file, value)
+    with pytest.raises(SpecError, match=words):
+        read_encoder_spec(folder)
+
+
+def test_slopes_of_alibi() -> None:
+    np.testing.assert_allclose(alibi_slopes(8)[:, 0], 2.0 ** -np.arange(1, 9))
+    twelve = [*(2.0 ** -np.arange(1, 9)), *(2.0 ** -np.array([0.5, 1.5, 2.5, 3.5]))]
+    np.testing.assert_allclose(alibi_slopes(12)[:, 0], twelve, rtol=1e-6)

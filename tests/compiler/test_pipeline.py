@@ -14,7 +14,8 @@ import pytest
 from dovetail.codegen.nvidia import ARCHITECTURES
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.database import TuningDatabase
-from dovetail.compiler.pipeline import STEPS, compile_artifact, compile_model
+from dovetail.compiler.pipeline import compile_artifact, compile_model
+from dovetail.compiler.report import STEPS
 from dovetail.compiler.request import CompileRequest, choose_targets
 from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
 from dovetail.ir.errors import ArtifactError, SpecError, ToolchainError

@@ -23,6 +23,7 @@ ALLOWED = {
     "dovetail.compiler.search.fit": {"sklearn"},
     "dovetail.runtime.embedding.line": {"sklearn"},
     "dovetail.ffi": {"tvm_ffi"},
+    "dovetail.runtime.retrieval.ivf": {"faiss"},
     "dovetail.compiler.ray_jobs": {"ray"},
     "dovetail.runtime.ray_ranks": {"ray"},
     "dovetail.runtime.torch_collective": {"torch"},

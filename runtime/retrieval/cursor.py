@@ -1,0 +1,153 @@
+"""One search on its way through the clusters of an IVF index (HedraRAG §4.2, §4.3).
+
+In: the clusters to probe, what scans of some of them found. Out: the best so far and, when all
+clusters are scanned, the result with its history. Pure; distances come from an index.
+
+A `Hit` is (distance, id), smaller is nearer: inner products are negated. Equal distances go by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
+
+HISTORY = 20
+"""Documents that a search leaves to the next one of its request (HedraRAG §4.3)."""
+
+Hit: TypeAlias = tuple[float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHistory:
+    """What a finished search knows: the clusters it probed, its nearest documents and where.
+
+    hits: nearest first, HISTORY at most. homes: the cluster of each of them.
+    """
+
+    clusters: tuple[int, ...]
+    hits: tuple[Hit, ...]
+    homes: Mapping[int, int]
+
+    @property
+    def hit_clusters(self) -> frozenset[int]:
+        """Clusters with a document among the nearest."""
+        return frozenset(self.homes.values())
+
+
+def reorder_probes(clusters: Sequence[int], history: SearchHistory | None) -> tuple[int, ...]:
+    """Return the clusters with those first that the last search of the request hit, then probed.
+
+    (C' and H), (C' and C without H), the rest; the order inside each part stays.
+
+        before: 7 3 9 1 4     history: probed 3 4 9, hit 4     after: 4 | 3 9 | 7 1
+    """
+    if history is None:
+        return tuple(clusters)
+    hit, probed = history.hit_clusters, frozenset(history.clusters)
+    return tuple(sorted(clusters, key=lambda c: 0 if c in hit else 1 if c in probed else 2))
+
+
+@dataclass(slots=True)
+class Cursor:
+    """A search under way. Invariant: `scanned` and `left` are together the clusters, each once.
+
+    topk: documents wanted. seeds: distances to documents of the history, by cluster; they stand for
+    what scanning that cluster will find, so they say early what the result may be, and are
+    forgotten as soon as it is scanned.
+    """
+
+    clusters: tuple[int, ...]
+    topk: int
+    seeds: dict[int, list[Hit]] = field(default_factory=dict)
+    position: int = 0
+    best: list[Hit] = field(default_factory=list)
+    unchanged: int = 0  # clusters scanned since the best `topk` last changed
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Clusters still to be scanned, in order."""
+        return self.clusters[self.position :]
+
+    @property
+    def done(self) -> bool:
+        """Whether all clusters are scanned."""
+        return self.position == len(self.clusters)
+
+    @property
+    def depth(self) -> int:
+        """How many hits are kept: `topk`, and no less than a history holds."""
+        return max(self.topk, HISTORY)
+
+    def advance(self, count: int, found: Iterable[Hit]) -> None:
+        """Take the nearest documents of the next `count` clusters: their best `depth` at least.
+
+        `found` may be shorter where these clusters hold no more.
+        """
+        scanned = self.clusters[self.position : self.position + count]
+        assert len(scanned) == count, "a cursor cannot pass its end"
+        before = self.best[: self.topk]
+        for cluster in scanned:
+            self.seeds.pop(cluster, None)
+        self.position += count
+        self.best = merge_hits((self.best, found), self.depth)
+        self.unchanged = self.unchanged + count if self.best[: self.topk] == before else 0
+
+    @property
+    def partial(self) -> tuple[Hit, ...]:
+        """The nearest `topk` as far as is known: of what was scanned, and the seeds."""
+        return tuple(merge_hits((self.best, *self.seeds.values()), self.topk))
+
+    def history(self, homes: Mapping[int, int]) -> SearchHistory:
+        """Return what the next search of the request may use; `homes`: id -> its cluster."""
+        assert self.done, "a history is of a whole search"
+        kept = tuple(self.best[:HISTORY])
+        return SearchHistory(self.clusters, kept, {i: homes[i] for _, i in kept})
+
+    def check_integrity(self) -> None:
+        """Assert the invariants."""
+        assert 0 <= self.position <= len(self.clusters)
+        assert len(set(self.clusters)) == len(self.clusters), "a cluster is probed once"
+        assert self.best == sorted(set(self.best)) and len(self.best) <= self.depth
+        assert len({i for _, i in self.best}) == len(self.best), "a document is found once"
+        assert not set(self.seeds) & set(self.clusters[: self.position])
+
+
+def merge_hits(parts: Iterable[Iterable[Hit]], count: int) -> list[Hit]:
+    """Return the nearest `count` of all parts, each id once; ties go by id.
+
+    Parts of different clusters never share an id, so merging in any order gives the same.
+    """
+    seen: set[int] = set()
+    merged = []
+    for hit in sorted(chain.from_iterable(parts)):
+        if hit[1] not in seen:
+            seen.add(hit[1])
+            merged.append(hit)
+            if len(merged) == count:
+                break
+    return merged
+
+
+def begin_search(
+    clusters: Sequence[int],
+    topk: int,
+    history: SearchHistory | None = None,
+    distances: Mapping[int, float] | None = None,
+) -> Cursor:
+    """Return a cursor over `clusters`, ordered and seeded by the history of the request.
+
+    Args:
+        clusters: to probe, nearest centroid first.
+        topk: documents wanted.
+        history: of the request's search before.
+        distances: from the new query to the documents of the history.
+    """
+    cursor = Cursor(reorder_probes(clusters, history), topk)
+    wanted = frozenset(clusters)
+    for id_, distance in (distances or {}).items():
+        assert history is not None, "seeds are documents of a history"
+        if (home := history.homes[id_]) in wanted:
+            cursor.seeds.setdefault(home, []).append((distance, id_))
+    return cursor

@@ -1,0 +1,86 @@
+"""Budgets of sub-stages: the best mb, and plans that keep to it whatever the sizes of clusters."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.runtime.retrieval.budget import ScanCost, best_budget, plan_sub_stage
+from dovetail.runtime.retrieval.cursor import begin_search
+
+
+@given(st.floats(1e-5, 1e-2), st.floats(0.01, 2))
+def test_the_budget_has_the_least_mean_wait_on_a_grid(overhead: float, stage: float) -> None:
+    """An arrival waits half a sub-stage, and its own search for the overhead of each piece."""
+
+    def wait(budget: float) -> float:
+        return budget / 2 + stage / budget * overhead
+
+    best = best_budget(overhead, stage)
+    grid = np.geomspace(stage / 1000, stage, 200)
+    assert wait(best) <= 1.001 * min(wait(b) for b in grid)
+    if best < stage:
+        assert best == pytest.approx((2 * overhead * stage) ** 0.5)
+
+
+def test_the_budget_lies_between_one_cluster_and_the_whole_search() -> None:
+    assert best_budget(0.0, 1.0, least=0.01) == 0.01
+    assert best_budget(10.0, 1.0) == 1.0
+
+
+def test_a_query_is_scanned_by_one_thread() -> None:
+    cost = ScanCost(fixed=1.0, per_vector=0.5, threads=2)
+    assert cost.seconds([4]) == cost.seconds([4, 4]) == 3.0
+    assert cost.seconds([4, 2, 2, 2]) == 3.5 and cost.seconds([]) == 1.0
+
+
+@given(
+    sizes=st.lists(st.integers(0, 100), min_size=1, max_size=30),
+    searches=st.integers(1, 6),
+    threads=st.integers(1, 4),
+    budget=st.floats(0, 50),
+    width=st.none() | st.integers(1, 6),
+)
+def test_no_sub_stage_is_longer_than_its_budget_unless_it_is_one_cluster(
+    sizes: list[int], searches: int, threads: int, budget: float, width: int | None
+) -> None:
+    cost = ScanCost(0.1, 0.2, threads)
+    cursors = [begin_search(range(i % len(sizes), len(sizes)), 1) for i in range(searches)]
+    while under_way := [cursor for cursor in cursors if not cursor.done]:
+        plan = plan_sub_stage(under_way, sizes, cost, budget, width=width)
+        loads = []
+        for number, count in plan.takes:
+            loads.append(sum(sizes[c] for c in under_way[number].left[:count]))
+            under_way[number].advance(count, [])
+        assert plan.takes and plan.seconds == cost.seconds(loads)
+        assert plan.seconds <= budget or sum(count for _, count in plan.takes) == 1
+        assert all(number < (width or 2 * threads) for number, _ in plan.takes)
+        assert plan.takes[0][0] == 0, "the oldest search is always served"
+
+
+def test_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed_counts() -> None:
+    rng = np.random.default_rng(0)
+    sizes = (100 * rng.pareto(1.5, 512) + 20).clip(max=1000).astype(int).tolist()
+    cost = ScanCost(1e-4, 1e-6)
+    fixed = [cost.seconds([sum(sizes[i : i + 8])]) for i in range(0, 512, 8)]
+    cursor, planned = begin_search(range(512), 1), []
+    while not cursor.done:
+        plan = plan_sub_stage([cursor], sizes, cost, statistics.fmean(fixed))
+        cursor.advance(plan.takes[0][1], [])
+        planned.append(plan.seconds)
+
+    def variation(seconds: list[float]) -> float:
+        return statistics.pstdev(seconds) / statistics.fmean(seconds)
+
+    assert variation(planned[:-1]) < variation(fixed) / 2
+
+
+def test_a_search_that_arrived_later_shares_the_step() -> None:
+    cost = ScanCost(0.0, 1.0, threads=2)
+    cursors = [begin_search(range(8), 1), begin_search(range(8), 1)]
+    plan = plan_sub_stage(cursors, [1] * 8, cost, 3.0)
+    assert dict(plan.takes) == {0: 3, 1: 3}

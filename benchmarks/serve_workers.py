@@ -217,7 +217,7 @@ class LlamaCppServer:
         params = api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_seq_max = context * SLOTS, STEP_TOKENS, SLOTS
         params.n_threads = params.n_threads_batch = threads
-        params.kv_unified = False
+        params.kv_unified = True  # it decodes batches faster so than over separate streams
         self._context = api.llama_init_from_model(self._model, params)
         self._vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._batch = api.llama_batch_init(STEP_TOKENS, 0, 1)
@@ -227,7 +227,8 @@ class LlamaCppServer:
 
     def settings(self) -> str:
         """Return what a reader needs to know of this side."""
-        return f"llama.cpp (llama-cpp-python {version('llama-cpp-python')}), llama_decode, f16 KV"
+        package = f"llama-cpp-python {version('llama-cpp-python')}"
+        return f"llama.cpp ({package}), llama_decode, unified f16 KV"
 
     def serve(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
         """As `DovetailServer.serve`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import mmap
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -74,7 +74,7 @@ class StepBuffers:
         self, batch: Batch, requests: Mapping[int, Request], table: Callable[[int], Blocks]
     ) -> StepShape:
         """Write the arrays for `batch`; `table` gives the blocks of a request."""
-        row, sequence, longest = 0, 0, 0
+        row, sequence = 0, 0
         outputs: list[Request] = []
         self.arrays["seq_starts"][0] = 0
         for chunk in batch.prefill:
@@ -86,18 +86,17 @@ class StepBuffers:
                 self.arrays["out_rows"][len(outputs)] = row - 1
                 outputs.append(request)
         prefill_tokens = row
-        for number in (*batch.gpu_decode, *batch.cpu_decode):
-            request = requests[number]
-            chunk = PrefillChunk(number, request.computed, 1)
-            self._put(request, table(number), chunk, sequence, row)
-            self.arrays["out_rows"][len(outputs)] = row
-            outputs.append(request)
-            row, sequence = row + 1, sequence + 1
-            longest = max(longest, len(request.tokens))
+        decodes = [requests[number] for number in (*batch.gpu_decode, *batch.cpu_decode)]
+        self._put_decodes(decodes, table, sequence, row)
+        self.arrays["out_rows"][len(outputs) : len(outputs) + len(decodes)] = range(
+            row, row + len(decodes)
+        )
+        outputs += decodes
+        longest = max((len(request.tokens) for request in decodes), default=0)
         return StepShape(
-            n_tokens=row,
+            n_tokens=row + len(decodes),
             n_prefill=len(batch.prefill),
-            n_decode=len(batch.gpu_decode) + len(batch.cpu_decode),
+            n_decode=len(decodes),
             prefill_tokens=prefill_tokens,
             longest_decode=longest,
             outputs=tuple(outputs),
@@ -118,6 +117,25 @@ class StepBuffers:
         slots += positions % KV_BLOCK
         arrays["seq_lengths"][sequence] = end
         arrays["block_tables"][sequence, : len(blocks)] = blocks
+
+    def _put_decodes(
+        self,
+        decodes: Sequence[Request],
+        table: Callable[[int], Blocks],
+        sequence: int,
+        row: int,
+    ) -> None:
+        """Write one row for each of `decodes`: few calls for all, since there are many of them."""
+        arrays, tables, slots = self.arrays, self.arrays["block_tables"], []
+        for number, request in enumerate(decodes, sequence):
+            blocks, (index, place) = table(request.id), divmod(request.computed, KV_BLOCK)
+            slots.append(int(blocks[index]) * KV_BLOCK + place)
+            tables[number, : index + 1] = np.frombuffer(blocks, np.int32, index + 1)
+        rows, sequences = slice(row, row + len(decodes)), slice(sequence, sequence + len(decodes))
+        arrays["token_ids"][rows] = [request.tokens[request.computed] for request in decodes]
+        arrays["positions"][rows] = [request.computed for request in decodes]
+        arrays["kv_slots"][rows] = slots
+        arrays["seq_lengths"][sequences] = [request.computed + 1 for request in decodes]
 
     def forward_addresses(self) -> dict[str, int]:
         """Return the forward tape's arguments that are the same in every step."""

@@ -110,6 +110,11 @@ STEP_BYTES = 8192
 LARGE_GROUP = 6
 """Query heads per float32 KV head from which decode attention is limited by arithmetic."""
 
+DOT_KEYS = 512
+"""Keys of a sequence from which they are multiplied in pairs, where that is done."""
+LEAST_DOT_GROUP = 3
+"""Query heads per bfloat16 KV head from which decode attention multiplies pairs, where it can."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
@@ -174,6 +179,16 @@ def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
         return {}
     tiles = -(-heads.group // SHARED_ROWS[target.isa])
     rows = -(-heads.group // tiles)
+    if multiplies_pairs(target, dtype, heads):
+        few = heads.group <= SHARED_ROWS[target.isa]
+        shape = {
+            "HD": heads.head_dim,
+            "GROUP": heads.group,
+            "DOT": DOT_KEYS,
+            "BY_KEY": 0,
+            "CHUNK": 128,
+        }
+        return {**shape, "HT": rows, "KT": 4, "VT": rows if few else 8, "DV": 8 if few else 2}
     alone, wide, long = heads.group == 1, dtype == "f32", target.isa == "avx512"
     step = (STEP_BYTES if alone else 2 * STEP_BYTES) // (heads.head_dim * DTYPES[dtype].size)
     return {
@@ -182,6 +197,15 @@ def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
         "CHUNK": max(n for n in (16, 32, 64, 128) if n <= max(step, 16)) if alone or wide else 128,
         "DV": 8 if alone else 2 if wide and long else 4,
     }
+
+
+def multiplies_pairs(target: Target, dtype: str, heads: HeadShape) -> bool:
+    """Return whether decode attention multiplies bfloat16 pairs, which rounds queries and weights.
+
+    Only where arithmetic is the limit, and over DOT_KEYS keys or more, whose errors even out.
+    """
+    fits = heads.head_dim % (2 * target.lanes) == 0
+    return target.bf16_dot and dtype == "bf16" and fits and heads.group >= LEAST_DOT_GROUP
 
 
 def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:

@@ -127,6 +127,12 @@ def _parts() -> Iterator[Intrinsic]:
         immediates=(0, 1),
     )
     yield intrinsic(
+        "_mm512_shuffle_f32x4",
+        "__m512, __m512, imm -> __m512",
+        m.shuffle_blocks,
+        immediates=(0x4E, 0xB1),
+    )
+    yield intrinsic(
         "_mm512_extractf32x4_ps",
         "__m512, imm -> __m128",
         lambda v, i: v[4 * (i & 3) : 4 * (i & 3) + 4].copy(),

@@ -13,6 +13,7 @@ from dovetail.codegen.isa.ops import (
     GLIBC,
     SCALAR_OPS,
     SCALAR_SPELLING,
+    SUM_OPS,
 )
 from dovetail.codegen.isa.target import Target
 
@@ -76,11 +77,13 @@ OPS = {
     "vbitcast_f32": "dt_f32_of_bits((uint32_t)({0}))",
     "vbitcast_i32": "(int32_t)dt_bits_of_f32({0})",
     "vbroadcast_i32": "({0})",
-    "vreduce_add4": "dt_vreduce_add4({0}, {1}, {2}, {3}, {4})",
+    **SUM_OPS,
     "vload_pairs": "dt_load_pair({0})",
     "vbroadcast_pair": "dt_load_pair({0})",
     "vpair_low": "dt_f32_of_bits((uint32_t)({0}) << 16)",
     "vpair_high": "dt_f32_of_bits((uint32_t)({0}) & 0xffff0000u)",
+    "vpair_firsts": "dt_vpair_firsts({0}, {1})",
+    "vpair_seconds": "dt_vpair_seconds({0}, {1})",
     "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
     "viota": "0",
 }

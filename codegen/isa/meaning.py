@@ -186,6 +186,13 @@ def unpack(a: Array, b: Array, first: int) -> Array:
     return out.reshape(-1)
 
 
+def shuffle_blocks(a: Array, b: Array, control: int) -> Array:
+    """Take two 128-bit blocks of a, then two of b, by 2-bit fields of `control`."""
+    pick = [(control >> (2 * i)) & 3 for i in range(4)]
+    x, y = by_blocks(a), by_blocks(b)
+    return np.concatenate([x[pick[:2]], y[pick[2:]]]).reshape(-1)
+
+
 def shuffle(a: Array, b: Array, control: int) -> Array:
     """Take two lanes of a, then two of b, in each 128-bit block, by 2-bit fields of `control`."""
     pick = [(control >> (2 * i)) & 3 for i in range(4)]

@@ -57,6 +57,12 @@ Arguments: `vload_n(p, n)`, `vstore_n(p, v, n)`, `vtail(v, fill, n)` with a scal
 `vselect_gt(a, b, x, y)`.
 """
 
+SUM_OPS: Mapping[str, str] = {
+    f"vreduce_add{count}": f"dt_vreduce_add{count}({', '.join(f'{{{i}}}' for i in range(slots))})"
+    for count, slots in ((4, 5), (16, 18))
+}
+"""Sums of several vectors at once, on CPUs."""
+
 COMMON_CFLAGS: tuple[str, ...] = (
     "-O3",
     "-std=gnu11",

@@ -118,6 +118,15 @@ static inline __m256 dt_vtail(__m256 v, float fill, int64_t n) {
   return _mm256_blendv_ps(_mm256_set1_ps(fill), v, _mm256_castsi256_ps(dt_mask(n)));
 }
 
+/* The first, or second, bfloat16 of each pair of a and b: pairs again. */
+static inline __m256i dt_vpair_firsts(__m256i a, __m256i b) {
+  return _mm256_or_si256(_mm256_and_si256(a, _mm256_set1_epi32(65535)), _mm256_slli_epi32(b, 16));
+}
+
+static inline __m256i dt_vpair_seconds(__m256i a, __m256i b) {
+  return _mm256_or_si256(_mm256_srli_epi32(a, 16), _mm256_and_si256(b, _mm256_set1_epi32(-65536)));
+}
+
 /* c + a . b of pairs; the upper products first. */
 static inline __m256 dt_vdot_pairs(__m256i a, __m256i b, __m256 c) {
   __m256i upper = _mm256_set1_epi32(-65536);
@@ -129,4 +138,11 @@ static inline __m256 dt_vdot_pairs(__m256i a, __m256i b, __m256 c) {
 static inline void dt_vreduce_add4(float* p, __m256 a, __m256 b, __m256 c, __m256 d) {
   __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+}
+
+static inline void dt_vreduce_add16(float* p, int64_t stride, __m256 v0, __m256 v1, __m256 v2, __m256 v3, __m256 v4, __m256 v5, __m256 v6, __m256 v7, __m256 v8, __m256 v9, __m256 v10, __m256 v11, __m256 v12, __m256 v13, __m256 v14, __m256 v15) {
+  dt_vreduce_add4(p, v0, v1, v2, v3);
+  dt_vreduce_add4(p + stride, v4, v5, v6, v7);
+  dt_vreduce_add4(p + 2 * stride, v8, v9, v10, v11);
+  dt_vreduce_add4(p + 3 * stride, v12, v13, v14, v15);
 }

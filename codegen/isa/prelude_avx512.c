@@ -87,6 +87,15 @@ static inline __m512 dt_vtail(__m512 v, float fill, int64_t n) {
   return _mm512_mask_blend_ps(dt_mask(n), _mm512_set1_ps(fill), v);
 }
 
+/* The first, or second, bfloat16 of each pair of a and b: pairs again. */
+static inline __m512i dt_vpair_firsts(__m512i a, __m512i b) {
+  return _mm512_or_si512(_mm512_and_si512(a, _mm512_set1_epi32(65535)), _mm512_slli_epi32(b, 16));
+}
+
+static inline __m512i dt_vpair_seconds(__m512i a, __m512i b) {
+  return _mm512_or_si512(_mm512_srli_epi32(a, 16), _mm512_and_si512(b, _mm512_set1_epi32(-65536)));
+}
+
 /* c + a . b of pairs; the upper products first. */
 static inline __m512 dt_vdot_pairs(__m512i a, __m512i b, __m512 c) {
   __m512i upper = _mm512_set1_epi32(-65536);
@@ -102,4 +111,31 @@ static inline __m256 dt_fold(__m512 v) {
 static inline void dt_vreduce_add4(float* p, __m512 a, __m512 b, __m512 c, __m512 d) {
   __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(dt_fold(a), dt_fold(b)), _mm256_hadd_ps(dt_fold(c), dt_fold(d)));
   _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+}
+
+/* Sixteen sums at once: two registers become one whose 4-lane blocks, then lanes, belong to either. What can be is blended: shuffles are few and slow. */
+static inline __m512 dt_join_halves(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+}
+
+static inline __m512 dt_join_blocks(__m512 a, __m512 b, __m512 c, __m512 d) {
+  __m512 x = dt_join_halves(a, b);
+  __m512 y = dt_join_halves(c, d);
+  __m512 other = _mm512_mask_blend_ps(0x0f0f, x, y);
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, x, y), _mm512_shuffle_f32x4(other, other, 0xb1));
+}
+
+static inline __m512 dt_join_pairs(__m512 x, __m512 y) {
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, x, y), _mm512_shuffle_ps(x, y, 0x4e));
+}
+
+static inline void dt_vreduce_add16(float* p, int64_t stride, __m512 v0, __m512 v1, __m512 v2, __m512 v3, __m512 v4, __m512 v5, __m512 v6, __m512 v7, __m512 v8, __m512 v9, __m512 v10, __m512 v11, __m512 v12, __m512 v13, __m512 v14, __m512 v15) {
+  __m512 x = dt_join_pairs(dt_join_blocks(v0, v8, v4, v12), dt_join_blocks(v2, v10, v6, v14));
+  __m512 y = dt_join_pairs(dt_join_blocks(v1, v9, v5, v13), dt_join_blocks(v3, v11, v7, v15));
+  __m512 other = _mm512_mask_blend_ps(0x5555, x, y);
+  __m512 sums = _mm512_add_ps(_mm512_mask_blend_ps(0xaaaa, x, y), _mm512_permute_ps(other, 0xb1));
+  _mm_storeu_ps(p, _mm512_castps512_ps128(sums));
+  _mm_storeu_ps(p + stride, _mm512_extractf32x4_ps(sums, 1));
+  _mm_storeu_ps(p + 2 * stride, _mm512_extractf32x4_ps(sums, 2));
+  _mm_storeu_ps(p + 3 * stride, _mm512_extractf32x4_ps(sums, 3));
 }

@@ -111,6 +111,15 @@ static inline int32_t dt_load_pair(const uint16_t* p) {
   return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 16);
 }
 
+/* The first, or second, bfloat16 of each pair of a and b: pairs again. */
+static inline int32_t dt_vpair_firsts(int32_t a, int32_t b) {
+  return (int32_t)(((uint32_t)a & 0xffffu) | (uint32_t)b << 16);
+}
+
+static inline int32_t dt_vpair_seconds(int32_t a, int32_t b) {
+  return (int32_t)((uint32_t)a >> 16 | ((uint32_t)b & 0xffff0000u));
+}
+
 /* c + a . b; the upper products first, as hardware does where it has this. */
 static inline float dt_vdot_pairs(int32_t a, int32_t b, float c) {
   float high = dt_f32_of_bits((uint32_t)a & 0xffff0000u) * dt_f32_of_bits((uint32_t)b & 0xffff0000u);
@@ -122,4 +131,11 @@ static inline void dt_vreduce_add4(float* p, float a, float b, float c, float d)
   p[1] = b;
   p[2] = c;
   p[3] = d;
+}
+
+static inline void dt_vreduce_add16(float* p, int64_t stride, float v0, float v1, float v2, float v3, float v4, float v5, float v6, float v7, float v8, float v9, float v10, float v11, float v12, float v13, float v14, float v15) {
+  dt_vreduce_add4(p, v0, v1, v2, v3);
+  dt_vreduce_add4(p + stride, v4, v5, v6, v7);
+  dt_vreduce_add4(p + 2 * stride, v8, v9, v10, v11);
+  dt_vreduce_add4(p + 3 * stride, v12, v13, v14, v15);
 }

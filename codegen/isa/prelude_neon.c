@@ -125,6 +125,16 @@ static inline int32_t dt_load_pair(const uint16_t* p) {
   return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 16);
 }
 
+/* The first, or second, bfloat16 of each pair of a and b: pairs again. */
+static inline int32x4_t dt_vpair_firsts(int32x4_t a, int32x4_t b) {
+  return vorrq_s32(vandq_s32(a, vdupq_n_s32(65535)), vshlq_n_s32(b, 16));
+}
+
+static inline int32x4_t dt_vpair_seconds(int32x4_t a, int32x4_t b) {
+  uint32x4_t second = vshrq_n_u32(vreinterpretq_u32_s32(a), 16);
+  return vorrq_s32(vreinterpretq_s32_u32(second), vandq_s32(b, vdupq_n_s32(-65536)));
+}
+
 /* c + a . b of pairs; the upper products first. */
 static inline float32x4_t dt_vdot_pairs(int32x4_t a, int32x4_t b, float32x4_t c) {
   int32x4_t upper = vdupq_n_s32(-65536);
@@ -136,4 +146,11 @@ static inline float32x4_t dt_vdot_pairs(int32x4_t a, int32x4_t b, float32x4_t c)
 /* Four sums at once, by adding neighbours. */
 static inline void dt_vreduce_add4(float* p, float32x4_t a, float32x4_t b, float32x4_t c, float32x4_t d) {
   vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+}
+
+static inline void dt_vreduce_add16(float* p, int64_t stride, float32x4_t v0, float32x4_t v1, float32x4_t v2, float32x4_t v3, float32x4_t v4, float32x4_t v5, float32x4_t v6, float32x4_t v7, float32x4_t v8, float32x4_t v9, float32x4_t v10, float32x4_t v11, float32x4_t v12, float32x4_t v13, float32x4_t v14, float32x4_t v15) {
+  dt_vreduce_add4(p, v0, v1, v2, v3);
+  dt_vreduce_add4(p + stride, v4, v5, v6, v7);
+  dt_vreduce_add4(p + 2 * stride, v8, v9, v10, v11);
+  dt_vreduce_add4(p + 3 * stride, v12, v13, v14, v15);
 }

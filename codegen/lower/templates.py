@@ -13,7 +13,7 @@ from dovetail.ir.low import nodes as low
 from dovetail.ir.low.parse import parse_low_expr
 from dovetail.ir.node import Node
 
-PLACEHOLDER = re.compile(r"\{(\d)\}")
+PLACEHOLDER = re.compile(r"\{(\d+)\}")
 PREFIX = "dt_argument_"
 
 

@@ -242,18 +242,28 @@ class Expressions:
             return Typed(OPERATIONS[op.name](self.lanes, *made), result)
         return Typed(_scalar(op.name, made, settled(result)), settled(result))
 
-    def _store_sum(self, args: list[Typed], lane: int) -> Tir:
-        """Return the statement p[lane] = the sum of vector `lane` of `vreduce_add4(p, ...)`."""
-        vector = self.once(args[1 + lane].expr, wide("float32", self.lanes))
-        total = OPERATIONS["vreduce_add"](self.lanes, vector)
-        place = args[0].expr + number(lane * SIZES["f32"], "int64")
-        return self.store(place, "f32", total, "f32", None)
+    def _store_sum(self, at: Tir, vector: Typed) -> Tir:
+        """Return the statement that stores the sum over the lanes of `vector` at an address."""
+        once = self.once(vector.expr, wide("float32", self.lanes))
+        total = OPERATIONS["vreduce_add"](self.lanes, once)
+        return self.store(at, "f32", total, "f32", None)
+
+    def _store_sums(self, args: list[Typed], stride: Tir, vectors: list[Typed]) -> Tir:
+        """Return the statement that stores sums, four at each `stride` values from args[0]."""
+        size = SIZES["f32"]
+        places = [
+            args[0].expr + stride * number(i // 4 * size, "int64") + number(i % 4 * size, "int64")
+            for i in range(len(vectors))
+        ]
+        return tir.SeqStmt([self._store_sum(*pair) for pair in zip(places, vectors, strict=True)])
 
     def effect(self, call: ex.Call) -> Tir:
         """Return the statement of a call made for its effect: a store or a prefetch."""
         args = [self.expr(arg) for arg in call.args]
         if call.name == "vreduce_add4":
-            return tir.SeqStmt([self._store_sum(args, lane) for lane in range(4)])
+            return self._store_sums(args, number(0, "int64"), args[1:])
+        if call.name == "vreduce_add16":
+            return self._store_sums(args, fit(args[1], "i64"), args[2:])
         if call.name == "keep_order":
             return tir.Evaluate(number(0, "int32"))
         if call.name in LOCALITY:

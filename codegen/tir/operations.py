@@ -105,6 +105,20 @@ def pair_high(lanes: int, pairs: Tir) -> Tir:
     return tir.reinterpret(wide("float32", lanes), bits)
 
 
+def pair_firsts(lanes: int, a: Tir, b: Tir) -> Tir:
+    """Return pairs of the first bfloat16 of each pair of a and of b."""
+    first = tir.bitwise_and(a, spread(tir.const(65535, "int32"), lanes))
+    return tir.bitwise_or(first, tir.shift_left(b, spread(tir.const(16, "int32"), lanes)))
+
+
+def pair_seconds(lanes: int, a: Tir, b: Tir) -> Tir:
+    """Return pairs of the second bfloat16 of each pair of a and of b."""
+    words = tir.reinterpret(wide("uint32", lanes), a)
+    first = tir.shift_right(words, spread(tir.const(16, "uint32"), lanes))
+    second = tir.bitwise_and(b, spread(tir.const(-65536, "int32"), lanes))
+    return tir.bitwise_or(tir.reinterpret(wide("int32", lanes), first), second)
+
+
 def dot_pairs(lanes: int, a: Tir, b: Tir, c: Tir) -> Tir:
     """Return c + a . b of pairs; the upper products first, as in the C helpers."""
     upper = fused(lanes, pair_high(lanes, a), pair_high(lanes, b), c)
@@ -147,6 +161,8 @@ OPERATIONS: dict[str, Callable[..., Tir]] = {
     "vbitcast_i32": lambda lanes, a: tir.reinterpret(wide("int32", lanes), a),
     "vpair_low": pair_low,
     "vpair_high": pair_high,
+    "vpair_firsts": pair_firsts,
+    "vpair_seconds": pair_seconds,
     "vdot_pairs": dot_pairs,
     "viota": lambda lanes: ramp(tir.const(0, "int32"), lanes, "int32"),
 }

@@ -59,6 +59,7 @@ _VECTOR = (
     *(Op(name, (F, F, F), F) for name in ("vfma", "vfnma")),
     *(Op(name, (F,), F) for name in ("vabs", "vneg", "vsqrt", "vround")),
     *(Op(name, (F,), "f32") for name in ("vreduce_add", "vreduce_max", "vreduce_min")),
+    Op("vreduce_add16", ("ptr.f32", "int", *(F,) * 16), "void"),
     Op("vreduce_add4", ("ptr.f32", F, F, F, F), "void"),
     Op("vselect_gt", (F, F, F, F), F),
     Op("vtail", (F, "f32"), F),
@@ -71,6 +72,7 @@ _VECTOR = (
     Op("vbroadcast_i32", ("i32",), I),
     Op("viota", (), I),
     *(Op(name, (I,), F) for name in ("vpair_low", "vpair_high")),
+    *(Op(name, (I, I), I) for name in ("vpair_firsts", "vpair_seconds")),
     Op("vdot_pairs", (I, I, F), F),
 )
 OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR)}

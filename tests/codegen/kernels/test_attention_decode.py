@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import SHARED_ROWS, HeadShape, kernel_request
+from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library, lower_request
-from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.ir.low.print import print_low
 from dovetail.runtime import abi
 from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
@@ -28,19 +30,19 @@ def check(
     nth: int = 1,
     kernel: str = "decode_attention",
     unrounded: bool = False,
+    bound: float = 2e-5,
 ) -> None:
     """Decode rows behind one prefill sequence of three rows, against float64.
 
-    The reference has the keys and values as stored, or `unrounded`.
+    The reference has the keys and values as stored, or `unrounded`, which may cost 2e-3.
     """
     n_q, n_kv = heads
     seed = sum(lengths) + hd + n_q
     rng = np.random.default_rng(seed)
     pool = paged(rng, [3, *lengths], n_kv, hd, kv)
-    true, bound = pool, 2e-5
+    true = pool
     if unrounded:
         true = paged(np.random.default_rng(seed), [3, *lengths], n_kv, hd, "f32")
-        bound = 2e-3
     n, first = len(lengths), 3
     ldq, ldo = (n_q + 2 * n_kv) * hd + 16, n_q * hd + 3
     q = rng.standard_normal((first + n, ldq)).astype(np.float32)
@@ -58,7 +60,7 @@ def check(
         query = q[first + d, : n_q * hd].reshape(1, n_q, hd)
         want = attention(query, true.keys[1 + d], true.values[1 + d], scale, window)[0]
         got = out[first + d, : n_q * hd].reshape(want.shape)
-        np.testing.assert_allclose(got, want, rtol=0 if unrounded else bound, atol=bound)
+        np.testing.assert_allclose(got, want, rtol=bound if bound < 1e-3 else 0, atol=bound)
     assert (out[:first] == 7).all()
     assert (out[:, n_q * hd :] == 7).all()
 
@@ -107,11 +109,15 @@ FIXED = [
 @cache
 def fixed_runner(name: str) -> Runner:
     """Return kernels of the target `name`, each made for one head_dim and group."""
-    target = TARGETS[name]
+    return make_runner(TARGETS[name], FIXED)
+
+
+def make_runner(target: Target, shapes: list[tuple[str, int, int]]) -> Runner:
+    """Return kernels of `target` for (KV dtype, head_dim, group), and the merges."""
     merges = [kernel_request("decode_attention_merge", target, kv) for kv in ("f32", "bf16", "f16")]
     fixed = [
         replace(request, name=f"fixed_{hd}_{group}_{kv}")
-        for kv, hd, group in FIXED
+        for kv, hd, group in shapes
         for request in [kernel_request("decode_attention", target, kv, HeadShape(hd, group))]
     ]
     assert all(request.binding["HD"] for request in fixed)
@@ -127,7 +133,7 @@ def fixed_runner(name: str) -> Runner:
             *map(ctypes.c_void_p, pointers), *map(ctypes.c_int64, (tid, nth))
         )
 
-    return Runner(name, target.lanes, call)
+    return Runner(target.name, target.lanes, call)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,56 @@ def test_made_for_one_shape_of_heads(
 def test_float16_keys_and_values_cost_less_than_2e_3(target: str, hd: int, group: int) -> None:
     kernel = f"fixed_{hd}_{group}"
     heads = (2 * group, 2)
-    check(fixed_runner(target), "f16", heads, hd, [1, 40, 300], kernel=kernel, unrounded=True)
+    run, lengths = fixed_runner(target), [1, 40, 300]
+    check(run, "f16", heads, hd, lengths, kernel=kernel, unrounded=True, bound=2e-3)
+
+
+PAIRS = [(64, 3), (96, 6), (128, 7), (256, 4), (64, 66)]
+"""(head_dim, query heads per KV head) that are multiplied in pairs where a CPU can."""
+
+
+@cache
+def pairs_runner() -> Runner:
+    """Return kernels of the target with dot products of pairs, which multiply so from 512 keys."""
+    target = TARGETS["x86-64-avx512bf16"]
+    if not runs_on(target, platform.machine(), host_features()):
+        pytest.skip("this CPU has no dot products of bfloat16 pairs")
+    return make_runner(target, [("bf16", hd, group) for hd, group in PAIRS])
+
+
+@pytest.mark.parametrize(("hd", "group"), PAIRS)
+@pytest.mark.parametrize("window", [0, 523])
+def test_many_bfloat16_keys_are_multiplied_in_pairs(hd: int, group: int, window: int) -> None:
+    kernel = f"fixed_{hd}_{group}"
+    heads = (2 * group, 2)
+    lengths = [512, 513, 529, 650, 655]
+    check(pairs_runner(), "bf16", heads, hd, lengths, window, 2, 2, kernel, bound=2e-3)
+    with pytest.raises(
+        AssertionError, match="Not equal to tolerance"
+    ):  # pairs round, others do not
+        check(pairs_runner(), "bf16", heads, hd, lengths, window, 2, 2, kernel, bound=1e-6)
+
+
+@pytest.mark.parametrize(("hd", "group"), PAIRS)
+@pytest.mark.parametrize("window", [0, 21])
+def test_few_keys_are_not_rounded(hd: int, group: int, window: int) -> None:
+    lengths = [1, 3, 16, 17, 130, 511]
+    check(pairs_runner(), "bf16", (2 * group, 2), hd, lengths, window, 2, 2, f"fixed_{hd}_{group}")
+
+
+@pytest.mark.parametrize(
+    ("kv", "hd", "group", "pairs"),
+    [
+        *(("bf16", 64, 3, True), ("bf16", 128, 8, True)),
+        *(("bf16", 64, 2, False), ("bf16", 80, 8, False), ("f32", 64, 8, False)),
+    ],
+)
+def test_pairs_are_multiplied_where_arithmetic_is_the_limit(
+    kv: str, hd: int, group: int, pairs: bool
+) -> None:
+    target = TARGETS["x86-64-avx512bf16"]
+    request = kernel_request("decode_attention", target, kv, HeadShape(hd, group))
+    assert ("_mm512_dpbf16_ps" in print_low(lower_request(request, target).unit)) == pairs
 
 
 @pytest.mark.parametrize("isa", sorted(SHARED_ROWS))

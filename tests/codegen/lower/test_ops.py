@@ -193,7 +193,7 @@ def k(n: i64, p: ptr[f32], out: ptr[f32], q: ptr[i32], to: ptr[i32]):
 PAIR_TEXT = """
 @kernel
 def k(p: ptr[bf16], q: ptr[bf16], c: ptr[f32], low: ptr[f32], high: ptr[f32], dot: ptr[f32],
-      one: ptr[f32], sums: ptr[f32]):
+      one: ptr[f32], firsts: ptr[f32], seconds: ptr[f32], sums: ptr[f32]):
     prefetch_l2(p)
     keep_order()
     a = vload_pairs(p)
@@ -203,24 +203,38 @@ def k(p: ptr[bf16], q: ptr[bf16], c: ptr[f32], low: ptr[f32], high: ptr[f32], do
     vstore(high, vpair_high(a))
     vstore(dot, vdot_pairs(a, b, start))
     vstore(one, vdot_pairs(a, vbroadcast_pair(q), start))
+    unit = vpair_firsts(vbitcast_i32(vbroadcast(1.0)), vbitcast_i32(vbroadcast(1.0)))
+    ones = vpair_seconds(vbitcast_i32(vbroadcast(1.0)), vbitcast_i32(vbroadcast(2.0)))
+    vstore(firsts, vdot_pairs(vpair_firsts(a, b), ones, vpair_low(unit)))
+    vstore(seconds, vdot_pairs(vpair_seconds(a, b), ones, vpair_high(unit)))
+    s = regs((16,), f32)
+    for i in unroll(16):
+        s[i] = vmul(start, vbroadcast(1.0 + i))
+    vreduce_add16(sums + 4, 5, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10],
+                  s[11], s[12], s[13], s[14], s[15])
     vreduce_add4(sums, vpair_low(a), vpair_high(a), start, vneg(start))
 """
 
 
 @pytest.mark.parametrize("target", NATIVE)
-def test_pairs_and_four_sums_at_once(target):
+def test_pairs_and_many_sums_at_once(target):
     lanes = TARGETS[target].lanes
     p, q = (narrow_bf16(RNG.standard_normal((lanes, 2)).astype(np.float32)) for _ in range(2))
     c = RNG.standard_normal(lanes).astype(np.float32)
-    outs = [np.zeros(lanes, np.float32) for _ in range(4)]
-    sums = np.zeros(4, np.float32)
+    outs = [np.zeros(lanes, np.float32) for _ in range(6)]
+    sums = np.full(24, 7, np.float32)
     run(PAIR_TEXT, "k", target, p, q, c, *outs, sums)
     a, b = widen_bf16(p), widen_bf16(q)
     np.testing.assert_array_equal(outs[:2], a.T)
     np.testing.assert_allclose(outs[2], c + (a * b).sum(1), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(outs[3], c + (a * b[0]).sum(1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(outs[4:], (a + 2 * b).T, rtol=1e-5, atol=1e-5)
     want = [a[:, 0].sum(), a[:, 1].sum(), c.sum(), -c.sum()]
-    np.testing.assert_allclose(sums, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(sums[:4], want, rtol=1e-5, atol=1e-5)
+    sixteen = sums[4:].reshape(4, 5)
+    want = c.sum() * np.arange(1, 17).reshape(4, 4)
+    np.testing.assert_allclose(sixteen[:, :4], want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(sixteen[:, 4], 7)
 
 
 def test_every_builtin_is_exercised_here():

@@ -94,6 +94,8 @@ def vectors(N: i64, x: ptr[f32], y: ptr[f32], words: ptr[i32], half: ptr[S],
     out[5 * N + 1] = vreduce_min(low)
     out[5 * N + 2] = vreduce_add(sums)
     vreduce_add4(out + 5 * N + 4, sums, vmul(sums, sums), vbroadcast(0.25), vneg(sums))
+    vreduce_add16(out + 5 * N + 8, 5, sums, vmul(sums, sums), vbroadcast(0.25), vneg(sums), sums,
+                  sums, sums, vneg(sums), sums, sums, sums, sums, sums, sums, sums, vneg(sums))
     prefetch_l2(x)
     keep_order()
     store(back + N, out[0])

@@ -173,7 +173,7 @@ def test_vectors_whole_and_partial(target, dtype):
     args = [size, random(size), random(size, seed=1), np.arange(size, dtype=np.int32)]
     half = np.resize(half, size).copy()
     half[0] = 0x3C00
-    out = [np.zeros(5 * size + 8, np.float32), np.zeros(size + 1, np.uint16)]
+    out = [np.zeros(5 * size + 28, np.float32), np.zeros(size + 1, np.uint16)]
     args += [half, *out, np.zeros(size, np.int32)]
     request = KernelRequest("vectors", "vectors", {"S": dtype}, f"vectors_{dtype}")
     wanted, got = both(request, args, unit, TARGETS[target])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from dovetail.ir.profile import LatencyRow
 from dovetail.runtime.embedding.depths import ClassDepth, Depths, decide_depths, make_manager
@@ -24,6 +23,9 @@ from dovetail.runtime.embedding.service import EmbeddingService
 
 Sample = Callable[[int, int], Sequence[Ids]]
 """(queries, tokens of each) -> that many queries of this length."""
+
+MARGIN = 0.1
+"""Part by which batches may be slower than their lines where queries arrive at any time."""
 
 log = logging.getLogger("dovetail")
 
@@ -94,6 +96,7 @@ class Calibrator:
         *,
         stress: bool = True,
         lines: Mapping[str, Mapping[int, FittedLine]] | None = None,
+        margin: float = MARGIN,
     ) -> tuple[Depths, dict[str, dict[int, FittedLine]]]:
         """Profile, decide, refine, and give the service its queues; return depths and lines.
 
@@ -104,6 +107,7 @@ class Calibrator:
                 of the closed depth is taken of the predicted one.
             stress: whether to test.
             lines: those of the model's profile, instead of new ones.
+            margin: as `QueueManager` has it.
         """
         fitted = {name: dict(each) for name, each in (lines or self.profile(classes, slo)).items()}
         depths = decide_depths(self._plan, fitted, slo, arrival)
@@ -112,7 +116,7 @@ class Calibrator:
             for length in classes:
                 tested = self.stress(closed, length).depths
                 depths = depths.with_tested(length, _in_proportion(depths, closed, length, tested))
-        self._service.use(make_manager(self._plan, depths))
+        self._service.use(make_manager(self._plan, depths, margin))
         return depths, fitted
 
 
@@ -129,35 +133,44 @@ def _in_proportion(
     return found
 
 
-@dataclass(slots=True)
 class DriftKeeper:
     """Gives a service new queues when batches take other than their lines say; an `Observer`.
 
     The fit runs on a thread of its own: neither batches nor callers wait for it.
     """
 
-    plan: EmbeddingPlan
-    depths: Depths
-    service: EmbeddingService | None = None
-    refits: int = 0
-    _watch: DriftWatch = field(default_factory=DriftWatch)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _busy: bool = False
+    def __init__(self) -> None:
+        self._watch, self._lock = DriftWatch(), threading.Lock()
+        self._kept: tuple[EmbeddingService, EmbeddingPlan] | None = None
+        self._depths: Depths | None = None
+        self._busy = False
+        self.refits = 0
+
+    @property
+    def depths(self) -> Depths | None:
+        """The depths as they are now."""
+        return self._depths
+
+    def keep(self, service: EmbeddingService, plan: EmbeddingPlan, depths: Depths) -> None:
+        """Begin: from here on batches are compared with the lines of `depths`."""
+        with self._lock:
+            self._watch, self._kept, self._depths = DriftWatch(), (service, plan), depths
 
     def __call__(self, batch: Batch, seconds: float) -> None:
         """Note a batch; start a fit when its device has drifted and none runs."""
         with self._lock:
-            start = self._watch.observe(batch, seconds) and not self._busy and bool(self.service)
-            self._busy = self._busy or start
-        if start:
-            threading.Thread(target=self._refit, args=(batch.device,), daemon=True).start()
+            if self._kept is None or not self._watch.observe(batch, seconds) or self._busy:
+                return
+            self._busy = True
+        threading.Thread(target=self._refit, args=(batch.device,), daemon=True).start()
 
     def _refit(self, device: str) -> None:
-        assert self.service is not None
         with self._lock:
-            self.depths = self._watch.refit(device, self.depths)
-        specs = {spec.name: spec for spec in self.depths.queue_specs(self.plan)}
-        self.service.change(lambda manager: manager.set_queue(specs[device]))
+            assert self._kept is not None and self._depths is not None
+            service, plan = self._kept
+            self._depths = self._watch.refit(device, self._depths)
+            specs = {spec.name: spec for spec in self._depths.queue_specs(plan)}
+        service.change(lambda manager: manager.set_queue(specs[device]))
         log.warning("%s: batches left their line; depths are now %s", device, specs[device].depths)
         with self._lock:
             self.refits, self._busy = self.refits + 1, False

@@ -132,14 +132,15 @@ def _slow_notes(name: str, classes: Sequence[ClassDepth], slo: float) -> list[st
     ]
 
 
-def make_manager(plan: EmbeddingPlan, depths: Depths) -> QueueManager:
-    """Return the queues of a plan with these depths."""
+def make_manager(plan: EmbeddingPlan, depths: Depths, margin: float = 0.0) -> QueueManager:
+    """Return the queues of a plan with these depths; `margin` as `QueueManager` has it."""
     classes = [each.length for each in next(iter(depths.devices.values()))]
     return QueueManager(
         depths.queue_specs(plan),
         classes,
         heterogeneous=depths.heterogeneous,
         arrival=depths.arrival,
+        margin=margin,
     )
 
 

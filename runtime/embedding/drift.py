@@ -23,6 +23,9 @@ LIMIT = 0.15
 LEAST_POINTS, LEAST_RANGE = 8, 2.0
 """Batches of one length class, and the range of their sizes, that make a line by themselves."""
 
+SLOPE_CHANGE = 2.0
+"""Most that a slope fitted to batches as they came may differ from the median departure."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -78,9 +81,13 @@ def _line(window: deque[Seen], index: int, old: Line, ratio: float) -> Line:
         if each.counts[index] and each.counts[index] == sum(each.counts)
     ]
     sizes = [point.concurrency for point in points]
-    if len(points) >= LEAST_POINTS and max(sizes) >= LEAST_RANGE * min(sizes):
-        return fit_line(points).line
-    return old.scaled(ratio)
+    scaled = old.scaled(ratio)
+    if len(points) < LEAST_POINTS or max(sizes) < LEAST_RANGE * min(sizes):
+        return scaled
+    line = fit_line(points).line
+    # A slope from noise alone, near zero say, would open the queue without end
+    sound = scaled.alpha / SLOPE_CHANGE <= line.alpha <= scaled.alpha * SLOPE_CHANGE
+    return line if sound else scaled
 
 
 def _follow(old: ClassDepth, line: Line, depths: Depths) -> ClassDepth:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ LIVES = 3
 """Instances that may die under a query, in ever smaller batches, before it is held the cause."""
 SMALLER = 8
 """The part of a batch that is tried together after an instance died under it."""
+SEEN, LEAST_SEEN = 32, 4
+"""Batches of a device by whose lateness new queries are judged; at first the margin counts too."""
 BUSY = "all embedding queues are full; try again later"
 NEVER = "no device embeds a query of this length within the time allowed; {}"
 REMEDY = "allow more time, or shorten the text"
@@ -42,6 +45,10 @@ class _Queue:
     running: dict[int, Batch] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)  # of what waits
     held: list[int] = field(default_factory=list)  # of what waits or runs
+    load: int = 0  # sum of the shares of what is held
+    earliest: float | None = math.inf  # target of what waits; None: to be looked up
+    slack: float = 1.0  # what a batch may take, by what its line says
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
 
     def set_spec(self, spec: QueueSpec) -> None:
         """Take new depths: a query of class k fills capacity / depth_k of a device, exactly."""
@@ -50,11 +57,16 @@ class _Queue:
         self.shares = tuple(self.capacity // d if d else self.capacity + 1 for d in spec.depths)
         self.counts = self.counts or [0] * len(spec.depths)
         self.held = self.held or [0] * len(spec.depths)
-        self.ceiling = self.load
+        self.load = self.ceiling = self.sum_load()
 
-    @property
-    def load(self) -> int:
+    def sum_load(self) -> int:
         return sum(n * share for n, share in zip(self.held, self.shares, strict=True))
+
+    def hold(self, kind: int, change: int) -> None:
+        """Count a query of a class in (1), or out (-1)."""
+        self.held[kind] += change
+        self.load += change * self.shares[kind]
+        self.ceiling = min(self.ceiling, self.load)
 
     def seconds(self, counts: Iterable[int]) -> float:
         """Return the predicted seconds of a batch with so many queries of each class."""
@@ -63,28 +75,57 @@ class _Queue:
         return alphas + max((line.beta for _, line in present), default=0.0)
 
     def free_at(self, now: float) -> float:
-        """Return when an instance is free, as predicted."""
+        """Return when an instance is free at the latest, as predicted."""
         if len(self.running) < self.spec.instances:
             return now
-        return max(now, min(batch.expected for batch in self.running.values()))
+        return max(now, min(self.late_end(batch) for batch in self.running.values()))
+
+    def late_end(self, batch: Batch) -> float:
+        return batch.started + (batch.expected - batch.started) * self.slack
+
+    def note(self, batch: Batch, now: float) -> None:
+        """Learn from a batch how late others may be: as the latest one of some."""
+        if batch.expected > batch.started:
+            self.ratios.append((now - batch.started) / (batch.expected - batch.started))
+            floor = 1.0 if len(self.ratios) >= LEAST_SEEN else self.slack
+            self.slack = max(floor, *self.ratios)
 
     def finish(self, query: Query, now: float) -> float:
-        """Return when all that waits, and `query`, would be done."""
+        """Return when all that waits, and `query`, would be done at the latest."""
         counts = [n + (k == query.kind) for k, n in enumerate(self.counts)]
-        return self.free_at(now) + self.seconds(counts)
+        return self.free_at(now) + self.seconds(counts) * self.slack
 
     def urgent(self) -> float:
         """Return the earliest target of what waits."""
-        return min((query.target for query in self.waiting), default=math.inf)
+        if self.earliest is None:
+            self.earliest = min((query.target for query in self.waiting), default=math.inf)
+        return self.earliest
 
     def push(self, query: Query) -> None:
         query.state, query.device = State.WAITING, self.spec.name
-        insort(self.waiting, query, key=_order)
+        if self.waiting and self.waiting[-1].order > query.order:
+            insort(self.waiting, query, key=_order)
+        else:
+            self.waiting.append(query)
         self.counts[query.kind] += 1
+        if self.earliest is not None:
+            self.earliest = min(self.earliest, query.target)
 
     def pull(self, query: Query) -> None:
         del self.waiting[bisect_left(self.waiting, query.order, key=_order)]
         self.counts[query.kind] -= 1
+        self.earliest = None
+
+    def pull_batch(self, chosen: Sequence[Query]) -> list[int]:
+        """Take out what runs now; return its counts."""
+        counts = [0] * len(self.counts)
+        for query in chosen:
+            query.state = State.RUNNING
+            counts[query.kind] += 1
+        self.waiting = [query for query in self.waiting if query.state is State.WAITING]
+        self.counts = [n - taken for n, taken in zip(self.counts, counts, strict=True)]
+        self.earliest = None
+        return counts
 
 
 def _order(query: Query) -> tuple[float, int]:
@@ -101,6 +142,7 @@ class QueueManager:
         *,
         heterogeneous: bool = True,
         arrival: Arrival = "open",
+        margin: float = 0.0,
     ) -> None:
         """Take devices in order of preference; `classes` are the most tokens of each class.
 
@@ -115,7 +157,7 @@ class QueueManager:
         if not specs or len(set(names)) < len(names):
             raise SpecError("embedding needs devices, each with a name of its own")
         self.classes, self.arrival = tuple(classes), arrival
-        self._queues = {spec.name: _Queue(spec) for spec in specs}
+        self._queues = {spec.name: _Queue(spec, slack=1 + margin) for spec in specs}
         for spec in specs:
             self.set_queue(spec)
         accelerators = [spec.name for spec in specs if spec.accelerator]
@@ -187,13 +229,15 @@ class QueueManager:
         if queue is None:
             raise self._busy(query, now)
         queue.push(query)
-        queue.held[query.kind] += 1
+        queue.hold(query.kind, 1)
         self._alive[query.number] = query
 
     def _choose(self, query: Query, now: float) -> _Queue | None:
         """Return the queue of Algorithm 1; among accelerators the one that is done first."""
         for tier in self._tiers:
             fitting = [q for name in tier if self._fits(q := self._queues[name], query, now)]
+            if len(fitting) == 1:
+                return fitting[0]
             if fitting:
                 return min(fitting, key=lambda queue: queue.finish(query, now))
         return None
@@ -233,19 +277,17 @@ class QueueManager:
             return None
         most = -(-len(queue.waiting) // free)  # what other free instances are to take is left
         chosen = choose_batch(queue.waiting, queue.spec.token_budget, most, pads=queue.spec.pads)
-        counts = [0] * len(self.classes)
-        for query in chosen:
-            queue.pull(query)
-            query.state = State.RUNNING
-            counts[query.kind] += 1
+        counts = queue.pull_batch(chosen)
         expected = now + queue.seconds(counts)
         batch = Batch(next(self._batches), device, tuple(chosen), tuple(counts), now, expected)
         queue.running[batch.number] = batch
         return batch
 
-    def complete(self, batch: Batch) -> tuple[Query, ...]:
-        """Note that a batch has run; return those of its queries that somebody still wants."""
+    def complete(self, batch: Batch, now: float | None = None) -> tuple[Query, ...]:
+        """Note that a batch has run, at `now`; return the queries that somebody still wants."""
         self._stop(batch)
+        if now is not None:
+            self._queues[batch.device].note(batch, now)
         for query in batch.queries:
             self._end(query)
         return tuple(query for query in batch.queries if not query.cancelled)
@@ -341,9 +383,7 @@ class QueueManager:
         self._end(query)
 
     def _end(self, query: Query) -> None:
-        queue = self._queues[query.device]
-        queue.held[query.kind] -= 1
-        queue.ceiling = min(queue.ceiling, queue.load)
+        self._queues[query.device].hold(query.kind, -1)
         query.state = State.ENDED
         del self._alive[query.number]
 
@@ -359,6 +399,8 @@ class QueueManager:
             assert all(query.state is State.RUNNING for query in running), name
             assert queue.counts == self._count(queue.waiting), name
             assert queue.held == self._count([*queue.waiting, *running]), name
+            assert queue.load == queue.sum_load(), name
+            assert queue.urgent() == min((q.target for q in queue.waiting), default=math.inf)
             assert queue.load <= max(queue.capacity + 1, queue.ceiling), name
             assert all(query.device == name for query in (*queue.waiting, *running)), name
             found += [*queue.waiting, *running]

@@ -334,7 +334,7 @@ class EmbeddingService:
             part = part_of(query)
             part.job.put(part.index, row, now)
         with self._lock:
-            wanted = set(map(id, self._manager.complete(batch)))
+            wanted = set(map(id, self._manager.complete(batch, now)))
             settled = [
                 job
                 for query, good in zip(batch.queries, sound, strict=True)

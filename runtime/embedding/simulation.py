@@ -90,7 +90,7 @@ def simulate(
             call = next(waiting, None)
         else:
             now, _, batch = heapq.heappop(ends)
-            for query in manager.complete(batch):
+            for query in manager.complete(batch, now):
                 latencies[batch.device].append(now - arrived.pop(query.number))
         for name in manager.depths():
             while batch_now := manager.take(name, now):

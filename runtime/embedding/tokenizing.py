@@ -13,7 +13,7 @@ import numpy as np
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.embedding.instance import Ids
 
-Tokenize = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+Tokenize = Callable[[Sequence[str]], Sequence[Sequence[int] | Ids]]
 """Ids of each text with the model's special tokens, cut to its greatest length."""
 CHUNK = 64
 """Texts that one thread takes at a time."""

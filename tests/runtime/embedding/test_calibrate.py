@@ -115,15 +115,16 @@ def test_a_service_follows_a_device_that_becomes_slower() -> None:
     clock, believed = Clock(), Line(0.018, 0.27)
     depths = pair_depths(PAIRS["v100"], 1.0)
     one = Depths(1.0, "closed", {"npu": depths.devices["npu"]}, heterogeneous=False)
-    keeper = DriftKeeper(ONE, one)
+    keeper = DriftKeeper()
     with one_device(believed.scaled(2), clock, observe=keeper) as service:
-        keeper.service = service
         service.use(make_manager(ONE, one))
+        keeper.keep(service, ONE, one)
         for size in [4, 8, 12] * 8:
             service.submit(sample(size, 75)).result()
         while not keeper.refits:  # on a thread of its own
             service.submit(sample(4, 75)).result()
         assert service.manager.depths()["npu"][0] == believed.scaled(2).depth(1.0, "closed")
+        assert keeper.depths is not None
         assert keeper.depths.devices["npu"][0].line.alpha == pytest.approx(0.036, rel=0.05)
 
 

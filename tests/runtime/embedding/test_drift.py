@@ -56,3 +56,13 @@ def test_a_device_that_is_faster_again_gets_its_depth_back() -> None:
     watch = DriftWatch()
     feed(watch, OLD.scaled(0.5), [10] * 20)
     assert watch.refit("cpu", depths()).devices["cpu"][0].depth == 95
+
+
+def test_sizes_that_say_nothing_of_the_slope_do_not_open_the_queue() -> None:
+    watch = DriftWatch()
+    for number, size in enumerate([4, 8, 12] * 8):  # each takes the same
+        counts = (size, 0)
+        watch.observe(Batch(number, "cpu", (), counts, 0.0, OLD.seconds(size)), 0.5)
+    (short, _) = watch.refit("cpu", depths()).devices["cpu"]
+    assert short.line.alpha > OLD.alpha
+    assert short.depth < 45

@@ -77,3 +77,14 @@ def test_the_cpu_raises_what_is_accepted() -> None:
     alone = simulate(QueueManager(specs, (512,)), truth(), calls, SLO)
     gain = both.accepted / alone.accepted - 1
     assert gain == pytest.approx(NPU.alpha / CPU.alpha, rel=0.15)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.4])
+def test_lateness_is_learnt_so_that_noise_does_not_break_the_slo(noise: float) -> None:
+    """Batches take up to 1 + noise times their line: 99 of 100 accepted queries are in time."""
+    queues = manager("open")
+    simulate(queues, truth(), poisson_calls(2000, 10.0, 75), SLO, noise=noise)
+    calls = poisson_calls(2000, 20.0, 75, seed=3)
+    found = simulate(queues, truth(), calls, SLO, noise=noise, seed=3)
+    assert found.percentile(0.99) <= SLO
+    assert found.rate >= 0.8 * sum(1 / line.alpha for line in (NPU, CPU))

@@ -1,0 +1,261 @@
+"""The embedding service within an SLO: what the CPU adds to an accelerator, and what queues cost.
+
+Run `python benchmarks/embed.py APP.dove --json F` (about five minutes). The CPU is real, the
+accelerator *emulated*: the same vectors, on the wall clock by the paper's ratios to the CPU
+measured in the run. Without an artifact only the published pairs and the manager are run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from common import Report, add_report_options, open_report, parse_numbers, rows_table, show
+from dovetail.runtime.embedding.calibrate import Calibrator, DriftKeeper
+from dovetail.runtime.embedding.capacity import (
+    Capacity,
+    emulated_line,
+    emulated_pair,
+    measure_capacity,
+    time_instance,
+)
+from dovetail.runtime.embedding.instance import EncoderSource, Ids
+from dovetail.runtime.embedding.line import Line
+from dovetail.runtime.embedding.pairs import LENGTH, PAIRS, SLOS, core_rows, length_rows, table_rows
+from dovetail.runtime.embedding.process import ProcessInstance
+from dovetail.runtime.embedding.source import artifact_source, open_encoder
+from dovetail.topology.hardware import read_hardware
+from embed_load import manager_overhead, overload
+
+PARTS = ("table3", "published", "overhead", "concurrency", "load", "curves")
+MEASURED = ("concurrency", "load", "curves")
+"""Parts that need an artifact."""
+CURVE_LENGTHS = (16, 75, 150, 300, 500)
+OVERLOAD = 10.0
+"""Arrivals of the load test, by the capacity."""
+DISTINCT = 16
+"""Different queries of each length: the emulated accelerator knows their vectors."""
+
+
+class Queries:
+    """Queries of chosen lengths: the same few of each, whatever they say."""
+
+    def __init__(self, vocabulary: int, seed: int = 0) -> None:
+        self._vocabulary, self._seed = vocabulary, seed
+        self._made: dict[int, list[Ids]] = {}
+
+    def of(self, length: int) -> list[Ids]:
+        """Return the different queries of a length."""
+        if length not in self._made:
+            draw = np.random.default_rng(self._seed + length)
+            ids = draw.integers(0, self._vocabulary, (DISTINCT, length)).astype(np.int32)
+            self._made[length] = list(ids)
+        return self._made[length]
+
+    def sample(self, count: int, length: int) -> Sequence[Ids]:
+        """Return `count` queries of a length."""
+        queries = self.of(length)
+        return [queries[i % len(queries)] for i in range(count)]
+
+
+def published_rows(part: str) -> list[dict[str, Any]]:
+    """Return Table III as reproduced, or the curves of the published pairs."""
+    if part == "table3":
+        return [
+            {"part": part, "pair": p.name, **row} for p in PAIRS.values() for row in table_rows(p)
+        ]
+    return [
+        {"part": "fig5" if figure is length_rows else "fig6", **asdict(row)}
+        for pair in PAIRS.values()
+        for figure in (length_rows, core_rows)
+        for row in figure(pair)
+    ]
+
+
+def concurrency_rows(
+    source: EncoderSource, queries: Queries, slos: Sequence[float], repeats: int
+) -> list[dict[str, Any]]:
+    """Return what the CPU adds within each SLO, stress-tested beside the emulated accelerator."""
+    rows = []
+    for slo in slos:
+        cpu = ProcessInstance(source)
+        line = emulated_line(time_instance(cpu, queries.sample, LENGTH, slo).line)
+        with emulated_pair(cpu, line, queries.of(LENGTH), LENGTH, slo=slo) as (service, plan, npu):
+            calibrator = Calibrator(service, plan, queries.sample)
+            found = measure_capacity(calibrator, plan, npu, LENGTH, slo, repeats=repeats)
+            rounds = [calibrator.run(found.together, LENGTH) for _ in range(repeats)]
+        slowest = [max(each.values()) for each in rounds]
+        rows.append(
+            {
+                "part": "concurrency",
+                **capacity_row(found),
+                "closed_rounds": len(rounds),
+                "closed_slowest": max(slowest),
+            }
+        )
+    return rows
+
+
+def capacity_row(found: Capacity) -> dict[str, Any]:
+    """Return a capacity as a flat row."""
+    row = asdict(found)
+    for name, line in row.pop("lines").items():
+        row |= {f"{name}_alpha": line["alpha"], f"{name}_beta": line["beta"]}
+    return row
+
+
+def load_rows(
+    source: EncoderSource, queries: Queries, slo: float, seconds: float
+) -> list[dict[str, Any]]:
+    """Return what open arrivals at ten times the capacity come to."""
+    cpu = ProcessInstance(source)
+    line = emulated_line(time_instance(cpu, queries.sample, LENGTH, slo).line)
+    keeper = DriftKeeper()
+    with emulated_pair(cpu, line, queries.of(LENGTH), LENGTH, slo=slo, observe=keeper) as (
+        service,
+        plan,
+        _,
+    ):
+        calibrator = Calibrator(service, plan, queries.sample)
+        depths, _ = calibrator.size_queues((LENGTH,), slo, "open", stress=False)
+        closed = {
+            name: classes[0].line.depth(slo, "closed") for name, classes in depths.devices.items()
+        }
+        capacity = sum(
+            closed[name] / classes[0].line.seconds(closed[name])
+            for name, classes in depths.devices.items()
+            if closed[name]
+        )
+        if not capacity:
+            return [{"part": "load", "slo": slo, "length": LENGTH, "capacity": 0.0}]
+        keeper.keep(service, plan, depths)
+        found = overload(service, queries.of(LENGTH), OVERLOAD * capacity, seconds)
+    found["of_capacity"] = found["accepted_per_second"] / capacity
+    return [{"part": "load", "slo": slo, "length": LENGTH, "capacity": capacity, **found}]
+
+
+def curve_rows(
+    artifact: Path, queries: Queries, slos: Sequence[float], cores: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return Fig. 5 and 6 on this machine: closed depths by the lines, over lengths and threads."""
+    rows = []
+    cells = [("fig5", length, max(cores)) for length in CURVE_LENGTHS]
+    cells += [("fig6", LENGTH, count) for count in cores]
+    full: dict[int, Line] = {}
+    for figure, length, count in cells:
+        with closing(ProcessInstance(artifact_source(artifact, count))) as cpu:
+            cpu_line = time_instance(cpu, queries.sample, length, min(slos)).line
+        if count == max(cores):
+            full.setdefault(length, emulated_line(cpu_line))
+        rows += [
+            {"part": figure, "slo": slo, "length": length, "cores": count}
+            | _closed(cpu_line, full.get(length, emulated_line(cpu_line)), slo)
+            for slo in slos
+        ]
+    return rows
+
+
+def _closed(cpu: Line, npu: Line, slo: float) -> dict[str, Any]:
+    held = {"npu": npu.depth(slo, "closed"), "cpu": cpu.depth(slo, "closed")}
+    gain = held["cpu"] / max(held["npu"], 1)
+    return {**held, "gain": gain, "saving": held["cpu"] / max(sum(held.values()), 1)}
+
+
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the keys of the issue, as far as their parts were run."""
+    found: dict[str, Any] = {}
+    table = [row for row in rows if row["part"] == "table3"]
+    if table:
+        found["table3_off_by"] = max(abs(row["off_by"]) for row in table)
+    measured = [row for row in rows if row["part"] == "concurrency"]
+    for row in measured:
+        found[f"gain_{row['slo']:g}s"] = row["gain"]
+        found[f"cpu_share_{row['slo']:g}s"] = row["cpu_share"]
+    if measured:
+        found["depth_error"] = max(row["depth_error"] for row in measured)
+    for row in rows:
+        if row["part"] == "overhead":
+            found["manager_overhead_ms"] = row["manager_ms"]
+        if row["part"] == "load" and row["capacity"]:
+            found |= {f"load_{name}": row[name] for name in ("p99", "of_capacity", "busy_p99_ms")}
+            found["load_held_afterwards"] = row["held_afterwards"]
+    return found
+
+
+def print_parts(report: Report) -> None:
+    """Print a table for each part, and the summary."""
+    console = Console(highlight=False)
+    for part in dict.fromkeys(row["part"] for row in report.rows):
+        rows = [
+            {name: value for name, value in row.items() if name != "part"}
+            for row in report.rows
+            if row["part"] == part
+        ]
+        console.print(rows_table(part, rows))
+    for name, value in report.summary.items():
+        console.print(f"{name:32} {show(value)}")
+
+
+def run_part(
+    part: str, options: argparse.Namespace, queries: Queries | None
+) -> list[dict[str, Any]]:
+    """Return the rows of one part."""
+    if part in ("table3", "published"):
+        return published_rows(part)
+    if part == "overhead":
+        return [{"part": part, **manager_overhead()}]
+    assert queries is not None
+    source = artifact_source(options.artifact, options.threads)
+    if part == "concurrency":
+        return concurrency_rows(source, queries, options.slo, options.repeats)
+    if part == "load":
+        return load_rows(source, queries, max(options.slo), options.seconds)
+    return curve_rows(options.artifact, queries, options.slo, options.cores)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the chosen parts, print the table, write the report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("artifact", type=Path, nargs="?", help="an encoder's artifact")
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--slo", type=float, nargs="*", default=SLOS, help="seconds")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of a stress trial")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the load test")
+    parser.add_argument("--threads", type=int, help="of the CPU instance, default as planned")
+    most = read_hardware().usable_threads
+    parser.add_argument("--cores", type=parse_numbers, default=tuple(range(1, most + 1)))
+    add_report_options(parser)
+    options = parser.parse_args(arguments)
+    parts = [part for part in options.only if options.artifact or part not in MEASURED]
+    config = {
+        "artifact": options.artifact.name if options.artifact else None,
+        "slo": list(options.slo),
+        "length": LENGTH,
+        "repeats": options.repeats,
+        "seconds": options.seconds,
+        "threads": options.threads,
+        "accelerator": "emulated: the CPU's line by the paper's ratios, alpha x 0.21, beta x 0.84",
+    }
+    report: Report = open_report("embed", options, config, ("artifact", "length", "threads"))
+    queries = None
+    if options.artifact:
+        with closing(open_encoder(str(options.artifact), 1)) as encoder:
+            queries = Queries(encoder.spec.vocab_size)
+    done = {row["part"] for row in report.rows}
+    for part in parts:
+        if part not in done:
+            report.rows += run_part(part, options, queries)
+            report.summary = summarize(report.rows)
+            report.write(options.json)
+    print_parts(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Open arrivals beyond the capacity of an embedding service, and what its queues cost.
+
+In: a service, queries, a rate. Out: latencies of the accepted ones, how soon BUSY was said, memory.
+`overload` and `manager_overhead` are for `embed.py` and the tests to call.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+
+from dovetail.ir.errors import CapacityError
+from dovetail.runtime.embedding.instance import Ids, LocalInstance, Vectors
+from dovetail.runtime.embedding.job import EmbedJob
+from dovetail.runtime.embedding.line import Line
+from dovetail.runtime.embedding.query import Query, QueueSpec
+from dovetail.runtime.embedding.queues import QueueManager
+from dovetail.runtime.embedding.service import EmbeddingService
+
+DEPTHS = (300, 60)
+"""Depths at which the manager's overhead is taken: an accelerator's and a CPU's."""
+ROUNDS = 20
+
+
+def overload(
+    service: EmbeddingService, queries: Sequence[Ids], rate: float, seconds: float, seed: int = 0
+) -> dict[str, Any]:
+    """Offer single queries at random times, `rate` a second; return what came of them.
+
+    The first tenth of the time warms up: memory is compared from there on.
+    """
+    draw = random.Random(seed)
+    start = time.monotonic()
+    at, offered, refused = start, 0, list[float]()
+    accepted: list[EmbedJob] = []
+    done = list[float]()
+    memory = 0
+    while (at := at + draw.expovariate(rate)) < start + seconds:
+        if (left := at - time.monotonic()) > 0.0005:
+            time.sleep(left)
+        offered += 1
+        asked = time.perf_counter()
+        try:
+            accepted.append(service.submit([queries[offered % len(queries)]]))
+        except CapacityError:
+            refused.append(time.perf_counter() - asked)
+        if not memory and at > start + seconds / 10:
+            memory = _memory()
+        if len(accepted) > 4096:  # what is done need not be kept
+            done += [float(job.seconds[0]) for job in accepted if job.future.done()]
+            accepted = [job for job in accepted if not job.future.done()]
+    spent = time.monotonic() - start
+    for job in accepted:
+        job.result()
+    done += [float(job.seconds[0]) for job in accepted]
+    held = service.held
+    grown = _memory() - memory
+    return {
+        "offered_per_second": offered / spent,
+        "accepted_per_second": len(done) / spent,
+        "busy": len(refused),
+        "p50": _percentile(done, 0.5),
+        "p99": _percentile(done, 0.99),
+        "slowest": max(done, default=0.0),
+        "busy_p99_ms": 1e3 * _percentile(refused, 0.99),
+        "memory_growth_mib": grown / 2**20,
+        "held_afterwards": sum(held.values()),
+    }
+
+
+def manager_overhead() -> dict[str, float]:
+    """Return milliseconds that a query costs: the manager alone, and all of the service.
+
+    Both queues are filled, run and emptied; the medians of some rounds, BUSY apart.
+    """
+    manager = QueueManager(_specs(), (512,), arrival="open")
+    alone, busy = list[float](), list[float]()
+    for turn in range(ROUNDS):
+        queries = [Query(turn * 1000 + i, 75, 1e6) for i in range(sum(DEPTHS))]
+        start = time.perf_counter()
+        for query in queries:
+            manager.submit([query], 0.0)
+        for name in manager.depths():
+            batch = manager.take(name, 0.0)
+            assert batch is not None
+            manager.complete(batch)
+        alone.append((time.perf_counter() - start) / len(queries))
+        manager.submit([Query(turn * 1000 + 500 + i, 75, 1e6) for i in range(sum(DEPTHS))], 0.0)
+        start = time.perf_counter()
+        for i in range(100):
+            try:
+                manager.submit([Query(turn * 1000 + 900 + i, 75, 1e6)], 0.0)
+            except CapacityError:
+                continue
+        busy.append((time.perf_counter() - start) / 100)
+        for name in manager.depths():
+            batch = manager.take(name, 0.0)
+            assert batch is not None
+            manager.complete(batch)
+    return {
+        "manager_ms": 1e3 * statistics.median(alone),
+        "busy_ms": 1e3 * statistics.median(busy),
+        "service_ms": 1e3 * _service_seconds(),
+    }
+
+
+class _Nothing:
+    """An encoder that takes no time."""
+
+    dim = 384
+
+    def embed_tokens(self, ids: Sequence[Ids]) -> Vectors:
+        return np.zeros((len(ids), self.dim), np.float32)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _service_seconds() -> float:
+    """Return the seconds of a query through a service whose encoders take none."""
+    query = np.arange(75, dtype=np.int32)
+    devices = {spec.name: [LocalInstance(_Nothing())] for spec in _specs()}
+    with EmbeddingService(devices, QueueManager(_specs(), (512,)), slo=100.0) as service:
+        found = []
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            service.submit([query] * sum(DEPTHS)).result()
+            found.append((time.perf_counter() - start) / sum(DEPTHS))
+    return statistics.median(found)
+
+
+def _specs() -> list[QueueSpec]:
+    line = Line(1e-6, 1e-6)
+    return [
+        QueueSpec("npu", True, (DEPTHS[0],), (line,)),
+        QueueSpec("cpu", False, (DEPTHS[1],), (line,)),
+    ]
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.floor(share * len(ordered)))] if ordered else 0.0
+
+
+def _memory() -> int:
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)

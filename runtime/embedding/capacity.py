@@ -1,0 +1,138 @@
+"""What the CPU adds to an accelerator on this machine: the closed-loop measurement of WindVE §V.
+
+In: a CPU instance and queries. Out: lines, predicted and stress-tested depths, alone and side by
+side, beside an *emulated* accelerator whose line is the CPU's by the paper's ratios.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dovetail.runtime.embedding.calibrate import Calibrator, Sample, fixed_manager
+from dovetail.runtime.embedding.depths import cost_saving, decide_depths
+from dovetail.runtime.embedding.detector import EmbeddingPlan
+from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance
+from dovetail.runtime.embedding.line import FittedLine, Line
+from dovetail.runtime.embedding.pairs import pair_plan
+from dovetail.runtime.embedding.profiling import profile_line, stress_depths
+from dovetail.runtime.embedding.service import EmbeddingService, Observer
+
+ALPHA_RATIO, BETA_RATIO = 0.21, 0.27 / 0.32
+"""The accelerator's line by the CPU's: Tesla V100 and Xeon E5-2690 (WindVE §V-B)."""
+NPU, CPU = "npu", "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Concurrency within one SLO. Depths by device: `npu` is emulated, `cpu` real.
+
+    predicted: by the lines. together: stress-tested side by side; alone: each by itself.
+    gain: queries that the CPU adds, of those of the accelerator alone. cpu_share: what it adds, of
+    what it holds alone. depth_error: greatest distance of predicted from tested together, relative;
+    0 within one query.
+    """
+
+    slo: float
+    length: int
+    lines: dict[str, Line]
+    predicted: dict[str, int]
+    together: dict[str, int]
+    alone: dict[str, int]
+    gain: float
+    cpu_share: float
+    depth_error: float
+    saving: float
+    late: int
+
+
+def time_instance(instance: Instance, sample: Sample, length: int, slo: float) -> FittedLine:
+    """Return the line of an instance that nobody else uses."""
+
+    def measure(concurrency: int) -> float:
+        queries = sample(concurrency, length)
+        start = time.perf_counter()
+        instance.embed_tokens(queries)
+        return time.perf_counter() - start
+
+    return profile_line(measure, slo)
+
+
+def emulated_line(cpu: Line) -> Line:
+    """Return the line of an accelerator that is to the CPU as the paper's is to its own."""
+    return Line(cpu.alpha * ALPHA_RATIO, cpu.beta * BETA_RATIO)
+
+
+@contextmanager
+def emulated_pair(
+    cpu: Instance,
+    line: Line,
+    queries: Sequence[Ids],
+    length: int,
+    *,
+    slo: float,
+    observe: Observer | None = None,
+) -> Iterator[tuple[EmbeddingService, EmbeddingPlan, EmulatedAccelerator]]:
+    """Serve on a CPU instance and an emulated accelerator of the same model; ends the instance.
+
+    queries: all that will be asked; the accelerator knows their vectors from the start, so that
+    it takes no time of the CPU.
+    """
+    plan = pair_plan()
+    npu = EmulatedAccelerator(line, length, cpu)
+    npu.learn(queries)
+    manager = fixed_manager(plan, length, {NPU: 1, CPU: 1})
+    devices: dict[str, list[Instance]] = {NPU: [npu], CPU: [cpu]}
+    with EmbeddingService(devices, manager, slo=slo, observe=observe) as service:
+        yield service, plan, npu
+
+
+def measure_capacity(
+    calibrator: Calibrator,
+    plan: EmbeddingPlan,
+    npu: EmulatedAccelerator,
+    length: int,
+    slo: float,
+    *,
+    repeats: int = 3,
+) -> Capacity:
+    """Return the concurrency within `slo` of both devices, and of each alone.
+
+    Several minutes at most: a trial takes about `slo` seconds, `repeats` times.
+    """
+    fitted = calibrator.profile((length,), slo)
+    depths = decide_depths(plan, fitted, slo, "closed")
+    lines = {name: each[length].line for name, each in fitted.items()}
+    predicted = {name: classes[0].depth for name, classes in depths.devices.items()}
+    alone = {
+        name: stress_depths(
+            {name: depth},
+            lines,
+            slo,
+            lambda counts: calibrator.run(counts, length),
+            repeats=repeats,
+        ).depths[name]
+        for name, depth in predicted.items()
+    }
+    together = calibrator.stress(depths, length, repeats=repeats).depths
+    added = sum(together.values()) - alone[NPU]
+    return Capacity(
+        slo=slo,
+        length=length,
+        lines=lines,
+        predicted=predicted,
+        together=together,
+        alone=alone,
+        gain=added / max(alone[NPU], 1),
+        cpu_share=added / max(alone[CPU], 1),
+        depth_error=max(_error(predicted[name], together[name]) for name in predicted),
+        saving=cost_saving(together[NPU], together[CPU]),
+        late=npu.late,
+    )
+
+
+def _error(predicted: int, tested: int) -> float:
+    off = abs(predicted - tested)
+    return off / max(tested, 1) if off > 1 else 0.0

@@ -14,19 +14,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from common import Report, add_report_options, open_report, parse_numbers, rows_table, show
 from dovetail.runtime.embedding.calibrate import Calibrator, DriftKeeper
 from dovetail.runtime.embedding.capacity import (
     Capacity,
+    Queries,
     emulated_line,
     emulated_pair,
-    measure_capacity,
+    measure_artifact,
     time_instance,
 )
-from dovetail.runtime.embedding.instance import EncoderSource, Ids
+from dovetail.runtime.embedding.instance import EncoderSource
 from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.pairs import LENGTH, PAIRS, SLOS, core_rows, length_rows, table_rows
 from dovetail.runtime.embedding.process import ProcessInstance
@@ -40,29 +40,6 @@ MEASURED = ("concurrency", "load", "curves")
 CURVE_LENGTHS = (16, 75, 150, 300, 500)
 OVERLOAD = 10.0
 """Arrivals of the load test, by the capacity."""
-DISTINCT = 16
-"""Different queries of each length: the emulated accelerator knows their vectors."""
-
-
-class Queries:
-    """Queries of chosen lengths: the same few of each, whatever they say."""
-
-    def __init__(self, vocabulary: int, seed: int = 0) -> None:
-        self._vocabulary, self._seed = vocabulary, seed
-        self._made: dict[int, list[Ids]] = {}
-
-    def of(self, length: int) -> list[Ids]:
-        """Return the different queries of a length."""
-        if length not in self._made:
-            draw = np.random.default_rng(self._seed + length)
-            ids = draw.integers(0, self._vocabulary, (DISTINCT, length)).astype(np.int32)
-            self._made[length] = list(ids)
-        return self._made[length]
-
-    def sample(self, count: int, length: int) -> Sequence[Ids]:
-        """Return `count` queries of a length."""
-        queries = self.of(length)
-        return [queries[i % len(queries)] for i in range(count)]
 
 
 def published_rows(part: str) -> list[dict[str, Any]]:
@@ -80,27 +57,14 @@ def published_rows(part: str) -> list[dict[str, Any]]:
 
 
 def concurrency_rows(
-    source: EncoderSource, queries: Queries, slos: Sequence[float], repeats: int
+    artifact: Path, slos: Sequence[float], repeats: int, threads: int | None
 ) -> list[dict[str, Any]]:
     """Return what the CPU adds within each SLO, stress-tested beside the emulated accelerator."""
-    rows = []
-    for slo in slos:
-        cpu = ProcessInstance(source)
-        line = emulated_line(time_instance(cpu, queries.sample, LENGTH, slo).line)
-        with emulated_pair(cpu, line, queries.of(LENGTH), LENGTH, slo=slo) as (service, plan, npu):
-            calibrator = Calibrator(service, plan, queries.sample)
-            found = measure_capacity(calibrator, plan, npu, LENGTH, slo, repeats=repeats)
-            rounds = [calibrator.run(found.together, LENGTH) for _ in range(repeats)]
-        slowest = [max(each.values()) for each in rounds]
-        rows.append(
-            {
-                "part": "concurrency",
-                **capacity_row(found),
-                "closed_rounds": len(rounds),
-                "closed_slowest": max(slowest),
-            }
-        )
-    return rows
+    return [
+        {"part": "concurrency"}
+        | capacity_row(measure_artifact(artifact, LENGTH, slo, repeats=repeats, threads=threads))
+        for slo in slos
+    ]
 
 
 def capacity_row(found: Capacity) -> dict[str, Any]:
@@ -214,7 +178,7 @@ def run_part(
     assert queries is not None
     source = artifact_source(options.artifact, options.threads)
     if part == "concurrency":
-        return concurrency_rows(source, queries, options.slo, options.repeats)
+        return concurrency_rows(options.artifact, options.slo, options.repeats, options.threads)
     if part == "load":
         return load_rows(source, queries, max(options.slo), options.seconds)
     return curve_rows(options.artifact, queries, options.slo, options.cores)

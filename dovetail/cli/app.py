@@ -10,6 +10,7 @@ import typer
 
 from dovetail import __version__
 from dovetail.cli.bench import offload_command, profile_command
+from dovetail.cli.bench_embed import embed_command
 from dovetail.cli.compile import compile_command
 from dovetail.cli.inspect import inspect_command
 from dovetail.cli.kernel import build_command, check_command, lift_command
@@ -48,6 +49,7 @@ KERNEL_VERBS: dict[str, Callable[..., None]] = {
 BENCH_VERBS: dict[str, Callable[..., None]] = {
     "offload": offload_command,
     "profile": profile_command,
+    "embed": embed_command,
 }
 
 for _name, _verb in VERBS.items():

@@ -8,21 +8,52 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+
+from dovetail.ir.errors import SpecError
 from dovetail.runtime.embedding.calibrate import Calibrator, Sample, fixed_manager
 from dovetail.runtime.embedding.depths import cost_saving, decide_depths
 from dovetail.runtime.embedding.detector import EmbeddingPlan
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance
 from dovetail.runtime.embedding.line import FittedLine, Line
 from dovetail.runtime.embedding.pairs import pair_plan
+from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.profiling import profile_line, stress_depths
 from dovetail.runtime.embedding.service import EmbeddingService, Observer
+from dovetail.runtime.embedding.source import artifact_source, open_encoder
 
 ALPHA_RATIO, BETA_RATIO = 0.21, 0.27 / 0.32
 """The accelerator's line by the CPU's: Tesla V100 and Xeon E5-2690 (WindVE §V-B)."""
 NPU, CPU = "npu", "cpu"
+
+
+DISTINCT = 16
+"""Different queries of each length: the emulated accelerator knows their vectors."""
+
+
+class Queries:
+    """Queries of chosen lengths: the same few of each, whatever they say."""
+
+    def __init__(self, vocabulary: int, seed: int = 0) -> None:
+        self._vocabulary, self._seed = vocabulary, seed
+        self._made: dict[int, list[Ids]] = {}
+
+    def of(self, length: int) -> list[Ids]:
+        """Return the different queries of a length."""
+        if length not in self._made:
+            draw = np.random.default_rng(self._seed + length)
+            ids = draw.integers(0, self._vocabulary, (DISTINCT, length)).astype(np.int32)
+            self._made[length] = list(ids)
+        return self._made[length]
+
+    def sample(self, count: int, length: int) -> Sequence[Ids]:
+        """Return `count` queries of a length."""
+        queries = self.of(length)
+        return [queries[i % len(queries)] for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +162,30 @@ def measure_capacity(
         saving=cost_saving(together[NPU], together[CPU]),
         late=npu.late,
     )
+
+
+def measure_artifact(
+    artifact: Path, length: int, slo: float, *, repeats: int = 3, threads: int | None = None
+) -> Capacity:
+    """Return the capacity of an artifact's encoder on this CPU, beside an emulated accelerator.
+
+    Raises what opening the artifact raises; SpecError where queries are longer than its encoder
+    takes.
+    """
+    with closing(open_encoder(str(artifact), 1)) as encoder:
+        spec = encoder.spec
+    if length > spec.max_tokens:
+        raise SpecError(f"{artifact}: its encoder takes {spec.max_tokens} tokens, not {length}")
+    queries = Queries(spec.vocab_size)
+    cpu = ProcessInstance(artifact_source(artifact, threads))
+    try:
+        line = emulated_line(time_instance(cpu, queries.sample, length, slo).line)
+    except BaseException:
+        cpu.close()
+        raise
+    with emulated_pair(cpu, line, queries.of(length), length, slo=slo) as (service, plan, npu):
+        calibrator = Calibrator(service, plan, queries.sample)
+        return measure_capacity(calibrator, plan, npu, length, slo, repeats=repeats)
 
 
 def _error(predicted: int, tested: int) -> float:

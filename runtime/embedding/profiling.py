@@ -17,8 +17,11 @@ Measure = Callable[[int], float]
 """Concurrency -> seconds until the last one of so many queries is done."""
 Trial = Callable[[Mapping[str, int]], Mapping[str, float]]
 """Concurrency of each device -> seconds of each, all at work together."""
-PARTS = (0.125, 0.25, 0.5)
-"""Parts of the depth that is in sight, at which the line is measured."""
+PART = 0.5
+"""Part of the depth, and of the SLO, up to which the line is measured."""
+STEPS = 6
+GROWTH = 8
+"""Most that a concurrency is of the one before: small ones say little of the slope."""
 REPEATS = 3
 TRIALS = 12
 TOLERANCE = 0.02
@@ -35,13 +38,15 @@ def profile_line(measure: Measure, slo: float, *, repeats: int = REPEATS) -> Fit
     alone = statistics.median(point.seconds for point in points)
     if alone > slo:
         return fit_line(points)
-    probe = max(2, min(MAX_DEPTH, round(slo / alone / 8)))
-    points += [Point(probe, measure(probe)) for _ in range(repeats)]
-    depth = fit_line(points).line.depth(slo, "closed")
-    for part in PARTS:
-        concurrency = max(1, min(MAX_DEPTH // 2, round(part * depth)))
-        if concurrency not in (1, probe):
-            points += [Point(concurrency, measure(concurrency)) for _ in range(repeats)]
+    concurrency = max(2, min(GROWTH, round(slo / alone / 8)))
+    for _ in range(STEPS):
+        points += [Point(concurrency, measure(concurrency)) for _ in range(repeats)]
+        depth = fit_line(points).line.depth(slo, "closed")
+        following = min(GROWTH * concurrency, round(PART * depth))
+        late = statistics.median(point.seconds for point in points[-repeats:]) > PART * slo
+        if late or following <= 1.25 * concurrency:
+            break
+        concurrency = following
     return fit_line(points)
 
 

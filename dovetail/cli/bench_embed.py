@@ -1,0 +1,146 @@
+"""`dovetail bench embed`: how many queries meet an SLO, and what the CPU adds to an accelerator.
+
+In: an encoder's artifact, or nothing. Out: depths measured on this machine beside an *emulated*
+accelerator, or those of the published pairs as the product's estimator and simulator find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from dovetail.cli.options import AsJson, Threads
+from dovetail.cli.report import print_json, read_duration, report_errors, stdout_console
+
+if TYPE_CHECKING:
+    from dovetail.runtime.embedding.capacity import Capacity
+    from dovetail.runtime.embedding.pairs import PairRow
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """What `bench embed --json` prints without an artifact: published figures and assumptions."""
+
+    assumptions: tuple[str, ...]
+    table: list[dict[str, object]]
+    lengths: list[PairRow]
+    cores: list[PairRow]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedReport:
+    """What `bench embed APP.dove --json` prints: one capacity per SLO."""
+
+    artifact: str
+    accelerator: str
+    results: list[Capacity]
+
+
+@report_errors
+def embed_command(
+    artifact: Annotated[
+        Path | None, typer.Argument(help="An artifact with an encoder; none: published pairs.")
+    ] = None,
+    pair: Annotated[
+        str, typer.Option(help="A published pair, simulated: v100, atlas or all.")
+    ] = "all",
+    slo: Annotated[
+        list[str] | None, typer.Option(help="Time a query may take: 1s, 0.5s; may be repeated.")
+    ] = None,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a query.")] = 75,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each stress trial.")] = 3,
+    threads: Threads = None,
+    json: AsJson = False,
+) -> None:
+    """Measure, or simulate, the concurrency within an SLO with and without the CPU's help."""
+    report: EmbedReport | PairReport
+    if artifact is None:
+        report = _simulate(pair)
+    else:
+        times = [read_duration(each) for each in slo or ("1s", "2s")]
+        report = _measure(artifact, times, length, repeats, threads)
+    if json:
+        print_json(report)
+    else:
+        for table in _tables(report):
+            stdout_console().print(table)
+
+
+def _simulate(pair: str) -> PairReport:
+    from dovetail.runtime.embedding.pairs import (
+        PAIRS,
+        SOURCES,
+        core_rows,
+        find_pair,
+        length_rows,
+        table_rows,
+    )
+
+    pairs = list(PAIRS.values()) if pair == "all" else [find_pair(pair)]
+    return PairReport(
+        assumptions=SOURCES,
+        table=[row for each in pairs for row in table_rows(each)],
+        lengths=[row for each in pairs for row in length_rows(each)],
+        cores=[row for each in pairs for row in core_rows(each)],
+    )
+
+
+def _measure(
+    artifact: Path, slos: Sequence[float], length: int, repeats: int, threads: int | None
+) -> EmbedReport:
+    from dovetail.runtime.embedding.capacity import measure_artifact
+
+    return EmbedReport(
+        artifact=artifact.name,
+        accelerator="emulated: the CPU's line by the published ratios, alpha x 0.21, beta x 0.84",
+        results=[
+            measure_artifact(artifact, length, slo, repeats=repeats, threads=threads)
+            for slo in slos
+        ],
+    )
+
+
+def _tables(report: EmbedReport | PairReport) -> list[Table]:
+    if isinstance(report, EmbedReport):
+        return [_table(f"{report.artifact} beside an emulated accelerator", _flat(report.results))]
+    curves = {"Depths over query length (simulated)": report.lengths}
+    curves["Depths over CPU cores (simulated)"] = report.cores
+    return [
+        _table("Queue depths by linear regression, reproduced and published", report.table),
+        *(_table(title, [_curve_row(row) for row in rows]) for title, rows in curves.items()),
+    ]
+
+
+def _curve_row(row: PairRow) -> dict[str, object]:
+    names = ("pair", "slo", "length", "cores", "npu", "cpu", "gain", "saving")
+    return {name: getattr(row, name) for name in names}
+
+
+def _flat(results: Sequence[Capacity]) -> list[dict[str, object]]:
+    return [
+        {
+            "slo": each.slo,
+            "length": each.length,
+            **{f"{name} {kind}": depths[name] for name in each.predicted for kind, depths in (
+                ("predicted", each.predicted), ("tested", each.together), ("alone", each.alone)
+            )},
+            "gain": each.gain,
+            "depth error": each.depth_error,
+            "saving": each.saving,
+        }
+        for each in results
+    ]  # fmt: skip
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+    return table

@@ -1,0 +1,43 @@
+"""`dovetail bench embed`: the published pairs, an artifact on this machine, bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.tiny_world import ENCODER
+from tests.dovetail.commands import assert_one_sentence, dovetail
+
+
+def test_published_pairs_are_reproduced() -> None:
+    result = dovetail("bench", "embed", "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert len(report["table"]) == 8
+    assert max(abs(row["off_by"]) for row in report["table"]) <= 1
+    assert {row["pair"] for row in report["lengths"]} == {"v100", "atlas"}
+    assert any("assumed" in line for line in report["assumptions"])
+    table = dovetail("bench", "embed", "--pair", "v100")
+    assert table.code == 0, table.err
+    assert "Tesla V100" in table.out and "Atlas" not in table.out
+
+
+def test_an_artifact_is_measured_beside_an_emulated_accelerator(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.dove"
+    compile_model(ENCODER, output=path, effort="none", threads=1)
+    options = ("--slo", "0.05s", "--length", 16, "--repeats", 1, "--threads", 1)
+    result = dovetail("bench", "embed", path, *options, "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    (row,) = report["results"]
+    assert row["together"].keys() == row["alone"].keys() == {"npu", "cpu"}
+    assert "emulated" in report["accelerator"]
+    assert_one_sentence(dovetail("bench", "embed", path, "--length", 100_000))
+
+
+@pytest.mark.parametrize("options", [("--pair", "tpu"), ("missing.dove",)])
+def test_bad_input_is_one_sentence(options: tuple[str, ...]) -> None:
+    assert_one_sentence(dovetail("bench", "embed", *options))

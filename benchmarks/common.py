@@ -189,7 +189,7 @@ def earlier_rows(
     if path is None or not path.exists():
         return []
     report = msgspec.json.decode(path.read_bytes())
-    now = msgspec.to_builtins(config)  # tuples are lists in the file
+    now = msgspec.json.decode(msgspec.json.encode(config))  # tuples are lists in the file
     if report["machine"]["cpu"] != machine_facts()["cpu"] or any(
         report["config"].get(name) != now[name] for name in same
     ):

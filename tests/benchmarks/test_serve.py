@@ -15,6 +15,7 @@ from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from common import Report, earlier_rows
 from serve import HEADLINE_SCALE, SETUPS, is_done, make_curves, next_part, summarise
 from serve_load import (
     Arrival,
@@ -135,6 +136,17 @@ def test_rates_go_up_until_the_loosest_slo_is_missed() -> None:
     assert is_done([*both, place | {"batch8_vs_batch1": 4.0}], "tiny", "dovetail")
     curve = {row["scale"]: row for row in make_curves(rows)}
     assert (curve[1.0]["goodput"], curve[1.0]["open"]) == (4.0 * second, True)
+
+
+def test_a_run_resumes_a_report_of_the_same_settings(tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    config = {"scales": (1.0, 2.0), "setup": {"parts": (0.5,)}, "peers": ("a",)}
+    Report("serve", config, [{"model": "m"}]).write(file)
+    same = ("scales", "setup")
+    assert earlier_rows(file, config | {"peers": ("b",)}, same) == [{"model": "m"}]
+    assert earlier_rows(tmp_path / "none.json", config, same) == []
+    with pytest.raises(SystemExit, match="leave --resume away"):
+        earlier_rows(file, config | {"scales": (1.0,)}, same)
 
 
 @pytest.mark.long

@@ -11,14 +11,14 @@ from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
-DOUBT = 0.02
+DOUBT = 0.01
 """How likely a bound may be too low, however times are distributed."""
 
 
 class PairedRatio(NamedTuple):
     """The median of ratios, and a bound that the true one exceeds with probability DOUBT at most.
 
-    Both are 0 where they are not known: a bound takes six rounds.
+    Both are 0 where they are not known: a bound takes seven rounds.
     """
 
     median: float = 0.0

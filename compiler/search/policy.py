@@ -34,10 +34,12 @@ CANDIDATE_GAIN = 0.03
 """What a program must be faster by than the default to guide the search: less is noise."""
 LEAST_GAIN = 0.01
 """What a choice must be faster by than the default, and surely faster at all."""
-STAGES = ((9, 5), (21, 2))
+STAGES = ((9, 8), (25, 3))
 """Rounds and challengers of the comparisons with the default that a choice has to win one after the
 other: of many programs that were timed briefly the luckiest look best."""
 FINAL_ROUNDS = STAGES[-1][0]
+LEAST_SECONDS = 1e-3
+"""What a run takes at least, however short the kernel: it is timed over several calls."""
 FINAL_SHARE = 0.35
 """Of a bench's seconds, kept for these comparisons."""
 UNTIMED_BATCH = 8
@@ -214,15 +216,19 @@ class Bench:
         there is no time to compare is not sure.
         """
         self.end = self._final_end
-        base = self.cost(self.default)
-        rivals = sorted((p for p in self.found if self.cost(p) < base), key=self.cost)
+        base, same = self.cost(self.default), self.problem.effective(self.default)
+        faster = sorted((p for p in self.found if self.cost(p) < base), key=self.cost)
+        unlike = {self.problem.effective(p): p for p in reversed(faster)}
+        rivals = [p for p in faster if unlike[self.problem.effective(p)] == p]
+        rivals = [p for p in rivals if self.problem.effective(p) != same]
         for rounds, count in STAGES:
-            affordable = max(1, int(min(self.left / (rounds * base), 1e9)) - 1)
+            run = rounds * max(base, LEAST_SECONDS)
+            affordable = max(1, int(min(self.left / run, 1e9)) - 1)
             rivals = rivals[: min(count, affordable)]
             if rivals:
                 self.time((self.default, *rivals), rounds=rounds)
-            faster = (p for p in rivals if self._ratio(p).median < 1 - LEAST_GAIN)
-            rivals = sorted(faster, key=lambda p: self._ratio(p).median)
+            better = (p for p in rivals if self._ratio(p).median < 1 - LEAST_GAIN)
+            rivals = sorted(better, key=lambda p: self._ratio(p).median)
         return [program for program in rivals if self._ratio(program).bound < 1]
 
     def beats_default(self, program: Program) -> bool:

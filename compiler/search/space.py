@@ -154,6 +154,14 @@ class Problem:
         k = side(part.k, most.k) if self.op.kind != SILU else 0
         return Slice(side(part.m, most.m), one_group, k)
 
+    def effective(self, program: Program) -> Program:
+        """Return what `program` does at this M: one that is equal does the same."""
+        rows = program.tile.rows
+        part = self.canonical(program.tile, program.slice, program.scheme)
+        if not part.m and program.scheme.m == 1:
+            rows = ceil_div(self.m, ceil_div(self.m, rows))
+        return replace(program, tile=MicroKernel(rows, program.tile.panels), slice=part)
+
     def orders(self, program: Program) -> tuple[Program, ...]:
         """Return `program` in every order that differs: loops of one slice may lie anywhere."""
         part, whole = program.slice, self.extents(program.tile, program.scheme)

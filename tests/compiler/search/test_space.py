@@ -82,3 +82,18 @@ def test_programs_are_read_back_with_their_order_and_older_ones_in_the_first():
         assert problem.program(older) == program
     for wrong in ((), candidate.schedule[:-2], (*candidate.schedule[:-1], 4)):
         assert problem.program(Candidate(candidate.kernel, wrong)) is None
+
+
+def test_programs_that_do_the_same_at_an_m_are_one():
+    one = task()
+    problem, rule = one.problem(8), one.default(8)
+    low = Program(MicroKernel(8, 3), Slice(0, 1, 0), Scheme(1, 2, 1), rule.prefetch)
+    assert rule.tile == MicroKernel(9, 3)  # one tile of 8 rows, too
+    assert problem.effective(low) == problem.effective(rule) == problem.effective(low)
+    for other in (
+        replace(low, tile=MicroKernel(4, 3)),
+        replace(low, slice=Slice(0, 2, 0)),
+        replace(low, scheme=Scheme(2, 1, 1)),
+        replace(low, prefetch=0),
+    ):
+        assert problem.effective(other) != problem.effective(rule)

@@ -190,10 +190,12 @@ def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
         }
         return {**shape, "HT": rows, "KT": 4, "VT": rows if few else 8, "DV": 8 if few else 2}
     alone, wide, long = heads.group == 1, dtype == "f32", target.isa == "avx512"
+    large = wide and long and heads.group >= LARGE_GROUP
     step = (STEP_BYTES if alone else 2 * STEP_BYTES) // (heads.head_dim * DTYPES[dtype].size)
     return {
-        **{"HD": heads.head_dim, "GROUP": heads.group, "HT": rows, "KT": 4, "VT": rows},
-        "BY_KEY": int(alone or (wide and long and heads.group < LARGE_GROUP)),
+        **{"HD": heads.head_dim, "GROUP": heads.group, "HT": rows, "KT": 4},
+        "VT": 8 if large else rows,
+        "BY_KEY": int(alone or (wide and long and not large)),
         "CHUNK": max(n for n in (16, 32, 64, 128) if n <= max(step, 16)) if alone or wide else 128,
         "DV": 8 if alone else 2 if wide and long else 4,
     }

@@ -23,8 +23,8 @@ STEPS = 6
 GROWTH = 8
 """Most that a concurrency is of the one before: small ones say little of the slope."""
 REPEATS = 3
-TRIALS = 12
-TOLERANCE = 0.02
+TRIALS = 16
+TOLERANCE = 0.005
 """Distance between a depth that passes and one that fails, relative, at which a search ends."""
 
 

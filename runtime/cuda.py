@@ -51,6 +51,25 @@ SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "cuModuleUnload": (_HANDLE,),
     "cuLaunchKernel": (_HANDLE, *[_UINT] * 7, _HANDLE, _HANDLE, _HANDLE),
     "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+    "cuMemHostAlloc": (ctypes.POINTER(_HANDLE), _SIZE, _UINT),
+    "cuMemFreeHost": (_HANDLE,),
+    "cuMemHostRegister_v2": (_HANDLE, _SIZE, _UINT),
+    "cuMemHostUnregister": (_HANDLE,),
+    "cuMemcpyHtoDAsync_v2": (_ADDRESS, _HANDLE, _SIZE, _HANDLE),
+    "cuMemcpyDtoHAsync_v2": (_HANDLE, _ADDRESS, _SIZE, _HANDLE),
+    "cuStreamCreate": (ctypes.POINTER(_HANDLE), _UINT),
+    "cuStreamDestroy_v2": (_HANDLE,),
+    "cuStreamWaitEvent": (_HANDLE, _HANDLE, _UINT),
+    "cuEventCreate": (ctypes.POINTER(_HANDLE), _UINT),
+    "cuEventRecord": (_HANDLE, _HANDLE),
+    "cuEventSynchronize": (_HANDLE,),
+    "cuEventDestroy_v2": (_HANDLE,),
+    "cuStreamBeginCapture_v2": (_HANDLE, ctypes.c_int),
+    "cuStreamEndCapture": (_HANDLE, ctypes.POINTER(_HANDLE)),
+    "cuGraphInstantiateWithFlags": (ctypes.POINTER(_HANDLE), _HANDLE, ctypes.c_ulonglong),
+    "cuGraphDestroy": (_HANDLE,),
+    "cuGraphExecDestroy": (_HANDLE,),
+    "cuGraphLaunch": (_HANDLE, _HANDLE),
 }
 """The driver's functions in use; all return a status."""
 OUT_OF_MEMORY = 2
@@ -93,6 +112,12 @@ class Driver:
         if status:
             raise CudaError(name, status, self._reason(status))
 
+    def handle(self, name: str, *args: Any) -> int:
+        """Return the handle that a function writes through its first parameter."""
+        value = _HANDLE()
+        self.call(name, ctypes.byref(value), *args)
+        return int(value.value or 0)
+
     def integer(self, name: str, *args: Any) -> int:
         """Return the int that a function writes through its first parameter."""
         value = ctypes.c_int()
@@ -116,9 +141,12 @@ def count_devices(library: str = DRIVER) -> int:
 class CudaDevice:
     """One GPU, by its primary context, which other libraries of the process share."""
 
-    def __init__(self, ordinal: int = 0, library: str = DRIVER) -> None:
-        """Open GPU `ordinal`; SpecError where it is not there."""
-        self.driver = Driver(library)
+    def __init__(
+        self, ordinal: int = 0, library: str = DRIVER, driver: Driver | None = None
+    ) -> None:
+        """Open GPU `ordinal`, through `driver` where one is given; SpecError: it is not there."""
+        self.driver = Driver(library) if driver is None else driver
+        self.ordinal = ordinal
         count = self.driver.integer("cuDeviceGetCount")
         if not 0 <= ordinal < count:
             raise SpecError(f"there is no GPU {ordinal}: {count} can be used, numbered from 0")

@@ -266,6 +266,10 @@ class Engine:
         args = buffers.sample_args(shape, draw_uniform)
         plan = _first_threads(self.sampler.plan, len(shape.outputs))
         self.device.run(Segment(self.sampler.tape, plan, args))
+        self._accept(shape, buffers)
+
+    def _accept(self, shape: StepShape, buffers: StepBuffers) -> None:
+        """Hand the tokens that were chosen to their requests."""
         now = self.device.now()
         ids = buffers.arrays["out_ids"][: len(shape.outputs)].tolist()
         logprobs = buffers.arrays["out_logprobs"][: len(shape.outputs)].tolist()

@@ -7,9 +7,10 @@ KV of each request wholly on the accelerator or wholly on the CPU.
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,8 @@ from dovetail.runtime.orders import (
     unpack_arrays,
 )
 from dovetail.runtime.pair_group import PairGroup
-from dovetail.runtime.plan import Batch, Move, PrefillChunk, StepPlan
+from dovetail.runtime.plan import Batch, Move, PrefillChunk, SchedulerSettings, StepPlan
+from dovetail.runtime.predictor import Predictor
 from dovetail.runtime.ranks import RankSetup
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.step import StepBuffers, StepShape
@@ -240,7 +242,91 @@ class Pair:
         self.run(order.moves, order.leaving, lanes)
 
 
-class PipelinedEngine(Engine):
+class StepLane(Protocol):
+    """What one batch of a step is computed in."""
+
+    buffers: StepBuffers
+
+    def fill(
+        self, batch: Batch, requests: Mapping[int, Request], pools: Mapping[Home, KvPool]
+    ) -> StepShape:
+        """Write the arguments of a batch."""
+
+    def set_args(self, sizes: LaneSizes) -> None:
+        """Say how the filled batch runs."""
+
+
+class TwoPoolEngine(Engine):
+    """One model over two pools; `pool` is the CPU's. A subclass computes filled lanes."""
+
+    lanes: Sequence[StepLane]
+
+    def _schedule(
+        self,
+        gpu: KvPool,
+        predictor: Predictor,
+        now: Callable[[], float],
+        settings: SchedulerSettings,
+    ) -> None:
+        """Schedule for both pools from now on."""
+        limits = replace(
+            self.scheduler.limits,
+            n_layers=self.spec.n_layers,
+            block_bytes=2 * layer_block_bytes(self.spec) * self.spec.n_layers,
+        )
+        self.scheduler = NeoScheduler(limits, gpu, self.pool, predictor, now, settings)
+
+    def _execute(self, plan: StepPlan) -> tuple[Request, ...]:
+        scheduler = self.scheduler
+        lanes = [*self.lanes[: len(plan.batches)]]
+        with self._span("fill"):
+            shapes = [
+                self._prepare(lane, batch) for lane, batch in zip(lanes, plan.batches, strict=True)
+            ]
+        with self._span("forward", tokens=sum(shape.n_tokens for shape in shapes)):
+            if self.recorder:
+                for batch, shape in zip(plan.batches, shapes, strict=True):
+                    self.recorder.follow(batch, shape.outputs)
+            self._compute(plan, lanes)
+        for lane, batch, shape in zip(lanes, plan.batches, shapes, strict=True):
+            scheduler.complete(batch)
+            if shape.outputs:
+                self._sample(shape, lane.buffers)
+        return tuple(request for shape in shapes for request in shape.outputs)
+
+    def _prepare(self, lane: StepLane, batch: Batch) -> StepShape:
+        shape = lane.fill(batch, self.scheduler.requests, self.scheduler.pools)
+        prefill = shape.prefill_tokens >= self.threshold
+        decodes = {Home.GPU: batch.gpu_decode, Home.CPU: batch.cpu_decode}
+        splits = {
+            home: self.kv_splits(
+                replace(shape, n_decode=len(numbers)), self._threads(home, prefill=prefill)
+            )
+            for home, numbers in decodes.items()
+        }
+        sizes = LaneSizes(
+            n_tokens=shape.n_tokens,
+            n_prefill=shape.n_prefill,
+            gpu_decode=len(batch.gpu_decode),
+            cpu_decode=len(batch.cpu_decode),
+            n_out=len(shape.outputs),
+            gpu_splits=splits[Home.GPU],
+            cpu_splits=splits[Home.CPU],
+            prefill=prefill,
+        )
+        lane.set_args(sizes)
+        return shape
+
+    def _threads(self, home: Home, *, prefill: bool) -> int:
+        """Return how many share the attention of decodes."""
+        return self.model.phase(prefill).plan.threads
+
+    @abstractmethod
+    def _compute(self, plan: StepPlan, lanes: list[Any]) -> None:
+        """Move KV and run the filled lanes, one for each batch."""
+
+
+class PipelinedEngine(TwoPoolEngine):
     """One model on the CPU and an emulated accelerator; `pool` is the CPU's.
 
     With several processes each has an accelerator and a CPU of its own, and of both pools the KV
@@ -249,6 +335,7 @@ class PipelinedEngine(Engine):
 
     device_type: ClassVar[type[EmulatedDevice]] = EmulatedDevice
     own_logits: ClassVar[bool] = True
+    lanes: list[Lane]
 
     def __init__(
         self,
@@ -270,19 +357,11 @@ class PipelinedEngine(Engine):
         spec = self.spec
         device = self.accelerator = self.device_type(self.model.device, emulation, spec)
         self.device, gpu = device, KvPool(self._gpu_blocks)
-        limits = replace(
-            self.scheduler.limits,
-            n_layers=spec.n_layers,
-            block_bytes=2 * layer_block_bytes(spec) * spec.n_layers,
-        )
+        self._schedule(gpu, device.predictor, device.now, emulation.settings)
         self._member = GroupDevice(device)
-        self.pair = Pair(
-            spec, self.model, self._member, self._gpu_blocks, limits.max_step_sequences
-        )
+        rows = self.scheduler.limits.max_step_sequences
+        self.pair = Pair(spec, self.model, self._member, self._gpu_blocks, rows)
         self.link, self.lanes = self.pair.link, self.pair.lanes
-        self.scheduler = NeoScheduler(
-            limits, gpu, self.pool, device.predictor, device.now, emulation.settings
-        )
         self._join_group()
 
     def _form_group(
@@ -307,46 +386,6 @@ class PipelinedEngine(Engine):
     def _join_group(self) -> None:
         if self._pairs is not None:
             self._member.join(self._pairs.collective)
-
-    def _execute(self, plan: StepPlan) -> tuple[Request, ...]:
-        scheduler = self.scheduler
-        lanes = self.lanes[: len(plan.batches)]
-        with self._span("fill"):
-            shapes = [
-                self._prepare(lane, batch) for lane, batch in zip(lanes, plan.batches, strict=True)
-            ]
-        with self._span("forward", tokens=sum(shape.n_tokens for shape in shapes)):
-            if self.recorder:
-                for batch, shape in zip(plan.batches, shapes, strict=True):
-                    self.recorder.follow(batch, shape.outputs)
-            self._compute(plan, lanes)
-        for lane, batch, shape in zip(lanes, plan.batches, shapes, strict=True):
-            scheduler.complete(batch)
-            if shape.outputs:
-                self._sample(shape, lane.buffers)
-        return tuple(request for shape in shapes for request in shape.outputs)
-
-    def _prepare(self, lane: Lane, batch: Batch) -> StepShape:
-        shape = lane.fill(batch, self.scheduler.requests, self.scheduler.pools)
-        prefill = shape.prefill_tokens >= self.threshold
-        threads = self.model.phase(prefill).plan.threads
-        decodes = {Home.GPU: batch.gpu_decode, Home.CPU: batch.cpu_decode}
-        splits = {
-            home: self.kv_splits(replace(shape, n_decode=len(numbers)), threads)
-            for home, numbers in decodes.items()
-        }
-        sizes = LaneSizes(
-            n_tokens=shape.n_tokens,
-            n_prefill=shape.n_prefill,
-            gpu_decode=len(batch.gpu_decode),
-            cpu_decode=len(batch.cpu_decode),
-            n_out=len(shape.outputs),
-            gpu_splits=splits[Home.GPU],
-            cpu_splits=splits[Home.CPU],
-            prefill=prefill,
-        )
-        lane.set_args(sizes)
-        return shape
 
     def _compute(self, plan: StepPlan, lanes: list[Lane]) -> None:
         """Move KV and run the filled lanes; the device's clock shows what it took."""

@@ -1,0 +1,208 @@
+"""Binds a tape for a GPU: entries become kernel launches, and products for a library of these.
+
+In: a tape, the module's index, and where operands lie on the device. Out: a `LaunchTape`, whose
+segments are given to a stream with the integers of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from dovetail.ir.artifact import KernelEntry
+from dovetail.ir.errors import ArtifactError
+from dovetail.ir.tape import ArgRef, Entry, FloatConst, IntConst, Slot, Tape, WeightRef
+from dovetail.runtime.cuda import Operand
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "embed": ("embed",),
+    "rmsnorm": ("rmsnorm",),
+    "rope_store": ("rope_store",),
+    "prefill_attention": ("prefill_attention_lanes",),
+    "decode_attention": ("decode_attention", "decode_attention_merge"),
+    "gather_rows": ("gather_rows",),
+    "sample": ("sample",),
+}
+"""Operator to the kernels that compute it on a GPU, one after the other."""
+LINEAR = ("M", "N", "K", "A", "lda", "B", "stride", "bias", "R", "ldr", "C", "ldc")
+GATED = (*LINEAR[:8], "C", "ldc")
+PRODUCTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("qkv", "o", "down", "head"), LINEAR),
+    "gate_up": GATED,
+}
+"""Operator to the slots that its entry begins with."""
+
+Address: TypeAlias = Callable[[Slot], int]
+"""Gives where an operand lies on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """float32 rows of `columns` values, `stride` apart, at an address of the device."""
+
+    address: int
+    columns: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """out = a W^T + bias + residual for the first rows of each; weights and biases by name."""
+
+    a: Matrix
+    weight: str
+    bias: str | None
+    residual: Matrix | None
+    out: Matrix
+
+
+class Products(Protocol):
+    """A library of matrix products on the device's memory."""
+
+    def bind(self, product: Product, rows: int) -> Any:
+        """Return what `run` takes for `product` of at most `rows` rows."""
+
+    def run(self, bound: Any, rows: int, stream: int) -> None:
+        """Give the product of the first `rows` rows to a stream; CapacityError without memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel and its operands; texts are integers of the step, by their names."""
+
+    kernel: str
+    operands: tuple[Operand | str, ...]
+    rows: str
+    skip: str | None = None
+    lone_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """A bound product and the name of its number of rows."""
+
+    product: Any
+    rows: str
+
+
+class Launcher(Protocol):
+    """Starts kernels: a `CudaModule`."""
+
+    def launch(
+        self, kernel: str, operands: Sequence[Operand], warps: int, stream: int | None = None
+    ) -> None:
+        """Start `kernel` on `warps` warps."""
+
+
+class LaunchTape:
+    """A tape for the compute stream of one GPU."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        kernels: Mapping[str, KernelEntry],
+        address: Address,
+        products: Products,
+        gated: int,
+    ) -> None:
+        """`gated`: where gate and up of a step lie before they are multiplied.
+
+        Raises ArtifactError where the module lacks a kernel.
+        """
+        self.tape, self._kernels = tape, {kernel.family: kernel for kernel in kernels.values()}
+        self._address, self._products, self._gated = address, products, gated
+        self.work = [self._bind(entry) for entry in tape.entries]
+
+    def segment(self, name: str) -> range:
+        """Return the entries of segment `name`, which lie together."""
+        places = [i for i, entry in enumerate(self.tape.entries) if entry.segment == name]
+        return range(places[0], places[-1] + 1) if places else range(0)
+
+    def run(
+        self, span: range, args: Mapping[str, int], module: Launcher, warps: int, stream: int
+    ) -> None:
+        """Give the entries of `span` to a stream, with the integers of a step in `args`."""
+        for entry in span:
+            for work in self.work[entry]:
+                if isinstance(work, Multiply):
+                    self._products.run(work.product, args[work.rows], stream)
+                elif work.skip is None or args[work.skip]:
+                    most = min(warps, args[work.rows]) if work.lone_rows else warps
+                    values = [args[v] if isinstance(v, str) else v for v in work.operands]
+                    module.launch(work.kernel, values, most, stream)
+
+    def _bind(self, entry: Entry) -> tuple[Launch | Multiply, ...]:
+        if entry.op in PRODUCTS:
+            return self._bind_product(entry)
+        return tuple(
+            Launch(
+                kernel=kernel.name,
+                operands=self._operands(kernel, entry.slots),
+                rows=entry.m,
+                skip=entry.skip_if_zero,
+                lone_rows=entry.op == "sample",  # each warp has scratch of its own
+            )
+            for kernel in (self._kernel(family) for family in FAMILIES[entry.op])
+        )
+
+    def _kernel(self, family: str) -> KernelEntry:
+        try:
+            return self._kernels[family]
+        except KeyError:
+            raise ArtifactError(
+                f"the artifact's kernels for cuda lack {family!r}; run `dovetail compile MODEL` "
+                "again with `--target cuda`"
+            ) from None
+
+    def _operands(self, kernel: KernelEntry, slots: Sequence[Slot]) -> tuple[Operand | str, ...]:
+        params = [param for param in kernel.params if param.kind == "slot"]
+        return tuple(
+            self._operand(slot, pointer=param.type.startswith("ptr["))
+            for param, slot in zip(params, slots, strict=True)
+        )
+
+    def _operand(self, slot: Slot, *, pointer: bool) -> Operand | str:
+        if isinstance(slot, IntConst | FloatConst):
+            return slot.value
+        if isinstance(slot, ArgRef) and not pointer:
+            return slot.name
+        return self._address(slot)
+
+    def _bind_product(self, entry: Entry) -> tuple[Launch | Multiply, ...]:
+        """Return the product; one that is gated goes to `gated` and is multiplied there."""
+        slots = dict(zip(PRODUCTS[entry.op], entry.slots, strict=False))
+        weight, bias = slots["B"], slots["bias"]
+        assert isinstance(weight, WeightRef) and weight.name is not None
+        assert isinstance(bias, WeightRef)
+        n, k = _integer(slots["N"]), _integer(slots["K"])
+        out = self._matrix(slots["C"], n, slots["ldc"])
+        residual = None
+        if "R" in slots and slots["R"] != WeightRef(name=None):
+            residual = self._matrix(slots["R"], n, slots["ldr"])
+        a = self._matrix(slots["A"], k, slots["lda"])
+        if entry.op != "gate_up":
+            product = Product(a, weight.name, bias.name, residual, out)
+            return (self._multiply(product, entry.m),)
+        both = Matrix(self._gated, 2 * n, 2 * n)
+        gate, up = self._gated, self._gated + 4 * n
+        operands = (entry.m, n, gate, 2 * n, up, 2 * n, out.address, out.stride)
+        product = Product(a, weight.name, bias.name, None, both)
+        return (
+            self._multiply(product, entry.m),
+            Launch(self._kernel("silu_mul").name, operands, entry.m),
+        )
+
+    def _multiply(self, product: Product, rows: str) -> Multiply:
+        most = self.tape.max_sequences if rows == "n_out" else self.tape.max_tokens
+        return Multiply(self._products.bind(product, most), rows)
+
+    def _matrix(self, slot: Slot, columns: int, stride: Slot) -> Matrix:
+        """`stride` is a constant, or an argument that every step gives alike."""
+        apart = self._address(stride) if isinstance(stride, ArgRef) else _integer(stride)
+        return Matrix(self._address(slot), columns, apart)
+
+
+def _integer(slot: Slot) -> int:
+    assert isinstance(slot, IntConst)
+    return slot.value

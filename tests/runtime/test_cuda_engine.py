@@ -1,0 +1,211 @@
+"""The executor for a GPU gives the tokens of the CPU's, its work ordered by events alone.
+
+The GPU is emulated (`tests/lazy_gpu.py`): the generated kernels as C++, torch's products on the CPU.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dovetail.codegen.catalog import device_kernels
+from dovetail.codegen.emit import KernelSpec
+from dovetail.codegen.library import lower_request
+from dovetail.codegen.targets import DEVICE_TARGETS
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, SpecError
+from dovetail.runtime.app import App, load
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.cuda import CudaDevice
+from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions, GpuParts
+from dovetail.runtime.cuda_lane import CudaLane
+from dovetail.runtime.machines import find_machine
+from dovetail.runtime.plan import SchedulerSettings, StepPlan
+from dovetail.topology.hardware import read_hardware
+from tests.codegen.warp_host import FLAGS
+from tests.emulated_gpu import build_driver
+from tests.lazy_gpu import ClockedWorker, HostProducts, LazyDriver, Race
+from tests.models import save_model
+from tests.runtime.test_pipelined import ASKED, HOMES, PROMPTS
+
+CUDA = DEVICE_TARGETS["cuda"]
+
+
+class Gpu:
+    """An artifact and an emulated GPU that has its kernels."""
+
+    def __init__(self, folder: Path, family: str = "llama") -> None:
+        save_model(folder / "model", family)
+        options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+        compile_model(folder / "model", output=folder / "app.dove", **options)
+        self.artifact = open_artifact(folder / "app.dove", read_hardware())
+        self.part = next(iter(self.artifact.models.values()))
+        requests = device_kernels(self.part.file.spec, CUDA)
+        kernels = [lower_request(r, CUDA) for r in requests if "gemm" not in r.kernel]
+        self.library = build_driver(kernels, flags=("-O1", *FLAGS[1:]))
+        self.kernels = {kernel.entry.name: kernel.entry for kernel in kernels}
+        self.module = folder / "k.ptx", make_index(kernels)
+        self.module[0].write_text("emulated")
+
+    @contextmanager
+    def load(
+        self,
+        gpu: int,
+        cpu: int,
+        *,
+        eager: bool = False,
+        landing: int | None = None,
+        graphs: bool = True,
+        **options: Any,
+    ) -> Iterator[Running]:
+        """Load with pools of so many blocks; nothing is left of it on the GPU."""
+        driver = LazyDriver(self.library, self.kernels, eager=eager)
+        products: list[HostProducts] = []
+
+        def make(weights: Any, ordinal: int) -> HostProducts:
+            products.append(HostProducts(driver, weights, ordinal))
+            return products[0]
+
+        parts = GpuParts(CudaDevice(driver=driver), self.module, make, landing)
+        machine = find_machine("t4").with_gpu_blocks(gpu)
+        chosen = CudaOptions(machine, SchedulerSettings(**options), graphs=graphs)
+        engine = CudaEngine(
+            chosen,
+            self.artifact,
+            self.part,
+            read_hardware(),
+            threads=1,
+            kv_blocks=cpu,
+            parts=parts,
+        )
+        engine._worker.shutdown()
+        engine._worker = ClockedWorker(driver)
+        plans: list[StepPlan] = []
+        execute = engine._execute
+
+        def follow(plan: StepPlan) -> Any:
+            plans.append(plan)
+            touched = execute(plan)
+            engine.scheduler.check_integrity()
+            return touched
+
+        engine._execute = follow  # type: ignore[method-assign]
+        for lane in engine.lanes:
+            note_host(lane, driver)
+        with App(self.artifact, engine, None) as app:
+            yield Running(app, engine, driver, products[0], plans)
+            for pool in engine.scheduler.pools.values():
+                pool.check_integrity()
+                assert pool.free_blocks == pool.n_blocks
+        engine._worker.shutdown()
+        assert driver._c.dt_left() == 0
+
+
+class Running:
+    """A loaded app and what there is to see of it."""
+
+    def __init__(
+        self,
+        app: App,
+        engine: CudaEngine,
+        driver: LazyDriver,
+        products: HostProducts,
+        plans: list[StepPlan],
+    ) -> None:
+        self.app, self.engine, self.driver = app, engine, driver
+        self.products, self.plans = products, plans
+
+    def tokens(self, prompts: list[list[int]], **asked: Any) -> list[tuple[int, ...]]:
+        return [done.token_ids for done in self.app.generate(prompts, **(ASKED | asked))]
+
+
+def make_index(kernels: list[KernelSpec]) -> KernelIndex:
+    entries = tuple(kernel.entry for kernel in kernels)
+    return KernelIndex(
+        target="cuda", library="k.ptx", source="k.cu", compiler="c", flags=(), kernels=entries
+    )
+
+
+def note_host(lane: CudaLane, driver: LazyDriver) -> None:
+    """Have the ledger know what the host's threads touch."""
+    fill, pad, store, attend = lane.fill, lane.pad, lane._store, lane._attend
+    given = [a for n, a in lane.buffers.arrays.items() if n not in ("logits", "out_ids")]
+    qkv, attention = (lane._rows[name][1] for name in ("qkv", "attention"))
+
+    def follow_fill(*args: Any) -> Any:
+        driver.host("fill", writes=given)
+        return fill(*args)
+
+    def follow_pad(rows: int) -> Any:
+        driver.host("pad", writes=[a[:0] for a in given])
+        return pad(rows)
+
+    def follow_store(layer: int) -> None:
+        kv = lane._model.cpu.kv
+        size = lane._model.pools.block_bytes
+        starts = [layer * kv.layer_bytes + int(s) // 16 * size for s in lane._cpu_slots]
+        blocks = [pool[at : at + size] for at in starts for pool in (kv.k, kv.v)]
+        row_bytes = lane._rows["qkv"][2]
+        driver.host("store", reads=[qkv[: lane._decodes * row_bytes]], writes=blocks)
+        store(layer)
+
+    def follow_attend(layer: int, arrived: int) -> None:
+        attend(layer, arrived)
+        driver.host("attend", writes=[attention[: lane._decodes * lane._rows["attention"][2]]])
+
+    lane.fill, lane.pad = follow_fill, follow_pad  # type: ignore[method-assign]
+    lane._store, lane._attend = follow_store, follow_attend  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    return Gpu(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="module")
+def alone(gpu: Gpu) -> list[tuple[int, ...]]:
+    """What the CPU's engine generates."""
+    with load(gpu.artifact.path, kv_blocks=200) as app:
+        return [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
+
+
+@pytest.mark.parametrize(
+    ("offload", "blocks", "cpu", "chunked", "eager"),
+    [
+        ("off", 200, 1, True, False),
+        ("off", 9, 1, False, True),
+        ("full", 1, 200, False, False),
+        ("full", 1, 12, True, False),
+        ("auto", 3, 12, True, True),
+        ("auto", 9, 9, False, False),
+        ("auto", 12, 60, True, False),
+    ],
+)
+def test_the_tokens_are_those_of_the_cpu(
+    gpu: Gpu,
+    alone: list[tuple[int, ...]],
+    offload: str,
+    blocks: int,
+    cpu: int,
+    chunked: bool,
+    eager: bool,
+) -> None:
+    settings = {"offload": offload, "chunked": chunked, "min_gain": 0.0, "patience": 4}
+    with gpu.load(blocks, cpu, eager=eager, **settings) as running:
+        assert running.tokens(PROMPTS) == alone
+    plans = running.plans
+    decoded = {name: any(getattr(b, name) for p in plans for b in p.batches) for name in HOMES}
+    if offload != "auto":
+        assert decoded == {"gpu_decode": offload == "off", "cpu_decode": offload == "full"}
+    if max(blocks, cpu) < 13:
+        assert any(plan.preempt for plan in plans)
+    assert running.driver.ledger.checked > 1000

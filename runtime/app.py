@@ -21,6 +21,7 @@ from typing import Self, TypeAlias
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DovetailError, RequestError, SpecError
 from dovetail.runtime.artifact import Artifact, open_artifact
+from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_encoders
@@ -52,6 +53,7 @@ def load(
     emulation: Emulation | None = None,
     settings: SchedulerSettings | None = None,
     ranks: RankOptions | None = None,
+    cuda: CudaOptions | None = None,
     check_weights: bool = False,
 ) -> App:
     """Open the artifact at `path` on this machine: what generates, and what embeds.
@@ -67,23 +69,27 @@ def load(
             app's clock shows the time that steps were to take, `kv_blocks` are the CPU's. In its
             timed mode tokens are made up and steps take that time.
         settings: how requests share the machine: `offload`, `chunked` prompts, bounds of queues
-            and waiting, kept prefixes. They stand for those of `emulation`; the CPU alone has
-            nothing to offload, and `runtime.plan.ON_CPU` is its default.
+            and waiting, kept prefixes. They stand for those of `emulation` and `cuda`; the CPU
+            alone has nothing to offload, and `runtime.plan.ON_CPU` is its default.
         ranks: how the processes of `plan` beyond this one are started and joined when each has an
             accelerator: on this machine or by Ray on several, summing through shared memory, gloo
             or NCCL.
+        cuda: an NVIDIA GPU to use beside the CPU; `kv_blocks` are the CPU's. The artifact must have
+            been compiled with `--target cuda`, and torch be installed (extra `cuda`).
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
         ArtifactError: the artifact is damaged, too new, or does not fit this machine.
         CapacityError: there is not enough memory, or threads cannot be started.
         RequestError: `threads` or `kv_blocks` is below 1.
-        SpecError: the model cannot be shared by the processes of `plan`.
+        SpecError: the model cannot be shared by the processes of `plan`, or there is no GPU.
         RankError: a process could not be started.
     """
     for name, value in (("threads", threads), ("kv_blocks", kv_blocks)):
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, not {value}")
+    if emulation is not None and cuda is not None:
+        raise RequestError("give either a GPU or one to emulate")
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     embeddings = open_encoders(artifact, hardware, plan=plan, threads=threads)
@@ -98,6 +104,9 @@ def load(
         make = partial(kind, emulation, ranks=ranks)
     elif ranks is not None:
         raise SpecError("`ranks` are for processes with accelerators; give an `emulation`, too")
+    if cuda is not None:
+        settings = settings or cuda.settings
+        make = partial(CudaEngine, replace(cuda, settings=settings))
     engine = make(
         artifact,
         part,

@@ -135,9 +135,7 @@ class CudaEngine(TwoPoolEngine):
 
         most = blocks_for(spec.max_context) + blocks_for(tape.max_tokens)
         landing = min(self.pool.n_blocks, parts.landing or most)
-        pools = DevicePools(
-            0, 0, options.machine.gpu_blocks, landing, layer_block_bytes(spec)
-        )
+        pools = DevicePools(0, 0, options.machine.gpu_blocks, landing, layer_block_bytes(spec))
         keys, values = (alloc(pools.layer_bytes * spec.n_layers) for _ in "kv")
         streams = GpuStreams(gpu)
         held.callback(streams.close)
@@ -216,7 +214,7 @@ class CudaEngine(TwoPoolEngine):
             return self.gpu.warps
         return self.model.decode.plan.threads
 
-    def _compute(self, plan: StepPlan, lanes: Sequence[CudaLane]) -> None:
+    def _compute(self, plan: StepPlan, lanes: list[CudaLane]) -> None:
         streams = self.gpu.streams
         try:
             if not self._run_graph(plan, lanes[0]):
@@ -296,7 +294,7 @@ class CudaEngine(TwoPoolEngine):
 def find_products() -> MakeProducts:
     """Return torch's products; SpecError where it is not installed."""
     try:
-        from dovetail.runtime.torch_products import TorchProducts
+        from dovetail.runtime.torch_products import TorchProducts  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise SpecError(
             f"products on a GPU need torch ({error}); pip install 'dovetail[cuda]'"

@@ -7,6 +7,7 @@ there and its attention comes back; a prompt's blocks are computed in a landing 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from dovetail.ir.tape import ArgRef, BufferRef, KvRef, Slot, Tape, WeightRef
 from dovetail.runtime.cuda import CudaModule
 from dovetail.runtime.device import Segment
 from dovetail.runtime.device_weights import DeviceWeights
-from dovetail.runtime.forward import ForwardModel, Phase, layer_block_bytes
+from dovetail.runtime.forward import ForwardModel, Phase
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.launches import LaunchTape, Products
 from dovetail.runtime.plan import Batch
@@ -39,8 +40,10 @@ CROSSING = ("qkv", "attention")
 
 @dataclass(frozen=True, slots=True)
 class DevicePools:
-    """K and V on the device, `[layer][block]` as everywhere; behind its blocks lie those in which
-    KV of the CPU's requests lands, and one that nobody reads."""
+    """K and V on the device, `[layer][block]` as everywhere.
+
+    Behind its blocks lie those in which KV of the CPU's requests lands, and one that nobody reads.
+    """
 
     keys: int
     values: int
@@ -97,7 +100,7 @@ def block_runs(left: Blocks, right: Blocks) -> Iterator[tuple[int, int, int]]:
         return
     breaks = np.flatnonzero((np.diff(left) != 1) | (np.diff(right) != 1)) + 1
     starts = [0, *breaks.tolist(), len(left)]
-    for first, last in zip(starts, starts[1:], strict=False):
+    for first, last in itertools.pairwise(starts):
         yield int(left[first]), int(right[first]), last - first
 
 
@@ -154,9 +157,7 @@ class CudaLane:
         phase = model.cpu.decode
         operands = Operands(model.cpu.weights, arena, model.cpu.kv)
         self._cpu = Phase(model.cpu.bind(own, operands, "decode", phase.plan), phase.plan)
-        self._cpu_spans = [
-            self._cpu.tape.segment(f"attn({i})") for i in range(model.spec.n_layers)
-        ]
+        self._cpu_spans = [self._cpu.tape.segment(f"attn({i})") for i in range(model.spec.n_layers)]
         self._rows = {
             name: (self._memory[1] + buffer.offset, self._cpu.tape.buffer(name), buffer.stride * 4)
             for name in CROSSING
@@ -277,7 +278,7 @@ class CudaLane:
     # ---- layers ----
 
     def bring(self, layer: int) -> bool:
-        """Copy what prompts on the CPU computed before to the landing; tell whether there is any."""
+        """Copy what prompts on the CPU computed before to the landing; tell whether they did."""
         self._model.copy_blocks(layer, *self._brought, Home.GPU)
         return len(self._brought[0]) > 0
 

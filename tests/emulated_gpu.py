@@ -55,8 +55,14 @@ int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
 int cuMemFreeHost(void* memory) { --dt_busy; free(memory); return 0; }
 int cuMemHostRegister_v2(void*, size_t, unsigned) { ++dt_busy; return 0; }
 int cuMemHostUnregister(void*) { --dt_busy; return 0; }
-int cuMemcpyHtoDAsync_v2(uint64_t to, void* from, size_t n, void*) { memcpy((void*)to, from, n); return 0; }
-int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, void*) { memcpy(to, (void*)from, n); return 0; }
+int cuMemcpyHtoDAsync_v2(uint64_t to, void* from, size_t n, void*) {
+  memcpy((void*)to, from, n);
+  return 0;
+}
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, void*) {
+  memcpy(to, (void*)from, n);
+  return 0;
+}
 static uint64_t dt_handles;
 static int dt_handle(void** handle) { ++dt_busy; *handle = (void*)++dt_handles; return 0; }
 int cuStreamCreate(void** stream, unsigned) { return dt_handle(stream); }
@@ -68,7 +74,7 @@ int cuEventSynchronize(void*) { return 0; }
 int cuEventDestroy_v2(void*) { --dt_busy; return 0; }
 int cuStreamBeginCapture_v2(void*, int) { return 801; }
 int cuStreamEndCapture(void*, void**) { return 801; }
-int cuGraphInstantiateWithFlags(void** graph, void*, unsigned long long) { return dt_handle(graph); }
+int cuGraphInstantiateWithFlags(void** graph, void*, uint64_t) { return dt_handle(graph); }
 int cuGraphDestroy(void*) { return 0; }
 int cuGraphExecDestroy(void*) { --dt_busy; return 0; }
 int cuGraphLaunch(void*, void*) { return 801; }

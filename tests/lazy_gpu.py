@@ -1,8 +1,8 @@
 """A GPU for tests that does nothing before somebody waits for it, and checks who may touch what.
 
-In: calls of the CUDA driver. Out: the same results as a GPU gives to a program that orders its work
-by streams and events; a `Race` for one that does not: each piece of work has a vector clock, and two
-that touch the same memory, one of them writing, must be ordered by more than luck.
+In: calls of the CUDA driver. Out: what a GPU gives to a program that orders its work by streams and
+events; a `Race` for one that does not: each piece of work has a vector clock, and two that touch
+the same memory, one of them writing, must be ordered by more than luck.
 """
 
 from __future__ import annotations
@@ -336,9 +336,7 @@ class HostProducts(TorchProducts):
         touch = Touch([_rows(bound.a, rows)], [_rows(bound.out, rows)])
         if bound.residual is not None:
             touch.reads.append(_rows(bound.residual, rows))
-        self._driver.give(
-            stream, Act("product", lambda: multiply(bound, rows), lambda: touch)
-        )
+        self._driver.give(stream, Act("product", lambda: multiply(bound, rows), lambda: touch))
 
 
 def _rows(tensor: torch.Tensor, rows: int) -> Range:
@@ -402,9 +400,7 @@ def _copy_rows(rows: str, x: str | None, stride: str, ids: str) -> Callable[...,
 def _rope(o: dict[str, int]) -> Touch:
     rows = [_span(o, "qkv", o["T"], o["ldq"])]
     slots = _ints(o["kv_slots"], o["T"], ctypes.c_int64)
-    stored = [
-        _block(o, pool, slot // KV_BLOCK, 4) for slot in slots for pool in ("kpool", "vpool")
-    ]
+    stored = [_block(o, pool, slot // KV_BLOCK, 4) for slot in slots for pool in ("kpool", "vpool")]
     given = [_span(o, "positions", o["T"], 1), _span(o, "kv_slots", o["T"], 1, 8)]
     return Touch([*rows, *given], [*rows, *stored])
 

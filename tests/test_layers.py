@@ -27,6 +27,7 @@ ALLOWED = {
     "dovetail.compiler.ray_jobs": {"ray"},
     "dovetail.runtime.ray_ranks": {"ray"},
     "dovetail.runtime.torch_collective": {"torch"},
+    "dovetail.runtime.torch_products": {"torch"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
     "dovetail.tiny_world.encoder": {"torch", "transformers"},
     "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},

@@ -1,6 +1,6 @@
 """The executor for a GPU gives the tokens of the CPU's, its work ordered by events alone.
 
-The GPU is emulated (`tests/lazy_gpu.py`): the generated kernels as C++, torch's products on the CPU.
+The GPU is emulated (`tests/lazy_gpu.py`): generated kernels as C++, torch's products on the CPU.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dovetail.codegen.catalog import device_kernels
 from dovetail.codegen.emit import KernelSpec
@@ -35,9 +32,13 @@ from tests.codegen.warp_host import FLAGS
 from tests.emulated_gpu import build_driver
 from tests.lazy_gpu import ClockedWorker, HostProducts, LazyDriver, Race
 from tests.models import save_model
-from tests.runtime.test_pipelined import ASKED, HOMES, PROMPTS
+from tests.runtime.test_pipelined import HOMES
+from tests.runtime.test_pipelined import PROMPTS as LONGER
 
 CUDA = DEVICE_TARGETS["cuda"]
+PROMPTS = [*LONGER[1:6], *LONGER[10:]]
+ASKED = {"max_tokens": 12, "ignore_eos": True}
+MORE = pytest.mark.long
 
 
 class Gpu:
@@ -181,13 +182,13 @@ def alone(gpu: Gpu) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("offload", "blocks", "cpu", "chunked", "eager"),
     [
-        ("off", 200, 1, True, False),
         ("off", 9, 1, False, True),
-        ("full", 1, 200, False, False),
         ("full", 1, 12, True, False),
-        ("auto", 3, 12, True, True),
         ("auto", 9, 9, False, False),
-        ("auto", 12, 60, True, False),
+        pytest.param("off", 200, 1, True, False, marks=MORE),
+        pytest.param("full", 1, 200, False, False, marks=MORE),
+        pytest.param("auto", 3, 12, True, True, marks=MORE),
+        pytest.param("auto", 12, 60, True, False, marks=MORE),
     ],
 )
 def test_the_tokens_are_those_of_the_cpu(
@@ -209,3 +210,89 @@ def test_the_tokens_are_those_of_the_cpu(
     if max(blocks, cpu) < 13:
         assert any(plan.preempt for plan in plans)
     assert running.driver.ledger.checked > 1000
+
+
+def test_swaps_both_ways_two_batches_and_graphs_are_run(
+    gpu: Gpu, alone: list[tuple[int, ...]]
+) -> None:
+    seen = dict.fromkeys(("out", "in", "two", "later", "graphs"), 0)
+    for blocks, cpu, gain in ((8, 60, 0.0), (9, 30, 9.0)):
+        with gpu.load(blocks, cpu, min_gain=gain, patience=4) as running:
+            assert running.tokens(PROMPTS) == alone
+        plans = running.plans
+        seen["out"] += sum(len(plan.swap_out) for plan in plans)
+        seen["in"] += sum(len(plan.swap_in) for plan in plans)
+        seen["two"] += sum(len(plan.batches) == 2 for plan in plans)
+        seen["later"] += sum(c.start > 0 for p in plans for b in p.batches for c in b.prefill)
+        seen["graphs"] += running.driver.counts.get("cuGraphLaunch", 0)
+    assert min(seen.values()) > 0, seen
+
+
+def test_prompts_of_the_cpu_land_in_turns_where_room_is_short(
+    gpu: Gpu, alone: list[tuple[int, ...]]
+) -> None:
+    with gpu.load(1, 60, offload="full", landing=9, chunked=False) as running:
+        rounds: list[int] = []
+        split = running.engine._rounds
+
+        def follow(plan: StepPlan) -> Any:
+            found = split(plan)
+            rounds.append(len(found))
+            return found
+
+        running.engine._rounds = follow  # type: ignore[method-assign]
+        assert running.tokens(PROMPTS, max_tokens=2) == [t[:2] for t in alone]
+    assert max(rounds) > 1
+
+
+def test_work_that_no_event_orders_is_found(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the events between streams, or without waiting for a copy, the ledger objects."""
+    settings = {"offload": "full", "chunked": False}
+    with gpu.load(1, 60, **settings) as running:
+        streams = running.engine.gpu.streams
+        monkeypatch.setattr(type(streams), "follow", lambda *_: None)
+        with pytest.raises((Race, RuntimeError, DeviceError)):
+            running.tokens(PROMPTS[:3])
+        monkeypatch.undo()
+
+
+def test_a_request_that_the_gpu_has_no_memory_for_fails_alone(
+    gpu: Gpu, alone: list[tuple[int, ...]]
+) -> None:
+    longest = max(range(len(PROMPTS)), key=lambda i: len(PROMPTS[i]))
+    with gpu.load(60, 40, min_gain=0.0, chunked=False) as running:
+
+        def refuse(rows: int) -> Exception | None:
+            total = sum(b.tokens for b in running.plans[-1].batches)
+            return CapacityError("no room") if rows == total and rows >= 100 else None
+
+        running.products.fail = refuse
+        jobs = [running.app.submit(prompt, **ASKED) for prompt in PROMPTS]
+        with pytest.raises(DeviceError, match="out of memory for a request"):
+            jobs[longest].result()
+        for i, job in enumerate(jobs):
+            if i != longest:
+                assert job.result().token_ids == alone[i]
+
+
+def test_logprobs_and_samples_are_those_of_the_cpu(gpu: Gpu) -> None:
+    asked = {"max_tokens": 4, "logprobs": 3, "temperature": 0.8, "seed": 5, "top_k": 20}
+    with load(gpu.artifact.path, kv_blocks=40) as app:
+        (want,) = app.generate([PROMPTS[3]], **asked)
+    with gpu.load(20, 20) as running:
+        (got,) = running.app.generate([PROMPTS[3]], **asked)
+    assert got.token_ids == want.token_ids
+    for mine, theirs in zip(got.logprobs, want.logprobs, strict=True):
+        assert [t for t, _ in mine.top] == [t for t, _ in theirs.top]
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_what_cannot_be_put_on_a_gpu(gpu: Gpu) -> None:
+    chosen = CudaOptions(find_machine("t4"))
+    with pytest.raises(SpecError, match="deterministic"):
+        load(gpu.artifact.path, cuda=chosen, deterministic=True)
+    with pytest.raises(ArtifactError, match="--target cuda"):
+        load(gpu.artifact.path, cuda=chosen)
+    with pytest.raises(CapacityError, match="out of memory"), gpu.load(1 << 40, 4):
+        pass
+    gc.collect()

@@ -102,7 +102,8 @@ class CudaEngine(TwoPoolEngine):
         parts = GpuParts() if parts is None else parts
         module = parts.module or device_module(artifact)
         make_products = parts.products or find_products()
-        super().__init__(artifact, part, hardware, plan=plan, **more)
+        given = {"settings": options.settings} | more
+        super().__init__(artifact, part, hardware, plan=plan, **given)
         self._held = ExitStack()
         self._held.callback(super().close)
         try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.ir.errors import DovetailError
 from dovetail.runtime.cuda import CudaDevice
 
 Bytes = npt.NDArray[np.uint8]
@@ -117,8 +118,9 @@ class GpuStreams:
 
     def close(self) -> None:
         """Give everything back, after the work that is under way."""
-        self.finish()
-        for event in self._free:
+        with suppress(DovetailError):  # work that failed has told so
+            self.finish()
+        for event in (*self._free, *self._used):
             self._driver.call("cuEventDestroy_v2", event)
         for graph in self._graphs:
             self._driver.call("cuGraphExecDestroy", graph)
@@ -128,4 +130,5 @@ class GpuStreams:
             self._driver.call("cuMemFreeHost", memory.ctypes.data)
         for stream in (self.compute, self.copy):
             self._driver.call("cuStreamDestroy_v2", stream)
-        self._free, self._graphs, self._registered, self._host = [], [], [], []
+        self._free, self._used, self._graphs = [], [], []
+        self._registered, self._host = [], []

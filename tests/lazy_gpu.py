@@ -51,9 +51,12 @@ class Ledger:
         self._written: dict[int, tuple[int, int, str]] = {}
         self._read: dict[int, dict[int, tuple[int, str]]] = {}
         self.checked = 0
+        self.off = False
 
     def note(self, actor: int, clock: Clock, touch: Touch, name: str) -> None:
         """Check an act against all before it; `clock` counts the act itself."""
+        if self.off:
+            return
         for cell in _cells(touch.writes):
             for who, (when, what) in self._read.pop(cell, {}).items():
                 self._check(clock, who, when, what, name, cell)
@@ -71,6 +74,7 @@ class Ledger:
     def _check(self, clock: Clock, who: int, when: int, what: str, name: str, cell: int) -> None:
         self.checked += 1
         if clock.get(who, 0) < when:
+            self.off = True  # what comes after the first one is not worth its report
             raise Race(f"{name} is not ordered after {what} (memory {cell * CELL:#x})")
 
 

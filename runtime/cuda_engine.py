@@ -155,7 +155,7 @@ class CudaEngine(TwoPoolEngine):
         )
         profile = options.profile or assumed_profile(options.machine, spec)
         pool = KvPool(options.machine.gpu_blocks)
-        self.schedule(pool, TablePredictor(profile), self.device.now, options.settings)
+        self._schedule(pool, TablePredictor(profile), self.device.now, options.settings)
         rows = self.scheduler.limits.max_step_sequences
         self.lanes = []
         for _ in range(2):

@@ -26,6 +26,7 @@ from dovetail.runtime.device_weights import DeviceWeights
 from dovetail.runtime.forward import ForwardModel, Phase
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.launches import LaunchTape, Products
+from dovetail.runtime.orders import LaneSizes
 from dovetail.runtime.plan import Batch
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.sampling import draw_uniform
@@ -193,7 +194,7 @@ class CudaLane:
             assert home is not None
             return pools[home].table(number)
 
-        shape = self.buffers.fill(batch, requests, table)
+        shape = self._shape = self.buffers.fill(batch, requests, table)
         self.buffers.sample_args(shape, draw_uniform)
         self._land_prompts(batch, requests)
         count = len(batch.cpu_decode)
@@ -227,19 +228,17 @@ class CudaLane:
             for blocks in (brought, sent)
         )
 
-    def set_args(
-        self, batch: Batch, shape: StepShape, splits: Mapping[Home, int], *, prefill: bool
-    ) -> None:
+    def set_args(self, sizes: LaneSizes) -> None:
         """Say how the filled batch runs, and give its arguments to the device."""
-        self._shape, self._decodes = shape, len(batch.cpu_decode)
-        first = shape.n_prefill + len(batch.gpu_decode)
-        gpu = self.buffers.forward_args(shape, splits[Home.GPU])
+        self._decodes = sizes.cpu_decode
+        first = sizes.n_prefill + sizes.gpu_decode
+        gpu = self.buffers.forward_args(self._shape, sizes.gpu_splits)
         arrays = self.buffers.arrays
         tails = {n: int(arrays[n][first:].ctypes.data) for n in ("seq_lengths", "block_tables")}
         starts = {"seq_starts": int(self._no_rows.ctypes.data)}
-        counts = {"n_prefill": 0, "n_decode": self._decodes, "kv_splits": splits[Home.CPU]}
+        counts = {"n_prefill": 0, "n_decode": self._decodes, "kv_splits": sizes.cpu_splits}
         self._cpu_args = gpu | tails | starts | counts
-        self.args = gpu | {"n_decode": len(batch.gpu_decode), "n_rows": len(shape.outputs)}
+        self.args = gpu | {"n_decode": sizes.gpu_decode, "n_rows": sizes.n_out}
         self._upload()
 
     def pad(self, rows: int) -> StepShape:

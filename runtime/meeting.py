@@ -108,6 +108,12 @@ class _TorchMeeting:
         """The store ends with the collective."""
 
 
+def prepare_backend(backend: str) -> None:
+    """Load what `join_meeting` will need; RankError where it is not installed."""
+    if backend != "shared":
+        _load_torch()
+
+
 def join_meeting(
     told: Meet, library: KernelLibrary, plan: RankPlan, parent: socket.socket, fd: int
 ) -> Collective:

@@ -24,6 +24,7 @@ class PairSetup(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     plan: RankPlan
     device: str
+    backend: str
     gpu_blocks: int
     sequences: int
     lanes: int

@@ -18,7 +18,7 @@ from dovetail.runtime.device import Device
 from dovetail.runtime.forward import ForwardModel
 from dovetail.runtime.group_device import GroupDevice
 from dovetail.runtime.library import KernelLibrary
-from dovetail.runtime.meeting import Meet, join_meeting
+from dovetail.runtime.meeting import Meet, join_meeting, prepare_backend
 from dovetail.runtime.orders import Hello, PairSetup, StepOrder
 from dovetail.runtime.pair_group import MEMORY, PARENT, RANK, TOKEN, keep_alive
 from dovetail.runtime.pipelined import Pair
@@ -34,6 +34,7 @@ class PairWorker:
 
     def __init__(self, setup: PairSetup) -> None:
         """Open the artifact; raises as a load does."""
+        prepare_backend(setup.backend)  # so that the ranks then meet at once
         artifact = open_artifact(setup.artifact, read_hardware())
         if setup.fingerprint != fingerprint(artifact.manifest):
             raise ArtifactError(f"{setup.artifact} has changed since it was loaded; load it again")

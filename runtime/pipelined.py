@@ -374,6 +374,7 @@ class PipelinedEngine(TwoPoolEngine):
                 fingerprint=setup.fingerprint,
                 plan=setup.plan,
                 device=self.device_type.name,
+                backend=self._options.backend,
                 gpu_blocks=self._gpu_blocks,
                 sequences=setup.max_sequences,
                 lanes=setup.lanes,

@@ -36,7 +36,7 @@ STEP_ARGS = ("n_tokens", "n_prefill", "n_decode", "n_out", "kv_splits")
 """The arguments of a forward step that change, in the order of a message; then the phase."""
 STEP = struct.Struct(f"<{len(STEP_ARGS) + 1}q")
 LENGTH = struct.Struct("<q")
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 MAX_MESSAGE = 1 << 24
 
 log = logging.getLogger("dovetail")

@@ -11,6 +11,7 @@ import runpy
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -102,5 +103,7 @@ class RayMember:
 @ray.remote(max_calls=1)
 def _run_rank(module: str, words: dict[str, str]) -> None:
     """Be a rank, in a process that ends with it."""
+    with suppress(PermissionError):  # Ray makes its workers nice, but all ranks wait for the last
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     os.environ.update(words)
     runpy.run_module(module, run_name="__main__")

@@ -11,7 +11,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,23 +109,20 @@ def _profile(path: Path) -> ProfileFile:
     with load(path, threads=THREADS, kv_blocks=CPU_BLOCKS) as app:
         key = profile_key(app.artifact, app.engine, read_hardware())
         found = measure_profile(app.engine, key, PROFILE_SECONDS, ("cpu_decode",))
-    row = CostRow(at=(), seconds=_measure_launch(), origin="measured")
+    row = CostRow(at=(), seconds=_measure_launch(path), origin="measured")
     return msgspec.structs.replace(found, tables={**found.tables, "launch": (row,)})
 
 
-def _measure_launch() -> float:
-    """Return the seconds from the end of a wait on another thread to a result on this one."""
-
-    def late() -> float:
-        start = time.perf_counter()
-        time.sleep(1e-3)
-        return start + 1e-3
-
-    with ThreadPoolExecutor(1) as worker:
-        times = []
+def _measure_launch(path: Path) -> float:
+    """Return the seconds by which attention begins late, behind the accelerator's work."""
+    made = Emulation(find_machine(MACHINE), timed=True)
+    with load(path, threads=THREADS, kv_blocks=1, emulation=made) as app:
+        assert isinstance(app.engine, TimedEngine)
+        device, times = app.engine.accelerator, []
         for _ in range(LAUNCHES):
-            due = worker.submit(late).result()
-            times.append(time.perf_counter() - due)
+            due = device.queue(1e-3)[1]
+            device.wait(device.event())
+            times.append(device.now() - due)
     return statistics.median(times)
 
 
@@ -152,6 +148,7 @@ def _run(
         host = time.thread_time() - host
     row = {"group": GROUP, "machine": MACHINE, "policy": policy, "requests": count}
     row |= {"rate": count / region.seconds, "others": region.others}
+    host -= sum(step.attending for step, _ in seen)
     return row | {"host_fraction": host / region.seconds} | judge_steps(seen)
 
 

@@ -72,7 +72,7 @@ class EmulatedDevice:
         """`spec`: the loaded model; SpecError where it has not the KV of the one to emulate."""
         self._host, self._seconds = host, 0.0
         self.predictor = emulation.tables(spec)
-        self.truth = Truth(self.predictor, emulation.emulated_model(spec))
+        self.truth = Truth(self.predictor, emulation.emulated_model(spec), launch=True)
 
     def alloc(self, nbytes: int) -> Bytes:
         """Return zeroed bytes that stand for the accelerator's memory."""

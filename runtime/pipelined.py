@@ -128,6 +128,7 @@ class Lane:
         self._brought = _stored_before(batch.prefill, requests, pools[Home.CPU])
         slots = arrays["kv_slots"][: shape.n_tokens] - self._link.landing * KV_BLOCK
         self._sent = slots[slots >= 0]
+        self._appended = slots[shape.n_tokens - len(batch.cpu_decode) :]
         return shape
 
     def set_args(self, sizes: LaneSizes) -> None:
@@ -174,6 +175,10 @@ class Lane:
         self._link.bring(layer, self._brought)
         self._run(Home.GPU, self._between[layer])
         self._link.send(layer, self._sent)
+
+    def append(self, layer: int) -> None:
+        """Store the keys and values of the CPU's decodes alone, from where they landed."""
+        self._link.send(layer, self._appended)
 
     def attend(self, layer: int) -> None:
         """Run the attention of a layer, each sequence where its KV is; prompts on the GPU."""

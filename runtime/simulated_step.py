@@ -88,14 +88,16 @@ class Truth:
         *,
         noise: float = 0.0,
         hidden: bool = False,
+        launch: bool = False,
         seed: int = 0,
     ) -> None:
         """Noise: largest relative error of each part of each step, up or down, all equally likely.
 
-        hidden: also count what the tables of a scheduler do not say: starting stages of the CPU,
-        copies of q, k, v and of results beside those of KV, the logits.
+        launch: count starting the CPU's part of a stage. hidden: count that, and what no table of a
+        scheduler says: copies of q, k, v and of results beside those of KV, the logits.
         """
         self.tables, self.spec, self.noise, self.hidden = tables, spec, noise, hidden
+        self._launch = tables.launch().seconds if launch or hidden else 0.0
         self._random = random.Random(seed)
         size = DTYPES[spec.kv_dtype].size
         rows = spec.qkv_size + spec.n_heads * spec.head_dim
@@ -132,10 +134,12 @@ class Truth:
 
     def _on_cpu(self, parts: _Parts, share: float) -> float:
         """Return the CPU's part of a stage; KV is on the link for `share` of the time."""
-        if not self.hidden or not parts.sequences:
-            return parts.decode
+        if not parts.sequences:
+            return 0.0
+        if not self.hidden:
+            return parts.decode + self._launch
         rows = self.tables.swap(parts.sequences * self._row_bytes).seconds
-        return parts.decode + self.tables.launch().seconds + rows * (1 + share)
+        return parts.decode + self._launch + rows * (1 + share)
 
     def _measure(self, batch: Batch, requests: Mapping[int, Request]) -> _Parts:
         tables, noisy = self.tables, self._disturb

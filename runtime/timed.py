@@ -6,11 +6,14 @@ seconds on the accelerator, and decode attention by the generated kernels beside
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
@@ -29,6 +32,9 @@ COMPUTE, OUT, IN = range(3)
 TRACKS = ("accelerator", "link out", "link in")
 """Rows of a recording, by stream."""
 CPU_TRACK = "CPU attention"
+PR_SET_TIMERSLACK = 29
+"""Of `prctl`: how late the system may end a thread's sleeps, in nanoseconds."""
+_punctual = threading.local()
 
 Span = tuple[float, float]
 """Start and end in seconds of the device's clock."""
@@ -58,6 +64,7 @@ class TimedDevice(EmulatedDevice):
 
     def wait(self, event: Event) -> None:
         """Sleep until `event` is reached; the system's clock wakes us, nothing spins."""
+        _wake_punctually()
         while (left := event.seconds - self.now()) > 0:
             time.sleep(left)
 
@@ -66,16 +73,32 @@ class TimedDevice(EmulatedDevice):
         return self._host.now()
 
 
+@functools.cache
+def _find_prctl() -> Callable[..., int] | None:
+    found = getattr(ctypes.CDLL(None), "prctl", None)
+    return cast("Callable[..., int] | None", found)
+
+
+def _wake_punctually() -> None:
+    """Let this thread sleep to the nanosecond: the system may else wake it 50 us late (Linux)."""
+    prctl = _find_prctl()
+    if prctl is not None and not getattr(_punctual, "set", False):
+        prctl(PR_SET_TIMERSLACK, 1)
+        _punctual.set = True
+
+
 @dataclass(frozen=True, slots=True)
 class TimedStep:
     """A step, what the tables say of it, and what it was: `seconds` of the wall clock.
 
     measured: as `told`, with the seconds that the CPU's attention of a layer took on average.
+    attending: seconds in which this thread ran that attention.
     """
 
     plan: StepPlan
     told: StepTime
     measured: StepTime
+    attending: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -83,11 +106,20 @@ class TimedStep:
         return self.measured.seconds
 
 
+@dataclass(slots=True)
+class _Attended:
+    """Seconds of attention for each batch, and those of them in which the thread was running."""
+
+    seconds: list[float]
+    running: float = 0.0
+
+
 class TimedEngine(PipelinedEngine):
     """Takes the time of an accelerator and a CPU together; `last_step` is what was run last.
 
-    The CPU's KV pool has the loaded model's size and is read by its kernels on a thread of their
-    own; nothing is ever stored in it. Prompts, products and moves are time only.
+    The CPU's KV pool has the loaded model's size; its kernels read it, and new keys and values of
+    decodes are stored in it. Prompts, products and moves are time only. As queued work goes on by
+    itself, one thread queues what comes next and then attends.
     """
 
     device_type: ClassVar[type[EmulatedDevice]] = TimedDevice
@@ -107,15 +139,9 @@ class TimedEngine(PipelinedEngine):
         super().__init__(emulation, artifact, part, hardware, **options)
         self._script = emulation.script
         self._share = _share_before_attention(emulation.emulated_model(self.spec))
-        self._worker = ThreadPoolExecutor(1, "cpu-attention")
         self.last_step: TimedStep | None = None
         for pool in (self.model.kv.k, self.model.kv.v):
             pool[::PAGE] = 0  # untouched memory is one page of zeros, read from a cache
-
-    def close(self) -> None:
-        """End the threads."""
-        self._worker.shutdown()
-        super().close()
 
     def _compute(self, plan: StepPlan, lanes: list[Lane]) -> None:
         device = self.accelerator
@@ -127,47 +153,40 @@ class TimedEngine(PipelinedEngine):
         for stream in (COMPUTE, OUT, IN):
             device.wait(device.event(stream))
         # The CPU attends for batch 1 in the first stage of a layer, for batch 0 in the second
-        cpu = [sum(end - begin for begin, end in spans) / told.layers for spans in attended]
+        cpu = [seconds / told.layers for seconds in attended.seconds]
         first, second = told.stages
         stages = Stage(first.gpu, cpu[1]), Stage(second.gpu, cpu[0])
         measured = replace(told, seconds=device.now() - start, stages=stages)
-        self.last_step = TimedStep(plan, told, measured)
+        self.last_step = TimedStep(plan, told, measured, attended.running)
 
-    def _run_rounds(
-        self, plan: StepPlan, lanes: list[Lane], told: StepTime
-    ) -> tuple[list[Span], list[Span]]:
+    def _run_rounds(self, plan: StepPlan, lanes: list[Lane], told: StepTime) -> _Attended:
         """Queue the layers of both batches in turns, each behind its attention on the CPU.
 
-        Returns when the CPU attended, for each batch.
+        The attention of a batch begins when both what makes its queries has been queued, and the
+        other batch's work, so that the accelerator goes on meanwhile.
         """
-        device = self.accelerator
-        pending: dict[int, Future[Span]] = {}
-        attended: tuple[list[Span], list[Span]] = ([], [])
-
-        def collect(index: int) -> None:
-            if index in pending:
-                span = pending.pop(index).result()
-                attended[index].append(span)
-                self._draw(CPU_TRACK, f"attention of batch {index}", span)
-
-        try:
-            for layer, index, seconds in _plan_rounds(told, self._share):
-                collect(index)
-                self._queue(_NAMES[index], seconds, COMPUTE)
-                if layer < told.layers and index < len(lanes) and plan.batches[index].cpu_decode:
-                    task = (lanes[index], layer, device.event(COMPUTE))
-                    pending[index] = self._worker.submit(self._attend, *task)
-        finally:
-            wait(pending.values())  # a step that failed leaves no reader of its arguments behind
+        attended, pending = _Attended([0.0, 0.0]), deque[tuple[int, int, Event]]()
+        for layer, index, seconds in _plan_rounds(told, self._share):
+            while any(task[0] == index for task in pending):
+                self._attend(lanes, *pending.popleft(), attended)
+            self._queue(_NAMES[index], seconds, COMPUTE)
+            if layer < told.layers and index < len(lanes) and plan.batches[index].cpu_decode:
+                pending.append((index, layer, self.accelerator.event(COMPUTE)))
         return attended
 
-    def _attend(self, lane: Lane, layer: int, ready: Event) -> Span:
-        """Attend on the CPU once the accelerator has made the queries; return when that was."""
-        device = self.accelerator
+    def _attend(
+        self, lanes: list[Lane], index: int, layer: int, ready: Event, attended: _Attended
+    ) -> None:
+        """Attend on the CPU once the accelerator has made queries, keys and values."""
+        device, lane = self.accelerator, lanes[index]
         device.wait(ready)
-        start = device.now()
+        start, running = device.now(), time.thread_time()
+        lane.append(layer)
         lane.attend_on(Home.CPU, layer)
-        return start, device.now()
+        attended.running += time.thread_time() - running
+        span = start, device.now()
+        attended.seconds[index] += span[1] - span[0]
+        self._draw(CPU_TRACK, f"attention of batch {index}", span)
 
     def _queue(self, name: str, seconds: float, stream: int) -> None:
         if seconds > 0:

@@ -118,12 +118,18 @@ def test_answers_follow_the_script_until_an_end_token(artifact: Path) -> None:
 
 
 def test_attention_really_reads_the_pool_of_the_cpu(artifact: Path) -> None:
-    """Values that are put into the pool come out of the attention's buffer."""
+    """Values that are put into the pool come out of the attention's buffer.
+
+    New ones are stored beside them from where the accelerator lands them.
+    """
     made = replace(emulation(), settings=SchedulerSettings(offload="full"))
     with load(artifact, threads=1, kv_blocks=80, emulation=made) as app:
         engine = app.engine
         assert isinstance(engine, TimedEngine)
         engine.model.kv.v.view(np.float32)[:] = 0.25
+        engine.model.kv.k.view(np.float32)[:] = 0.0
+        for landed in (engine.link.gpu.k, engine.link.gpu.v):
+            landed.view(np.float32)[:] = 0.25
         engine.submit(PROMPTS[0], PARAMS)
         while engine.scheduler.busy:
             engine.step()
@@ -132,7 +138,10 @@ def test_attention_really_reads_the_pool_of_the_cpu(artifact: Path) -> None:
             for lane in engine.lanes
             for home in engine.scheduler.homes
         ]
+        stored = int((engine.model.kv.k.view(np.float32) == 0.25).sum())
+        values = engine.spec.n_kv_heads * engine.spec.head_dim * LAYERS
     assert any(np.isclose(arena.view(np.float32), 0.25).sum() >= 64 for arena in arenas)
+    assert stored == (PARAMS.max_tokens - 1) * values  # the last token is never stored
 
 
 def test_a_failed_kernel_ends_its_requests_only(artifact: Path) -> None:

@@ -61,11 +61,13 @@ class NeoScheduler(Scheduler):
         self._serve_overdue(draft)
         self.take_decodes(draft, Home.GPU)
         behind = not draft.short and self._swap_in(draft)
+        kept = self._keep_rows(draft)
         self.continue_prefills(draft)
         if draft.empty or not (draft.short or behind):
             if self.settings.offload == "auto":
                 self.admit(draft, Home.GPU)
             self._admit_to_cpu(draft)
+        draft.tokens += kept
         return self._choose(draft)
 
     # ---- who lives where ----
@@ -175,6 +177,16 @@ class NeoScheduler(Scheduler):
             if late.home is Home.CPU and self.make_room(draft, late):
                 self.pools[Home.CPU].grow(late.id, len(late.tokens))
                 self.serve(draft, late)
+
+    def _keep_rows(self, draft: Draft) -> int:
+        """Keep prompts from taking the rows that the CPU's decodes need; at most half of them.
+
+        Without a row no decode is hidden, however long the prompts occupy the accelerator.
+        """
+        decoding = sum(r.decoding for r in self.running[Home.CPU])
+        kept = min(decoding - len(draft.decodes[Home.CPU]), draft.tokens // 2)
+        draft.tokens -= kept
+        return kept
 
     # ---- which CPU requests decode, and in which batch ----
 

@@ -64,7 +64,7 @@ class NeoScheduler(Scheduler):
         kept = self._keep_rows(draft)
         self.continue_prefills(draft)
         if draft.empty or not (draft.short or behind):
-            if self.settings.offload == "auto":
+            if self.settings.offload == "auto" and not self._spares_gpu():
                 self.admit(draft, Home.GPU)
             self._admit_to_cpu(draft)
         draft.tokens += kept
@@ -115,6 +115,13 @@ class NeoScheduler(Scheduler):
         """Whether requests that fit the GPU should go to the CPU all the same."""
         return self.settings.offload == "full" or self._offloading
 
+    def _spares_gpu(self) -> bool:
+        """Tell whether the next request should not decode on the GPU; the CPU must hold it all."""
+        if not self._at_once or not self.verdict.cpu_only:
+            return False
+        most = max((r.prompt_length + r.max_tokens for r in self.waiting[:1]), default=0)
+        return blocks_for(most) <= self.pools[Home.CPU].n_blocks
+
     def _belongs_to_cpu(self, request: Request) -> bool:
         """Tell whether the CPU should take one more request, this one."""
         if blocks_for(len(request.tokens)) > self.pools[Home.GPU].n_blocks:
@@ -141,7 +148,7 @@ class NeoScheduler(Scheduler):
 
         Space that waiting prompts can take is not ample as long as offloading pays.
         """
-        if self.settings.offload == "full" or (self.pays and self.waiting):
+        if self.settings.offload == "full" or (self.pays and self.waiting) or self._spares_gpu():
             return False
         pool = self.pools[Home.GPU]
         limit = round(self.settings.swap_in_share * pool.n_blocks)

@@ -62,7 +62,7 @@ def test_both_inequalities_and_the_greedy_choice_on_random_queues_and_times(seed
             hidden += bool(not plan.forced and any(b.cpu_decode for b in plan.batches))
             beyond += bool(plan.forced)
             report(scheduler, plan)
-    assert hidden > plans / 10 and beyond  # both kinds have been seen
+    assert hidden > plans / 20 and beyond  # both kinds have been seen
 
 
 def serve(scheduler: NeoScheduler, steps: int = 100_000) -> tuple[float, list[StepPlan]]:

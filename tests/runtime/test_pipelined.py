@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import DeviceError, SpecError
+from dovetail.runtime import neo
 from dovetail.runtime.app import App, load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
@@ -24,6 +25,7 @@ from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
 from dovetail.runtime.request import Request, SamplingParams
 from dovetail.runtime.scheduler import Draft
+from dovetail.runtime.steady import OffloadVerdict
 from dovetail.runtime.step import StepBuffers, StepShape
 from tests.models import save_model
 
@@ -116,8 +118,10 @@ def test_the_tokens_are_those_of_one_device(
 
 
 def test_swaps_both_ways_and_two_batches_are_run(
-    artifact: Path, alone: list[tuple[int, ...]]
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pays = OffloadVerdict(2.0, len(PROMPTS), 2.0)  # as with a long queue: not all start at once
+    monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     seen = {"out": 0, "in": 0, "two": 0, "later": 0}
     for gpu, cpu, gain in ((8, 60, 0.0), (9, 30, 9.0), (12, 40, 0.0), (6, 12, 9.0)):
         with emulate(artifact, gpu, cpu, min_gain=gain, patience=4) as (app, plans):

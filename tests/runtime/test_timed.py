@@ -15,6 +15,7 @@ from msgspec import structs
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import DeviceError, SpecError
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
+from dovetail.runtime import neo
 from dovetail.runtime.app import load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
@@ -22,6 +23,7 @@ from dovetail.runtime.machines import find_machine
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import SamplingParams
 from dovetail.runtime.simulated_step import Stage, StepTime
+from dovetail.runtime.steady import OffloadVerdict
 from dovetail.runtime.timed import TimedEngine, TimedStep, _plan_rounds
 from dovetail.runtime.timeline import check_timeline
 from dovetail.topology.parameters import Figure
@@ -73,8 +75,10 @@ def test_steps_take_at_least_what_the_accelerator_is_busy(artifact: Path) -> Non
 
 
 def test_the_timeline_shows_the_order_of_the_pipeline_and_its_overlap(
-    artifact: Path, tmp_path: Path
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pays = OffloadVerdict(2.0, len(PROMPTS), 2.0)  # as with a long queue: not all start at once
+    monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     out = tmp_path / "t.json"
     options = {"max_tokens": 20, "ignore_eos": True}
     with load(artifact, threads=1, kv_blocks=80, emulation=emulation()) as app, app.record(out):

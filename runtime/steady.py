@@ -131,7 +131,13 @@ class _Steady:
         if not self.on_gpu + beside:
             return 0.0
         most = max(1, self.limits.max_step_tokens // self.prompt)
-        chunks = min(most, max(1, round((self.on_gpu + beside) * self.parts / self.answer)))
+        ideal = (self.on_gpu + beside) * self.parts / self.answer
+        # Steps of either whole number are made: rounding alone would tell a gain where it jumps
+        counts = {min(most, max(1, n)) for n in (math.floor(ideal), math.ceil(ideal))}
+        return max(self._rate_of(chunks, beside, between) for chunks in counts)
+
+    def _rate_of(self, chunks: int, beside: int, between: int) -> float:
+        """Return the same with so many chunks in each step that has any."""
         prompts = chunks / self.parts
         needed = max(0.0, prompts * self.answer - self.on_gpu - beside)
         others = self.on_gpu + between

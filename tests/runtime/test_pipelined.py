@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from dovetail.runtime.app import App, load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.machines import find_machine
+from dovetail.runtime.memory import allocate
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
@@ -226,8 +227,19 @@ def test_recordings_show_emulated_time(artifact: Path, tmp_path: Path) -> None:
     assert sum(event["ph"] == "s" for event in events) == 4
 
 
+def break_kernel() -> None:
+    raise DeviceError("broken")
+
+
+def take_all_memory() -> None:
+    allocate(1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [(break_kernel, "broken"), (take_all_memory, "memory ran out")]
+)
 def test_a_failed_step_ends_its_requests_and_those_it_moved(
-    artifact: Path, alone: list[tuple[int, ...]]
+    artifact: Path, alone: list[tuple[int, ...]], fault: Callable[[], None], words: str
 ) -> None:
     with emulate(artifact, 9, 30) as (app, _):
         device = app.engine.device
@@ -236,7 +248,7 @@ def test_a_failed_step_ends_its_requests_and_those_it_moved(
         def fail_once(segment: Segment, stream: int = 0) -> None:
             left[0] -= 1
             if left[0] == 0:
-                raise DeviceError("broken")
+                fault()
             run(segment, stream)
 
         device.run = fail_once  # type: ignore[method-assign]
@@ -245,7 +257,8 @@ def test_a_failed_step_ends_its_requests_and_those_it_moved(
         for job, tokens in zip(jobs, alone, strict=True):
             try:
                 results.append(job.result().token_ids == tokens)
-            except DeviceError:
+            except DeviceError as error:
+                assert words in str(error)
                 results.append(None)
         assert None in results and False not in results and True in results
 

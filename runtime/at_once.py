@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.runtime.pipeline import NO_TIME, LayerTimes, Pipeline
-from dovetail.runtime.plan import Limits, PrefillChunk
+from dovetail.runtime.pipeline import MeanStep
+from dovetail.runtime.plan import Limits
 
 AGES = 16
 """Groups of about equal age that the requests which run already are taken for."""
@@ -31,12 +31,9 @@ class _Group:
 class AtOnce:
     """Plays a queue forward: prompts fill the steps, and every request decodes in every step."""
 
-    def __init__(
-        self, limits: Limits, times: LayerTimes, *, prompt: int, stored: int, on_gpu: int
-    ) -> None:
-        """prompt, stored: tokens of a chunk and of a request; on_gpu: requests the GPU holds."""
-        self.limits, self.times = limits, times
-        self.prompt, self.stored, self.on_gpu = prompt, stored, on_gpu
+    def __init__(self, limits: Limits, step: MeanStep, on_gpu: int) -> None:
+        """on_gpu: requests the GPU holds at most."""
+        self.limits, self.step, self.on_gpu = limits, step, on_gpu
 
     def finish(
         self, waiting: int, left: Sequence[int], parts: float, answer: float, most: int
@@ -50,42 +47,19 @@ class AtOnce:
         size = max(1, math.ceil(len(left) / AGES))
         ages = [sorted(left)[i : i + size] for i in range(0, len(left), size)]
         groups = [_Group(len(age), round(statistics.fmean(age))) for age in ages]
-        stride = max(1, chunks * self.prompt // self.limits.max_step_tokens // MOST_STEPS)
+        stride = max(1, chunks * self.step.prompt // self.limits.max_step_tokens // MOST_STEPS)
         while chunks or groups:
             running = round(sum(group.count for group in groups))
-            room = (self.limits.max_step_tokens - running) // self.prompt
+            room = (self.limits.max_step_tokens - running) // self.step.prompt
             room = min(room, math.floor((most - running) * parts))
             taken = min(chunks, max(room, 0 if running else 1))
             steps = min((g.left for g in groups), default=1 if taken else 0)
             if taken:
                 steps = max(1, min(stride, steps, chunks // taken))
-            seconds += steps * self._seconds(running, taken)
+            on_gpu = min(running, self.on_gpu)
+            seconds += steps * self.step.seconds(on_gpu, running - on_gpu, taken)
             groups = [_Group(g.count, g.left - steps) for g in groups if g.left > steps]
             if taken and length > 1:
                 groups.append(_Group(taken * steps / parts, length - 1))
             chunks -= taken * steps
         return seconds
-
-    def _seconds(self, running: int, chunks: int) -> float:
-        """Return the time of a layer in which all `running` decode beside so many chunks."""
-        work = [PrefillChunk(0, 0, self.prompt)] * chunks
-        on_gpu = min(running, self.on_gpu)
-        on_cpu = running - on_gpu
-        ways = {on_cpu, self._balance(on_gpu, on_cpu, work)}
-        return min(self._split(on_gpu, on_cpu, first, work) for first in ways)
-
-    def _pipeline(self, on_gpu: int, work: list[PrefillChunk]) -> Pipeline:
-        return Pipeline(self.times, work, [self.stored] * on_gpu)
-
-    def _split(self, on_gpu: int, on_cpu: int, first: int, work: list[PrefillChunk]) -> float:
-        pipeline = self._pipeline(on_gpu, work)
-        pipeline.add(0, first * self.stored, first)
-        pipeline.add(1, (on_cpu - first) * self.stored, on_cpu - first)
-        return pipeline.layer_seconds
-
-    def _balance(self, on_gpu: int, on_cpu: int, work: list[PrefillChunk]) -> int:
-        """Return how many CPU decodes go to batch 0, by the time each batch can hide."""
-        pipeline = self._pipeline(on_gpu, work)
-        pipeline.add(1, 0, 1)
-        hides = (pipeline.gpu(0), pipeline.gpu(1))
-        return round(on_cpu * hides[0] / max(sum(hides), NO_TIME))

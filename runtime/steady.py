@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.at_once import AtOnce
 from dovetail.runtime.kv_pool import blocks_for
-from dovetail.runtime.pipeline import NO_TIME, LayerTimes, Pipeline
-from dovetail.runtime.plan import Limits, PrefillChunk
+from dovetail.runtime.pipeline import NO_TIME, LayerTimes, MeanStep
+from dovetail.runtime.plan import Limits
 from dovetail.runtime.predictor import Predictor
 
 GROWTH = 1.25
@@ -117,11 +117,11 @@ class _Steady:
         self, demand: Demand, limits: Limits, times: LayerTimes, stored: int, on_gpu: int
     ) -> None:
         self.demand, self.limits, self.times = demand, limits, times
-        self.stored, self.on_gpu = stored, on_gpu
+        self.on_gpu = on_gpu
         self.answer = max(1.0, demand.answer)
         self.prompt = max(1, min(round(demand.prompt), limits.max_step_tokens))
         self.parts = max(1.0, demand.prompt / self.prompt)  # chunks of a prompt
-        self._known: dict[tuple[int, int], float] = {}
+        self.step = MeanStep(times, self.prompt, stored)
 
     def rate(self, beside: int, between: int) -> float:
         """Return prompts served per second of a layer.
@@ -168,9 +168,7 @@ class _Steady:
     def finish_at_once(self, most: int, on_gpu: int | None = None) -> float:
         """Return the same, played forward: `most` run at once, and all of them in every step."""
         demand, on_gpu = self.demand, self.on_gpu if on_gpu is None else on_gpu
-        played = AtOnce(
-            self.limits, self.times, prompt=self.prompt, stored=self.stored, on_gpu=on_gpu
-        )
+        played = AtOnce(self.limits, self.step, on_gpu)
         waiting = demand.requests - demand.started
         return played.finish(waiting, demand.left, self.parts, self.answer, most)
 
@@ -192,26 +190,7 @@ class _Steady:
 
     def _seconds(self, on_cpu: int, chunks: int) -> float:
         """Return the time of a layer with `chunks` of prompts, decodes split the best way."""
-        found = self._known.get((on_cpu, chunks))
-        if found is None:
-            work = [PrefillChunk(0, 0, self.prompt)] * chunks
-            firsts = {on_cpu, self._balance(on_cpu, work)}
-            found = min(self._split(on_cpu, first, work) for first in firsts)
-            self._known[on_cpu, chunks] = found
-        return found
-
-    def _split(self, on_cpu: int, first: int, work: list[PrefillChunk]) -> float:
-        pipeline = Pipeline(self.times, work, [self.stored] * self.on_gpu)
-        pipeline.add(0, first * self.stored, first)
-        pipeline.add(1, (on_cpu - first) * self.stored, on_cpu - first)
-        return pipeline.layer_seconds
-
-    def _balance(self, on_cpu: int, work: list[PrefillChunk]) -> int:
-        """Return how many CPU decodes go to batch 0, by the time each batch can hide."""
-        pipeline = Pipeline(self.times, work, [self.stored] * self.on_gpu)
-        pipeline.add(1, 0, 1)
-        hides = (pipeline.gpu(0), pipeline.gpu(1))
-        return round(on_cpu * hides[0] / max(sum(hides), NO_TIME))
+        return self.step.seconds(self.on_gpu, on_cpu, chunks)
 
     def _link(self, prompts: float) -> float:
         """Return the time of a layer that KV of prompts bound for the CPU takes on its way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.runtime.at_once import AtOnce
-from dovetail.runtime.pipeline import LayerTimes
+from dovetail.runtime.pipeline import LayerTimes, MeanStep
 from dovetail.runtime.plan import Limits
 from dovetail.runtime.predictor import Estimate, ZeroPredictor
 from dovetail.runtime.scenario import make_scenario, synthesize
@@ -23,7 +23,7 @@ class Made(ZeroPredictor):
 
 def play(on_gpu: int, step_tokens: int = 100) -> AtOnce:
     limits = Limits(step_tokens, 64, 4096, 100)
-    return AtOnce(limits, LayerTimes(Made()), prompt=10, stored=12, on_gpu=on_gpu)
+    return AtOnce(limits, MeanStep(LayerTimes(Made()), prompt=10, stored=12), on_gpu)
 
 
 def test_prompts_come_first_and_then_a_step_for_each_token_of_the_last() -> None:
@@ -45,13 +45,13 @@ def test_who_is_not_on_the_accelerator_decodes_on_the_cpu() -> None:
 
 def test_a_long_queue_is_played_in_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
-    seconds = AtOnce._seconds
+    seconds = MeanStep.seconds
 
-    def follow(player: AtOnce, running: int, chunks: int) -> float:
-        asked.append((running, chunks))
-        return seconds(player, running, chunks)
+    def follow(step: MeanStep, on_gpu: int, on_cpu: int, chunks: int) -> float:
+        asked.append((on_gpu + on_cpu, chunks))
+        return seconds(step, on_gpu, on_cpu, chunks)
 
-    monkeypatch.setattr(AtOnce, "_seconds", follow)
+    monkeypatch.setattr(MeanStep, "seconds", follow)
     found = play(10**6, 2000).finish(40_000, (), 1.0, 50.0, 10**6)
     assert len(asked) < 500
     assert found == pytest.approx(40_000 * (10 + 49) * 2, rel=0.1)

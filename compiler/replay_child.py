@@ -28,6 +28,9 @@ from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import Request, SamplingParams, State
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
+SETTINGS = SchedulerSettings(offload="off")
+"""Prompts in as few steps as they fit, so that plans are compared over the same steps."""
+
 
 def replay(job: ReplayJob) -> ReplayTimes:
     """Run a job; the first round warms up and counts only where it is the only one."""
@@ -60,8 +63,7 @@ def _open(
     room = _room(job, part.file.max_step_tokens)
     blocks = sum(blocks_for(n + room) for n in job.prompts)
     blocks += max(job.batches) * (blocks_for(KV_BLOCK + room) + 1)
-    settings = SchedulerSettings(offload="off")  # prompts in as few steps as they fit
-    engine = Engine(artifact, part, hardware, plan=plan, kv_blocks=blocks, settings=settings)
+    engine = Engine(artifact, part, hardware, plan=plan, kv_blocks=blocks, settings=SETTINGS)
     try:
         yield engine
     finally:

@@ -24,7 +24,7 @@ from dovetail.compiler.replay import (
     measure_choice,
     run_replay,
 )
-from dovetail.compiler.replay_child import Round
+from dovetail.compiler.replay_child import SETTINGS, Round
 from dovetail.compiler.service import choose_plans, service_plan
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import ModelFile
@@ -102,7 +102,7 @@ def test_a_round_serves_each_prompt_once_and_each_batch_alone(
         artifact="", plans=(), prompts=(40, 5, 33), batches=(1, 2, 8), vocab_size=100, seconds=0.0
     )
     steps: list[tuple[int, int]] = []
-    with load(artifact, kv_blocks=64) as app:
+    with load(artifact, kv_blocks=64, settings=SETTINGS) as app:
         engine, forward = app.engine, app.engine.forward
 
         def record(shape: StepShape) -> None:

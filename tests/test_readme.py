@@ -47,7 +47,7 @@ def test_blocks_run_as_they_stand(folder: Path) -> None:
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
         ran.append(language)
-    assert ran == ["sh", "python", "sh"]
+    assert ran == ["sh", "python", "python", "sh"]
 
 
 def test_make_targets_and_links_exist() -> None:

@@ -110,7 +110,10 @@ def curve_rows(
 ) -> list[dict[str, Any]]:
     """Return Fig. 5 and 6 on this machine: closed depths by the lines, over lengths and threads."""
     rows = []
-    cells = [("fig5", length, max(cores)) for length in CURVE_LENGTHS]
+    with closing(open_encoder(str(artifact), 1)) as encoder:
+        most = encoder.spec.max_tokens
+    lengths = sorted({min(length, most) for length in CURVE_LENGTHS})
+    cells = [("fig5", length, max(cores)) for length in lengths]
     cells += [("fig6", LENGTH, count) for count in cores]
     full: dict[int, Line] = {}
     for figure, length, count in cells:

@@ -107,3 +107,5 @@ def test_the_benchmark_draws_curves_of_this_machine(embed: Any, path: Path, tmp_
     assert {row["part"] for row in rows} == {"fig5", "fig6"}
     npu = [row["npu"] for row in rows if row["part"] == "fig5"]
     assert npu[0] > npu[-1]  # of 16 and of the most tokens
+    lengths = [row["length"] for row in rows if row["part"] == "fig5"]
+    assert lengths == [16, 75, 150, 256], "an encoder's limit ends the curve"

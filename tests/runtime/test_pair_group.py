@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def test_a_killed_rank_is_named_and_the_next_requests_are_served(
 
 
 def test_a_step_that_fails_at_one_rank_says_why_and_the_next_requests_are_served(
-    artifact: Path, alone: list[tuple[int, ...]]
+    artifact: Path, alone: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     with ranks(artifact, 2, 9, 60) as (app, _):
         engine = app.engine
@@ -245,10 +246,10 @@ def test_a_step_that_fails_at_one_rank_says_why_and_the_next_requests_are_served
 
         nowhere = StepOrder(moves=(Move(0, (1 << 40,), (0,)),), leaving=0, lanes=())
         engine._pairs.tell(nowhere)
-        with pytest.raises(RankError, match=r"rank 1 of 2 .*has failed: .*Error"):
-            while True:
-                app.generate(PROMPTS[0], **ASKED)
+        with suppress(RankError):  # the loss may be seen before a request is under way
+            app.generate(PROMPTS[0], **ASKED)
         assert answers(app, PROMPTS[:2]) == alone[:2]
+    assert re.search(r"rank 1 of 2 .*has failed: .*IndexError", caplog.text)
 
 
 def test_an_artifact_changed_since_the_load_is_refused(tmp_path: Path) -> None:

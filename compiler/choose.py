@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -82,6 +82,16 @@ class Chosen:
     measured: int = 0
     notes: tuple[str, ...] = ()
     disturbed: int = 0
+
+    @classmethod
+    def join(cls, found: Sequence[Chosen]) -> Chosen:
+        """Return what was chosen for several targets together."""
+        return cls(
+            tables=tuple(table for chosen in found for table in chosen.tables),
+            records=tuple(record for chosen in found for record in chosen.records),
+            measured=sum(chosen.measured for chosen in found),
+            notes=tuple(dict.fromkeys(note for chosen in found for note in chosen.notes)),
+        )
 
 
 class PastChoice(msgspec.Struct, frozen=True, kw_only=True):

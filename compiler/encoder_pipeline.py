@@ -146,12 +146,7 @@ def _make_schedules(inputs: EncoderInputs, steps: Steps) -> Chosen:
         )
         for target in inputs.targets
     ]
-    return Chosen(
-        tables=tuple(table for chosen in found for table in chosen.tables),
-        records=tuple(record for chosen in found for record in chosen.records),
-        measured=sum(chosen.measured for chosen in found),
-        notes=tuple(dict.fromkeys(note for chosen in found for note in chosen.notes)),
-    )
+    return Chosen.join(found)
 
 
 def _build_libraries(inputs: EncoderInputs, tuned: Chosen, steps: Steps) -> dict[str, BuiltLibrary]:

@@ -228,8 +228,9 @@ def test_a_task_cancels_a_job_while_others_go_on(
 def test_a_waiting_job_can_be_cancelled(make_artifact: MakeArtifact) -> None:
     with load(make_artifact(max_sequences=1)) as app:
         throttle = Throttle(app)
-        running, waiting = app.submit([1] * 40, **LONG), app.submit([2] * 20, **LONG)
-        throttle.run(1)
+        running = app.submit([1] * 40, **LONG)
+        throttle.run(1)  # it runs, so that a shorter prompt cannot go first
+        waiting = app.submit([2] * 20, **LONG)
         app.cancel(waiting)
         assert waiting.result().token_ids == () and waiting.result().finish_reason == "abort"
         app.cancel(running)

@@ -9,37 +9,34 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import DovetailError, RequestError, SpecError
+from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_encoders
 from dovetail.runtime.engine import Engine
+from dovetail.runtime.generator import Ask, Generator, Prompt, as_list
 from dovetail.runtime.job import Job
-from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import SchedulerSettings
-from dovetail.runtime.queues import check_priority
 from dovetail.runtime.recorder import StepRecorder
-from dovetail.runtime.request import Chunk, Completion, SamplingParams
+from dovetail.runtime.request import Chunk, Completion
 from dovetail.runtime.timed import TimedEngine
 from dovetail.runtime.timeline import Timeline
-from dovetail.runtime.tokenizer import TextStream, Tokenizer
+from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.hardware import read_hardware
 
-Prompt: TypeAlias = str | Sequence[int]
 NO_EMBEDDINGS = Embeddings(Path(), {})
 
 
@@ -132,24 +129,23 @@ class App:
         embeddings: Embeddings = NO_EMBEDDINGS,
     ) -> None:
         self.artifact, self.tokenizer, self.embeddings = artifact, tokenizer, embeddings
-        self._engine = engine
-        self._engine_loop = EngineLoop(engine) if engine else None
-        self._end = weakref.finalize(self, _close, self._engine_loop, embeddings)
+        self._generator = Generator(engine, tokenizer, artifact.path) if engine else None
+        self._end = weakref.finalize(self, _close, self._generator, embeddings)
 
     @property
-    def engine(self) -> Engine:
-        """The engine that generates; RequestError where the artifact has no model that does."""
-        if self._engine is None:
+    def generator(self) -> Generator:
+        """What takes requests; RequestError where the artifact has no model that generates."""
+        if self._generator is None:
             raise RequestError(
                 f"{self.artifact.path} has no model that generates; compile one with "
                 f"`dovetail compile MODEL -o {self.artifact.path}`"
             )
-        return self._engine
+        return self._generator
 
     @property
-    def _loop(self) -> EngineLoop:
-        assert self._engine_loop is not None, "only an engine's jobs come here"
-        return self._engine_loop
+    def engine(self) -> Engine:
+        """The engine that generates; RequestError as for `generator`."""
+        return self.generator.engine
 
     def embed(
         self,
@@ -213,34 +209,36 @@ class App:
 
         The first prompt that fails ends the call; use `submit` for requests that may fail alone.
         """
-        jobs = self._accept(self._read(_as_list(prompts), options, priority))
+        generator = self.generator
+        jobs = generator.accept(generator.read(as_list(prompts), options, priority))
         try:
             return [job.result() for job in jobs]
         finally:
-            self._abandon(jobs)
+            generator.abandon(jobs)
 
     async def agenerate(
         self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, **options: object
     ) -> list[Completion]:
         """As `generate`, in an event loop. A task that is cancelled ends its requests."""
-        jobs = self._accept(self._read(_as_list(prompts), options, priority))
+        generator = self.generator
+        jobs = generator.accept(generator.read(as_list(prompts), options, priority))
         try:
             return [await job for job in jobs]
         finally:
-            await self._aabandon(jobs)
+            await generator.aabandon(jobs)
 
     def stream(self, prompt: Prompt, *, priority: int = 0, **options: object) -> Iterator[Chunk]:
         """Yield the completion of one prompt piece by piece; options as for `generate`, n = 1.
 
         It starts with the first piece asked for; leaving the iterator early drops the request.
         """
-        return self._stream(self._read([prompt], options, priority, single=True))
+        return self._stream(self.generator.read([prompt], options, priority, single=True))
 
     def astream(
         self, prompt: Prompt, *, priority: int = 0, **options: object
     ) -> AsyncIterator[Chunk]:
         """As `stream`, for `async for`; `aclose` or the task's end drops the request."""
-        return self._astream(self._read([prompt], options, priority, single=True))
+        return self._astream(self.generator.read([prompt], options, priority, single=True))
 
     def submit(self, prompt: Prompt, *, priority: int = 0, **options: object) -> Job:
         """Start the completion of one prompt, options as for `stream`; return it at once.
@@ -248,16 +246,17 @@ class App:
         The job's `result()` waits for the end, iterating over it gives chunks; `await` and
         `async for` do the same in an event loop.
         """
-        (job,) = self._accept(self._read([prompt], options, priority, single=True))
+        generator = self.generator
+        (job,) = generator.accept(generator.read([prompt], options, priority, single=True))
         return job
 
     def cancel(self, job: Job) -> None:
         """End a job. When this returns its blocks are free; its result has the reason `abort`."""
-        self._abandon([job])
+        self.generator.abandon([job])
 
     async def acancel(self, job: Job) -> None:
         """As `cancel`, in an event loop: it goes on while a step ends."""
-        await self._aabandon([job])
+        await self.generator.aabandon([job])
 
     @contextmanager
     def record(self, path: str | os.PathLike[str]) -> Iterator[Timeline]:
@@ -267,12 +266,12 @@ class App:
         """
         timeline = Timeline(self.engine.device.now)
         recorder = StepRecorder(timeline, self.engine.pool)
-        self._loop.call(lambda: self.engine.start_recording(recorder)).result()
+        self.generator.loop.call(lambda: self.engine.start_recording(recorder)).result()
         try:
             yield timeline
         finally:
             with suppress(RequestError):  # closed meanwhile: what there is gets written
-                self._loop.call(self.engine.stop_recording).result()
+                self.generator.loop.call(self.engine.stop_recording).result()
             timeline.write(path)
 
     def close(self) -> None:
@@ -290,140 +289,23 @@ class App:
     ) -> None:
         self.close()
 
-    def _stream(self, ask: _Ask) -> Iterator[Chunk]:
-        (job,) = self._accept(ask)
+    def _stream(self, ask: Ask) -> Iterator[Chunk]:
+        (job,) = self.generator.accept(ask)
         try:
             yield from job
         finally:
-            self._abandon([job])
+            self.generator.abandon([job])
 
-    async def _astream(self, ask: _Ask) -> AsyncIterator[Chunk]:
-        (job,) = self._accept(ask)
+    async def _astream(self, ask: Ask) -> AsyncIterator[Chunk]:
+        (job,) = self.generator.accept(ask)
         try:
             async for chunk in job:
                 yield chunk
         finally:
-            await self._aabandon([job])
-
-    # ---- reading what is asked for ----
-
-    def _read(
-        self,
-        prompts: Sequence[Prompt],
-        options: Mapping[str, object],
-        priority: int,
-        *,
-        single: bool = False,
-    ) -> _Ask:
-        _ = self.engine  # there must be one
-        params = SamplingParams.make(options)
-        if params.stop and self.tokenizer is None:
-            raise RequestError(f"{self.artifact.path} has no tokenizer, so `stop` cannot be used")
-        if single and params.n != 1:
-            raise RequestError(f"a stream has one completion: n must be 1, not {params.n}")
-        check_priority(priority)
-        return _Ask([self._encode(prompt) for prompt in prompts], params, priority, chunks=single)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(
-                    f"{self.artifact.path} has no tokenizer, so prompts must be lists of token ids"
-                )
-            return self.tokenizer.encode(prompt)
-        if not _is_listed(prompt) or any(
-            isinstance(t, bool) or not hasattr(t, "__index__") for t in prompt
-        ):
-            raise RequestError("a prompt must be a text or a list of token ids")
-        return [int(t) for t in prompt]
-
-    # ---- messages to the engine's thread ----
-
-    def _accept(self, ask: _Ask) -> list[Job]:
-        """Have the requests of `ask` started, all or none; return at once.
-
-        What the engine's thread changes meanwhile matters for `max_waiting` alone: then the jobs
-        fail.
-        """
-        for prompt in ask.prompts:
-            self.engine.scheduler.check(prompt, ask.params)
-        count = len(ask.prompts) * ask.params.n
-        jobs = [Job(self._text_stream(ask.params), chunks=ask.chunks) for _ in range(count)]
-        arrival = self.engine.device.now()  # a step may be under way
-        self._loop.call(lambda: self._start(ask, arrival, jobs))
-        return jobs
-
-    def _start(self, ask: _Ask, arrival: float, jobs: Sequence[Job]) -> None:
-        """Queue the requests of `ask`. On the engine's thread."""
-        try:
-            for prompt in ask.prompts:
-                self.engine.scheduler.check(prompt, ask.params)
-            requests = [
-                request
-                for prompt in ask.prompts
-                for request in self.engine.submit(prompt, ask.params, ask.priority)
-            ]
-        except DovetailError as error:
-            for job in jobs:
-                job.fail(error)
-            return
-        for job, request in zip(jobs, requests, strict=True):
-            request.metrics.arrival = arrival
-            job.begin(request)
-        self._loop.watch(jobs)
-
-    def _text_stream(self, params: SamplingParams) -> TextStream | None:
-        return TextStream(self.tokenizer, params.stop) if self.tokenizer else None
-
-    def _drop(self, jobs: Sequence[Job]) -> Future[None] | None:
-        """Have the unfinished ones of `jobs` ended; None where there are none."""
-        left = [job for job in jobs if not job.finished]
-        if not left:
-            return None
-        with suppress(RequestError):  # closed: they have ended
-            return self._loop.call(lambda: self._loop.drop(left))
-        return None
-
-    def _abandon(self, jobs: Sequence[Job]) -> None:
-        future = self._drop(jobs)
-        if future is not None:
-            future.result()
-
-    async def _aabandon(self, jobs: Sequence[Job]) -> None:
-        future = self._drop(jobs)
-        if future is not None:
-            await asyncio.wrap_future(future)
+            await self.generator.aabandon([job])
 
 
-def _close(loop: EngineLoop | None, embeddings: Embeddings) -> None:
-    if loop:
-        loop.close()
+def _close(generator: Generator | None, embeddings: Embeddings) -> None:
+    if generator:
+        generator.loop.close()
     embeddings.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """A call that has been read: prompts as token ids, and their options."""
-
-    prompts: list[list[int]]
-    params: SamplingParams
-    priority: int
-    chunks: bool = False
-
-
-def _is_listed(value: object) -> bool:
-    """Tell whether `value` is a list, tuple or array: ordered, and no text or bytes."""
-    return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping | Set)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not _is_listed(prompts):
-        raise RequestError("prompts must be texts or lists of token ids")
-    listed = list(prompts)
-    if listed and all(hasattr(item, "__index__") for item in listed):
-        return [listed]  # type: ignore[list-item]
-    if not all(isinstance(item, str | Sequence) or hasattr(item, "__len__") for item in listed):
-        raise RequestError("prompts must be texts or lists of token ids")
-    return listed  # type: ignore[return-value]

@@ -7,10 +7,10 @@ threads (`result`, iteration) and for asyncio (`await`, `async for`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
 
+from dovetail.runtime.mailbox import Mailbox
 from dovetail.runtime.request import Chunk, Completion, Request, State
 from dovetail.runtime.tokenizer import TextStream
 
@@ -25,8 +25,7 @@ class Job:
         self._text = text
         self._result: Future[Completion] = Future()
         self._result.set_running_or_notify_cancel()  # who stops waiting does not cancel it
-        self._chunks: SimpleQueue[Chunk | None] | None = SimpleQueue() if chunks else None
-        self._wake: Callable[[], object] | None = None
+        self._chunks: Mailbox[Chunk] | None = Mailbox() if chunks else None
         self._read, self._shown = 0, 0  # tokens and characters that lie in chunks already
 
     # ---- for the caller ----
@@ -49,9 +48,7 @@ class Job:
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks as they come; raises as `result`."""
-        assert self._chunks is not None, "made without chunks"
-        while (chunk := self._chunks.get()) is not None:
-            yield chunk
+        yield from self.chunks
         self._result.result()
 
     def __await__(self) -> Generator[object, None, Completion]:
@@ -60,20 +57,15 @@ class Job:
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Yield chunks as they come to an event loop; raises as `result`."""
-        assert self._chunks is not None, "made without chunks"
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = lambda: loop.call_soon_threadsafe(ready.set)
-        while True:
-            try:
-                chunk = self._chunks.get_nowait()
-            except Empty:
-                await ready.wait()
-                ready.clear()
-                continue
-            if chunk is None:
-                break
+        async for chunk in self.chunks:
             yield chunk
         self._result.result()
+
+    @property
+    def chunks(self) -> Mailbox[Chunk]:
+        """The chunks alone; closed when the result is there, whatever it is."""
+        assert self._chunks is not None, "made without chunks"
+        return self._chunks
 
     # ---- for the engine's thread ----
 
@@ -123,12 +115,14 @@ class Job:
                 metrics=request.metrics,
             )
         )
-        self._put(None)
+        if self._chunks is not None:
+            self._chunks.close()
 
     def fail(self, error: Exception) -> None:
         """Raise `error` where somebody waits."""
         self._result.set_exception(error)
-        self._put(None)
+        if self._chunks is not None:
+            self._chunks.close()
 
     def _pass_on(self, reason: str | None) -> None:
         if self._chunks is None:
@@ -137,15 +131,4 @@ class Job:
         fresh = tuple(self.request.tokens[self.request.prompt_length + self._read :])
         self._shown += len(text)
         self._read += len(fresh)
-        self._put(Chunk(text, fresh, reason))
-
-    def _put(self, chunk: Chunk | None) -> None:
-        if self._chunks is None:
-            return
-        self._chunks.put(chunk)
-        wake = self._wake
-        if wake is not None:
-            try:
-                wake()
-            except RuntimeError:  # its event loop has been closed: nobody reads any more
-                self._wake = None
+        self._chunks.put(Chunk(text, fresh, reason))

@@ -1,0 +1,60 @@
+"""Items cross threads once, in order, to a thread, an event loop or whoever is woken."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from dovetail.runtime.mailbox import Mailbox
+
+
+def fill(box: Mailbox[int]) -> None:
+    for i in range(100):
+        box.put(i)
+    box.close()
+
+
+def test_a_thread_reads_what_another_one_writes() -> None:
+    box: Mailbox[int] = Mailbox()
+    writer = threading.Thread(target=fill, args=(box,))
+    writer.start()
+    assert list(box) == list(range(100))
+    writer.join()
+
+
+def test_an_event_loop_reads_what_a_thread_writes() -> None:
+    box: Mailbox[int] = Mailbox()
+
+    async def read() -> list[int]:
+        writing = asyncio.to_thread(fill, box)
+        got = asyncio.create_task(collect(box))
+        await writing
+        return await got
+
+    async def collect(box: Mailbox[int]) -> list[int]:
+        return [i async for i in box]
+
+    assert asyncio.run(read()) == list(range(100))
+
+
+def test_who_is_woken_takes_what_there_is() -> None:
+    box: Mailbox[int] = Mailbox()
+    box.put(1)
+    got: list[list[int]] = []
+    box.watch(lambda: got.append(box.take()))
+    box.put(2)
+    box.close()
+    assert got == [[1], [2], []]
+
+
+def test_a_reader_whose_event_loop_has_gone_stops_nobody() -> None:
+    box: Mailbox[int] = Mailbox()
+
+    async def read_one() -> int:
+        reader = aiter(box)
+        box.put(1)
+        return await anext(reader)
+
+    assert asyncio.run(read_one()) == 1
+    fill(box)
+    assert box.take() == list(range(100))

@@ -20,8 +20,8 @@ from dovetail.runtime.group_device import GroupDevice
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.meeting import Meet, join_meeting, prepare_backend
 from dovetail.runtime.orders import Hello, PairSetup, StepOrder
+from dovetail.runtime.pair import Pair
 from dovetail.runtime.pair_group import MEMORY, PARENT, RANK, TOKEN, keep_alive
-from dovetail.runtime.pipelined import Pair
 from dovetail.runtime.ranks import RankReply, fingerprint, receive_value, send_value
 from dovetail.topology.hardware import read_hardware
 

@@ -20,7 +20,8 @@ from dovetail.ir.model import ModelSpec
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.device import Event
 from dovetail.runtime.emulated import EmulatedDevice, Emulation
-from dovetail.runtime.pipelined import Lane, PipelinedEngine
+from dovetail.runtime.pair import Lane
+from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import StepPlan
 from dovetail.runtime.request import Home
 from dovetail.runtime.simulated_step import Stage, StepTime

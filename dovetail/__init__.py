@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         WorkflowError,
     )
     from dovetail.ffi import kernels
+    from dovetail.import_haystack import from_haystack
+    from dovetail.import_langgraph import from_langgraph
     from dovetail.ir.ragraph import RAGraph
     from dovetail.ir.workflow import END, START
     from dovetail.runtime.app import load
@@ -46,6 +48,8 @@ __all__ = [
     "WorkflowError",
     "__version__",
     "compile",
+    "from_haystack",
+    "from_langgraph",
     "kernels",
     "load",
     "tune",
@@ -57,6 +61,8 @@ _HOMES = {
     "START": ("dovetail.ir.workflow", "START"),
     "SchedulerSettings": ("dovetail.runtime.plan", "SchedulerSettings"),
     "compile": ("dovetail.compiler.pipeline", "compile_model"),
+    "from_haystack": ("dovetail.import_haystack", "from_haystack"),
+    "from_langgraph": ("dovetail.import_langgraph", "from_langgraph"),
     "kernels": ("dovetail.ffi", "kernels"),
     "load": ("dovetail.runtime.app", "load"),
     "tune": ("dovetail.compiler.tune", "tune_model"),

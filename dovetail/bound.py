@@ -1,0 +1,97 @@
+"""Nodes of ours as plain callables, for graphs that are built with LangGraph.
+
+In: what `RAGraph.add_...` takes, and services. Out: a callable from a state to what it writes
+there; LangGraph runs it as it is, and `from_langgraph` finds the node in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dovetail.ir.errors import WorkflowError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import Embedding, Function, Generation, Name, Node, Retrieval, State
+from dovetail.runtime.services import Services, perform
+from dovetail.runtime.workflow_run import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A node and the services that it calls where another framework runs it."""
+
+    node: Node
+    services: Services | None = None
+
+    def __call__(self, state: State) -> dict[str, object]:
+        """Return what the node writes, by name.
+
+        Raises WorkflowError where it fails, or where it has no services and needs them.
+        """
+        if self.services is None:
+            if not isinstance(self.node, Function):
+                raise WorkflowError(
+                    f"the node that writes {self.node.output!r} has no services to run with; "
+                    "bind it with services=..., or import the graph and run it here"
+                )
+            return {self.node.output: self.node.function(state)}
+        return {self.node.output: perform(Call(self.node, 0, state), self.services)}
+
+
+def generation(
+    *,
+    prompt: str,
+    output: str = "answer",
+    services: Services | None = None,
+    model: str | None = None,
+    **options: object,
+) -> Bound:
+    """Bind a generation; see `RAGraph.add_generation`."""
+    return Bound(Generation(output, prompt, output, options, model), services)
+
+
+def retrieval(
+    *,
+    query: str,
+    output: str,
+    topk: int = 5,
+    filters: Mapping[str, object] | None = None,
+    index: str | None = None,
+    services: Services | None = None,
+) -> Bound:
+    """Bind a retrieval; see `RAGraph.add_retrieval`."""
+    return Bound(Retrieval(output, query, output, topk, dict(filters or {}), index), services)
+
+
+def embedding(
+    *, text: str, output: str, model: str | None = None, services: Services | None = None
+) -> Bound:
+    """Bind an embedding; see `RAGraph.add_embedding`."""
+    return Bound(Embedding(output, text, output, model), services)
+
+
+def function(call: Callable[[State], object], output: str) -> Bound:
+    """Bind a function of the state: it returns the value, not a mapping to be merged."""
+    return Bound(Function(output, call, output))
+
+
+def add_node(graph: RAGraph, name: Name, node: Node) -> None:
+    """Add a node to a graph under a name of its own."""
+    match node:
+        case Generation():
+            graph.add_generation(
+                name, prompt=node.prompt, output=node.output, model=node.model, **node.options
+            )
+        case Retrieval():
+            graph.add_retrieval(
+                name,
+                query=node.query,
+                output=node.output,
+                topk=node.topk,
+                filters=node.filters,
+                index=node.index,
+            )
+        case Embedding():
+            graph.add_embedding(name, text=node.text, output=node.output, model=node.model)
+        case Function():
+            graph.add_function(name, node.function, node.output)

@@ -1,0 +1,1 @@
+../../dovetail/bound.py

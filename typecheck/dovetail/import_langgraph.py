@@ -1,0 +1,1 @@
+../../dovetail/import_langgraph.py

@@ -1,8 +1,8 @@
-"""Chooses the tiles of the attention kernels by measuring: one choice per model, threads and phase.
+"""Chooses attention kernels' tiles and parts by measuring: one choice per model, threads and phase.
 
 In: a model, a target, plans and a `Measurer`. Out: for each attention kernel under each plan the
-request of the winner over several contexts and its time. Where the default could not be measured,
-or is right and no other is surely faster, it stays.
+request of the winner over several contexts, its time, and the fewest keys of a part. Where the
+default could not be measured, or is right and no other is surely faster, it stays.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.codegen.lower import find_kernel
 from dovetail.compiler.measure import SKIPPED, AttentionCase, Candidate, Measurement, Measurer
-from dovetail.compiler.schedules import make_schedule
+from dovetail.compiler.schedules import OWN_SCHEDULES, make_schedule
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import OK, WorkKey
+from dovetail.runtime.kv_parts import PART_TOKENS, count_parts
 
 DECODE, PREFILL = "decode_attention", "prefill_attention"
 Tiles = Mapping[str, int]
+Schedule = tuple[int, ...]
 COMBINATIONS: dict[tuple[str, str], tuple[Tiles, ...]] = {
     (DECODE, "avx2"): ({"VT": 4, "DV": 2},),
     (PREFILL, "avx512"): (
@@ -48,6 +50,8 @@ SIZES = {
     PREFILL: ((64, 64), (256, 256), (256, 1024)),
 }
 """Rows and context of the cases that stand for a family: the kernel has to serve all of them."""
+PARTS = (16, 32, 128, 256, 512, 1024)
+"""Fewest keys of a part of a sequence in decode attention that are tried beside the default."""
 GAIN = 0.03
 """What a variant must be faster by than the default to take its place."""
 ROUNDS = 21
@@ -57,11 +61,22 @@ ROUNDS = 21
 class AttentionTask:
     """One case of an attention kernel under a plan.
 
-    rivals: the instances to choose from, the default first.
+    rivals: the instances to choose from, the default first. schedules: those to choose from.
     """
 
     case: AttentionCase
     rivals: tuple[KernelRequest, ...]
+    schedules: tuple[Schedule, ...]
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All instances with the default schedule, then the default one with all other schedules.
+
+        The two choices are independent: how work is shared, and how a thread does its share.
+        """
+        tiles = [Candidate(request.name, self.schedules[0]) for request in self.rivals]
+        parts = [Candidate(self.rivals[0].name, schedule) for schedule in self.schedules[1:]]
+        return (*tiles, *parts)
 
     @property
     def work(self) -> WorkKey:
@@ -71,11 +86,12 @@ class AttentionTask:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """The kernel for a family under a plan, and its seconds in all measured cases."""
+    """The kernel and schedule for a family under a plan, the kernel's seconds in all cases."""
 
     family: str
     threads: int
     request: KernelRequest
+    schedule: Schedule
     seconds: float
 
 
@@ -115,12 +131,28 @@ def attention_tasks(
     spec: ModelSpec, target: Target, plans: Iterable[PhasePlan]
 ) -> tuple[AttentionTask, ...]:
     """Return a search for each case of each attention kernel under each plan."""
-    return tuple(
-        AttentionTask(case, variant_requests(family, target, spec))
-        for plan in dict.fromkeys(plans)
-        for family in (DECODE, PREFILL)
-        for case in attention_cases(spec, family, plan)
-    )
+    tasks: list[AttentionTask] = []
+    for plan in dict.fromkeys(plans):
+        for family in (DECODE, PREFILL):
+            cases, rivals = (
+                attention_cases(spec, family, plan),
+                variant_requests(family, target, spec),
+            )
+            schedules = variant_schedules(family, cases)
+            tasks += (AttentionTask(case, rivals, schedules) for case in cases)
+    return tuple(tasks)
+
+
+def variant_schedules(family: str, cases: Sequence[AttentionCase]) -> tuple[Schedule, ...]:
+    """Return the default schedule first, then those that cut the keys of a case otherwise."""
+    default = OWN_SCHEDULES.get(family, make_schedule())
+    if family != DECODE:
+        return (default,)
+    cuts: dict[tuple[int, ...], Schedule] = {}
+    for least in (PART_TOKENS, *PARTS):
+        parts = tuple(count_parts(c.n_kv, c.context, c.threads, least) for c in cases)
+        cuts.setdefault(parts, make_schedule(block_k=least))
+    return tuple(cuts.values())
 
 
 def attention_cases(spec: ModelSpec, family: str, plan: PhasePlan) -> tuple[AttentionCase, ...]:
@@ -161,26 +193,35 @@ def search_attention(
 def _search_kernel(
     tasks: Sequence[AttentionTask], measurer: Measurer, seconds: float
 ) -> AttentionChoice | None:
-    case, rivals = tasks[0].case, tasks[0].rivals
-    candidates = [Candidate(request.name, make_schedule()) for request in rivals]
+    case, rivals, schedules = tasks[0].case, tasks[0].rivals, tasks[0].schedules
     share = seconds / len(tasks)
-    found = [measurer.measure(t.case, candidates, rounds=ROUNDS, seconds=share) for t in tasks]
+    found = [measurer.measure(t.case, t.candidates, rounds=ROUNDS, seconds=share) for t in tasks]
     known = [times for times in found if times[0].status != SKIPPED]
     if not known:
         return None
-    by_rival = list(zip(*known, strict=True))
-    right = [i for i, times in enumerate(by_rival) if all(m.status == OK for m in times)]
-    if not right:
+    times = list(zip(*known, strict=True))
+    by_rival, by_schedule = times[: len(rivals)], [times[0], *times[len(rivals) :]]
+    best = _best(by_rival)
+    if best is None:
         failed = ", ".join(f"{m.candidate.kernel} {m.status}" for m in known[0])
         raise ScheduleError(
             f"no kernel for {case.kind} of these heads is right on this machine ({failed}); "
             "name another target with --target, or measure all anew with dovetail tune "
             "--effort full if the machine was at fault"
         )
-    best = min(right, key=lambda i: _rank(by_rival[i]) if 0 in right else _total(by_rival[i]))
-    if right[0] == 0 and not _surely_faster(by_rival[best]):
-        best = 0
-    return AttentionChoice(case.kind, case.threads, rivals[best], _total(by_rival[best]))
+    schedule = schedules[_best(by_schedule) or 0]
+    return AttentionChoice(case.kind, case.threads, rivals[best], schedule, _total(by_rival[best]))
+
+
+def _best(by_rival: Sequence[Sequence[Measurement]]) -> int | None:
+    """Return the place of the winner, the first one where no other is surely faster; None right."""
+    right = [i for i, times in enumerate(by_rival) if all(m.status == OK for m in times)]
+    if not right:
+        return None
+    if right[0] != 0:
+        return min(right, key=lambda i: _total(by_rival[i]))
+    best = min(right, key=lambda i: _rank(by_rival[i]))
+    return best if _surely_faster(by_rival[best]) else 0
 
 
 def _rank(times: Sequence[Measurement]) -> float:
@@ -211,7 +252,11 @@ def apply_choices(
         if choice is None:
             return table
         row = replace_struct(
-            table.rows[0], kernel=choice.request.name, source="measured", seconds=choice.seconds
+            table.rows[0],
+            kernel=choice.request.name,
+            schedule=choice.schedule,
+            source="measured",
+            seconds=choice.seconds,
         )
         return replace_struct(table, rows=(row,))
 

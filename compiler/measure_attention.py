@@ -15,7 +15,9 @@ from dovetail.compiler.attention_search import DECODE
 from dovetail.compiler.kernel_call import PERIOD, KernelCall
 from dovetail.compiler.measure import AttentionCase, Candidate
 from dovetail.ir.dtypes import DTYPES
-from dovetail.ir.model import KV_BLOCK
+from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS
+from dovetail.ir.schedule import SCHEDULE_VALUES
+from dovetail.runtime.kv_parts import count_parts
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.runtime.memory import allocate
 
@@ -51,7 +53,7 @@ class AttentionRun:
         self.q: Array = _zeros(case.rows, self.stride)
         self.q[:] = random.standard_normal(self.q.shape, np.float32)
         self.out: Array = _zeros(case.rows, case.n_q * case.head_dim + 16)
-        self.partial: Array = _zeros(case.n_q, case.head_dim + 16)
+        self.partial: Array = _zeros(case.n_q * MAX_KV_SPLITS, case.head_dim + 16)
         self.starts = np.array([0, case.rows], np.int32)
         self.lengths = np.array([case.context], np.int32)
         self.table = np.arange(self.blocks + 1, dtype=np.int32) % self.blocks
@@ -71,16 +73,21 @@ class AttentionRun:
         turns = range(self.turn, self.turn + calls)
         self.turn += calls
         merge = f"{DECODE}_merge_{self.case.dtype}" if self.case.kind == DECODE else None
-        operands = (self.operands(turn % self.layers) for turn in turns)
+        least = candidate.schedule[SCHEDULE_VALUES.index("block_k")]
+        parts = count_parts(self.case.n_kv, self.case.context, self.case.threads, least)
+        operands = (self.operands(turn % self.layers, parts) for turn in turns)
         return KernelCall(self.library, candidate, merge, *operands, rows=1)
 
-    def operands(self, layer: int) -> list[int | float]:
-        """Return the operand values of a layer, in the order of the kernel's slots."""
+    def operands(self, layer: int, parts: int) -> list[int | float]:
+        """Return the operand values of a layer, in the order of the kernel's slots.
+
+        parts: what decode attention cuts the sequence into.
+        """
         case, size = self.case, DTYPES[self.case.dtype].size
         decode = case.kind == DECODE
         heads = (case.n_q, case.n_kv, case.head_dim)
         values: list[int | float] = [0, 1] if decode else [1]
-        values += [*heads, case.head_dim**-0.5, 0, *((1,) if decode else ())]
+        values += [*heads, case.head_dim**-0.5, 0, *((parts,) if decode else ())]
         arrays = (self.starts, self.lengths, self.table)
         values += [self.q.ctypes.data, self.stride, *(a.ctypes.data for a in arrays), self.blocks]
         values += [pool.ctypes.data + layer * self.layer * size for pool in self.pools]

@@ -20,6 +20,7 @@ from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
 from dovetail.ir.tuning import WorkKey
+from dovetail.runtime.kv_parts import PART_TOKENS
 from dovetail.runtime.shard import split_model
 from dovetail.topology.hardware import HardwareSpec
 
@@ -355,6 +356,8 @@ def plan_teams(plans: Iterable[ServicePlan]) -> tuple[Team, ...]:
 OP_NAMES = {"embed_packed": "embed"}
 REDUCE = {"decode_attention": "decode_attention_merge"}
 """Kernels whose second phase, after a barrier, is another kernel."""
+OWN_SCHEDULES = {"decode_attention": make_schedule(block_k=PART_TOKENS)}
+"""Kernels that are no matrix products and yet have a schedule."""
 
 
 def other_tables(spec: Spec, target: Target, phase: str, threads: int) -> Iterator[ScheduleTable]:
@@ -364,7 +367,8 @@ def other_tables(spec: Spec, target: Target, phase: str, threads: int) -> Iterat
         if kernel in REDUCE.values():
             continue
         reduce = names.get(REDUCE.get(kernel, ""))
-        row = Row(m_lo=1, kernel=name, schedule=make_schedule(), reduce_kernel=reduce)
+        schedule = OWN_SCHEDULES.get(kernel, make_schedule())
+        row = Row(m_lo=1, kernel=name, schedule=schedule, reduce_kernel=reduce)
         yield ScheduleTable(
             target=target.name,
             op=OP_NAMES.get(kernel, kernel),

@@ -20,13 +20,14 @@ from dovetail.ir.errors import (
     RankError,
     RequestError,
 )
-from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS, ModelSpec
+from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.adapt import adapt_service
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import SharedMemory
 from dovetail.runtime.cpu_time import read_busy
 from dovetail.runtime.device import Bytes, Device, Segment
 from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block_bytes
+from dovetail.runtime.kv_parts import PART_TOKENS, count_parts
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.memory import available_memory
@@ -43,8 +44,6 @@ from dovetail.topology.hardware import HardwareSpec
 
 MEMORY_SHARE = 0.5
 """Part of the free memory that a KV pool sized at load may take."""
-SPLIT_TOKENS = 64
-"""A part of a sequence's keys below this many tokens is not worth its merge."""
 
 log = logging.getLogger("dovetail")
 
@@ -96,6 +95,7 @@ class Engine:
         if len(plans) > 1:
             setups = make_setups(artifact, part, plans, tokens, sequences)
             alloc = self._form_group(library, setups)
+        self.part_tokens = [self.model.part_tokens(prefill=prefill) for prefill in (False, True)]
         decode = self.model.decode.plan
         operands = Operands(self.model.weights, self.device.alloc(sample.arena_bytes))
         self.sampler = Phase(self.model.bind(sample, operands, "decode", decode), decode)
@@ -248,19 +248,16 @@ class Engine:
         """Run the forward tape over a filled step, under the plan its prefill tokens call for."""
         prefill = shape.prefill_tokens >= self.threshold
         threads = self.model.phase(prefill).plan.threads
-        args = self.buffers.forward_args(shape, self.kv_splits(shape, threads))
+        splits = self.kv_splits(shape, threads, self.part_tokens[prefill])
+        args = self.buffers.forward_args(shape, splits)
         if self._ranks is not None:
             self._ranks.step(args, prefill=prefill)
         self.model.run(args, prefill=prefill)
 
-    def kv_splits(self, shape: StepShape, threads: int) -> int:
-        """Return the fewest parts of each sequence that keep all threads equally busy."""
+    def kv_splits(self, shape: StepShape, threads: int, least: int = PART_TOKENS) -> int:
+        """Return into how many parts a step's decodes cut their keys; arguments: `count_parts`."""
         units = shape.n_decode * self.spec.n_kv_heads
-        most = min(MAX_KV_SPLITS, 1 + shape.longest_decode // SPLIT_TOKENS)
-        for splits in range(1, most):
-            if units * splits % threads == 0 or units * splits >= 4 * threads:
-                return splits
-        return most
+        return count_parts(units, shape.longest_decode, threads, least)
 
     def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
         args = buffers.sample_args(shape, draw_uniform)

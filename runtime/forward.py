@@ -113,9 +113,12 @@ class ForwardModel:
 
     def bind(self, tape: Tape, operands: Operands, phase: str, plan: PhasePlan) -> BoundTape:
         """Bind a tape of this model with the schedule tables of a phase."""
-        artifact, tables = self._artifact, self._part.schedules.tables
-        chosen = pick_tables(tables, artifact.target, phase, plan.threads)
+        chosen = self._tables(phase, plan)
         return BoundTape(self._library, tape, {**chosen, **_COLLECTIVE_TABLES}, operands)
+
+    def _tables(self, phase: str, plan: PhasePlan) -> dict[str, tuple[ScheduleTable, ...]]:
+        tables = self._part.schedules.tables
+        return pick_tables(tables, self._artifact.target, phase, plan.threads)
 
     def join(self, comm: Communicator) -> None:
         """Sum over the group of `comm` from now on; runs stop when it fails."""
@@ -126,6 +129,12 @@ class ForwardModel:
     def phase(self, prefill: bool) -> Phase:
         """Return how a step runs."""
         return self.prefill if prefill else self.decode
+
+    def part_tokens(self, *, prefill: bool) -> int:
+        """Return the fewest keys of a part of a sequence in decode attention; 0 = never cut."""
+        tables = self._tables("prefill" if prefill else "decode", self.phase(prefill).plan)
+        rows = [table.rows[0] for table in tables.get("decode_attention", ())]
+        return rows[0].schedule[SCHEDULE_VALUES.index("block_k")] if rows else 0
 
     def run(self, args: Mapping[str, int], *, prefill: bool) -> None:
         """Run one step; in a group all ranks must. Raises RankError when the group failed."""

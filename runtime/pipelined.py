@@ -90,7 +90,9 @@ class TwoPoolEngine(Engine):
         decodes = {Home.GPU: batch.gpu_decode, Home.CPU: batch.cpu_decode}
         splits = {
             home: self.kv_splits(
-                replace(shape, n_decode=len(numbers)), self._threads(home, prefill=prefill)
+                replace(shape, n_decode=len(numbers)),
+                self._threads(home, prefill=prefill),
+                self.part_tokens[prefill],
             )
             for home, numbers in decodes.items()
         }

@@ -242,8 +242,10 @@ class _Bench:
 
     def _timed(self, shape: StepShape, names: Sequence[str], layers: int) -> Callable[[], float]:
         engine = self.engine
-        phase = engine.model.phase(shape.prefill_tokens >= engine.threshold)
-        args = engine.buffers.forward_args(shape, engine.kv_splits(shape, phase.plan.threads))
+        prefill = shape.prefill_tokens >= engine.threshold
+        phase = engine.model.phase(prefill)
+        splits = engine.kv_splits(shape, phase.plan.threads, engine.part_tokens[prefill])
+        args = engine.buffers.forward_args(shape, splits)
         segments = [
             Segment(phase.tape, phase.plan, args, span)
             for span in (phase.tape.segment(name) for name in names)

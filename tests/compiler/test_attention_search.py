@@ -13,6 +13,7 @@ from dovetail.compiler.attention_search import (
     DECODE,
     PREFILL,
     STEPS,
+    AttentionTask,
     apply_choices,
     attention_kernels,
     attention_library,
@@ -24,10 +25,11 @@ from dovetail.compiler.attention_search import (
 from dovetail.compiler.measure import Measurement, Meter
 from dovetail.compiler.paired import PairedRatio
 from dovetail.compiler.recorder import Identity, NoMachine, Recorder
-from dovetail.compiler.schedules import other_tables
+from dovetail.compiler.schedules import make_schedule, other_tables
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec, RopeSpec
+from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.records import TrustingRecords
 from tests.compiler.test_recorder import Script
@@ -140,6 +142,60 @@ def test_a_variant_must_surely_beat_the_default_over_all_contexts(ratios, bound,
     land = ByContext(dict(zip(contexts, ratios, strict=True)), bound)
     (choice,) = search_attention(tasks, land, 1.0)
     assert (choice.request == tasks[0].rivals[1]) == wins
+
+
+def one_kv_head(threads: int) -> list[AttentionTask]:
+    spec = msgspec.structs.replace(SPEC, n_heads=2, n_kv_heads=1, max_context=4096)
+    plan = PhasePlan(threads=threads, cpus=())
+    return [t for t in attention_tasks(spec, TARGET, [plan]) if t.case.kind == DECODE]
+
+
+def test_schedules_are_tried_that_cut_keys_into_other_parts() -> None:
+    whole, alone = one_kv_head(2)[0].schedules, one_kv_head(1)[0].schedules
+    block_k = SCHEDULE_VALUES.index("block_k")
+    assert [schedule[block_k] for schedule in whole] == [64, 512]  # 256 keys stay whole
+    assert alone == whole[:1]  # there is nothing to share
+    assert len(one_kv_head(32)[0].schedules) > 2
+
+
+class ByParts(Script):
+    """A measurer on which keys cut as `best` says take half the time."""
+
+    def __init__(self, best: int) -> None:
+        super().__init__()
+        self.best = make_schedule(block_k=best)
+
+    def measure(self, case, candidates, *, rounds, seconds):
+        ratios = (0.5 if c.schedule == self.best else 1.0 for c in candidates)
+        return tuple(
+            Measurement(
+                candidate=c, status="ok", seconds=r, low=r, high=r, runs=rounds,
+                ratio=PairedRatio(r, r),
+            )
+            for c, r in zip(candidates, ratios, strict=True)
+        )  # fmt: skip
+
+
+@pytest.mark.usefixtures("variants")
+def test_the_best_parts_go_into_the_table() -> None:
+    (choice,) = search_attention(one_kv_head(2), ByParts(512), 1.0)
+    assert choice.request == one_kv_head(2)[0].rivals[0]
+    (default,) = [t for t in other_tables(SPEC, TARGET, "any", 2) if t.op == DECODE]
+    (table,) = apply_choices([default], [choice])
+    assert default.rows[0].schedule == make_schedule(block_k=64)
+    assert table.rows[0].schedule == make_schedule(block_k=512)
+
+
+@pytest.mark.usefixtures("variants")
+def test_keys_in_parts_are_measured_as_right() -> None:
+    spec = msgspec.structs.replace(SPEC, n_heads=3, n_kv_heads=1, max_context=600)
+    built = build_library(attention_library(spec, TARGET))
+    plan = PhasePlan(threads=2, cpus=())
+    tasks = [t for t in attention_tasks(spec, TARGET, [plan]) if t.case.kind == DECODE]
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        for task in tasks:
+            found = meter.measure(task.case, task.candidates, rounds=1, seconds=60.0)
+            assert len(found) > 2 and {m.status for m in found} == {"ok"}
 
 
 @pytest.mark.usefixtures("variants")

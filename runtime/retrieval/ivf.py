@@ -2,13 +2,16 @@
 
 In: vectors, or a file. Out: the clusters of a query, and the nearest documents of any of them.
 IVF-Flat, IVF-SQ8 and IVF-PQ; L2 and inner product. Ids are row numbers of the document table.
+
+An `IvfIndex` never changes: adding and removing gives another one that shares what stayed the same,
+so a search that began on the one before goes on as if nothing had happened.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import faiss
 import numpy as np
@@ -20,8 +23,17 @@ from dovetail.runtime.retrieval.cursor import Hit, merge_hits
 METRICS = {"l2": faiss.METRIC_L2, "ip": faiss.METRIC_INNER_PRODUCT}
 CODES = {"flat": "Flat", "sq8": "SQ8", "pq": "PQ{d4}x8"}
 """Codes of the vectors, in the language of faiss's index factory; d4: a quarter of d."""
+PQ_LEAST = 256
+"""Vectors that product codes need to be trained: one for each code of a byte."""
+FLAT_LIMIT = 2000
+"""Documents up to which one cluster is scanned whole: a flat index, exact."""
+CHANGED_LEAST, CHANGED_SHARE = 4096, 0.25
+"""Changed vectors, and their share of all, from which a change rewrites the whole index."""
 
 Vectors = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+"""By id, whether a document may be found; ids beyond its end may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +46,88 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A piece of a search: some clusters of a query, with the centroid distances of these."""
+    """A piece of a search: some clusters of a query, with the centroid distances of these.
+
+    only: documents that may be found, as its filters say; None = all.
+    """
 
     query: Vectors
     clusters: Sequence[int]
     distances: Vectors
+    only: Mask | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The vectors of one faiss index, and of each, by sorted id, its cluster and place there."""
+
+    index: faiss.IndexIVF
+    ids: Ids
+    homes: NDArray[np.int32]
+    places: NDArray[np.int32]
+
+    def find(self, id_: int) -> tuple[int, int] | None:
+        """Return (cluster, place) of a document."""
+        at = int(np.searchsorted(self.ids, id_))
+        if at == len(self.ids) or self.ids[at] != id_:
+            return None
+        return int(self.homes[at]), int(self.places[at])
+
+
+@dataclass(frozen=True, slots=True)
 class IvfIndex:
-    """An index and the direct map that tells of a document where it lies."""
+    """Vectors in clusters. Any number of threads may search at once.
 
-    def __init__(self, index: faiss.IndexIVF) -> None:
-        """Take a trained index over; its ids must be its own."""
-        self._index = index
-        self._sign = -1.0 if index.metric_type == faiss.METRIC_INNER_PRODUCT else 1.0
-        index.set_direct_map_type(faiss.DirectMap.Hashtable)
+    base: what was built or read. fresh: what was added since. gone: by id, what of `base` was
+    removed. empty: a trained index without vectors, from which others are made.
+    """
+
+    base: _Part
+    empty: faiss.IndexIVF
+    fresh: _Part | None = None
+    gone: Mask | None = field(default=None, repr=False)
+
+    @property
+    def metric(self) -> str:
+        """`l2` or `ip`."""
+        return "ip" if self.empty.metric_type == faiss.METRIC_INNER_PRODUCT else "l2"
+
+    @property
+    def dim(self) -> int:
+        """Values of a vector."""
+        return int(self.empty.d)
 
     @property
     def clusters(self) -> int:
         """Number of clusters."""
-        return int(self._index.nlist)
+        return int(self.empty.nlist)
+
+    @property
+    def codes(self) -> str:
+        """How vectors are stored: `flat`, `sq8` or `pq`."""
+        kinds = {"IndexIVFFlat": "flat", "IndexIVFScalarQuantizer": "sq8", "IndexIVFPQ": "pq"}
+        return kinds[type(self.empty).__name__]
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a stored vector."""
+        return int(self.empty.code_size)
 
     @property
     def sizes(self) -> list[int]:
-        """Documents in each cluster."""
-        lists = self._index.invlists
-        return [lists.list_size(i) for i in range(self.clusters)]
+        """Vectors that a scan of each cluster looks at, those removed since the base included."""
+        counts = np.zeros(self.clusters, np.int64)
+        for part in self._parts():
+            counts += np.bincount(part.homes, minlength=self.clusters)
+        return [int(count) for count in counts]
 
     def __len__(self) -> int:
-        return int(self._index.ntotal)
+        return sum(len(part.ids) for part in self._parts()) - self._gone_count()
 
     def probe(self, queries: Vectors, nprobe: int) -> list[Probe]:
         """Return the `nprobe` clusters whose centroids are nearest to each query [n, d]."""
-        distances, clusters = self._index.quantizer.search(
-            np.ascontiguousarray(queries), min(nprobe, self.clusters)
+        distances, clusters = self.empty.quantizer.search(
+            np.ascontiguousarray(queries, np.float32), min(nprobe, self.clusters)
         )
         return [Probe(tuple(c.tolist()), d) for c, d in zip(clusters, distances, strict=True)]
 
@@ -75,76 +135,259 @@ class IvfIndex:
         """Return of each scan the nearest `depth` documents in its clusters, nearest first.
 
         Scans of different lengths run together; short ones are filled up with no cluster (-1).
-        One call at a time.
         """
-        width = max((len(scan.clusters) for scan in scans), default=0)
-        if not width:
-            return [[] for _ in scans]
-        clusters = np.full((len(scans), width), -1, np.int64)
-        centroids = np.zeros((len(scans), width), np.float32)
-        for row, scan in enumerate(scans):
-            clusters[row, : len(scan.clusters)] = scan.clusters
-            centroids[row, : len(scan.clusters)] = scan.distances
-        self._index.nprobe = width  # what faiss takes the width of `clusters` to be
-        queries = np.stack([scan.query for scan in scans])
-        found, ids = self._index.search_preassigned(queries, depth, clusters, centroids)
-        return [self._hits(*row) for row in zip(found, ids, strict=True)]
+        found: list[list[Hit]] = [[] for _ in scans]
+        for part in self._parts():
+            gone = self.gone if part is self.base else None
+            for numbers, only in _by_mask(scans):
+                chosen = [scans[n] for n in numbers]
+                rows = scan_lists(part.index, chosen, depth, _selector(only, gone, part.ids))
+                for number, row in zip(numbers, rows, strict=True):
+                    found[number] = merge_hits((found[number], row), depth)
+        return found
 
-    def find(self, queries: Vectors, depth: int, nprobe: int) -> list[list[Hit]]:
+    def find(
+        self, queries: Vectors, depth: int, nprobe: int, only: Mask | None = None
+    ) -> list[list[Hit]]:
         """Return the nearest `depth` documents of each query in one scan of all its clusters."""
         probes = self.probe(queries, nprobe)
         scans = [
-            Scan(query, probe.clusters, probe.distances)
+            Scan(query, probe.clusters, probe.distances, only)
             for query, probe in zip(queries, probes, strict=True)
         ]
         return self.scan(scans, depth)
 
-    def distances(self, query: Vectors, ids: Sequence[int]) -> dict[int, float]:
+    def distances(self, query: Vectors, ids: Iterable[int]) -> dict[int, float]:
         """Return the distance from `query` to each document that is still there."""
-        kept = [i for i in ids if self.home(i) is not None]
-        if not kept:
+        found = {i: located for i in ids if (located := self._locate(i)) is not None}
+        if not found:
             return {}
-        vectors = np.stack([self._index.reconstruct(i) for i in kept])
-        if self._sign < 0:
-            values = -(vectors @ query)
-        else:
-            values = ((vectors - query) ** 2).sum(axis=1)
-        return dict(zip(kept, map(float, values), strict=True))
+        vectors = np.empty((len(found), self.dim), np.float32)
+        for row, (part, cluster, place) in zip(vectors, found.values(), strict=True):
+            part.index.reconstruct_from_offset(cluster, place, faiss.swig_ptr(row))
+        values = ((vectors - query) ** 2).sum(axis=1) if self.metric == "l2" else -(vectors @ query)
+        return dict(zip(found, map(float, values), strict=True))
 
     def home(self, id_: int) -> int | None:
         """Return the cluster of a document, None where there is no such document."""
-        try:
-            place: int = self._index.direct_map.get(id_)
-        except RuntimeError:
-            return None
-        return place >> 32
+        located = self._locate(id_)
+        return None if located is None else located[1]
 
-    def add(self, vectors: Vectors, ids: Sequence[int]) -> None:
-        """Add documents. Not while a scan runs."""
-        self._index.add_with_ids(np.ascontiguousarray(vectors), np.asarray(ids, np.int64))
+    def change(
+        self, vectors: Vectors | None = None, ids: Sequence[int] = (), *, remove: Iterable[int] = ()
+    ) -> IvfIndex:
+        """Return the index after `remove` was taken out and `vectors` [n, d] put in under `ids`.
 
-    def remove(self, ids: Sequence[int]) -> int:
-        """Remove documents, and return how many there were. Not while a scan runs."""
-        selector = faiss.IDSelectorArray(np.asarray(ids, np.int64))
-        return int(self._index.remove_ids(selector))
+        What is to be removed and is not there is passed over. It costs as much as all that
+        changed since the last rewrite, and one rewrite for CHANGED_SHARE of the vectors.
+
+        Raises:
+            SpecError: the vectors have another length, or an id is there already.
+        """
+        added = np.empty((0, self.dim), np.float32) if vectors is None else vectors
+        numbers, left = np.asarray(ids, np.int64), np.unique(np.fromiter(remove, np.int64))
+        if added.shape != (len(numbers), self.dim):
+            raise SpecError(
+                f"{len(numbers)} vectors of {self.dim} values expected, not {added.shape}"
+            )
+        if len(np.unique(numbers)) < len(numbers) or any(
+            self.home(int(i)) is not None for i in np.setdiff1d(numbers, left)
+        ):
+            raise SpecError("a document with one of these ids is there already; remove it first")
+        fresh = self._rebuild_fresh(added, numbers, left)
+        gone = self._mark_gone(left)
+        changed = IvfIndex(self.base, self.empty, fresh, gone)
+        count = changed._gone_count() + (0 if fresh is None else len(fresh.ids))
+        if count < max(CHANGED_LEAST, CHANGED_SHARE * len(self.base.ids)):
+            return changed
+        return changed.rewrite()
+
+    def rewrite(self) -> IvfIndex:
+        """Return the same documents as one base, without what was removed."""
+        return IvfIndex(_part(self._collect(self._parts(), self.gone)), self.empty)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file."""
-        faiss.write_index(self._index, os.fspath(path))
+        whole = self if self.fresh is None and self.gone is None else self.rewrite()
+        faiss.write_index(whole.base.index, os.fspath(path))
 
-    def _hits(self, distances: Vectors, ids: NDArray[np.int64]) -> list[Hit]:
-        found = (
-            (self._sign * float(distance), int(id_))
-            for distance, id_ in zip(distances, ids, strict=True)
-            if id_ >= 0
+    def lists(self, cluster: int) -> tuple[Ids, NDArray[np.uint8]]:
+        """Return the ids [n] and stored vectors [n, code_bytes] of a cluster of the base: views."""
+        return _entries(self.base.index, cluster)
+
+    def _parts(self) -> Iterator[_Part]:
+        yield self.base
+        if self.fresh is not None:
+            yield self.fresh
+
+    def _gone_count(self) -> int:
+        return 0 if self.gone is None else int(self.gone.sum())
+
+    def _locate(self, id_: int) -> tuple[_Part, int, int] | None:
+        if self.fresh is not None and (place := self.fresh.find(id_)):
+            return self.fresh, *place
+        removed = self.gone is not None and 0 <= id_ < len(self.gone) and self.gone[id_]
+        if removed or (place := self.base.find(id_)) is None:
+            return None
+        return self.base, *place
+
+    def _rebuild_fresh(self, vectors: Vectors, ids: Ids, left: Ids) -> _Part | None:
+        if self.fresh is None and not len(ids):
+            return None
+        parts, removed = [], np.zeros(0, bool)
+        if self.fresh is not None:
+            parts.append(self.fresh)
+            removed = np.zeros(int(self.fresh.ids.max(initial=0)) + 1, bool)
+            removed[left[(left >= 0) & (left < len(removed))]] = True
+        index = self._collect(iter(parts), removed)
+        index.add_with_ids(np.ascontiguousarray(vectors, np.float32), ids)
+        return _part(index) if index.ntotal else None
+
+    def _mark_gone(self, left: Ids) -> Mask | None:
+        marked = np.intersect1d(left, self.base.ids, assume_unique=True)
+        if not len(marked):
+            return self.gone
+        if self.gone is None:
+            gone = np.zeros(int(self.base.ids[-1]) + 1, bool)
+        else:
+            gone = self.gone.copy()
+        gone[marked] = True
+        return gone
+
+    def _collect(self, parts: Iterator[_Part], gone: Mask | None) -> faiss.IndexIVF:
+        """Return a new index of all vectors of `parts`, but those of the first that are gone."""
+        index = faiss.clone_index(self.empty)
+        for part in parts:
+            for cluster in range(self.clusters):
+                ids, codes = _entries(part.index, cluster)
+                if gone is not None and len(gone) and len(ids):
+                    kept = ~gone[ids]
+                    ids, codes = ids[kept], codes[kept]
+                _append(index, cluster, ids, codes)
+            gone = None
+        return index
+
+
+def scan_lists(
+    index: faiss.IndexIVF, scans: Sequence[Scan], depth: int, selector: object = None
+) -> list[list[Hit]]:
+    """Return of each scan the nearest `depth` vectors of a faiss index, equal distances by id.
+
+    faiss keeps of equally near vectors those it met first, so one more than wanted is asked for;
+    where that one is as near as the last, more are, until none is left out by chance.
+    """
+    width = max((len(scan.clusters) for scan in scans), default=0)
+    if not width:
+        return [[] for _ in scans]
+    clusters = np.full((len(scans), width), -1, np.int64)
+    centroids = np.zeros((len(scans), width), np.float32)
+    for row, scan in enumerate(scans):
+        clusters[row, : len(scan.clusters)] = scan.clusters
+        centroids[row, : len(scan.clusters)] = scan.distances
+    queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
+    wanted, asked = np.arange(len(scans)), depth + 1
+    sign = -1.0 if index.metric_type == faiss.METRIC_INNER_PRODUCT else 1.0
+    hits: list[list[Hit]] = [[] for _ in scans]
+    while len(wanted):
+        found, ids = _search(
+            index, queries[wanted], clusters[wanted], centroids[wanted], asked, selector
         )
-        return merge_hits([found], len(ids))
+        open_ = (ids[:, -1] >= 0) & (found[:, depth - 1] == found[:, -1])
+        for number in np.flatnonzero(~open_):
+            hits[wanted[number]] = _hits(sign * found[number], ids[number], depth)
+        wanted, asked = wanted[open_], 2 * asked
+    return hits
+
+
+def _search(
+    index: faiss.IndexIVF,
+    queries: Vectors,
+    clusters: Ids,
+    centroids: Vectors,
+    count: int,
+    selector: object,
+) -> tuple[Vectors, Ids]:
+    found = np.empty((len(queries), count), np.float32)
+    ids = np.empty((len(queries), count), np.int64)
+    options = faiss.SearchParametersIVF(nprobe=clusters.shape[1], sel=selector)
+    index.search_preassigned_c(
+        len(queries),
+        faiss.swig_ptr(np.ascontiguousarray(queries)),
+        count,
+        faiss.swig_ptr(np.ascontiguousarray(clusters)),
+        faiss.swig_ptr(np.ascontiguousarray(centroids)),
+        faiss.swig_ptr(found),
+        faiss.swig_ptr(ids),
+        False,
+        options,
+    )
+    return found, ids
+
+
+def _hits(distances: Vectors, ids: Ids, depth: int) -> list[Hit]:
+    real = ids >= 0
+    pairs = zip(distances[real].tolist(), ids[real].tolist(), strict=True)
+    return merge_hits([pairs], depth)
+
+
+def _by_mask(scans: Sequence[Scan]) -> list[tuple[list[int], Mask | None]]:
+    groups: dict[int, tuple[list[int], Mask | None]] = {}
+    for number, scan in enumerate(scans):
+        groups.setdefault(id(scan.only), ([], scan.only))[0].append(number)
+    return list(groups.values())
+
+
+def _selector(only: Mask | None, gone: Mask | None, ids: Ids) -> faiss.IDSelector | None:
+    """Return what tells faiss which ids count; None where all do."""
+    if only is None and gone is None:
+        return None
+    allowed = np.ones(int(ids[-1]) + 1 if len(ids) else 0, bool) if only is None else only
+    if gone is not None:
+        shared = min(len(allowed), len(gone))
+        allowed = allowed.copy()
+        allowed[:shared] &= ~gone[:shared]
+    return faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+
+
+def _entries(index: faiss.IndexIVF, cluster: int) -> tuple[Ids, NDArray[np.uint8]]:
+    lists = index.invlists
+    size = lists.list_size(cluster)
+    if not size:
+        return np.empty(0, np.int64), np.empty((0, index.code_size), np.uint8)
+    ids = faiss.rev_swig_ptr(lists.get_ids(cluster), size)
+    codes = faiss.rev_swig_ptr(lists.get_codes(cluster), size * index.code_size)
+    return ids, codes.reshape(size, -1)
+
+
+def _append(index: faiss.IndexIVF, cluster: int, ids: Ids, codes: NDArray[np.uint8]) -> None:
+    if not len(ids):
+        return
+    given, stored = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
+    index.invlists.add_entries(cluster, len(ids), faiss.swig_ptr(given), faiss.swig_ptr(stored))
+    index.ntotal += len(ids)
+
+
+def _part(index: faiss.IndexIVF) -> _Part:
+    sizes = [index.invlists.list_size(cluster) for cluster in range(index.nlist)]
+    ids = np.concatenate([_entries(index, c)[0] for c in range(index.nlist)])
+    homes = np.repeat(np.arange(index.nlist, dtype=np.int32), sizes)
+    places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    order = np.argsort(ids, kind="stable")
+    return _Part(index, ids[order], homes[order], places[order])
+
+
+def choose_clusters(count: int) -> int:
+    """Return how many clusters `count` vectors make: one (a flat index), or 4 times their root.
+
+    Training takes about 39 vectors of each cluster, so there are never more than count / 39.
+    """
+    return 1 if count <= FLAT_LIMIT else max(1, min(int(4 * count**0.5), count // 39))
 
 
 def build_index(
     vectors: Vectors,
     *,
-    clusters: int,
+    clusters: int | None = None,
     codes: str = "flat",
     metric: str = "l2",
     seed: int = 0,
@@ -153,7 +396,7 @@ def build_index(
 
     Args:
         vectors: what is searched; unit vectors where the metric is to be the cosine.
-        clusters: lists of the index; four times the root of n is usual.
+        clusters: lists of the index, default by `choose_clusters`. One is a flat index.
         codes: `flat` (exact), `sq8` (a byte a component) or `pq` (a byte for four).
         metric: `l2` or `ip` (inner product).
         seed: of the clustering.
@@ -165,23 +408,44 @@ def build_index(
         known = ", ".join((*CODES, *METRICS))
         raise SpecError(f"codes {codes!r} with metric {metric!r} are not known; there are {known}")
     count, d = vectors.shape
-    if not 1 <= clusters <= count:
-        raise SpecError(f"{count} vectors cannot make {clusters} clusters; ask for fewer")
-    name = f"IVF{clusters},{CODES[codes].format(d4=max(1, d // 4))}"
+    lists = choose_clusters(count) if clusters is None else clusters
+    if not 1 <= lists <= count:
+        raise SpecError(f"{count} vectors cannot make {lists} clusters; ask for fewer")
+    if codes == "pq" and (count < PQ_LEAST or d % 4):
+        raise SpecError(
+            f"product codes need {PQ_LEAST} vectors of a multiple of 4 values at least, not "
+            f"{count} of {d}; take `flat` or `sq8`"
+        )
+    name = f"IVF{lists},{CODES[codes].format(d4=d // 4)}"
     index = faiss.index_factory(d, name, METRICS[metric])
     index.cp.seed = seed
-    index.train(np.ascontiguousarray(vectors))
-    made = IvfIndex(index)
-    made.add(vectors, range(count))
-    return made
+    given = np.ascontiguousarray(vectors, np.float32)
+    index.train(given)
+    return fill_index(index, given)
+
+
+def fill_index(index: faiss.IndexIVF, vectors: Vectors) -> IvfIndex:
+    """Return a trained faiss index, which nobody else uses, with `vectors`; ids are their rows."""
+    empty = faiss.clone_index(index)
+    index.add(vectors)
+    return IvfIndex(_part(index), empty)
 
 
 def read_index(path: str | os.PathLike[str]) -> IvfIndex:
     """Return the index in a file, its lists mapped from it; SpecError where it is none."""
+    index, twin = _read(path), _read(path)
+    lists = faiss.ArrayInvertedLists(twin.nlist, twin.code_size)
+    twin.replace_invlists(lists, True)
+    lists.this.disown()
+    twin.ntotal = 0
+    return IvfIndex(_part(index), twin)
+
+
+def _read(path: str | os.PathLike[str]) -> faiss.IndexIVF:
     try:
         index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
     except RuntimeError as error:
         raise SpecError(f"{os.fspath(path)} is no index that faiss reads: {error}") from None
     if not isinstance(index, faiss.IndexIVF):
         raise SpecError(f"{os.fspath(path)} holds a {type(index).__name__}, which is no IVF index")
-    return IvfIndex(index)
+    return index

@@ -22,6 +22,7 @@ from dovetail.runtime.retrieval.ivf import (  # noqa: E402
     IvfIndex,
     Scan,
     build_index,
+    fill_index,
     read_index,
 )
 
@@ -55,9 +56,7 @@ def make_index(codes: str, metric: str) -> IvfIndex:
     # half the bits of a code: faiss takes seconds to train the product's
     plain = faiss.index_factory(DIM, f"IVF{LISTS},PQ4x4", METRICS[metric])
     plain.train(VECTORS)
-    index = IvfIndex(plain)
-    index.add(VECTORS, range(COUNT))
-    return index
+    return fill_index(plain, VECTORS)
 
 
 @pytest.mark.long
@@ -90,8 +89,8 @@ def test_ids_and_distances_are_those_of_faiss(
     kind: tuple[str, str], depth: int, indexes: dict[tuple[str, str], IvfIndex]
 ) -> None:
     index = indexes[kind]
-    index._index.nprobe = 12
-    distances, ids = index._index.search(QUERIES, depth)
+    index.base.index.nprobe = 12
+    distances, ids = index.base.index.search(QUERIES, depth)
     sign = -1 if kind[1] == "ip" else 1
     for found in (index.find(QUERIES, depth, 12), stepwise(index, depth, 12, lambda: 5)):
         np.testing.assert_allclose([[d for d, _ in row] for row in found], sign * distances)
@@ -114,7 +113,8 @@ def test_uneven_steps_find_what_one_scan_finds(
 def test_empty_clusters_are_passed_over() -> None:
     index = build_index(VECTORS, clusters=LISTS)
     emptied = [i for i in range(COUNT) if index.home(i) in (3, 4)]
-    assert index.remove(emptied) == len(emptied) and index.sizes[3] == index.sizes[4] == 0
+    index = index.change(remove=emptied).rewrite()
+    assert len(index) == COUNT - len(emptied) and index.sizes[3] == index.sizes[4] == 0
     scans = [Scan(QUERIES[0], (3, 4), np.zeros(2, np.float32)), Scan(QUERIES[1], (), np.zeros(0))]
     assert index.scan(scans, 5) == [[], []]
     everything = index.find(QUERIES, 5, LISTS)
@@ -144,11 +144,11 @@ def test_distances_to_documents_are_those_that_a_scan_finds(
 
 
 def test_documents_come_and_go() -> None:
-    index = build_index(VECTORS, clusters=LISTS)
-    index.add(QUERIES[:2], [10_000, 10_001])
+    index = build_index(VECTORS, clusters=LISTS).change(QUERIES[:2], [10_000, 10_001])
     assert len(index) == COUNT + 2
     assert [row[0][1] for row in index.find(QUERIES[:2], 1, 4)] == [10_000, 10_001]
-    assert index.remove([10_000, 77_777]) == 1 and index.home(10_000) is None
+    index = index.change(remove=[10_000, 77_777])
+    assert len(index) == COUNT + 1 and index.home(10_000) is None
     assert index.find(QUERIES[:1], 1, LISTS)[0][0][1] != 10_000
 
 

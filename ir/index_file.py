@@ -1,0 +1,52 @@
+"""A retrieval index's own files: `manifest.json` and the lines of `documents.jsonl`.
+
+An index folder holds `vectors.faiss`, `documents.jsonl` (a passage a line) and `offsets.npy` (where
+each line begins); kernels that scan lists may lie under `kernels/<target>/`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from dovetail.ir.artifact import FileEntry
+
+INDEX_MAJOR, INDEX_MINOR = 1, 0
+VECTORS, DOCUMENTS, OFFSETS = "vectors.faiss", "documents.jsonl", "offsets.npy"
+
+
+class Passage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an index finds. key: the corpus's own name for it; `title` may be empty."""
+
+    key: str
+    text: str
+    title: str = ""
+    metadata: dict[str, Any] = {}
+
+
+class EmbedderEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What made the vectors, and what goes before a query and before a passage."""
+
+    name: str
+    fingerprint: str
+    query_prompt: str = ""
+    passage_prompt: str = ""
+
+
+class IndexManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`manifest.json` of an index; `files` lists every other file by its relative path."""
+
+    kind: Literal["index"] = "index"
+    format_major: int = INDEX_MAJOR
+    format_minor: int = INDEX_MINOR
+    producer: str
+    created: str
+    documents: int
+    dim: int
+    clusters: int
+    codes: str
+    metric: str
+    embedder: EmbedderEntry | None = None
+    targets: tuple[str, ...] = ()
+    files: dict[str, FileEntry]

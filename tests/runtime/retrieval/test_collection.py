@@ -1,0 +1,201 @@
+"""Documents that come and go while searches run, against a plain list of what should be there."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+faiss = pytest.importorskip("faiss")
+
+from dovetail.ir.errors import RequestError, SpecError  # noqa: E402
+from dovetail.ir.index_file import Passage  # noqa: E402
+from dovetail.runtime.retrieval import ivf  # noqa: E402
+from dovetail.runtime.retrieval.collection import Collection, Snapshot  # noqa: E402
+from dovetail.runtime.retrieval.cursor import Hit, begin_search  # noqa: E402
+from dovetail.runtime.retrieval.documents import DocumentStore  # noqa: E402
+from dovetail.runtime.retrieval.ivf import METRICS, IvfIndex, Scan, build_index  # noqa: E402
+
+DIM, COUNT, LISTS = 8, 300, 12
+RNG = np.random.default_rng(5)
+VECTORS = RNG.standard_normal((COUNT, DIM)).astype(np.float32)
+SPARE = RNG.standard_normal((200, DIM)).astype(np.float32)
+QUERIES = RNG.standard_normal((4, DIM)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def indexes(one_thread: None) -> dict[str, IvfIndex]:
+    return {metric: build_index(VECTORS, clusters=LISTS, metric=metric) for metric in METRICS}
+
+
+def passage(number: int, **metadata: Any) -> Passage:
+    return Passage(key=f"k{number}", text=f"text {number}", metadata=metadata)
+
+
+def collection(index: IvfIndex) -> Collection:
+    store = DocumentStore()
+    store.add(passage(i, parity=i % 2, tags=[f"t{i % 3}", "all"]) for i in range(COUNT))
+    return Collection(index, store)
+
+
+def nearest(documents: dict[int, np.ndarray], metric: str, query: np.ndarray, k: int) -> list[int]:
+    ids = np.array(sorted(documents))
+    rows = np.stack([documents[i] for i in ids]).astype(np.float64)
+    distances = ((rows - query) ** 2).sum(1) if metric == "l2" else -(rows * query).sum(1)
+    return ids[np.argsort(distances, kind="stable")[:k]].tolist()
+
+
+def ids(hits: list[Hit]) -> list[int]:
+    return [id_ for _, id_ in hits]
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6), metric=st.sampled_from(sorted(METRICS)), least=st.integers(1, 90)
+)
+def test_any_changes_leave_what_a_plain_list_holds(
+    indexes: dict[str, IvfIndex], seed: int, metric: str, least: int
+) -> None:
+    rng, index = random.Random(seed), indexes[metric]
+    documents = dict(enumerate(VECTORS))
+    with pytest.MonkeyPatch.context() as patch:  # so that some changes rewrite the index
+        patch.setattr(ivf, "CHANGED_LEAST", least)
+        patch.setattr(ivf, "CHANGED_SHARE", 0.1)
+        for turn in range(rng.randint(1, 6)):
+            left = [*rng.sample(sorted(documents), rng.randint(0, 40)), 9999]
+            added = rng.sample(range(len(SPARE)), rng.randint(0, 20))
+            new = {1000 * (turn + 1) + i: SPARE[i] for i in added}
+            again = {i: SPARE[7] for i in left[:1] if i != 9999}  # out and in under the same id
+            new |= again
+            rows = np.stack(list(new.values())) if new else np.empty((0, DIM), np.float32)
+            index = index.change(rows, list(new), remove=left)
+            documents = {i: v for i, v in documents.items() if i not in left} | new
+    assert len(index) == len(documents) and sum(index.sizes) >= len(documents)
+    found = index.find(QUERIES, 15, LISTS)
+    for query, row in zip(QUERIES, found, strict=True):
+        assert row == sorted(set(row)) and set(ids(row)) <= set(documents)
+        best = nearest(documents, metric, query, 15)  # nearly equal ones may come in another order
+        near, far = (np.stack([documents[i] for i in chosen]) for chosen in (ids(row), best))
+        told = [((v - query) ** 2).sum(1) if metric == "l2" else -(v @ query) for v in (near, far)]
+        np.testing.assert_allclose(*told, rtol=1e-5, atol=1e-6)
+    assert all(index.home(i) is not None for i in documents) and index.home(9999) is None
+    told = index.distances(QUERIES[0], [*ids(found[0]), 9999])
+    np.testing.assert_allclose(list(told.values()), [d for d, _ in found[0]], rtol=1e-4, atol=1e-5)
+    assert index.rewrite().find(QUERIES, 15, LISTS) == found
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6))
+def test_equally_near_documents_come_by_id_however_a_search_is_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    few = VECTORS[[rng.randrange(5) for _ in range(COUNT)]]  # every distance many times over
+    index, depth = build_index(few, clusters=5), rng.randint(1, 40)
+    (whole,) = index.find(QUERIES[:1], depth, 5)
+    assert ids(whole) == nearest(dict(enumerate(few)), "l2", QUERIES[0], depth)
+    (probe,) = index.probe(QUERIES[:1], 5)
+    cursor = begin_search(probe.clusters, depth)
+    while not cursor.done:
+        count = rng.randint(1, len(cursor.left))
+        scan = Scan(QUERIES[0], cursor.left[:count], np.zeros(count, np.float32))
+        cursor.advance(count, index.scan([scan], cursor.depth)[0])
+    assert cursor.best[:depth] == whole
+
+
+def test_a_search_in_steps_sees_all_of_a_change_or_nothing(indexes: dict[str, IvfIndex]) -> None:
+    served = collection(indexes["l2"])
+    before = served.snapshot
+    (probe,) = before.index.probe(QUERIES[:1], LISTS)
+    wanted = before.index.find(QUERIES[:1], 20, LISTS)[0]
+    cursor = begin_search(probe.clusters, 20)
+    while not cursor.done:
+        # the nearest documents move elsewhere between two steps
+        moved = [passage(i) for i in ids(wanted)[: 2 + cursor.position]]
+        served.change(moved, SPARE[: len(moved)], remove=[f"k{ids(wanted)[-1]}"])
+        scan = Scan(QUERIES[0], cursor.left[:3], probe.distances[cursor.position :][:3])
+        cursor.advance(3, before.index.scan([scan], 20)[0])
+    assert cursor.best == wanted
+    after = served.snapshot
+    assert after.version == 4 and not set(ids(wanted)[:2]) & set(
+        ids(after.index.find(QUERIES[:1], 40, LISTS)[0])
+    )
+    assert served.at(0) is before and served.at(after.version) is after
+    assert [d.text for d in before.documents(wanted[:2])] == [f"text {i}" for i in ids(wanted)[:2]]
+
+
+def test_threads_that_search_never_see_half_of_a_change(indexes: dict[str, IvfIndex]) -> None:
+    served, twin = collection(indexes["l2"]), QUERIES[0][None]
+    served.change([passage(1000)], twin)
+    faults: list[str] = []
+    begun, stop = threading.Event(), threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            found = served.find(QUERIES[0], 1, LISTS)
+            if found[0].score != 0 or found[0].metadata["key"] != "k1000":
+                faults.append(str(found[0]))
+            begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(60)
+    for _ in range(60):  # takes the place of the one with the same key
+        served.change([passage(1000)], twin)
+    stop.set()
+    reader.join()
+    assert not faults and len(served.snapshot.index) == COUNT + 1
+
+
+def test_filters_choose_documents_by_metadata(indexes: dict[str, IvfIndex]) -> None:
+    served = collection(indexes["ip"])
+    served.change([passage(1000, parity=1, tags="t9")], 9 * QUERIES[:1])
+    every = dict(enumerate(VECTORS)) | {COUNT: 9 * QUERIES[0]}
+    cases: list[tuple[dict[str, Any], list[int]]] = [
+        ({"parity": 1}, [i for i in every if i % 2 or i == COUNT]),
+        ({"parity": (0, 7)}, [i for i in range(COUNT) if i % 2 == 0]),
+        ({"tags": "t1", "parity": 0}, [i for i in range(COUNT) if i % 3 == 1 and i % 2 == 0]),
+        ({"tags": ["t9", "t2"]}, [i for i in every if i % 3 == 2 or i == COUNT]),
+        ({"parity": 5}, []),
+        ({}, list(every)),
+    ]
+    for filters, kept in cases:
+        found = [d.id for d in served.find(QUERIES[0], 10, LISTS, filters)]
+        assert found == (nearest({i: every[i] for i in kept}, "ip", QUERIES[0], 10) if kept else [])
+    assert served.mask({"parity": 1}) is served.mask({"parity": 1})
+    # scans with different filters run together
+    seen, (probe,) = served.snapshot, served.snapshot.index.probe(QUERIES[:1], LISTS)
+    masks = [served.mask(filters) for filters, _ in cases]
+    scans = [Scan(QUERIES[0], probe.clusters, probe.distances, mask) for mask in masks]
+    alone = [seen.index.scan([scan], 10)[0] for scan in scans]
+    assert seen.index.scan(scans, 10) == alone
+    for wrong in ({"colour": 1}, {"parity": object()}):
+        with pytest.raises(RequestError):
+            served.find(QUERIES[0], 1, 1, wrong)
+
+
+def test_changes_that_cannot_be_made_change_nothing(indexes: dict[str, IvfIndex]) -> None:
+    served = collection(indexes["l2"])
+    before: Snapshot = served.snapshot
+    with pytest.raises(SpecError, match="vectors of 8 values"):
+        served.change([passage(1000)], SPARE[:2])
+    with pytest.raises(RequestError, match="same key"):
+        served.change([passage(1000), passage(1000)], SPARE[:2])
+    with pytest.raises(SpecError, match="there already"):
+        before.index.change(SPARE[:1], [4])
+    assert served.snapshot is before and len(before.store) == COUNT
+    assert served.change(remove=["nobody", 77_777]).index.find(QUERIES, 3, 3) == before.index.find(
+        QUERIES, 3, 3
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -24,11 +25,15 @@ Stamped = Mapping[str, tuple[int, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a node; node and round name it, whatever ran before or beside it."""
+    """One run of a node; node and round name it, whatever ran before or beside it.
+
+    rounds: in which round each value of the state was written, -1 for inputs.
+    """
 
     node: Node
     round: int
     state: State
+    rounds: Mapping[str, int]
 
 
 class WorkflowRun:
@@ -81,6 +86,16 @@ class WorkflowRun:
         state = {**self._running.pop(key), call.node.output: (call.round, value)}
         self._send(call.node.name, call.round, state)
 
+    def fork(self) -> WorkflowRun:
+        """Return a run that is where this one is, and goes on without changing this one."""
+        fork = copy(self)
+        fork._waiting = defaultdict(
+            list, {key: list(found) for key, found in self._waiting.items()}
+        )
+        fork._running, fork._calls = dict(self._running), dict(self._calls)
+        fork._runs = self._runs.copy()
+        return fork
+
     def _awaited(self, key: tuple[int, Place]) -> bool:
         """Tell whether something under way may still bring more to a place in its round."""
         round_, place = key
@@ -110,7 +125,8 @@ class WorkflowRun:
                     "node has written it"
                 )
         self._running[key] = stamped
-        call = self._calls[key] = Call(node, round_, state)
+        rounds = {name: written for name, (written, _) in stamped.items()}
+        call = self._calls[key] = Call(node, round_, state, rounds)
         return call
 
     def _send(self, source: Place, round_: int, state: Stamped) -> None:

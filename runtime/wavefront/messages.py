@@ -54,7 +54,7 @@ class Generate:
 class Embed:
     """Turn a text into a vector -> Finished(vector). Orders given together may share a batch.
 
-    query: for a search (an encoder's query prompt goes before it), else as a passage.
+    query: for a search of `index` (its encoder, with the prompt for queries), else by `model`.
     provisional: of a reply that is still being written; it only prepares a later search.
     """
 
@@ -63,6 +63,7 @@ class Embed:
     text: str
     model: str | None = None
     query: bool = False
+    index: str | None = None
     provisional: bool = False
 
 

@@ -1,0 +1,123 @@
+"""How long stages take: what was measured beforehand, and what reports teach meanwhile.
+
+In: measured `StageCosts`, then seconds of sub-stages, searches and replies. Out: the budget of a
+sub-stage and the predictions by which a transformation is kept or left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dovetail.runtime.retrieval.budget import ScanCost, best_budget
+
+FRESH = 0.1
+"""Weight of the newest figure in a running mean."""
+BUCKETS = 8
+"""Parts of a search for which it is counted apart how often what was best then stayed so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Seconds of one decode step: `fixed`, and `per_sequence` for each sequence in the batch."""
+
+    fixed: float
+    per_sequence: float = 0.0
+
+    def seconds(self, batch: int) -> float:
+        """Predict a step."""
+        return self.fixed + self.per_sequence * batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Measured costs to begin with.
+
+    scan: of clusters on the CPU. device: on the GPU, `fixed` being launch and synchronisation;
+    None where clusters cannot be there. overhead: seconds that a sub-stage takes beyond its scan
+    (beta). step: of the engine. reply: seconds of a whole generation.
+    """
+
+    scan: ScanCost
+    overhead: float
+    step: StepCost
+    device: ScanCost | None = None
+    reply: float = 1.0
+
+
+@dataclass(slots=True)
+class Learned:
+    """Running figures. stage: mean seconds of a whole search (t_R), None before the first."""
+
+    costs: StageCosts
+    overhead: float = field(init=False)
+    reply: float = field(init=False)
+    stage: float | None = None
+    speed: float = 1.0  # seconds that scans took, over those predicted
+    kept: list[list[float]] = field(default_factory=lambda: [[1.0, 2.0] for _ in range(BUCKETS)])
+
+    def __post_init__(self) -> None:
+        """Begin with what was measured."""
+        self.overhead, self.reply = self.costs.overhead, self.costs.reply
+
+    @property
+    def budget(self) -> float:
+        """Seconds that a sub-stage should take (mb)."""
+        return best_budget(self.overhead, self.stage or 0.0)
+
+    def steps(self, batch: int) -> int:
+        """Return how many decode steps fit in a sub-stage; at least one."""
+        return max(1, int(self.budget / max(self.costs.step.seconds(batch), 1e-9)))
+
+    def scan_seconds(self, vectors: Sequence[int]) -> float:
+        """Predict a scan on the CPU of so many vectors for each search."""
+        return self.speed * self.costs.scan.seconds(vectors)
+
+    def guess_gain(self, left: float, scanned: float, load: int) -> float:
+        """Predict the seconds that begin a generation on a guess saves, less what others lose.
+
+        If the guess holds, generation and the rest of the search overlap; if not, its steps were
+        taken from `load` others.
+
+        Args:
+            left: seconds until the search will be over.
+            scanned: part of the search that is over, 0..1.
+            load: generations under way.
+        """
+        step, overlap, chance = self.costs.step, min(left, self.reply), self.chance(scanned)
+        slower = step.per_sequence / max(step.seconds(load + 1), 1e-9)
+        return chance * overlap - (1 - chance) * overlap * load * slower
+
+    def chance(self, scanned: float) -> float:
+        """Return how often what was best after part of a search stayed so."""
+        kept, tried = self.kept[_bucket(scanned)]
+        return kept / tried
+
+    # ---- what reports teach ----
+
+    def guessed(self, scanned: float, held: bool) -> None:
+        """Take whether a guess held; old ones count less and less."""
+        bucket = self.kept[_bucket(scanned)]
+        bucket[:] = (1 - FRESH) * bucket[0] + held, (1 - FRESH) * bucket[1] + 1
+
+    def scanned(self, predicted: float, seconds: float, elapsed: float) -> None:
+        """Take what a scan on the CPU took, and how long it was until its report came."""
+        self.overhead = _mean(self.overhead, max(0.0, elapsed - seconds))
+        if predicted > 0:
+            self.speed = _mean(self.speed, self.speed * seconds / predicted)
+
+    def searched(self, seconds: float) -> None:
+        """Take the seconds of a whole search."""
+        self.stage = seconds if self.stage is None else _mean(self.stage, seconds)
+
+    def replied(self, seconds: float) -> None:
+        """Take the seconds of a whole generation."""
+        self.reply = _mean(self.reply, seconds)
+
+
+def _mean(before: float, newest: float) -> float:
+    return before + FRESH * (newest - before)
+
+
+def _bucket(part: float) -> int:
+    return min(int(part * BUCKETS), BUCKETS - 1)

@@ -1,0 +1,100 @@
+"""One search of one request, on its way through clusters, and the sub-stage that it is part of.
+
+In: clusters and what scans of them found. Out: parts to scan, documents so far, a history.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from dovetail.ir.workflow import Retrieval
+from dovetail.runtime.retrieval.cursor import HISTORY, Cursor, Hit, SearchHistory
+from dovetail.runtime.wavefront.messages import Device, Found, Part, Source
+from dovetail.runtime.workflow_run import Call
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """A search under way. call: what waits for it; None for a scout, which only makes history.
+
+    counts: clusters of each sub-stage that is over. taken: clusters of the one under way.
+    """
+
+    source: Source
+    node: Retrieval
+    call: Call | None
+    vector: Any
+    began: float
+    job: int = 0  # of its probe, until that is told
+    cursor: Cursor | None = None  # None until its clusters are known
+    centroids: dict[int, float] = field(default_factory=dict)
+    homes: dict[int, int] = field(default_factory=dict)
+    counts: list[int] = field(default_factory=list)
+    taken: int = 0
+    scans: int = 0  # under way
+    found: list[Hit] = field(default_factory=list)
+    slowest: float = 0.0  # seconds of the longest scan of the sub-stage under way
+    seconds: float = 0.0  # of the sub-stages that are over
+    tried: tuple[int, ...] = ()  # documents that a generation was begun on last
+    over: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its next sub-stage may begin."""
+        return self.cursor is not None and not self.scans and not self.over
+
+    @property
+    def steps(self) -> Cursor:
+        """Its way through the clusters; they must be known."""
+        assert self.cursor is not None, "the clusters of a search must be known first"
+        return self.cursor
+
+    @property
+    def share(self) -> float:
+        """Part of its clusters that are scanned."""
+        return self.steps.position / max(1, len(self.steps.clusters))
+
+    @property
+    def partial_ids(self) -> tuple[int, ...]:
+        """Ids of the nearest documents so far."""
+        return tuple(id_ for _, id_ in self.steps.partial)
+
+    def part(self, clusters: tuple[int, ...]) -> Part:
+        """Return what a scan has to know about some clusters."""
+        centroids = tuple(self.centroids[c] for c in clusters)
+        depth = self.steps.depth
+        return Part(self.source.request, self.node, self.vector, clusters, centroids, depth)
+
+    def find(self, found: Found, seconds: float) -> bool:
+        """Take what one scan found in `seconds`; tell whether the sub-stage is over with it."""
+        self.slowest = max(self.slowest, seconds)
+        self.found += found.hits
+        self.homes.update((hit[1], home) for hit, home in zip(found.hits, found.homes, strict=True))
+        self.scans -= 1
+        if self.scans:
+            return False
+        self.steps.advance(self.taken, self.found)
+        self.counts.append(self.taken)
+        self.seconds += self.slowest
+        self.taken, self.found, self.slowest = 0, [], 0.0
+        return True
+
+    def history(self) -> SearchHistory:
+        """Return what it leaves to the next search of its request, as far as it got."""
+        kept = tuple(self.steps.best[:HISTORY])
+        homes = {id_: self.homes[id_] for _, id_ in kept}
+        return SearchHistory(self.steps.clusters[: self.steps.position], kept, homes)
+
+
+Takes: TypeAlias = list[tuple[Search, tuple[int, ...]]]
+"""For each search of a sub-stage its next clusters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """What is scanned together on one device. predicted: its seconds."""
+
+    device: Device
+    takes: Takes
+    predicted: float

@@ -1,0 +1,298 @@
+"""All searches under way: which clusters of which of them the next sub-stage scans, and where.
+
+In: searches as they come, reports of probes and scans. Out: orders to probe, scan and copy; each
+search back when a sub-stage or the whole of it is over. One scan is under way on each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dovetail.ir.errors import DovetailError
+from dovetail.runtime.retrieval.budget import plan_sub_stage
+from dovetail.runtime.retrieval.cursor import Cursor, SearchHistory, begin_search
+from dovetail.runtime.wavefront.board import Board, Waiter
+from dovetail.runtime.wavefront.costs import Learned
+from dovetail.runtime.wavefront.hot import HotClusters
+from dovetail.runtime.wavefront.messages import (
+    Catalog,
+    Copy,
+    Device,
+    Finished,
+    Probe,
+    Probed,
+    Scan,
+    Scanned,
+)
+from dovetail.runtime.wavefront.search import Lot, Search, Takes
+from dovetail.runtime.wavefront.settings import (
+    PREFETCH,
+    REORDER,
+    SPLIT,
+    SPLIT_DEVICES,
+    WavefrontSettings,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told of searches: after each sub-stage, at the end, and when one fails."""
+
+    stepped: Callable[[Search, float], None]
+    ended: Callable[[Search, float], None]
+    failed: Callable[[Search, DovetailError, float], None]
+
+
+class Searches:
+    """Searches of all requests, oldest request first."""
+
+    def __init__(
+        self,
+        settings: WavefrontSettings,
+        learned: Learned,
+        board: Board,
+        catalog: Catalog,
+        hot: Mapping[str | None, HotClusters],
+        watcher: Watcher,
+    ) -> None:
+        self._settings, self._learned, self._board = settings, learned, board
+        self._catalog, self._hot, self._watcher = catalog, hot, watcher
+        self._active: list[Search] = []
+        self._lanes: dict[Device, Lot] = {}
+        self._copying: set[str | None] = set()
+        self._since_refresh = 0
+        self.sub_stages = 0
+
+    @property
+    def load(self) -> int:
+        """Searches under way."""
+        return len(self._active)
+
+    @property
+    def active(self) -> Sequence[Search]:
+        """Searches under way whose clusters are known."""
+        return [search for search in self._active if search.cursor is not None]
+
+    def begin(self, search: Search, history: SearchHistory | None) -> None:
+        """Have the clusters of a search found; `history` is of the request's last one."""
+        used = history if self._settings.allows(REORDER) else None
+        known = tuple(id_ for _, id_ in used.hits) if used else ()
+        source, provisional = search.source, search.call is None
+        self._active.append(search)
+        self._active.sort(key=_order)
+        search.job = self._board.post(
+            lambda job: Probe(job, source, search.node, search.vector, known, provisional),
+            Waiter(
+                source.request,
+                lambda report, now: self._probed(search, used, report, now),
+                lambda error, now: self._fail([search], error, now),
+            ),
+        )
+
+    def drop(self, search: Search) -> None:
+        """Forget a search; scans that hold it go on, but nothing comes of them."""
+        if not search.over:
+            search.over = True
+            self._active.remove(search)
+            self._board.cancel(search.job)
+
+    def drop_request(self, request: int) -> None:
+        """Forget all searches of a request."""
+        for search in [s for s in self._active if s.source.request == request]:
+            self.drop(search)
+
+    def seconds_left(self, search: Search) -> float:
+        """Predict how long a search still takes beside those that are under way."""
+        sizes = self._catalog.sizes(search.node.index)
+        vectors = sum(sizes[c] for c in search.steps.left)
+        sharing = max(1.0, self.load / self._learned.costs.scan.threads)
+        return self._learned.scan_seconds([vectors]) * sharing
+
+    def dispatch(self, now: float) -> None:
+        """Order the next scans of devices that are idle, and copies of clusters that got hot."""
+        self._prefetch()
+        while "cpu" not in self._lanes and (chosen := self._chosen()):
+            for lot in self._divided(chosen, self._catalog.sizes(chosen[0].node.index)):
+                self._start(lot, now)
+            self.sub_stages += 1
+            self._since_refresh += 1
+
+    # ---- what a sub-stage holds ----
+
+    def _chosen(self) -> list[Search]:
+        """Return the searches that share the next sub-stage; scouts only where threads idle."""
+        waiting = [search for search in self._active if search.waiting]
+        if not waiting:
+            return []
+        waiting.sort(key=lambda search: search.call is None)  # stable
+        index, threads = waiting[0].node.index, self._learned.costs.scan.threads
+        same = [search for search in waiting if search.node.index == index]
+        real = sum(search.call is not None for search in same)
+        width = self._settings.width or 2 * threads
+        if not self._settings.allows(SPLIT):
+            width = len(same)
+        return same[: min(width, max(real, threads))]
+
+    def _divided(self, chosen: Sequence[Search], sizes: Sequence[int]) -> list[Lot]:
+        """Return the scans of a sub-stage: on both devices where that is predicted to be faster."""
+        hot = self._hot.get(chosen[0].node.index)
+        device = self._learned.costs.device
+        if self._settings.allows(SPLIT_DEVICES) and hot and device and "gpu" not in self._lanes:
+            takes = self._planned(chosen, _OnCpu(sizes, hot))
+            here = _filter(takes, lambda cluster: not hot.resident(cluster))
+            there = _filter(takes, hot.resident)
+            seconds = device.seconds(_vectors(there, sizes)) if there else 0.0
+            lots = [self._cpu_lot(here, sizes), Lot("gpu", there, seconds)]
+            if max(lot.predicted for lot in lots) < self._cpu_lot(takes, sizes).predicted:
+                return [lot for lot in lots if lot.takes]
+        return [self._cpu_lot(self._planned(chosen, sizes), sizes)]
+
+    def _cpu_lot(self, takes: Takes, sizes: Sequence[int]) -> Lot:
+        seconds = self._learned.scan_seconds(_vectors(takes, sizes)) if takes else 0.0
+        return Lot("cpu", takes, seconds)
+
+    def _planned(self, chosen: Sequence[Search], sizes: Sequence[int]) -> Takes:
+        """Return the next clusters of each search, as many as its settings say."""
+        cursors = [search.steps for search in chosen]
+        if not self._settings.allows(SPLIT):
+            counts = [len(cursor.left) for cursor in cursors]
+        elif (fixed := self._settings.fixed_clusters) is not None:
+            counts = [min(fixed, len(cursor.left)) for cursor in cursors]
+        else:
+            plan = self._plan(cursors, sizes)
+            counts = [plan.get(i, 0) for i in range(len(cursors))]
+        return [(s, s.steps.left[:n]) for s, n in zip(chosen, counts, strict=True) if n]
+
+    def _plan(self, cursors: Sequence[Cursor], sizes: Sequence[int]) -> dict[int, int]:
+        budget = self._learned.budget / self._learned.speed
+        cost = self._learned.costs.scan
+        return dict(plan_sub_stage(cursors, sizes, cost, budget, width=len(cursors)).takes)
+
+    def _start(self, lot: Lot, now: float) -> None:
+        index = lot.takes[0][0].node.index
+        parts = tuple(search.part(clusters) for search, clusters in lot.takes)
+        for search, clusters in lot.takes:
+            search.scans += 1
+            search.taken += len(clusters)
+        self._lanes[lot.device] = lot
+        self._board.post(
+            lambda job: Scan(job, lot.device, index, parts),
+            Waiter(
+                None,
+                lambda report, end: self._scanned(lot, report, end - now, end),
+                lambda error, end: self._lost(lot, error, end),
+            ),
+        )
+
+    def _prefetch(self) -> None:
+        if self._since_refresh < self._settings.refresh or not self._settings.allows(PREFETCH):
+            return
+        self._since_refresh = 0
+        for index in self._hot:
+            if index not in self._copying:
+                self._copy(index)
+
+    def _copy(self, index: str | None) -> None:
+        swap = self._hot[index].refresh()
+        if swap is None:
+            return
+        self._copying.add(index)
+        self._board.post(
+            lambda job: Copy(job, index, swap.load, swap.drop),
+            Waiter(
+                None,
+                lambda report, now: self._copied(index, report),
+                lambda error, now: None,  # its clusters stay in transfer: scanned on the CPU
+            ),
+        )
+
+    # ---- reports ----
+
+    def _probed(
+        self, search: Search, used: SearchHistory | None, report: Probed, now: float
+    ) -> None:
+        search.centroids = dict(zip(report.clusters, report.centroids, strict=True))
+        search.cursor = begin_search(report.clusters, search.node.topk, used, report.known)
+        if used is not None:
+            search.homes.update(used.homes)
+        if self._learned.stage is None:
+            self._learned.searched(self.seconds_left(search))
+        if search.cursor.done:
+            self._end(search, now)
+
+    def _scanned(self, lot: Lot, report: Scanned, elapsed: float, now: float) -> None:
+        del self._lanes[lot.device]
+        if lot.device == "cpu":
+            self._learned.scanned(lot.predicted, report.seconds, elapsed)
+        for (search, clusters), found in zip(lot.takes, report.found, strict=True):
+            if (hot := self._hot.get(search.node.index)) is not None:
+                hot.count(clusters)
+            if not search.over and search.find(found, report.seconds):
+                self._stepped(search, now)
+
+    def _stepped(self, search: Search, now: float) -> None:
+        patience = self._settings.patience
+        still = patience is not None and search.steps.unchanged >= patience
+        if search.steps.done or (still and len(search.steps.partial) == search.node.topk):
+            self._end(search, now)
+        else:
+            self._watcher.stepped(search, now)
+
+    def _end(self, search: Search, now: float) -> None:
+        if search.counts:
+            self._learned.searched(search.seconds)
+        search.over = True
+        self._active.remove(search)
+        self._watcher.ended(search, now)
+
+    def _lost(self, lot: Lot, error: DovetailError, now: float) -> None:
+        del self._lanes[lot.device]
+        self._fail([search for search, _ in lot.takes], error, now)
+
+    def _fail(self, searches: Sequence[Search], error: DovetailError, now: float) -> None:
+        for search in searches:
+            if not search.over:
+                self.drop(search)
+                self._watcher.failed(search, error, now)
+
+    def _copied(self, index: str | None, report: Finished) -> None:
+        self._copying.discard(index)
+        self._hot[index].settle()
+
+    def check_integrity(self) -> None:
+        """Assert what always holds."""
+        for search in self._active:
+            assert not search.over
+            held = [cs for lot in self._lanes.values() for s, cs in lot.takes if s is search]
+            assert len(held) == search.scans and sum(map(len, held)) <= search.taken
+            if search.cursor is not None:
+                search.cursor.check_integrity()
+                assert not search.cursor.done, "a search that is done is over"
+
+
+class _OnCpu(Sequence[int]):
+    """Sizes of clusters as the CPU sees them: those on the device are no work."""
+
+    def __init__(self, sizes: Sequence[int], hot: HotClusters) -> None:
+        self._sizes, self._hot = sizes, hot
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, cluster: int) -> int:  # type: ignore[override]
+        return 0 if self._hot.resident(cluster) else self._sizes[cluster]
+
+
+def _filter(takes: Takes, keep: Callable[[int], bool]) -> Takes:
+    """Return the clusters that are kept, and the searches that have some."""
+    kept = ((search, tuple(filter(keep, clusters))) for search, clusters in takes)
+    return [(search, clusters) for search, clusters in kept if clusters]
+
+
+def _vectors(takes: Takes, sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[c] for c in clusters) for _, clusters in takes]
+
+
+def _order(search: Search) -> tuple[int, float]:
+    return search.source.request, search.began

@@ -1,0 +1,58 @@
+"""What a user may set of how workflows share engine and index; the paper's figures by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.ir.errors import SpecError
+
+SPLIT, REORDER, SPLIT_DEVICES, PREFETCH = "split", "reorder", "split_devices", "prefetch"
+SPECULATE_GENERATION, SPECULATE_RETRIEVAL = "speculate_generation", "speculate_retrieval"
+TRANSFORMATIONS = (
+    SPLIT,
+    REORDER,
+    SPECULATE_GENERATION,
+    SPECULATE_RETRIEVAL,
+    SPLIT_DEVICES,
+    PREFETCH,
+)
+"""Transformations of execution graphs, in the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WavefrontSettings:
+    """How workflows are scheduled. Any `transformations` give the same answers.
+
+    transformations: those that may be applied where they are predicted to pay.
+    generation_load, retrieval_load: a generation (search) is begun on a guess while fewer than so
+        many are under way (HedraRAG §4.3).
+    refresh: sub-stages between two looks at which clusters are hot (§4.4).
+    patience: clusters scanned without change of the nearest documents after which a search ends;
+        None: it never ends early, and is exact.
+    width: searches that share a sub-stage; None: twice the threads of a scan.
+    fixed_clusters: clusters of each search in a sub-stage, instead of as many as fit its time.
+    """
+
+    transformations: frozenset[str] = frozenset(TRANSFORMATIONS)
+    generation_load: int = 16
+    retrieval_load: int = 32
+    refresh: int = 50
+    patience: int | None = None
+    width: int | None = None
+    fixed_clusters: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises SpecError for an unknown transformation or a number below 1."""
+        if unknown := self.transformations - set(TRANSFORMATIONS):
+            raise SpecError(
+                f"there is no transformation {min(unknown)!r}; there are "
+                + ", ".join(TRANSFORMATIONS)
+            )
+        for name in ("refresh", "patience", "width", "fixed_clusters"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SpecError(f"{name} must be at least 1, not {value}")
+
+    def allows(self, transformation: str) -> bool:
+        """Tell whether a transformation may be applied."""
+        return transformation in self.transformations

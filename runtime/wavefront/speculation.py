@@ -1,0 +1,196 @@
+"""Work begun on a guess while engine or index have room (HedraRAG §4.3).
+
+In: searches and replies under way. Out: generations begun on the documents found so far, which
+count only if their prompt turns out to be the true one; and scouts, searches with what is written
+so far of a reply, which only tell the true search where to look first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import dist
+
+from dovetail.runtime.wavefront.ahead import prompts_after, search_after
+from dovetail.runtime.wavefront.board import Board, Waiter
+from dovetail.runtime.wavefront.costs import Learned
+from dovetail.runtime.wavefront.messages import Catalog, Commit, Embed, Finished, Source
+from dovetail.runtime.wavefront.replies import Replies, Reply
+from dovetail.runtime.wavefront.search import Search
+from dovetail.runtime.wavefront.searches import Searches
+from dovetail.runtime.wavefront.settings import (
+    REORDER,
+    SPECULATE_GENERATION,
+    SPECULATE_RETRIEVAL,
+    WavefrontSettings,
+)
+from dovetail.runtime.wavefront.ticket import Guess, Key, Ticket
+from dovetail.runtime.workflow_run import Call
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Guesses begun, those that held, and scouts sent. accuracy: of guesses that are settled."""
+
+    attempted: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    scouts: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """Accepted guesses over those that were begun; 0 where none was."""
+        return self.accepted / self.attempted if self.attempted else 0.0
+
+
+class Speculation:
+    """Guesses and scouts of all requests."""
+
+    def __init__(
+        self,
+        settings: WavefrontSettings,
+        learned: Learned,
+        board: Board,
+        catalog: Catalog,
+        tickets: Mapping[int, Ticket],
+    ) -> None:
+        self._settings, self._learned = settings, learned
+        self._board, self._catalog, self._tickets = board, catalog, tickets
+        self.statistics = Statistics()
+
+    # ---- speculative generation ----
+
+    def guess(self, searches: Searches, replies: Replies, now: float) -> None:
+        """Begin generations on partial results, the nearest k-th document first, while it pays."""
+        if not self._settings.allows(SPECULATE_GENERATION):
+            return
+        if replies.load >= self._settings.generation_load:
+            return
+        open_ = [search for search in searches.active if self._may_guess(search)]
+        for search in sorted(open_, key=lambda search: search.steps.partial[-1][0]):
+            load, left = replies.load, searches.seconds_left(search)
+            if load >= self._settings.generation_load:
+                return
+            if self._learned.guess_gain(left, search.share, load) > 0:
+                self._begin(search, replies, now)
+
+    def _may_guess(self, search: Search) -> bool:
+        """Tell whether enough is found and nothing is begun on it yet."""
+        if search.call is None or not search.steps.position:
+            return False
+        ticket = self._tickets[search.source.request]
+        return (
+            len(search.steps.partial) == search.node.topk
+            and search.partial_ids != search.tried
+            and not any(guess.search is search for guess in ticket.guesses.values())
+        )
+
+    def _begin(self, search: Search, replies: Replies, now: float) -> None:
+        ticket, call = self._tickets[search.source.request], search.call
+        assert call is not None
+        search.tried = search.partial_ids
+        documents = self._catalog.documents(search.node, search.steps.partial)
+        for prompt in prompts_after(ticket.run, call, documents):
+            source = Source(ticket.number, prompt.node.name, prompt.round)
+            ahead = search_after(ticket.run.workflow, prompt.node.name)
+            reply = Reply(source, prompt.node, prompt.text, None, now, ahead)
+            replies.begin(reply)
+            guess = Guess(reply, search, search.partial_ids, search.share)
+            ticket.guesses[prompt.node.name, prompt.round] = guess
+            self.statistics.attempted += 1
+
+    def check(self, search: Search, replies: Replies) -> None:
+        """Roll back what was begun on documents that are not the nearest any more.
+
+        Documents once displaced do not come back, so waiting for the end would only cost time.
+        """
+        for key, guess in self._guesses(search):
+            if guess.ids != search.partial_ids:
+                self._reject(key, guess, replies)
+
+    def settle(self, search: Search, replies: Replies) -> None:
+        """Roll back what was begun on a search that is over, and not committed."""
+        for key, guess in self._guesses(search):
+            self._reject(key, guess, replies)
+
+    def commit(self, ticket: Ticket, call: Call, prompt: str, replies: Replies) -> Reply | None:
+        """Return the reply that was begun to just this prompt; roll back one to another."""
+        key = call.node.name, call.round
+        guess = ticket.guesses.get(key)
+        if guess is None:
+            return None
+        if guess.reply.prompt != prompt:
+            self._reject(key, guess, replies)
+            return None
+        del ticket.guesses[key]
+        self._learned.guessed(guess.share, held=True)
+        self.statistics.accepted += 1
+        guess.reply.call = call
+        self._board.add(Commit(guess.reply.job, guess.reply.source))
+        return guess.reply
+
+    def lose(self, reply: Reply, replies: Replies) -> None:
+        """Take that the engine could not write what was only a guess."""
+        key = reply.source.node, reply.source.round
+        self._reject(key, self._tickets[reply.source.request].guesses[key], replies)
+
+    def _guesses(self, search: Search) -> list[tuple[Key, Guess]]:
+        guesses = self._tickets[search.source.request].guesses
+        return [(key, guess) for key, guess in guesses.items() if guess.search is search]
+
+    def _reject(self, key: Key, guess: Guess, replies: Replies) -> None:
+        del self._tickets[guess.reply.source.request].guesses[key]
+        self._learned.guessed(guess.share, held=False)
+        self.statistics.rejected += 1
+        replies.drop(guess.reply)
+
+    # ---- speculative retrieval ----
+
+    def sense(self, reply: Reply, searches: Searches) -> None:
+        """Have what is written so far turned into a vector, if a search may follow from it."""
+        if reply.embedding or not self._may_scout(reply, searches):
+            return
+        assert reply.ahead is not None
+        index, text = reply.ahead.index, reply.text
+
+        def embedded(report: Finished, now: float) -> None:
+            if reply.vector is not None:
+                reply.drift = dist(reply.vector, report.value)
+            reply.vector, reply.embedding = report.value, 0
+
+        reply.embedding = self._board.post(
+            lambda job: Embed(job, reply.source, text, query=True, index=index, provisional=True),
+            Waiter(reply.source.request, embedded, lambda error, now: None),
+        )
+
+    def scout(self, searches: Searches, replies: Replies, now: float) -> None:
+        """Send scouts while the index has room, for the replies whose meaning changes least."""
+        steady = [reply for reply in replies.active if reply.drift is not None]
+        for reply in sorted(steady, key=lambda reply: reply.drift or 0.0):
+            left = self._learned.reply - (now - reply.began)
+            if self._may_scout(reply, searches) and left > self._learned.budget:
+                self._send(reply, searches, now)
+
+    def _may_scout(self, reply: Reply, searches: Searches) -> bool:
+        """Tell whether a scout would show the search after a reply its way; the first one lacks it.
+
+        Without reordering nobody would look where it found something.
+        """
+        if reply.call is None or reply.ahead is None:
+            return False
+        ticket = self._tickets[reply.source.request]
+        return (
+            self._settings.transformations >= {SPECULATE_RETRIEVAL, REORDER}
+            and searches.load < self._settings.retrieval_load
+            and reply.ahead.name not in ticket.scouts
+            and reply.ahead.index not in ticket.histories
+        )
+
+    def _send(self, reply: Reply, searches: Searches, now: float) -> None:
+        ahead = reply.ahead
+        assert ahead is not None
+        source = replace(reply.source, node=ahead.name)
+        scout = Search(source, ahead, None, reply.vector, now)
+        self._tickets[source.request].scouts[ahead.name] = scout
+        self.statistics.scouts += 1
+        searches.begin(scout, None)

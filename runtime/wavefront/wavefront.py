@@ -1,0 +1,271 @@
+"""The control plane: runs of workflows on one side, orders and reports on the other.
+
+In: runs as they are submitted, reports. Out: orders. Each cycle (`orders`) looks at what is ready
+in all requests, reorders, splits and guesses where that is predicted to pay, and starts the next
+sub-stage of whichever device is idle; no request waits for another's stage to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from dovetail.ir.errors import DovetailError, WorkflowError
+from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval, render
+from dovetail.runtime.wavefront.ahead import search_after
+from dovetail.runtime.wavefront.board import Board, Waiter
+from dovetail.runtime.wavefront.costs import Learned, StageCosts
+from dovetail.runtime.wavefront.hot import HotClusters
+from dovetail.runtime.wavefront.messages import (
+    Catalog,
+    Deliver,
+    Embed,
+    Ended,
+    Finished,
+    Invoke,
+    Order,
+    Report,
+    Started,
+)
+from dovetail.runtime.wavefront.replies import Reader, Replies, Reply
+from dovetail.runtime.wavefront.search import Search
+from dovetail.runtime.wavefront.searches import Searches, Watcher
+from dovetail.runtime.wavefront.settings import WavefrontSettings
+from dovetail.runtime.wavefront.speculation import Speculation, Statistics
+from dovetail.runtime.wavefront.ticket import Ticket
+from dovetail.runtime.workflow_run import Call, WorkflowRun
+
+
+class Wavefront:
+    """All requests under way. Not for several threads at once.
+
+    Answers are those of `run_in_order`, whatever the settings, the order and speed of reports.
+    """
+
+    def __init__(
+        self,
+        settings: WavefrontSettings,
+        costs: StageCosts,
+        catalog: Catalog,
+        hot: Mapping[str | None, HotClusters] | None = None,
+    ) -> None:
+        """Schedule by `settings`; hot: the cache on the device, of each index that has one."""
+        self._catalog, self._tickets = catalog, dict[int, Ticket]()
+        self._numbers = count(1)
+        self._board, self._learned = Board(), Learned(costs)
+        board, learned = self._board, self._learned
+        watcher = Watcher(self._stepped, self._searched, self._search_failed)
+        self._searches = Searches(settings, learned, board, catalog, hot or {}, watcher)
+        reader = Reader(self._grown, self._replied, self._reply_failed)
+        self._replies = Replies(settings, learned, board, reader)
+        self._speculation = Speculation(settings, learned, board, catalog, self._tickets)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._tickets
+
+    @property
+    def statistics(self) -> Statistics:
+        """What came of guesses."""
+        return self._speculation.statistics
+
+    @property
+    def learned(self) -> Learned:
+        """What is known of costs by now."""
+        return self._learned
+
+    @property
+    def sub_stages(self) -> int:
+        """Retrieval sub-stages begun."""
+        return self._searches.sub_stages
+
+    def submit(self, run: WorkflowRun, now: float) -> int:
+        """Take a run that has not begun; return the number of the request."""
+        ticket = Ticket(next(self._numbers), run)
+        self._tickets[ticket.number] = ticket
+        self._advance(ticket, now)
+        return ticket.number
+
+    def tell(self, report: Report, now: float) -> None:
+        """Take what came of a job; reports about jobs that are over change nothing."""
+        self._board.tell(report, now)
+
+    def orders(self, now: float) -> tuple[Order, ...]:
+        """Return what is to be done now, each order once."""
+        self._speculation.scout(self._searches, self._replies, now)
+        self._searches.dispatch(now)
+        self._speculation.guess(self._searches, self._replies, now)
+        return self._board.take()
+
+    def cancel(self, request: int) -> None:
+        """End a request, if it is under way; it is not delivered."""
+        if (ticket := self._tickets.get(request)) is not None:
+            self._close(ticket)
+
+    def check_integrity(self) -> None:
+        """Assert what always holds: every job is someone's, and every request has one."""
+        jobs = self._board.jobs()
+        asked = {request for request in jobs.values() if request is not None}
+        assert asked <= set(self._tickets), "a job of a request that is over"
+        waits = asked | {search.source.request for search in self._searches.active}
+        assert waits == set(self._tickets), "a request that nothing is done for"
+        self._searches.check_integrity()
+        self._replies.check_integrity()
+        for reply in self._replies.active:
+            assert reply.job in jobs, "a reply that nobody writes"
+            guess = self._tickets[reply.source.request].guesses.get(
+                (reply.source.node, reply.source.round)
+            )
+            assert (reply.call is None) == (guess is not None and guess.reply is reply)
+
+    # ---- the way of a request ----
+
+    def _advance(self, ticket: Ticket, now: float) -> None:
+        """Begin what is ready; deliver when all is over."""
+        try:
+            calls = ticket.run.ready()
+        except WorkflowError as error:
+            self._deliver(ticket, None, error)
+            return
+        for call in calls:
+            if ticket.over:
+                return
+            _BEGIN[type(call.node)](self, ticket, call, now)
+        if not ticket.over and ticket.run.done:
+            self._deliver(ticket, ticket.run.result, None)
+
+    def _finish(self, ticket: Ticket, call: Call, value: Any, now: float) -> None:
+        self._board.add(Ended(ticket.source(call), value))
+        try:
+            ticket.run.finish(call, value)
+        except WorkflowError as error:
+            self._deliver(ticket, None, error)
+            return
+        self._advance(ticket, now)
+
+    def _fail(self, ticket: Ticket, node: object, error: DovetailError) -> None:
+        failure = WorkflowError(f"node {node!r} failed: {error}")
+        failure.__cause__ = error
+        self._deliver(ticket, None, failure)
+
+    def _deliver(
+        self, ticket: Ticket, state: Mapping[str, Any] | None, error: DovetailError | None
+    ) -> None:
+        self._close(ticket)
+        self._board.add(Deliver(ticket.number, state, error))
+
+    def _close(self, ticket: Ticket) -> None:
+        """Free all that a request holds."""
+        ticket.over = True
+        self._searches.drop_request(ticket.number)
+        self._replies.drop_request(ticket.number)
+        self._board.cancel_request(ticket.number)
+        del self._tickets[ticket.number]
+
+    # ---- beginning calls ----
+
+    def _generate(self, ticket: Ticket, call: Call, now: float) -> None:
+        assert isinstance(call.node, Generation)
+        prompt = render(call.node.prompt, call.state)
+        reply = self._speculation.commit(ticket, call, prompt, self._replies)
+        if reply is None:
+            ahead = search_after(ticket.run.workflow, call.node.name)
+            reply = Reply(ticket.source(call), call.node, prompt, call, now, ahead)
+            self._replies.begin(reply)
+        self._board.add(Started(reply.source, reply.job))
+        if reply.over:
+            self._finish(ticket, call, reply.text, now)
+
+    def _retrieve(self, ticket: Ticket, call: Call, now: float) -> None:
+        assert isinstance(call.node, Retrieval)
+        node, query = call.node, call.state[call.node.query]
+        self._board.add(Started(ticket.source(call)))
+        if isinstance(query, np.ndarray):
+            self._search(ticket, call, query, now)
+            return
+        source, text = ticket.source(call), str(query)
+        self._board.post(
+            lambda job: Embed(job, source, text, query=True, index=node.index),
+            self._waiter(
+                ticket, call, lambda report, now: self._search(ticket, call, report.value, now)
+            ),
+        )
+
+    def _search(self, ticket: Ticket, call: Call, vector: Any, now: float) -> None:
+        assert isinstance(call.node, Retrieval)
+        history = ticket.history(call.node)
+        if (scout := ticket.scouts.pop(call.node.name, None)) is not None:
+            self._searches.drop(scout)
+        search = Search(ticket.source(call), call.node, call, vector, now)
+        self._searches.begin(search, history)
+
+    def _embed(self, ticket: Ticket, call: Call, now: float) -> None:
+        assert isinstance(call.node, Embedding)
+        source, node, text = ticket.source(call), call.node, str(call.state[call.node.text])
+        self._board.add(Started(source))
+        self._board.post(
+            lambda job: Embed(job, source, text, node.model), self._waiter(ticket, call)
+        )
+
+    def _invoke(self, ticket: Ticket, call: Call, now: float) -> None:
+        source = ticket.source(call)
+        self._board.add(Started(source))
+        self._board.post(lambda job: Invoke(job, source, call), self._waiter(ticket, call))
+
+    def _waiter(
+        self, ticket: Ticket, call: Call, take: Callable[[Finished, float], None] | None = None
+    ) -> Waiter:
+        """Return what waits for a call's job: `take` its report, or else end the call with it."""
+        return Waiter(
+            ticket.number,
+            take or (lambda report, now: self._finish(ticket, call, report.value, now)),
+            lambda error, now: self._fail(ticket, call.node.name, error),
+        )
+
+    # ---- what searches and replies tell ----
+
+    def _stepped(self, search: Search, now: float) -> None:
+        self._speculation.check(search, self._replies)
+
+    def _searched(self, search: Search, now: float) -> None:
+        if search.call is None:
+            return  # its ticket keeps what it found
+        ticket = self._tickets[search.source.request]
+        ticket.histories[search.node.index] = search.history()
+        documents = self._catalog.documents(search.node, search.steps.partial)
+        self._finish(ticket, search.call, documents, now)
+        if not ticket.over:
+            self._speculation.settle(search, self._replies)
+
+    def _search_failed(self, search: Search, error: DovetailError, now: float) -> None:
+        ticket = self._tickets[search.source.request]
+        if search.call is None:
+            ticket.scouts.pop(search.source.node, None)
+        else:
+            self._fail(ticket, search.source.node, error)
+
+    def _grown(self, reply: Reply, now: float) -> None:
+        self._speculation.sense(reply, self._searches)
+
+    def _replied(self, reply: Reply, now: float) -> None:
+        if reply.call is not None:
+            ticket = self._tickets[reply.source.request]
+            self._finish(ticket, reply.call, reply.text, now)
+
+    def _reply_failed(self, reply: Reply, error: DovetailError, now: float) -> None:
+        if reply.call is None:
+            self._speculation.lose(reply, self._replies)
+        else:
+            self._fail(self._tickets[reply.source.request], reply.source.node, error)
+
+
+_BEGIN: dict[type, Callable[[Wavefront, Ticket, Call, float], None]] = {
+    Generation: Wavefront._generate,
+    Retrieval: Wavefront._retrieve,
+    Embedding: Wavefront._embed,
+    Function: Wavefront._invoke,
+}

@@ -1,0 +1,125 @@
+"""The control plane: the answers of the plain run, whatever is switched on and whoever is fast."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from dovetail import workflows
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START, Workflow
+from dovetail.runtime.wavefront.messages import Order
+from dovetail.runtime.wavefront.settings import TRANSFORMATIONS, WavefrontSettings
+from dovetail.runtime.wavefront.simulation import Outcome, Simulation
+from dovetail.runtime.wavefront.wavefront import Wavefront
+from dovetail.runtime.workflow_run import WorkflowRun, run_in_order
+from tests.runtime.wavefront.world import COSTS, CountedClusters, Exact, HashWorld, machine, rng
+
+SUBSETS = [
+    frozenset(chosen)
+    for count in range(len(TRANSFORMATIONS) + 1)
+    for chosen in itertools.combinations(TRANSFORMATIONS, count)
+]
+LIBRARY: Sequence[Callable[[], RAGraph]] = (
+    lambda: workflows.one_shot(topk=3),
+    lambda: workflows.hyde(topk=5),
+    lambda: workflows.recomp(topk=2),
+    lambda: workflows.irg(topk=2, rounds=3),
+    lambda: workflows.multistep(topk=2, rounds=3, ends=lambda reply: "w7 " in reply),
+)
+
+
+def wide(seed: int) -> RAGraph:
+    """Return a graph of searches and generations side by side, with a join, a vector, a loop."""
+    draw = random.Random(seed)
+    g = RAGraph(f"wide {seed}", max_steps=4)
+    g.add_function("prepare", lambda state: f"{state['input']} prepared", "ready")
+    g.add_edge(START, "prepare")
+    g.add_embedding("vector", text="ready", output="point")
+    g.add_edge("prepare", "vector")
+    g.add_retrieval("near", query="point", output="near_docs", topk=draw.randint(1, 6))
+    g.add_edge("vector", "near")
+    names = ["near_docs"]
+    for i in range(draw.randint(1, 3)):
+        g.add_retrieval(f"s{i}", query="ready", output=f"docs{i}", topk=draw.randint(1, 4))
+        g.add_generation(f"g{i}", prompt=f"{i}: {{docs{i}}}", output=f"text{i}")
+        g.add_edge("prepare", f"s{i}")
+        g.add_edge(f"s{i}", f"g{i}")
+        g.add_edge(f"g{i}", "join")
+        names.append(f"text{i}")
+    g.add_edge("near", "join")
+    asked = " ".join(f"{{{name}}}" for name in names)
+    g.add_generation("join", prompt=f"Join {asked}", output="joined")
+    g.add_function("count", lambda state: state.get("n", 0) + 1, "n")
+    g.add_edge("join", "count")
+    rounds = draw.randint(1, 3)
+    g.add_edge("count", lambda s: "again" if s["n"] < rounds else END, ["again", END])
+    g.add_retrieval("again", query="joined", output="more", topk=2)
+    g.add_edge("again", "join")
+    return g
+
+
+def runs(seed: int, requests: int, rate: float) -> list[tuple[float, WorkflowRun]]:
+    """Return runs of all kinds of workflows with the seconds at which they come."""
+    draw, at, found = rng("runs", seed), 0.0, []
+    makers = [*LIBRARY, lambda: wide(seed), lambda: wide(seed + 1)]
+    made = [make().workflow() for make in makers]
+    for number in range(requests):
+        at += draw.expovariate(rate)
+        found.append((at, WorkflowRun(draw.choice(made), {"input": f"question {seed} {number}"})))
+    return found
+
+
+def served(
+    world: HashWorld, subset: frozenset[str], seed: int, requests: int, **settings: Any
+) -> tuple[Wavefront, list[Outcome]]:
+    chosen = WavefrontSettings(transformations=subset, refresh=5, **settings)
+    front = Wavefront(chosen, COSTS, world, {None: CountedClusters(4)})
+
+    def watch(now: float, orders: Sequence[Order]) -> None:
+        front.check_integrity()
+
+    draw = rng("rate", seed)
+    simulation = Simulation(front, world, machine(seed), seed)
+    outcomes = simulation.run(runs(seed, requests, draw.choice([20.0, 200.0, 2000.0])), watch)
+    assert front.idle
+    return front, outcomes
+
+
+def plain(world: HashWorld, workflow: Workflow, inputs: Mapping[str, object]) -> str:
+    return shown(run_in_order(workflow, inputs, Exact(world).do))
+
+
+def shown(state: Mapping[str, Any] | None) -> str:
+    """Return a state as text: documents by id and order, vectors by value."""
+    assert state is not None
+    return repr({key: str(value) for key, value in sorted(state.items())})
+
+
+def check(world: HashWorld, subset: frozenset[str], seed: int, requests: int) -> Wavefront:
+    """Serve requests and compare every answer with that of the plain run."""
+    front, outcomes = served(world, subset, seed, requests)
+    wanted = {
+        number: plain(world, run.workflow, {"input": f"question {seed} {number - 1}"})
+        for number, (_, run) in enumerate(runs(seed, requests, 1.0), start=1)
+    }
+    assert {o.request: shown(o.state) for o in outcomes} == wanted
+    return front
+
+
+@pytest.mark.parametrize("number", range(len(SUBSETS)))
+def test_answers_are_those_of_the_plain_run_with_every_subset(number: int) -> None:
+    check(HashWorld(number % 4), SUBSETS[number], number, requests=5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("subset", SUBSETS, ids=lambda subset: "-".join(sorted(subset)) or "none")
+def test_answers_of_200_requests_are_those_of_the_plain_run(subset: frozenset[str]) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    check(HashWorld(seed), subset, seed, requests=200)

@@ -117,7 +117,7 @@ class _Nothing:
 
     dim = 384
 
-    def embed_tokens(self, ids: Sequence[Ids]) -> Vectors:
+    def embed_tokens(self, ids: Sequence[Ids], types: Sequence[Ids] | None = None) -> Vectors:
         return np.zeros((len(ids), self.dim), np.float32)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dovetail.ir.ragraph import RAGraph
     from dovetail.ir.workflow import END, START
     from dovetail.runtime.app import load
+    from dovetail.runtime.embedding.settings import EmbeddingSettings
     from dovetail.runtime.plan import SchedulerSettings
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "ArtifactError",
     "CapacityError",
     "DovetailError",
+    "EmbeddingSettings",
     "RAGraph",
     "RequestError",
     "ScheduleError",
@@ -57,6 +59,7 @@ __all__ = [
 
 _HOMES = {
     "END": ("dovetail.ir.workflow", "END"),
+    "EmbeddingSettings": ("dovetail.runtime.embedding.settings", "EmbeddingSettings"),
     "RAGraph": ("dovetail.ir.ragraph", "RAGraph"),
     "START": ("dovetail.ir.workflow", "START"),
     "SchedulerSettings": ("dovetail.runtime.plan", "SchedulerSettings"),

@@ -6,7 +6,6 @@ for threads and for asyncio. One thread of the app steps the engine; callers wai
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions
+from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_encoders
@@ -51,6 +51,7 @@ def load(
     settings: SchedulerSettings | None = None,
     ranks: RankOptions | None = None,
     cuda: CudaOptions | None = None,
+    embedding: EmbeddingSettings | None = None,
     check_weights: bool = False,
 ) -> App:
     """Open the artifact at `path` on this machine: what generates, and what embeds.
@@ -73,6 +74,9 @@ def load(
             or NCCL.
         cuda: an NVIDIA GPU to use beside the CPU; `kv_blocks` are the CPU's. The artifact must have
             been compiled with `--target cuda`, and torch be installed (extra `cuda`).
+        embedding: an SLO for `embed` and `rerank`: queues sized for it, accelerators first, then a
+            CPU process, else BUSY. Sizing measures for some seconds where the artifact's profile
+            does not know this machine. Without it encoders run in this process, and calls wait.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
@@ -89,9 +93,11 @@ def load(
         raise RequestError("give either a GPU or one to emulate")
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
-    embeddings = open_encoders(artifact, hardware, plan=plan, threads=threads)
+    open_all = partial(
+        open_encoders, artifact, hardware, plan=plan, threads=threads, settings=embedding
+    )
     if not artifact.models:
-        return App(artifact, None, None, embeddings)
+        return App(artifact, None, None, open_all())
     part = next(iter(artifact.models.values()))
     make: Callable[..., Engine] = Engine
     if emulation is not None:
@@ -104,16 +110,21 @@ def load(
     if cuda is not None:
         settings = settings or cuda.settings
         make = partial(CudaEngine, replace(cuda, settings=settings))
-    engine = make(
-        artifact,
-        part,
-        hardware,
-        plan=plan,
-        threads=threads,
-        kv_blocks=kv_blocks,
-        deterministic=deterministic,
-        settings=settings,
-    )
+    embeddings = open_all()
+    try:
+        engine = make(
+            artifact,
+            part,
+            hardware,
+            plan=plan,
+            threads=threads,
+            kv_blocks=kv_blocks,
+            deterministic=deterministic,
+            settings=settings,
+        )
+    except BaseException:
+        embeddings.close()
+        raise
     tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
     return App(artifact, engine, tokenizer, embeddings)
 
@@ -153,6 +164,7 @@ class App:
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        wait: bool = False,
     ) -> Rows:
         """Return a float32 row for each text, [n][d]; of length 1 where the model says so.
 
@@ -161,11 +173,16 @@ class App:
                 Texts longer than the model takes are cut.
             prompt_name: the model's prompt of that name (its `prompts`) goes before each text.
             prompt: this text does.
+            wait: with an SLO (`load(embedding=...)`), run as there is room beside others instead
+                of BUSY; for many texts. Without an SLO calls always wait.
 
         Raises:
             RequestError: a text or option is wrong, or the artifact has no encoder.
+            CapacityError: BUSY: the SLO cannot be met; `retry_after` says in how many seconds there
+                may be room, None that waiting does not help.
+            DeviceError: a text could not be run: memory ran out, or processes died under it.
         """
-        return self.embeddings.embed(texts, prompt_name=prompt_name, prompt=prompt)
+        return self.embeddings.embed(texts, prompt_name=prompt_name, prompt=prompt, wait=wait)
 
     async def aembed(
         self,
@@ -173,20 +190,26 @@ class App:
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        wait: bool = False,
     ) -> Rows:
-        """As `embed`, in an event loop."""
-        work = partial(self.embed, texts, prompt_name=prompt_name, prompt=prompt)
-        return await asyncio.to_thread(work)
+        """As `embed`, in an event loop. A task that is cancelled leaves the queues."""
+        return await self.embeddings.aembed(
+            texts, prompt_name=prompt_name, prompt=prompt, wait=wait
+        )
 
     def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        wait: bool = False,
     ) -> list[Ranked]:
         """Return `documents` scored by how well they answer `query`, the best `top_n` first.
 
-        Raises:
-            RequestError: a text is wrong, or the artifact has no cross-encoder.
+        Errors and `wait` are those of `embed`; RequestError where there is no cross-encoder.
         """
-        return self.embeddings.rerank(query, documents, top_n=top_n)
+        return self.embeddings.rerank(query, documents, top_n=top_n, wait=wait)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, **options: object

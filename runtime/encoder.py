@@ -62,6 +62,11 @@ class Encoder:
         self._tape = BoundTape(library, tape, tables, operands)
 
     @property
+    def pass_tokens(self) -> int:
+        """Most tokens of one pass."""
+        return self._tape.tape.max_tokens
+
+    @property
     def dim(self) -> int:
         """Values of each row that comes out."""
         return self.spec.dim
@@ -77,7 +82,7 @@ class Encoder:
         Raises RequestError for a text that is empty or too long, or an id out of the vocabulary;
         nothing has been computed then.
         """
-        texts = [self._read(number, text) for number, text in enumerate(ids)]
+        texts = check_ids(self.spec, ids)
         kinds = [np.zeros_like(t) for t in texts] if types is None else self._kinds(texts, types)
         out = np.empty((len(texts), self.dim), np.float32)
         most = (self._tape.tape.max_tokens, self._tape.tape.max_sequences)
@@ -100,23 +105,6 @@ class Encoder:
         assert args.keys() == set(ENCODE_ARGS)
         self.device.run(Segment(self._tape, self._plan, args))
 
-    def _read(self, number: int, text: Sequence[int] | Ids) -> Ids:
-        try:
-            found = np.asarray(text)
-        except ValueError:  # lists of different lengths
-            found = np.empty(0)
-        if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
-            raise RequestError(f"text {number} must be a list of at least one token id")
-        if len(found) > self.spec.max_tokens:
-            raise RequestError(
-                f"text {number} has {len(found)} tokens; this encoder takes {self.spec.max_tokens}"
-            )
-        if found.min() < 0 or found.max() >= self.spec.vocab_size:
-            raise RequestError(
-                f"text {number} has a token id out of the vocabulary of {self.spec.vocab_size}"
-            )
-        return found.astype(np.int32)
-
     def _kinds(self, ids: Sequence[Ids], types: Sequence[Ids]) -> list[Ids]:
         kinds = [np.asarray(kind, np.int32) for kind in types]
         most = max(1, self.spec.token_types)
@@ -125,6 +113,29 @@ class Encoder:
         ):
             raise RequestError(f"types must be numbers below {most}, one for each token")
         return kinds
+
+
+def check_ids(spec: EncoderSpec, ids: Sequence[Sequence[int] | Ids]) -> list[Ids]:
+    """Return the token ids of each text as int32; RequestError for what `spec` does not take."""
+    return [_check_text(spec, number, text) for number, text in enumerate(ids)]
+
+
+def _check_text(spec: EncoderSpec, number: int, text: Sequence[int] | Ids) -> Ids:
+    try:
+        found = np.asarray(text)
+    except ValueError:  # lists of different lengths
+        found = np.empty(0)
+    if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
+        raise RequestError(f"text {number} must be a list of at least one token id")
+    if len(found) > spec.max_tokens:
+        raise RequestError(
+            f"text {number} has {len(found)} tokens; this encoder takes {spec.max_tokens}"
+        )
+    if found.min() < 0 or found.max() >= spec.vocab_size:
+        raise RequestError(
+            f"text {number} has a token id out of the vocabulary of {spec.vocab_size}"
+        )
+    return found.astype(np.int32, copy=False)
 
 
 def pack_texts(lengths: Sequence[int], tokens: int, texts: int) -> Iterator[range]:

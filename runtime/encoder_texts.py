@@ -1,13 +1,16 @@
 """Texts to vectors and scores: tokenising, prompts and the encoders of an artifact.
 
-In: texts or token ids. Out: float32 rows in order (`embed`), or documents by score (`rerank`).
+In: texts or token ids. Out: float32 rows in order (`embed`), or documents by score (`rerank`). All
+work goes through the queues of `runtime/embedding/`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,7 +20,11 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.encoder import Encoder, Ids, Rows
+from dovetail.runtime.embedding.job import EmbedJob
+from dovetail.runtime.embedding.open import open_service, serve_here
+from dovetail.runtime.embedding.service import EmbeddingService
+from dovetail.runtime.embedding.settings import EmbeddingSettings
+from dovetail.runtime.encoder import Encoder, Ids, Rows, check_ids
 from dovetail.runtime.library import fit_plans
 from dovetail.topology.hardware import HardwareSpec
 
@@ -95,10 +102,18 @@ class TextReader:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """An encoder and the reader of its texts."""
+    """An encoder behind its queues, and the reader of its texts."""
 
-    encoder: Encoder
+    spec: EncoderSpec
+    service: EmbeddingService
     reader: TextReader
+
+    def read(
+        self, texts: TextOrIds | Sequence[TextOrIds], prompt_name: str | None, prompt: str | None
+    ) -> list[Ids]:
+        """Return checked token ids of each text, a prompt before those that are no ids."""
+        before = self.reader.choose_prompt(prompt_name, prompt)
+        return check_ids(self.spec, self.reader.read(as_texts(texts), before))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +129,56 @@ class Embeddings:
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        wait: bool = False,
     ) -> Rows:
         """See `App.embed`."""
         chosen = self.choose(labels=False)
-        before = chosen.reader.choose_prompt(prompt_name, prompt)
-        return chosen.encoder.embed_tokens(chosen.reader.read(as_texts(texts), before))
+        ids = chosen.read(texts, prompt_name, prompt)
+        return chosen.service.start(ids, wait=wait).result()
+
+    async def aembed(
+        self,
+        texts: TextOrIds | Sequence[TextOrIds],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        wait: bool = False,
+    ) -> Rows:
+        """See `App.aembed`: texts are read on another thread, and vectors hold none."""
+        chosen = self.choose(labels=False)
+
+        def start() -> EmbedJob:
+            return chosen.service.start(chosen.read(texts, prompt_name, prompt), wait=wait)
+
+        starting = asyncio.get_running_loop().run_in_executor(None, start)
+        try:
+            job = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(partial(_cancel, chosen.service))
+            raise
+        return await asyncio.wrap_future(job.future)
 
     def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        wait: bool = False,
     ) -> list[Ranked]:
         """See `App.rerank`."""
         chosen = self.choose(labels=True)
-        if chosen.encoder.dim != 1:
+        if chosen.service.dim != 1:
             raise RequestError(
-                f"this classifier has {chosen.encoder.dim} labels; one that ranks has one"
+                f"this classifier has {chosen.service.dim} labels; one that ranks has one"
             )
         if isinstance(documents, str) or (top_n is not None and top_n < 1):
             raise RequestError("documents must be a list of texts, and top_n at least 1")
         pairs = list(chosen.reader.read_pairs(query, documents))
         ids, kinds = [ids for ids, _ in pairs], [kinds for _, kinds in pairs]
-        scores = chosen.encoder.embed_tokens(ids, kinds)[:, 0].astype(np.float64)
-        if chosen.encoder.spec.sigmoid:
+        rows = chosen.service.start(ids, kinds, wait=wait).result()
+        scores = rows[:, 0].astype(np.float64)
+        if chosen.spec.sigmoid:
             scores = 1 / (1 + np.exp(-scores))
         order = np.argsort(-scores, kind="stable")[:top_n]
         return [Ranked(int(i), float(scores[i]), documents[i]) for i in order]
@@ -142,15 +186,21 @@ class Embeddings:
     def choose(self, *, labels: bool) -> TextEncoder:
         """Return the first encoder with, or without, a classification head."""
         for found in self.encoders.values():
-            if bool(found.encoder.spec.labels) == labels:
+            if bool(found.spec.labels) == labels:
                 return found
         kind = "cross-encoder" if labels else "encoder"
         raise RequestError(f"{self.path} has no {kind}; compile one with `dovetail compile MODEL`")
 
     def close(self) -> None:
-        """End the threads of all encoders."""
+        """End the threads and processes of all encoders."""
         for found in self.encoders.values():
-            found.encoder.close()
+            found.service.close()
+
+
+def _cancel(service: EmbeddingService, starting: asyncio.Future[EmbedJob]) -> None:
+    """Take a job out of the queues whose caller went while it was read."""
+    if not starting.cancelled() and starting.exception() is None:
+        service.cancel(starting.result())
 
 
 def open_encoders(
@@ -159,25 +209,31 @@ def open_encoders(
     *,
     plan: ServicePlan | None = None,
     threads: int | None = None,
+    settings: EmbeddingSettings | None = None,
 ) -> Embeddings:
-    """Load every encoder of an artifact, each on all threads of the plan for prompts.
+    """Serve every encoder of an artifact, each on all threads of the plan for prompts.
 
-    Raises ArtifactError or CapacityError as `Encoder` does.
+    settings: an SLO and the devices for it; without, encoders run in this process, and calls wait.
+
+    Raises ArtifactError or CapacityError as `Encoder` does, SpecError as `open_service`.
     """
     service = plan or artifact.service
     whole = service.prefill.threads * service.processes
     phase = PhasePlan(threads=whole, cpus=service.prefill.cpus)
     (fitted,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
-    return Embeddings(
-        artifact.path,
-        {
-            name: TextEncoder(
-                Encoder(artifact, part, fitted, spin=service.spin_iterations),
-                TextReader(part.tokenizer, part.file.spec),
-            )
-            for name, part in artifact.encoders.items()
-        },
-    )
+    found: dict[str, TextEncoder] = {}
+    with ExitStack() as opened:
+        for name, part in artifact.encoders.items():
+            if settings is None:
+                here = Encoder(artifact, part, fitted, spin=service.spin_iterations)
+                queues = serve_here(here)
+            else:
+                queues = open_service(artifact, part, hardware, settings, threads=threads)
+            opened.callback(queues.close)
+            reader = TextReader(part.tokenizer, part.file.spec)
+            found[name] = TextEncoder(part.file.spec, queues, reader)
+        opened.pop_all()  # all are there: the caller closes them
+    return Embeddings(artifact.path, found)
 
 
 def as_texts(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:

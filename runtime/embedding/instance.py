@@ -6,6 +6,7 @@ In: token ids of each query. Out: one vector each, or an error that only this ba
 from __future__ import annotations
 
 import importlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -28,22 +29,30 @@ class Encoder(Protocol):
     def dim(self) -> int:
         """Values of a vector."""
 
-    def embed_tokens(self, ids: Sequence[Ids]) -> Vectors:
-        """Return the vectors (n, dim) of `n` queries; DeviceError where they cannot be run."""
+    def embed_tokens(self, ids: Sequence[Ids], types: Sequence[Ids] | None = None) -> Vectors:
+        """Return the vectors (n, dim) of `n` queries; DeviceError where they cannot be run.
+
+        types: the segment of each token, by default 0.
+        """
 
     def close(self) -> None:
         """Free what it holds."""
 
 
 class Instance(Encoder, Protocol):
-    """An encoder that may die, and be started anew."""
+    """An encoder that may die or hang, and be started anew."""
+
+    def embed_tokens(
+        self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, limit: float = math.inf
+    ) -> Vectors:
+        """As an encoder's; InstanceLost where it died, or is not done in `limit` seconds."""
 
     def restart(self) -> None:
         """Start it again after `InstanceLost`; DeviceError where that fails."""
 
 
 class InstanceLost(Exception):
-    """The process of an instance has died; what it ran is lost."""
+    """The process of an instance has died or hangs; what it ran is lost."""
 
 
 class EncoderSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,15 +74,17 @@ class EncoderSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalInstance:
-    """An encoder in this process, on the thread that calls it; it does not die alone."""
+    """An encoder in this process, on the thread that calls it; it neither dies nor hangs alone."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self.dim = encoder.dim
 
-    def embed_tokens(self, ids: Sequence[Ids]) -> Vectors:
-        """See Encoder."""
-        return self._encoder.embed_tokens(ids)
+    def embed_tokens(
+        self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, limit: float = math.inf
+    ) -> Vectors:
+        """See Instance."""
+        return self._encoder.embed_tokens(ids, types)
 
     def restart(self) -> None:
         """Nothing to do."""
@@ -111,12 +122,14 @@ class EmulatedAccelerator:
         self.late = 0
 
     def learn(self, ids: Sequence[Ids]) -> None:
-        """Compute vectors ahead of time."""
+        """Compute vectors ahead of time, of queries with one segment."""
         if self._encoder and ids:
             rows = self._encoder.embed_tokens(ids)
             self._known |= {each.tobytes(): row for each, row in zip(ids, rows, strict=True)}
 
-    def embed_tokens(self, ids: Sequence[Ids]) -> Vectors:
+    def embed_tokens(
+        self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, limit: float = math.inf
+    ) -> Vectors:
         """Return the vectors at the time at which they would be ready.
 
         Raises DeviceError when the batch has more tokens than the device has memory for.
@@ -127,21 +140,28 @@ class EmulatedAccelerator:
         # A batch that follows another starts at its modelled end: a late wake-up does not add up
         start = self._ends if 0 <= self._now() - self._ends < 0.002 else self._now()
         self._ends = start + self._line.seconds(tokens / self._length)
-        rows = self._compute(ids)
+        rows = self._compute(ids, types)
         if self._now() > self._ends:
             self.late += 1
         while (left := self._ends - self._now()) > 0:
             self._sleep(left)
         return rows
 
-    def _compute(self, ids: Sequence[Ids]) -> Vectors:
+    def _compute(self, ids: Sequence[Ids], types: Sequence[Ids] | None) -> Vectors:
         if self._encoder is None:
             return np.zeros((len(ids), self.dim), np.float32)
-        missing = [each for each in ids if each.tobytes() not in self._known]
-        self.learn(missing)
-        rows = np.stack([self._known[each.tobytes()] for each in ids])
-        for each in missing:
-            self._known.pop(each.tobytes(), None)  # only what was learnt ahead is kept
+        if types is not None:
+            return self._encoder.embed_tokens(ids, types)
+        rows = np.empty((len(ids), self.dim), np.float32)
+        missing = []
+        for place, each in enumerate(ids):
+            known = self._known.get(each.tobytes())
+            if known is None:
+                missing.append(place)
+            else:
+                rows[place] = known
+        if missing:
+            rows[missing] = self._encoder.embed_tokens([ids[place] for place in missing])
         return rows
 
     def restart(self) -> None:

@@ -27,6 +27,7 @@ class Part:
     job: EmbedJob
     index: int
     ids: Ids
+    types: Ids | None = None
 
 
 class EmbedJob:
@@ -82,7 +83,7 @@ class Run:
 def run_batch(instance: Instance, batch: Batch, dim: int) -> Run:
     """Embed a batch; any error is this batch's alone."""
     try:
-        rows = instance.embed_tokens([part_of(query).ids for query in batch.queries])
+        rows = instance.embed_tokens(*_inputs(batch), batch.limit)
     except InstanceLost:
         return Run(lost=True)
     except DovetailError as error:
@@ -95,6 +96,15 @@ def run_batch(instance: Instance, batch: Batch, dim: int) -> Run:
     if rows.shape != (len(batch.queries), dim):
         return Run(error=DeviceError(f"{batch.device}: vectors of shape {rows.shape} came"))
     return Run(rows=rows)
+
+
+def _inputs(batch: Batch) -> tuple[list[Ids], list[Ids] | None]:
+    """Return the ids of each query, and the segments where any has them."""
+    parts = [part_of(query) for query in batch.queries]
+    ids = [part.ids for part in parts]
+    if all(part.types is None for part in parts):
+        return ids, None
+    return ids, [np.zeros_like(p.ids) if p.types is None else p.types for p in parts]
 
 
 def part_of(query: Query) -> Part:

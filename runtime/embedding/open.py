@@ -1,7 +1,7 @@
-"""The embedding service of an artifact on this machine: detect, start, size, keep, serve.
+"""The embedding services of an artifact on this machine: detect, start, size, keep, serve.
 
-In: an artifact's path, an SLO. Out: a running `EmbeddingService` whose queues are sized by the
-model's profile, or by measuring, which the profile then keeps.
+In: an encoder, with an SLO or without. Out: a running `EmbeddingService`. With an SLO its queues
+are sized by the model's profile, or by measuring, which the profile then keeps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.profile import LatencyRow, ProfileFile, ProfileKey
-from dovetail.runtime.artifact import Artifact, EncoderPart, open_artifact
+from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.cost_tables import read_profile, write_profile
 from dovetail.runtime.embedding.calibrate import (
     MARGIN,
@@ -30,82 +30,91 @@ from dovetail.runtime.embedding.calibrate import (
     profile_rows,
 )
 from dovetail.runtime.embedding.depths import make_manager
-from dovetail.runtime.embedding.detector import DevicePlan, EmbeddingPlan, detect_devices
-from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance
-from dovetail.runtime.embedding.line import Arrival, Line
+from dovetail.runtime.embedding.detector import CPU, DevicePlan, EmbeddingPlan, detect_devices
+from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance, LocalInstance
+from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.process import ProcessInstance
+from dovetail.runtime.embedding.query import QueueSpec
+from dovetail.runtime.embedding.queues import BULK_SHARE, QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
-from dovetail.runtime.embedding.source import artifact_source, find_encoder, open_encoder
-from dovetail.runtime.embedding.tokenizing import TokenPool
-from dovetail.runtime.encoder_texts import TextReader
-from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.runtime.embedding.settings import EmbeddingSettings
+from dovetail.runtime.embedding.source import artifact_source, open_encoder
+from dovetail.runtime.encoder import Encoder
+from dovetail.topology.hardware import HardwareSpec
 
-CLASSES = (32, 128, 512)
-"""Query-length classes: most tokens of each; the longest is the model's own limit."""
 EMULATED_LENGTH = 75
 """Tokens of the queries that an emulated accelerator's line is for (WindVE §V-A3)."""
+SHORTEST = 16
+"""Tokens of the first length class where there is no SLO; each next one is twice as long."""
+AHEAD = 2
+"""Passes of an encoder in this process that are queued, so that each is full."""
 
 log = logging.getLogger("dovetail")
 
 
+def serve_here(encoder: Encoder) -> EmbeddingService:
+    """Serve an encoder in this process, without an SLO: calls share passes, and none is BUSY."""
+    tokens, longest = encoder.pass_tokens, encoder.spec.max_tokens
+    steps = range((longest - 1).bit_length())
+    classes = sorted({longest, *(SHORTEST << n for n in steps if SHORTEST << n < longest)})
+    queue = QueueSpec(
+        name=CPU,
+        accelerator=False,
+        depths=tuple(BULK_SHARE * AHEAD * -(-tokens // bound) for bound in classes),
+        lines=(Line(0.0, 0.0),) * len(classes),
+        token_budget=tokens,
+    )
+    manager = QueueManager([queue], classes, arrival="closed")
+    return EmbeddingService({CPU: [LocalInstance(encoder)]}, manager)
+
+
 def open_service(
-    path: str | Path,
+    artifact: Artifact,
+    part: EncoderPart,
+    hardware: HardwareSpec,
+    settings: EmbeddingSettings,
     *,
-    slo: float = 1.0,
-    arrival: Arrival = "open",
-    classes: Sequence[int] = CLASSES,
-    model: str | None = None,
     threads: int | None = None,
-    heterogeneous: bool = True,
-    cpu_instances: int = 1,
-    emulated: Sequence[Line] = (),
-    stress: bool = False,
 ) -> EmbeddingService:
-    """Serve an encoder of the artifact at `path` within an SLO; close the service when done.
+    """Serve an encoder of an artifact within an SLO; close the service when done.
 
     Lines come from the model's profile, which is written where it lacks one of the devices.
 
     Args:
-        path: the artifact directory.
-        slo: seconds that a query may take.
-        arrival: `closed` sizes queues for queries that come together (WindVE), `open` for any.
-        classes: most tokens of each query-length class; those beyond the model's limit are cut.
-        model: the encoder's name, default the first one that embeds.
+        artifact: the open artifact.
+        part: its encoder.
+        hardware: this machine.
+        settings: the SLO, and what is to serve it.
         threads: of a CPU instance, default one for each of its CPUs.
-        heterogeneous: whether the CPU takes the overflow of accelerators.
-        cpu_instances: processes of the CPU, each with the model; one is best.
-        emulated: the lines of accelerators that are not there, for queries of 75 tokens.
-        stress: whether to refine the depths by a stress test now; seconds per class.
 
     Raises:
-        ArtifactError: the artifact is unfit, or has no such encoder.
+        ArtifactError: the encoder is unfit.
         SpecError: an option makes no sense.
     """
-    hardware = read_hardware()
-    artifact = open_artifact(path, hardware)
-    part = find_encoder(artifact, model)
     spec = part.file.spec
-    bounds = tuple(sorted({min(each, spec.max_tokens) for each in (*classes, spec.max_tokens)}))
-    plan = _detect(hardware, artifact, heterogeneous, cpu_instances, len(emulated))
+    bounds = {min(each, spec.max_tokens) for each in (*settings.classes, spec.max_tokens)}
+    classes = tuple(sorted(bounds))
+    plan = _detect(hardware, artifact, settings)
     for note in plan.notes:
         log.info("%s", note)
-    keeper, reader = DriftKeeper(), TextReader(part.tokenizer, spec)
+    keeper = DriftKeeper()
     service = EmbeddingService(
-        _start(plan, Path(path), part, threads, emulated),
+        _start(plan, artifact.path, part, threads, settings.emulated),
         fixed_manager(plan, spec.max_tokens, {}),
-        slo=slo,
-        tokens=TokenPool(reader.read),
+        slo=settings.slo,
         observe=keeper,
     )
     try:
         key = embedding_key(artifact, hardware, plan, threads)
-        rows = _kept_rows(part, key, plan, bounds, arrival)
-        if rows and not stress:
-            depths = depths_of(plan, rows, slo)
+        rows = _kept_rows(part, key, plan, classes, settings.arrival)
+        if rows and not settings.stress:
+            depths = depths_of(plan, rows, settings.slo)
             service.use(make_manager(plan, depths, MARGIN))
         else:
             calibrator = Calibrator(service, plan, make_sample(spec))
-            depths, lines = calibrator.size_queues(bounds, slo, arrival, stress=stress)
+            depths, lines = calibrator.size_queues(
+                classes, settings.slo, settings.arrival, stress=settings.stress
+            )
             _keep(part, key, profile_rows(depths, lines))
         for note in depths.notes:
             log.info("%s", note)
@@ -142,22 +151,19 @@ def embedding_key(
 
 
 def _detect(
-    hardware: HardwareSpec,
-    artifact: Artifact,
-    heterogeneous: bool,
-    cpu_instances: int,
-    emulated: int,
+    hardware: HardwareSpec, artifact: Artifact, settings: EmbeddingSettings
 ) -> EmbeddingPlan:
     """Return the devices that have an encoder: kernels of encoders are the CPU's alone so far."""
     for device in hardware.accelerators:
         log.info(
             "%s (%s): there is no encoder for it, so it does not embed", device.name, device.kind
         )
+    names = [f"emulated{i}" for i in range(len(settings.emulated))]
     return detect_devices(
         msgspec.structs.replace(hardware, accelerators=()),
-        heterogeneous=heterogeneous,
-        emulated=[DevicePlan(f"emulated{i}", "emulated") for i in range(emulated)],
-        cpu_instances=cpu_instances,
+        heterogeneous=settings.heterogeneous,
+        emulated=[DevicePlan(name, "emulated") for name in names],
+        cpu_instances=settings.cpu_instances,
         service=artifact.service if artifact.service.prefill.cpus else None,
     )
 
@@ -189,7 +195,7 @@ def _kept_rows(
     key: ProfileKey,
     plan: EmbeddingPlan,
     bounds: Sequence[int],
-    arrival: Arrival,
+    arrival: str,
 ) -> tuple[LatencyRow, ...]:
     """Return the profile's rows if they are for these devices, classes and arrivals; else none."""
     try:

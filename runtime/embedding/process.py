@@ -6,6 +6,7 @@ child (`worker.py`) and one back.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import subprocess
@@ -22,8 +23,11 @@ from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.embedding.instance import EncoderSource, Ids, InstanceLost, Vectors
 from dovetail.runtime.ranks import receive, receive_value, send_value
 
-REQUEST = struct.Struct("<qq")
-"""Queries of a batch, and their tokens; then lengths and ids as int32."""
+REQUEST = struct.Struct("<qqq")
+"""Queries of a batch, their tokens, and 1 or 2 rows: ids, and segments where there are any.
+
+Lengths and the rows follow as int32.
+"""
 REPLY = struct.Struct("<qq")
 """Vectors and values of each, which follow as float32; or -1 and the bytes of a `WorkerReply`."""
 START_SECONDS = 120.0
@@ -69,32 +73,42 @@ class ProcessInstance:
         """Process id of the child."""
         return self._process.pid
 
-    def embed_tokens(self, ids: Sequence[Ids]) -> Vectors:
+    def embed_tokens(
+        self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, limit: float = math.inf
+    ) -> Vectors:
         """Run a batch in the child.
 
         Raises:
-            InstanceLost: it died.
+            InstanceLost: it died, or is not done in `limit` seconds.
             DovetailError: what the encoder raised; the child is well.
         """
         lengths = np.array([len(each) for each in ids], np.int32)
-        body = np.concatenate([lengths, *ids]).astype(np.int32, copy=False)
+        body = np.concatenate([lengths, *ids, *(types or ())]).astype(np.int32, copy=False)
+        head = REQUEST.pack(len(ids), int(lengths.sum()), 2 if types else 1)
+        self._socket.settimeout(limit if limit < math.inf else None)
         try:
-            self._socket.sendall(REQUEST.pack(len(ids), int(lengths.sum())) + body.tobytes())
-        except OSError:
+            self._socket.sendall(head + body.tobytes())
+            rows, size, data = self._receive()
+        except OSError:  # a timeout is one as well
             raise InstanceLost from None
-        head = receive(self._socket, REPLY.size)
-        if not head:
-            raise InstanceLost
-        rows, size = REPLY.unpack(head)
-        data = receive(self._socket, size if rows < 0 else rows * size * 4)
-        if not data:
-            raise InstanceLost
         if rows < 0:
             msgspec.json.decode(data, type=WorkerReply).raise_error()
         return np.frombuffer(data, np.float32).reshape(rows, size)
 
+    def _receive(self) -> tuple[int, int, bytes]:
+        """Return the two numbers of a reply and what follows; OSError where none comes."""
+        head = receive(self._socket, REPLY.size)
+        if not head:
+            raise ConnectionError
+        rows, size = REPLY.unpack(head)
+        data = receive(self._socket, size if rows < 0 else rows * size * 4)
+        if not data:
+            raise ConnectionError
+        return rows, size, data
+
     def restart(self) -> None:
-        """End the child if it is still there, and start another one."""
+        """End the child at once, for it may hang, and start another one."""
+        self._process.kill()
         self.close()
         self._start()
 

@@ -19,6 +19,8 @@ Trial = Callable[[Mapping[str, int]], Mapping[str, float]]
 """Concurrency of each device -> seconds of each, all at work together."""
 PART = 0.5
 """Part of the depth, and of the SLO, up to which the line is measured."""
+HORIZON = 2.0
+"""Seconds of an SLO beyond which a line is measured no further: a straight one need not be."""
 STEPS = 6
 GROWTH = 8
 """Most that a concurrency is of the one before: small ones say little of the slope."""
@@ -38,12 +40,13 @@ def profile_line(measure: Measure, slo: float, *, repeats: int = REPEATS) -> Fit
     alone = statistics.median(point.seconds for point in points)
     if alone > slo:
         return fit_line(points)
-    concurrency = max(2, min(GROWTH, round(slo / alone / 8)))
+    horizon = min(slo, max(HORIZON, alone))
+    concurrency = max(2, min(GROWTH, round(horizon / alone / 8)))
     for _ in range(STEPS):
         points += [Point(concurrency, measure(concurrency)) for _ in range(repeats)]
-        depth = fit_line(points).line.depth(slo, "closed")
+        depth = fit_line(points).line.depth(horizon, "closed")
         following = min(GROWTH * concurrency, round(PART * depth))
-        late = statistics.median(point.seconds for point in points[-repeats:]) > PART * slo
+        late = statistics.median(point.seconds for point in points[-repeats:]) > PART * horizon
         if late or following <= 1.25 * concurrency:
             break
         concurrency = following

@@ -76,7 +76,10 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Queries that one instance runs together, from `started` to about `expected`."""
+    """Queries that one instance runs together, from `started` to about `expected`.
+
+    limit: seconds after which an instance that is not done is taken for hung.
+    """
 
     number: int
     device: str
@@ -84,3 +87,4 @@ class Batch:
     counts: tuple[int, ...]
     started: float
     expected: float
+    limit: float = math.inf

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Sequence
 
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
 from dovetail.runtime.embedding.batching import choose_batch
+from dovetail.runtime.embedding.device_queue import DeviceQueue, order_of
 from dovetail.runtime.embedding.line import Arrival
 from dovetail.runtime.embedding.query import Batch, Query, QueueSpec, State
 
@@ -25,111 +24,10 @@ LIVES = 3
 """Instances that may die under a query, in ever smaller batches, before it is held the cause."""
 SMALLER = 8
 """The part of a batch that is tried together after an instance died under it."""
-SEEN, LEAST_SEEN = 32, 4
-"""Batches of a device by whose lateness new queries are judged; at first the margin counts too."""
 BUSY = "all embedding queues are full; try again later"
 NEVER = "no device embeds a query of this length within the time allowed; {}"
+TOO_MANY = "{} texts at once are more than the embedding queues hold; send fewer, or wait for room"
 REMEDY = "allow more time, or shorten the text"
-
-
-@dataclass(slots=True)
-class _Queue:
-    """A device: what waits, in order; what runs; and how many of each length class there are."""
-
-    spec: QueueSpec
-    shares: tuple[int, ...] = ()
-    capacity: int = 1
-    ceiling: int = 0  # the load when depths were last lowered, which may lie above the capacity
-    open: bool = True
-    waiting: list[Query] = field(default_factory=list)
-    running: dict[int, Batch] = field(default_factory=dict)
-    counts: list[int] = field(default_factory=list)  # of what waits
-    held: list[int] = field(default_factory=list)  # of what waits or runs
-    load: int = 0  # sum of the shares of what is held
-    earliest: float | None = math.inf  # target of what waits; None: to be looked up
-    slack: float = 1.0  # what a batch may take, by what its line says
-    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
-
-    def set_spec(self, spec: QueueSpec) -> None:
-        """Take new depths: a query of class k fills capacity / depth_k of a device, exactly."""
-        self.spec = spec
-        self.capacity = math.lcm(*(depth for depth in spec.depths if depth), 1)
-        self.shares = tuple(self.capacity // d if d else self.capacity + 1 for d in spec.depths)
-        self.counts = self.counts or [0] * len(spec.depths)
-        self.held = self.held or [0] * len(spec.depths)
-        self.load = self.ceiling = self.sum_load()
-
-    def sum_load(self) -> int:
-        return sum(n * share for n, share in zip(self.held, self.shares, strict=True))
-
-    def hold(self, kind: int, change: int) -> None:
-        """Count a query of a class in (1), or out (-1)."""
-        self.held[kind] += change
-        self.load += change * self.shares[kind]
-        self.ceiling = min(self.ceiling, self.load)
-
-    def seconds(self, counts: Iterable[int]) -> float:
-        """Return the predicted seconds of a batch with so many queries of each class."""
-        present = [(n, line) for n, line in zip(counts, self.spec.lines, strict=True) if n]
-        alphas = sum(n * line.alpha for n, line in present)
-        return alphas + max((line.beta for _, line in present), default=0.0)
-
-    def free_at(self, now: float) -> float:
-        """Return when an instance is free at the latest, as predicted."""
-        if len(self.running) < self.spec.instances:
-            return now
-        return max(now, min(self.late_end(batch) for batch in self.running.values()))
-
-    def late_end(self, batch: Batch) -> float:
-        return batch.started + (batch.expected - batch.started) * self.slack
-
-    def note(self, batch: Batch, now: float) -> None:
-        """Learn from a batch how late others may be: as the latest one of some."""
-        if batch.expected > batch.started:
-            self.ratios.append((now - batch.started) / (batch.expected - batch.started))
-            floor = 1.0 if len(self.ratios) >= LEAST_SEEN else self.slack
-            self.slack = max(floor, *self.ratios)
-
-    def finish(self, query: Query, now: float) -> float:
-        """Return when all that waits, and `query`, would be done at the latest."""
-        counts = [n + (k == query.kind) for k, n in enumerate(self.counts)]
-        return self.free_at(now) + self.seconds(counts) * self.slack
-
-    def urgent(self) -> float:
-        """Return the earliest target of what waits."""
-        if self.earliest is None:
-            self.earliest = min((query.target for query in self.waiting), default=math.inf)
-        return self.earliest
-
-    def push(self, query: Query) -> None:
-        query.state, query.device = State.WAITING, self.spec.name
-        if self.waiting and self.waiting[-1].order > query.order:
-            insort(self.waiting, query, key=_order)
-        else:
-            self.waiting.append(query)
-        self.counts[query.kind] += 1
-        if self.earliest is not None:
-            self.earliest = min(self.earliest, query.target)
-
-    def pull(self, query: Query) -> None:
-        del self.waiting[bisect_left(self.waiting, query.order, key=_order)]
-        self.counts[query.kind] -= 1
-        self.earliest = None
-
-    def pull_batch(self, chosen: Sequence[Query]) -> list[int]:
-        """Take out what runs now; return its counts."""
-        counts = [0] * len(self.counts)
-        for query in chosen:
-            query.state = State.RUNNING
-            counts[query.kind] += 1
-        self.waiting = [query for query in self.waiting if query.state is State.WAITING]
-        self.counts = [n - taken for n, taken in zip(self.counts, counts, strict=True)]
-        self.earliest = None
-        return counts
-
-
-def _order(query: Query) -> tuple[float, int]:
-    return query.order
 
 
 class QueueManager:
@@ -157,7 +55,7 @@ class QueueManager:
         if not specs or len(set(names)) < len(names):
             raise SpecError("embedding needs devices, each with a name of its own")
         self.classes, self.arrival = tuple(classes), arrival
-        self._queues = {spec.name: _Queue(spec, slack=1 + margin) for spec in specs}
+        self._queues = {spec.name: DeviceQueue(spec, slack=1 + margin) for spec in specs}
         for spec in specs:
             self.set_queue(spec)
         accelerators = [spec.name for spec in specs if spec.accelerator]
@@ -209,10 +107,13 @@ class QueueManager:
         for query in queries:
             try:
                 self._place(query, now)
-            except (CapacityError, RequestError):
+            except (CapacityError, RequestError) as error:
+                alone = len(self._alive) == len(placed)
                 for other in placed:
                     self._drop(other)
                     other.state, other.device = State.NEW, ""
+                if placed and alone and isinstance(error, CapacityError):
+                    raise CapacityError(TOO_MANY.format(len(queries))) from None
                 raise
             placed.append(query)
 
@@ -232,7 +133,7 @@ class QueueManager:
         queue.hold(query.kind, 1)
         self._alive[query.number] = query
 
-    def _choose(self, query: Query, now: float) -> _Queue | None:
+    def _choose(self, query: Query, now: float) -> DeviceQueue | None:
         """Return the queue of Algorithm 1; among accelerators the one that is done first."""
         for tier in self._tiers:
             fitting = [q for name in tier if self._fits(q := self._queues[name], query, now)]
@@ -242,7 +143,7 @@ class QueueManager:
                 return min(fitting, key=lambda queue: queue.finish(query, now))
         return None
 
-    def _fits(self, queue: _Queue, query: Query, now: float) -> bool:
+    def _fits(self, queue: DeviceQueue, query: Query, now: float) -> bool:
         share, load = queue.shares[query.kind], queue.load
         if query.bulk and queue.open and not load:
             return True  # however slow the device is
@@ -278,8 +179,16 @@ class QueueManager:
         most = -(-len(queue.waiting) // free)  # what other free instances are to take is left
         chosen = choose_batch(queue.waiting, queue.spec.token_budget, most, pads=queue.spec.pads)
         counts = queue.pull_batch(chosen)
-        expected = now + queue.seconds(counts)
-        batch = Batch(next(self._batches), device, tuple(chosen), tuple(counts), now, expected)
+        seconds = queue.seconds(counts)
+        batch = Batch(
+            number=next(self._batches),
+            device=device,
+            queries=tuple(chosen),
+            counts=tuple(counts),
+            started=now,
+            expected=now + seconds,
+            limit=queue.limit(seconds),
+        )
         queue.running[batch.number] = batch
         return batch
 
@@ -393,7 +302,7 @@ class QueueManager:
         for name, queue in self._queues.items():
             running = [query for batch in queue.running.values() for query in batch.queries]
             assert len(queue.running) <= queue.spec.instances, name
-            assert queue.waiting == sorted(queue.waiting, key=_order), name
+            assert queue.waiting == sorted(queue.waiting, key=order_of), name
             assert all(query.state is State.WAITING for query in queue.waiting), name
             assert not any(query.cancelled for query in queue.waiting), name
             assert all(query.state is State.RUNNING for query in running), name

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from dovetail.ir.errors import DovetailError
-from dovetail.runtime.embedding.instance import Encoder
+from dovetail.runtime.embedding.instance import Encoder, Ids
 from dovetail.runtime.embedding.process import REPLY, REQUEST, WorkerReply, WorkerSetup
 from dovetail.runtime.ranks import receive, receive_value, send_value
 
@@ -36,17 +36,23 @@ def serve(link: socket.socket) -> None:
         return
     send_value(link, WorkerReply(dim=encoder.dim))
     while head := receive(link, REQUEST.size):
-        queries, tokens = REQUEST.unpack(head)
-        body = receive(link, 4 * (queries + tokens))
+        queries, tokens, rows = REQUEST.unpack(head)
+        body = receive(link, 4 * (queries + rows * tokens))
         if not body:
             return
-        link.sendall(_run(encoder, queries, np.frombuffer(body, np.int32)))
+        link.sendall(_run(encoder, *_read(np.frombuffer(body, np.int32), queries, rows)))
 
 
-def _run(encoder: Encoder, queries: int, body: np.ndarray) -> bytes:
-    ids = np.split(body[queries:], np.cumsum(body[:queries])[:-1])
+def _read(body: Ids, queries: int, rows: int) -> tuple[list[Ids], list[Ids] | None]:
+    """Return the ids of each query, and the segments where they were sent."""
+    ends = np.cumsum(body[:queries])[:-1]
+    ids, *types = (np.split(row, ends) for row in body[queries:].reshape(rows, -1))
+    return ids, types[0] if types else None
+
+
+def _run(encoder: Encoder, ids: list[Ids], types: list[Ids] | None) -> bytes:
     try:
-        rows = np.ascontiguousarray(encoder.embed_tokens(ids), np.float32)
+        rows = np.ascontiguousarray(encoder.embed_tokens(ids, types), np.float32)
     except (DovetailError, MemoryError) as error:
         data = msgspec.json.encode(_failure(error))
         return REPLY.pack(-1, len(data)) + data

@@ -33,9 +33,9 @@ class Slow(Toy):
         super().__init__()
         self.clock, self.cost = clock, seconds
 
-    def embed_tokens(self, ids):
+    def embed_tokens(self, ids, types=None):
         self.clock.sleep(self.cost * len(ids))
-        return super().embed_tokens(ids)
+        return super().embed_tokens(ids, types)
 
 
 def accelerator(clock: Clock, encoder: Toy | None = None, **options: int) -> EmulatedAccelerator:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import pytest
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import ArtifactError, CapacityError
-from dovetail.runtime.app import load
+from dovetail.runtime.app import App, load
 from dovetail.runtime.embedding.line import Line
-from dovetail.runtime.embedding.open import open_service
 from dovetail.runtime.embedding.process import ProcessInstance
+from dovetail.runtime.embedding.service import EmbeddingService
+from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
 from dovetail.tiny_world import ENCODER
 
@@ -33,43 +36,84 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_a_service_gives_the_app_s_vectors_and_keeps_its_lines(path: Path) -> None:
+def service_of(app: App) -> EmbeddingService:
+    return app.embeddings.choose(labels=False).service
+
+
+def queues(**options: Any) -> EmbeddingSettings:
+    return EmbeddingSettings(**{"slo": SLO, "classes": (32,), **options})
+
+
+def test_queues_give_the_same_vectors_and_keep_their_lines(path: Path) -> None:
     with load(path) as app:
         wanted = app.embed(TEXTS)
-    with open_service(path, slo=0.02, classes=(32,), threads=1) as service:  # measures
-        depths = service.manager.depths()
+        assert service_of(app).manager.depths().keys() == {"cpu"}
+    with load(path, threads=1, embedding=queues(slo=0.02)) as app:  # measures
+        depths = service_of(app).manager.depths()
     assert depths.keys() == {"cpu"} and len(depths["cpu"]) == 2  # 32 tokens, the model's 256
     kept = json.loads((path / "models/embedder/profile.json").read_bytes())
     assert [row["length"] for row in kept["latency"]] == [32, 256]
     assert all(len(row["points"]) >= 1 for row in kept["latency"])
-    with open_service(path, slo=SLO, classes=(32,), threads=1) as service:  # by the profile
+    with load(path, threads=1, embedding=queues()) as app:  # by the profile
+        service = service_of(app)
         assert min(service.manager.depths()["cpu"]) > max(depths["cpu"])
-        np.testing.assert_allclose(service.embed(TEXTS), wanted, atol=1e-6)
+        np.testing.assert_allclose(app.embed(TEXTS), wanted, atol=1e-6)
         instance = service._instances["cpu"][0]
         assert isinstance(instance, ProcessInstance)
         os.kill(instance.pid, signal.SIGKILL)
-        np.testing.assert_allclose(service.embed(TEXTS), wanted, atol=1e-6)
+        np.testing.assert_allclose(asyncio.run(app.aembed(TEXTS)), wanted, atol=1e-6)
+        assert service.held == {"cpu": 0}
 
 
-def test_an_emulated_accelerator_runs_the_same_model_and_a_slow_cpu_stays_out(path: Path) -> None:
+def test_the_overflow_goes_to_the_cpu_and_what_is_beyond_is_busy(path: Path) -> None:
+    """WindVE's three answers from the ordinary call: accelerator, CPU, BUSY."""
     with load(path) as app:
-        wanted = app.embed(TEXTS)
-    lines = [Line(1e-4, 1e-4)]
-    with open_service(path, slo=1e-6, classes=(), threads=1, emulated=lines) as service:
-        assert service.manager.depths() == {"emulated0": (0,), "cpu": (0,)}  # Eq. 11
+        wanted = app.embed(TEXTS[:3])
+
+    def set_depth(name: str, depth: int) -> None:
+        service.change(lambda m: m.set_queue(replace(m.spec(name), depths=(depth,))))
+
+    accelerator = (Line(1e-3, 1e-3),)
+    settings = queues(arrival="closed", classes=(), emulated=accelerator)
+    with load(path, threads=1, embedding=replace(settings, slo=0.02)):
+        pass  # measured soon: the lines are those of any SLO
+    with load(path, threads=1, embedding=settings) as app:
+        service = service_of(app)
+        set_depth("emulated0", 1)
+        set_depth("cpu", 2)
+        ids = app.embeddings.choose(labels=False).read(TEXTS[:3], None, None)
+        job = service.start(ids)
+        assert [query.device for query in job.queries] == ["emulated0", "cpu", "cpu"]
+        np.testing.assert_allclose(job.result(), wanted, atol=1e-6)
+        set_depth("emulated0", 0)
+        cpu = service._instances["cpu"][0]
+        assert isinstance(cpu, ProcessInstance)
+        os.kill(cpu.pid, signal.SIGSTOP)
+        held = service.start(ids[1:])
+        with pytest.raises(CapacityError) as busy:
+            app.embed(TEXTS[0])
+        assert busy.value.retry_after is not None and busy.value.retry_after > 0
+        os.kill(cpu.pid, signal.SIGCONT)
+        np.testing.assert_allclose(held.result(), wanted[1:], atol=1e-6)
+
+
+def test_a_slow_cpu_stays_out_and_waiting_calls_are_served(path: Path) -> None:
+    with load(path) as app:
+        wanted = app.embed(TEXTS[:8])
+    settings = queues(slo=1e-6, classes=(), emulated=(Line(1e-4, 1e-4),))
+    with load(path, threads=1, embedding=settings) as app:
+        assert service_of(app).manager.depths() == {"emulated0": (0,), "cpu": (0,)}  # Eq. 11
         with pytest.raises(CapacityError) as never:
-            service.embed(["x"], wait=False)
+            app.embed(["x"])
         assert never.value.retry_after is None
-        job = service.submit_bulk(service._pool().encode(TEXTS[:8]))  # without an SLO
-        np.testing.assert_allclose(job.result(), wanted[:8], atol=1e-6)
-        assert "emulated0" in {query.device for query in job.queries}
+        np.testing.assert_allclose(app.embed(TEXTS[:8], wait=True), wanted, atol=1e-6)
 
 
 def test_what_is_no_encoder_is_refused(path: Path) -> None:
-    with pytest.raises(ArtifactError, match="no encoder called 'other'"):
-        open_service(path, model="other")
     with pytest.raises(ArtifactError):
         ProcessInstance(artifact_source(path / "missing"))
+    with pytest.raises(ArtifactError, match="no encoder called 'other'"):
+        open_encoder(str(path), 1, "other")
     encoder = open_encoder(str(path), 1)
     assert encoder.dim == 128
     encoder.close()

@@ -25,7 +25,6 @@ from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.query import QueueSpec
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
-from dovetail.runtime.embedding.tokenizing import TokenPool
 from tests.runtime.embedding.toy_encoders import DEADLY, FATAL, HEAVY, WRONG, Toy, vector
 
 WAIT = 60.0
@@ -39,14 +38,16 @@ class Gated(Toy):
         super().__init__()
         self.gate, self.begun = threading.Event(), threading.Event()
 
-    def embed_tokens(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+    def embed_tokens(
+        self, ids: Sequence[np.ndarray], types: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
         self.begun.set()
         assert self.gate.wait(WAIT)
-        return super().embed_tokens(ids)
+        return super().embed_tokens(ids, types)
 
 
-def tokenize(texts: Sequence[str]) -> list[list[int]]:
-    return [[1, *map(ord, text), 2][:512] for text in texts]
+def encode(texts: Sequence[str]) -> list[np.ndarray]:
+    return [ids(*[1, *map(ord, text), 2][:512]) for text in texts]
 
 
 def serve(
@@ -58,7 +59,6 @@ def serve(
         {name: [each] for name, each in instances.items()},
         manager,
         slo=30.0,
-        tokens=TokenPool(tokenize),
         **options,  # type: ignore[arg-type]
     )
 
@@ -71,8 +71,12 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
+def embed(service: EmbeddingService, queries: Sequence[np.ndarray]) -> np.ndarray:
+    return service.start(queries, wait=True).result(WAIT)
+
+
 def expected(texts: Sequence[str]) -> np.ndarray:
-    return np.stack([vector(each) for each in tokenize(texts)])
+    return np.stack([vector(each) for each in encode(texts)])
 
 
 def test_vectors_come_in_the_order_of_the_texts_from_both_devices() -> None:
@@ -80,7 +84,7 @@ def test_vectors_come_in_the_order_of_the_texts_from_both_devices() -> None:
     devices = {"npu": accelerator, "cpu": LocalInstance(Toy())}
     texts = [f"text {i * 7 % 100}" + "x" * (i % 50) for i in range(90)]
     with serve({"npu": 60, "cpu": 40}, devices) as service:
-        job = service.submit(service._pool().encode(texts))
+        job = service.submit(encode(texts))
         np.testing.assert_array_equal(job.result(WAIT), expected(texts))
         assert {query.device for query in job.queries} == {"npu", "cpu"}
         assert np.isfinite(job.seconds).all()
@@ -92,7 +96,7 @@ def test_a_full_service_is_busy_at_once_and_waiting_calls_get_room() -> None:
     with alone(encoder, depth=2) as service:
         job = service.submit([ids(1), ids(2)])
         with pytest.raises(CapacityError) as busy:
-            service.embed_tokens([ids(3)], wait=False)
+            service.start([ids(3)])
         assert busy.value.retry_after is not None
         later = service.submit_bulk([ids(4)] * 5)
         encoder.gate.set()
@@ -105,11 +109,11 @@ def test_async_calls_run_beside_each_other_and_a_cancelled_one_leaves_the_queue(
     encoder = Gated()
 
     async def work() -> None:
-        first = asyncio.create_task(service.aembed(["a", "b"]))
+        first = asyncio.wrap_future(service.start(encode(["a", "b"])).future)
         while not service.held["cpu"]:
             await asyncio.sleep(0)
         await asyncio.to_thread(encoder.begun.wait, WAIT)
-        second = asyncio.create_task(service.aembed(["c"]))
+        second = asyncio.wrap_future(service.start(encode(["c"])).future)
         while service.held["cpu"] < 3:
             await asyncio.sleep(0)
         second.cancel()
@@ -133,7 +137,7 @@ def test_a_cancelled_job_tells_who_waits_for_it() -> None:
         with pytest.raises(CancelledError):
             job.result(WAIT)
         encoder.gate.set()
-        assert len(service.embed_tokens([ids(2)])) == 1
+        assert len(embed(service, [ids(2)])) == 1
         assert service.held == {"cpu": 0}
 
 
@@ -142,7 +146,7 @@ def test_a_deadline_that_passes_in_the_queue_ends_the_query() -> None:
     with alone(encoder) as service:
         running = service.submit([ids(1)])
         assert encoder.begun.wait(WAIT)
-        late = service.submit([ids(2)], timeout=0.02)
+        late = service.submit([ids(2)], timeout=0.3)
         with pytest.raises(CapacityError, match="within its time"):
             late.result(WAIT)
         encoder.gate.set()
@@ -179,11 +183,9 @@ def test_an_accelerator_out_of_memory_runs_the_batch_in_parts() -> None:
     small = EmulatedAccelerator(LINE, 75, Toy(), most_tokens=100)
     with serve({"npu": 64, "cpu": 2}, {"npu": small, "cpu": LocalInstance(Toy())}) as service:
         batch = [ids(*range(30))] * 16
-        np.testing.assert_array_equal(
-            service.embed_tokens(batch), np.stack([vector(range(30))] * 16)
-        )
+        np.testing.assert_array_equal(embed(service, batch), np.stack([vector(range(30))] * 16))
         with pytest.raises(DeviceError, match="out of memory"):
-            service.embed_tokens([ids(*range(200))])
+            embed(service, [ids(*range(200))])
 
 
 @pytest.fixture
@@ -205,13 +207,51 @@ def test_a_killed_cpu_process_is_started_again_and_loses_no_query(
         old = process.pid
         os.kill(old, signal.SIGKILL)
         queries = [ids(3, n) for n in range(40)]
-        rows = service.embed_tokens(queries)
+        rows = embed(service, queries)
         np.testing.assert_array_equal(rows, np.stack([vector(each) for each in queries]))
         assert process.pid != old
         with pytest.raises(DeviceError, match="died"):
             service.submit([ids(DEADLY)]).result(WAIT)
-        assert len(service.embed_tokens(queries)) == 40
+        assert len(embed(service, queries)) == 40
         assert service.held == {"cpu": 0}
+
+
+def test_a_process_that_hangs_is_started_again_and_loses_no_query(
+    toy_source: Callable[..., EncoderSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.runtime.embedding.device_queue.LEAST_LIMIT", 1.0)
+    process = ProcessInstance(toy_source("toy"))
+    with serve({"cpu": 60}, {"cpu": process}) as service:
+        old = process.pid
+        os.kill(old, signal.SIGSTOP)
+        queries = [ids(3, n) for n in range(40)]
+        np.testing.assert_array_equal(
+            embed(service, queries), np.stack([vector(each) for each in queries])
+        )
+        assert process.pid != old
+        with pytest.raises(ProcessLookupError):
+            os.kill(old, 0)
+
+
+def test_a_call_beyond_all_queues_is_told_that_waiting_does_not_help() -> None:
+    with alone(Toy(), depth=4) as service:
+        with pytest.raises(CapacityError, match="9 texts at once are more") as error:
+            service.start([ids(1)] * 9)
+        assert error.value.retry_after is None
+        assert service.held == {"cpu": 0}
+        assert len(embed(service, [ids(1)] * 9)) == 9
+
+
+def test_calls_without_an_slo_take_turns() -> None:
+    encoder = Gated()
+    with alone(encoder, depth=8) as service:
+        long = service.submit_bulk([ids(1)] * 400)
+        assert encoder.begun.wait(WAIT)
+        short = service.submit_bulk([ids(2)])
+        encoder.gate.set()
+        assert len(short.result(WAIT)) == 1
+        assert sum(encoder.calls) < 100
+        assert len(long.result(WAIT)) == 400
 
 
 def test_a_device_that_cannot_be_started_again_is_given_up(
@@ -226,30 +266,39 @@ def test_a_device_that_cannot_be_started_again_is_given_up(
             service.submit([ids(2)]).result(WAIT)
         assert service.manager.depths() == {"npu": (2,), "cpu": (0,)}
         gated.gate.set()
-        assert len(service.embed_tokens([ids(n) for n in range(50)])) == 50
+        assert len(embed(service, [ids(n) for n in range(50)])) == 50
 
 
-def test_strange_texts_end_in_a_vector_or_the_right_error() -> None:
+def test_queries_of_no_or_too_many_tokens_are_refused_with_their_call() -> None:
     with alone(Toy()) as service:
-        assert service.embed([]).shape == (0, Toy.dim)
-        np.testing.assert_array_equal(service.embed(["", "x"]), expected(["", "x"]))
-        np.testing.assert_array_equal(service.embed(["y" * 10**6]), expected(["y" * 10**6]))
-        with pytest.raises(RequestError, match="text 1 is not valid Unicode"):
-            service.embed(["good", "\ud800"])
-        with pytest.raises(RequestError, match="text 0 is of type bytes"):
-            service.embed([b"\xff"])  # type: ignore[list-item]
+        assert embed(service, []).shape == (0, Toy.dim)
         for wrong in ([], [1] * 513):
             with pytest.raises(RequestError, match="tokens"):
-                service.embed_tokens([ids(1), ids(*wrong)])
+                service.start([ids(1), ids(*wrong)])
             with pytest.raises(RequestError, match="tokens"):
                 service.submit_bulk([ids(*wrong)])
         assert service.held == {"cpu": 0}
 
 
+def test_segments_go_with_their_queries(toy_source: Callable[..., EncoderSource]) -> None:
+    queries = [ids(5, 6, 7), ids(8), ids(9, 1)]
+    types = [ids(0, 1, 1), ids(1), ids(0, 0)]
+    wanted = np.stack([vector(q + t) for q, t in zip(queries, types, strict=True)])
+    devices: dict[str, Instance] = {
+        "npu": EmulatedAccelerator(LINE, 75, Toy()),
+        "cpu": ProcessInstance(toy_source("toy")),
+    }
+    with serve({"npu": 1, "cpu": 9}, devices) as service:
+        job = service.start(queries, types)
+        np.testing.assert_array_equal(job.result(WAIT), wanted)
+        assert {query.device for query in job.queries} == {"npu", "cpu"}
+        np.testing.assert_array_equal(embed(service, queries[:1]), [vector(queries[0])])
+
+
 def test_more_texts_than_fit_run_in_turns_and_leave_room_for_others() -> None:
     with alone(Toy(), depth=500) as service:
         texts = [f"{i}" for i in range(5_000)]
-        job = service.submit_bulk(service._pool().encode(texts))
+        job = service.submit_bulk(encode(texts))
         assert len(service.submit([ids(7)]).result(WAIT)) == 1
         rows = job.result(WAIT)
         np.testing.assert_array_equal(rows[::997], expected(texts[::997]))
@@ -260,7 +309,7 @@ def test_more_texts_than_fit_run_in_turns_and_leave_room_for_others() -> None:
 def test_a_hundred_thousand_texts_in_one_call() -> None:
     texts = [f"{i % 5000}" for i in range(100_000)]
     with alone(Toy(), depth=500) as service:
-        np.testing.assert_array_equal(service.embed(texts), expected(texts))
+        np.testing.assert_array_equal(embed(service, encode(texts)), expected(texts))
 
 
 def test_closing_fails_what_is_queued() -> None:
@@ -271,13 +320,13 @@ def test_closing_fails_what_is_queued() -> None:
     closer = threading.Thread(target=service.close)
     closer.start()
     for job in (running, bulk):
-        with pytest.raises(CapacityError, match="closed"):
+        with pytest.raises(RequestError, match="closed"):
             job.result(WAIT)
     encoder.gate.set()
     closer.join(WAIT)
     assert not closer.is_alive()
-    with pytest.raises(CapacityError, match="closed"):
-        service.embed_tokens([ids(1)])
+    with pytest.raises(RequestError, match="closed"):
+        embed(service, [ids(1)])
     service.close()
 
 
@@ -312,7 +361,7 @@ def test_many_callers_at_once_end_with_depths_of_zero() -> None:
             thread.join(WAIT)
         assert len(outcomes) == 8 * 60
         assert outcomes.count("done") > 100
-        service.embed_tokens([ids(1)])  # what was cancelled while it ran has ended by now
+        embed(service, [ids(1)])  # what was cancelled while it ran has ended by now
         service.manager.check_integrity()
     assert service.held == {"npu": 0, "cpu": 0}
 

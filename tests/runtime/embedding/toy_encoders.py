@@ -24,14 +24,16 @@ def vector(ids: Sequence[int]) -> np.ndarray:
 
 
 class Toy:
-    """Vectors by `vector`; `calls` are the sizes of its batches."""
+    """Vectors by `vector`, segments added to ids; `calls` are the sizes of its batches."""
 
     dim = DIM
 
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def embed_tokens(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+    def embed_tokens(
+        self, ids: Sequence[np.ndarray], types: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
         self.calls.append(len(ids))
         seen = {int(token) for each in ids for token in each if token >= DEADLY}
         if DEADLY in seen:
@@ -40,6 +42,8 @@ class Toy:
             raise MemoryError
         if FATAL in seen:
             raise ZeroDivisionError
+        if types is not None:
+            ids = [each + kinds for each, kinds in zip(ids, types, strict=True)]
         rows = np.stack([vector(each) for each in ids])
         for row, each in zip(rows, ids, strict=True):
             row[0] = np.nan if WRONG in each else row[0]
@@ -69,7 +73,9 @@ def once(path: str) -> Toy:
 class Pinned(Toy):
     """Says on which CPUs it runs, and in which process."""
 
-    def embed_tokens(self, ids: Sequence[np.ndarray]) -> np.ndarray:
+    def embed_tokens(
+        self, ids: Sequence[np.ndarray], types: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
         row = [os.getpid() % 10_000, len(os.sched_getaffinity(0)), min(os.sched_getaffinity(0))]
         return np.tile(np.asarray([*row, *[0] * (DIM - 3)], np.float32), (len(ids), 1))
 

@@ -1,0 +1,36 @@
+"""What a user asks of the embedding queues of an artifact: `load(path, embedding=...)`.
+
+In: an SLO and choices. Out: a frozen value that `open_service` reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.runtime.embedding.line import Arrival, Line
+
+CLASSES = (32, 128, 512)
+"""Query-length classes: most tokens of each; the longest is the model's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """Queues within an SLO (WindVE §IV): accelerators first, then the CPU, else BUSY.
+
+    Args:
+        slo: seconds that a query may take.
+        arrival: `closed` sizes queues for queries that come together (WindVE), `open` for any.
+        classes: most tokens of each query-length class; those beyond the model's limit are cut.
+        heterogeneous: whether the CPU takes the overflow of accelerators.
+        cpu_instances: processes of the CPU, each with the model; one is best.
+        emulated: the lines of accelerators that are not there, for queries of 75 tokens.
+        stress: whether to refine the depths by a stress test at load; seconds per class.
+    """
+
+    slo: float = 1.0
+    arrival: Arrival = "open"
+    classes: tuple[int, ...] = CLASSES
+    heterogeneous: bool = True
+    cpu_instances: int = 1
+    emulated: tuple[Line, ...] = ()
+    stress: bool = False

@@ -51,7 +51,7 @@ from dovetail.ir.expr import (
     Unary,
 )
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.infer import combine, promote
+from dovetail.ir.low.conversions import combine, promote
 from dovetail.ir.low.types import CONSTANTS, scalar, unqualified
 
 SIZE = NamedType(name="size_t")

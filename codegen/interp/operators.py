@@ -14,7 +14,7 @@ from dovetail.codegen.interp.values import InterpretError, Layouts, convert, wra
 from dovetail.codegen.isa.memory import MemoryFault, Pointer
 from dovetail.ir.diagnostics import Span
 from dovetail.ir.expr import NamedType, PointerType, Type
-from dovetail.ir.low.infer import combine
+from dovetail.ir.low.conversions import combine
 from dovetail.ir.low.types import INTEGER_OPERATORS, scalar
 
 Frame = list[Any]

@@ -19,6 +19,7 @@ from dovetail.codegen.lift.loops import assigned_names
 from dovetail.codegen.lift.statements import Body, Statements
 from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, as_lane, vector_of
 from dovetail.codegen.lift.types import Unliftable
+from dovetail.codegen.lift.unrolls import merge_unrolls
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Unary
 from dovetail.ir.high import nodes as high
@@ -366,55 +367,3 @@ def remainder(stmt: low.If) -> tuple[str, int, low.Block] | None:
         return None
     lanes = {">=": bound, ">": bound + 1}.get(cond.op)
     return None if lanes is None else (cond.left.id, lanes, stmt.other)
-
-
-def merge_unrolls(body: Body) -> Body:
-    """Join neighbouring unrolled loops over one group; none that loads may follow a store."""
-    out: list[high.Stmt] = []
-    for stmt in map(_inside, body):
-        last = out[-1] if out else None
-        if (
-            isinstance(stmt, high.For)
-            and isinstance(last, high.For)
-            and stmt.kind == last.kind == "unroll"
-            and stmt.stop == last.stop
-            and not (_calls(last, "vstore") and _calls(stmt, "vload"))
-        ):
-            out[-1] = _joined(last, stmt)
-        else:
-            out.append(stmt)
-    return tuple(out)
-
-
-def _joined(first: high.For, second: high.For) -> high.For:
-    return high.For(
-        kind=first.kind,
-        var=first.var,
-        start=first.start,
-        stop=first.stop,
-        step=first.step,
-        body=(*first.body, *second.body),
-    )
-
-
-def _inside(stmt: high.Stmt) -> high.Stmt:
-    if isinstance(stmt, high.If):
-        then, other = merge_unrolls(stmt.then), merge_unrolls(stmt.other)
-        return high.If(cond=stmt.cond, then=then, other=other)
-    if isinstance(stmt, high.While):
-        return high.While(cond=stmt.cond, body=merge_unrolls(stmt.body))
-    if isinstance(stmt, high.For) and stmt.kind != "unroll":
-        made = merge_unrolls(stmt.body)
-        return high.For(
-            kind=stmt.kind,
-            var=stmt.var,
-            start=stmt.start,
-            stop=stmt.stop,
-            step=stmt.step,
-            body=made,
-        )
-    return stmt
-
-
-def _calls(stmt: high.Stmt, name: str) -> bool:
-    return any(isinstance(n, Call) and n.name == name for n in stmt.walk())

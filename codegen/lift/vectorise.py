@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dovetail.codegen.lift.loops import Counted, assigned_names, steady
+from dovetail.codegen.lift.patterns import extreme_of, join_address, names_in, terms_of
 from dovetail.codegen.lift.scalar import Scalars, convert
 from dovetail.codegen.lift.types import REFUSED, Unliftable, value_type
 from dovetail.ir.errors import SpecError
@@ -157,7 +158,7 @@ class _Vectoriser:
             held = Name(id=self.scalars.names.fresh("v", "vec"))
             first = [high.Assign(target=held, value=made)]
         self.stored[base] = (offset, held)
-        call = Call(name="vstore", args=(_address(base, offset), held))
+        call = Call(name="vstore", args=(join_address(base, offset), held))
         return [*first, high.ExprStmt(expr=call)]
 
     # ---- reductions ----
@@ -169,7 +170,7 @@ class _Vectoriser:
         if stmt.other is None and isinstance(inner, low.ExprStmt):
             made = inner.expr
             if isinstance(made, low.Assign) and made.op == "=" and isinstance(made.target, Name):
-                kind = _extreme(stmt.cond, made.value, made.target)
+                kind = extreme_of(stmt.cond, made.value, made.target)
                 if kind is not None:
                     return self.fold(made.target.id, kind, made.value)
         raise Unliftable("it holds a condition")
@@ -190,7 +191,7 @@ class _Vectoriser:
                     return self.fold(name, value.name[1:4], other)
         if expr.op == "=" and isinstance(value, Ternary):
             for this, other in ((value.then, value.other), (value.other, value.then)):
-                kind = _extreme(value.cond, this, target) if other == target else None
+                kind = extreme_of(value.cond, this, target) if other == target else None
                 if kind is not None:
                     return self.fold(name, kind, this)
         raise Unliftable(f"`{name}` is carried from one iteration to the next")
@@ -325,7 +326,7 @@ class _Vectoriser:
         if written is not None and written[0] == offset:
             return Value(written[1], True)
         self.loaded.setdefault(base, set()).add(offset)
-        call = Call(name="vload", args=(_address(base, offset),))
+        call = Call(name="vload", args=(join_address(base, offset),))
         return Value(call, True, True)
 
     # ---- addresses ----
@@ -338,9 +339,9 @@ class _Vectoriser:
             total = expr.operand
         else:
             raise Unliftable(f"`{print_low(expr)}` is no array element")
-        terms = _terms(total)
+        terms = terms_of(total)
         bases = [t for t, sign in terms if sign > 0 and self.array_of(t) is not None]
-        moving = [(t, s) for t, s in terms if self.loop.var in _names(t)]
+        moving = [(t, s) for t, s in terms if self.loop.var in names_in(t)]
         if len(bases) != 1:
             raise Unliftable(f"`{print_low(expr)}` has no array that can be told")
         base = self.array_of(bases[0])
@@ -390,31 +391,3 @@ def loop_name(loop: Counted, scalars: Scalars) -> str:
     """Return the high name of a loop's variable: a new one where C declares it there."""
     outer = None if loop.owned else scalars.names.find(loop.var)
     return outer or scalars.names.declare(loop.var, "i64", loop=True)
-
-
-def _extreme(cond: Expr, value: Expr, target: Expr) -> str | None:
-    """Return `max` if `cond` asks whether `value` is above `target`, `min` if below."""
-    if not isinstance(cond, Binary) or cond.op not in ("<", ">", "<=", ">="):
-        return None
-    if (cond.left, cond.right) == (value, target):
-        return "max" if cond.op[0] == ">" else "min"
-    if (cond.left, cond.right) == (target, value):
-        return "min" if cond.op[0] == ">" else "max"
-    return None
-
-
-def _address(base: str, offset: Expr) -> Expr:
-    if isinstance(offset, Binary) and offset.op == "+":
-        return Binary(op="+", left=_address(base, offset.left), right=offset.right)
-    return Binary(op="+", left=Name(id=base), right=offset)
-
-
-def _terms(expr: Expr, sign: int = 1) -> list[tuple[Expr, int]]:
-    if isinstance(expr, Binary) and expr.op in ("+", "-"):
-        right = sign if expr.op == "+" else -sign
-        return [*_terms(expr.left, sign), *_terms(expr.right, right)]
-    return [(expr, sign)]
-
-
-def _names(expr: Expr) -> set[str]:
-    return {n.id for n in expr.walk() if isinstance(n, Name)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lark import Token, Transformer
@@ -31,71 +31,21 @@ from dovetail.ir.expr import (
     Unary,
 )
 from dovetail.ir.low import nodes as low
+from dovetail.ir.low.declarators import (
+    Array,
+    Declarator,
+    Items,
+    Layer,
+    Parameters,
+    Pointer,
+    Specifiers,
+    Struct,
+    array_size,
+    wrapped,
+)
 from dovetail.ir.low.lex import Reporter, join_spans, token_span
 from dovetail.ir.low.types import ARITHMETIC
 from dovetail.ir.node import Node
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """A `*` layer of a declarator."""
-
-    const: bool
-    restrict: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Array:
-    """A `[size]` layer of a declarator."""
-
-    size: Expr | None
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """A `(parameters)` layer of a declarator."""
-
-    params: tuple[low.Param, ...]
-
-
-Layer = Pointer | Array | Parameters
-
-
-@dataclass(frozen=True, slots=True)
-class Declarator:
-    """A declared name (empty in a type name) and its layers, from the name outwards."""
-
-    name: str
-    layers: tuple[Layer, ...]
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Specifiers:
-    """What stands before the declarators; struct definitions found there come along."""
-
-    type: NamedType
-    static: bool
-    inline: bool
-    structs: tuple[low.StructDef, ...]
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Struct:
-    """A struct or union specifier."""
-
-    name: str
-    structs: tuple[low.StructDef, ...]
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class Items:
-    """Nodes of a list rule, with the span of the text they came from."""
-
-    nodes: tuple[Any, ...]
-    span: Span
 
 
 def span_of(children: Sequence[Any]) -> Span:
@@ -288,19 +238,19 @@ class Builder(Transformer[Token, Any]):
         return Declarator(str(c[0]), (), span_of(c))
 
     def group_declarator(self, c: list[Any]) -> Declarator:
-        return _wrap(c[1])
+        return wrapped(c[1])
 
     def pointer_declarator(self, c: list[Any]) -> Declarator:
         kinds = {t.type for t in c[1:-1]}
         layer = Pointer("CONST" in kinds, "RESTRICT" in kinds)
-        return _wrap(c[-1], layer)
+        return wrapped(c[-1], layer)
 
     def array_declarator(self, c: list[Any]) -> Declarator:
-        return _wrap(c[0], Array(_array_size(c)))
+        return wrapped(c[0], Array(array_size(c)))
 
     def function_declarator(self, c: list[Any]) -> Declarator:
         params = c[2].nodes if isinstance(c[2], Items) else ()
-        return _wrap(c[0], Parameters(params))
+        return wrapped(c[0], Parameters(params))
 
     def abstract_pointer(self, c: list[Any]) -> Declarator:
         inner = c[-1] if isinstance(c[-1], Declarator) else Declarator("", (), NO_SPAN)
@@ -312,10 +262,10 @@ class Builder(Transformer[Token, Any]):
         return Declarator("", tuple(c), NO_SPAN)
 
     def abstract_array(self, c: list[Any]) -> Array:
-        return Array(_array_size(c))
+        return Array(array_size(c))
 
     def abstract_group(self, c: list[Any]) -> Declarator:
-        return _wrap(c[1], *c[3:])
+        return wrapped(c[1], *c[3:])
 
     def parameters(self, c: list[Any]) -> Items:
         params = _nodes(c)
@@ -433,15 +383,6 @@ class Builder(Transformer[Token, Any]):
             return Float(value=number, text="" if text == spelled else text, span=span)
         self.reporter.add("low-number", f"{text!r} is no number", span)
         return Int(value=0, span=span)
-
-
-def _wrap(declarator: Declarator, *layers: Layer) -> Declarator:
-    return replace(declarator, layers=(*declarator.layers, *layers))
-
-
-def _array_size(children: Sequence[Any]) -> Expr | None:
-    last = children[-2]
-    return last if isinstance(last, Expr) else None
 
 
 def _int_value(text: str) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dovetail.ir.diagnostics import Span
 from dovetail.ir.expr import (
@@ -27,6 +27,7 @@ from dovetail.ir.expr import (
     Unary,
 )
 from dovetail.ir.low import nodes as low
+from dovetail.ir.low.conversions import COMPARISONS, INT, VOID, assignable, combine, promote
 from dovetail.ir.low.lex import Reporter
 from dovetail.ir.low.print import print_low
 from dovetail.ir.low.types import (
@@ -41,8 +42,6 @@ from dovetail.ir.low.types import (
     vector,
 )
 
-INT = NamedType(name="int")
-VOID = NamedType(name="void")
 SIZE = NamedType(name="size_t")
 INTRINSIC_NAME = re.compile(r"_mm\w*_|_cvt|__builtin_|dt_|v[a-z0-9]+_[a-z0-9_]+$|_MM_|_CMP_")
 """Names that look like intrinsics: believed where no table is given."""
@@ -175,35 +174,6 @@ class Inference:
         return None
 
 
-def assignable(target: Type, value: Type, expr: Expr) -> bool:
-    """Whether C converts `value` to `target` without a cast (and without a warning)."""
-    if scalar(target) and scalar(value):
-        return True
-    if isinstance(target, PointerType):
-        if isinstance(value, PointerType):
-            return _void(target) or _void(value) or _same_memory(target.of, value.of)
-        return isinstance(expr, Int) and expr.value == 0
-    return target == value
-
-
-def _void(type_: PointerType) -> bool:
-    return unqualified(type_.of) == VOID
-
-
-def _same_memory(left: Type, right: Type) -> bool:
-    """Whether pointers to the two may be mixed: `int` and `int32_t` are one type, const or not."""
-    a, b = scalar(left), scalar(right)
-    if a and b:
-        return (a.size, a.floating, a.signed) == (b.size, b.floating, b.signed)
-    return _bare(left) == _bare(right)
-
-
-def _bare(type_: Type) -> Type:
-    if isinstance(type_, NamedType):
-        return replace(type_, const=False)
-    return type_
-
-
 # ---- one rule per node ----
 
 
@@ -261,12 +231,6 @@ def _unary(self: Inference, expr: Unary, scope: Scope) -> Type | None:
     return promote(found)
 
 
-def promote(type_: Type) -> Type:
-    """Return the type after C's integer promotion."""
-    found = scalar(type_)
-    return INT if found is not None and found.rank < 3 else type_
-
-
 def _binary(self: Inference, expr: Binary, scope: Scope) -> Type | None:
     if expr.op in ("&&", "||"):
         self.condition(expr.left, scope)
@@ -274,39 +238,12 @@ def _binary(self: Inference, expr: Binary, scope: Scope) -> Type | None:
         return INT
     left, right = self.value_of(expr.left, scope), self.value_of(expr.right, scope)
     if left is None or right is None:
-        return INT if expr.op in _COMPARISONS else None
+        return INT if expr.op in COMPARISONS else None
     result = combine(expr.op, left, right)
     if result is None:
         message = f"`{expr.op}` cannot join {print_low(left)} and {print_low(right)}"
         self.report("low-operand", message, expr.span)
     return result
-
-
-_COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-_INTEGER_ONLY = ("%", "<<", ">>", "&", "^", "|")
-
-
-def combine(op: str, left: Type, right: Type) -> Type | None:
-    """Return the type of `left op right`, None where C refuses it."""
-    a, b = scalar(left), scalar(right)
-    if a and b:
-        if op in _INTEGER_ONLY and (a.floating or b.floating):
-            return None
-        if op in ("<<", ">>"):
-            return promote(left)
-        wide = left if (a.rank, not a.signed) >= (b.rank, not b.signed) else right
-        return INT if op in _COMPARISONS else promote(wide)
-    if isinstance(left, PointerType) and isinstance(right, PointerType):
-        if op in _COMPARISONS:
-            return INT
-        return NamedType(name="ptrdiff_t") if op == "-" else None
-    if isinstance(left, PointerType) and b and op in (*_COMPARISONS, "+", "-"):
-        return None if b.floating else INT if op in _COMPARISONS else left
-    if isinstance(right, PointerType) and a and op == "+":
-        return None if a.floating else right
-    if vector(left) and (left == right or b) and op not in _COMPARISONS:
-        return left
-    return right if vector(right) and a and op not in _COMPARISONS else None
 
 
 def _ternary(self: Inference, expr: Ternary, scope: Scope) -> Type | None:

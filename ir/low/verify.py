@@ -12,7 +12,8 @@ from typing import Any
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.expr import ArrayType, Int, NamedType, PointerType, Type
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.infer import VOID, Inference, Scope
+from dovetail.ir.low.conversions import VOID
+from dovetail.ir.low.infer import Inference, Scope
 from dovetail.ir.low.lex import Reporter
 from dovetail.ir.low.preprocess import TUNE
 from dovetail.ir.low.types import Signature, constant, is_integer, unqualified

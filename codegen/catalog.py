@@ -55,6 +55,7 @@ STANDALONE: dict[str, str] = {
     "embed_sum": "layernorm",
     "layernorm": "layernorm",
     "packed_attention": "attention_packed",
+    "rope_rows": "rope",
     "mean_rows": "pool",
     "unit_rows": "pool",
     "tanh_rows": "activation",
@@ -227,6 +228,7 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
 
 ENCODER_FAMILIES = (
     "embed_sum",
+    "rope_rows",
     "packed_attention",
     "layernorm",
     "mean_rows",

@@ -47,11 +47,10 @@ from dovetail.ir.encoder import EncoderFile, EncoderSpec
 from dovetail.ir.model import WeightChunks, WeightEntry
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tuning import encode_record
+from dovetail.runtime.encoder import PASS_TOKENS
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 ENCODER_NAME = "embedder"
-STEP_TOKENS = 1024
-"""Rows of a pass: enough to read weights seldom, few enough for activations to stay in caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class EncoderInputs:
     @property
     def step_tokens(self) -> int:
         """Rows of the largest pass: it holds the longest text."""
-        return max(STEP_TOKENS, self.spec.max_tokens)
+        return max(PASS_TOKENS, self.spec.max_tokens)
 
 
 def read_encoder_inputs(request: CompileRequest) -> EncoderInputs:

@@ -13,6 +13,13 @@ from typing import Any
 
 from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, read_bounded
+from dovetail.compiler.encoder_families import (
+    ENCODER_FAMILIES,
+    EncoderFamily,
+    check_fixed,
+    find_family,
+    read_rotation,
+)
 from dovetail.compiler.encoder_tensors import check_encoder_tensors
 from dovetail.compiler.model_spec import choose_dtype, stored_dtype
 from dovetail.ir.encoder import EncoderSpec
@@ -36,31 +43,6 @@ POOLING_MODES = {
 }
 E5_PROMPTS = {"query": "query: ", "passage": "passage: "}
 """What E5 models were trained with; their folders do not say so."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderFamily:
-    """What an architecture fixes. skips: rows of the position table before a text's first token."""
-
-    name: str
-    positions: str
-    skips_padding: bool = False
-
-
-_BERT = EncoderFamily("bert", "learned")
-_ROBERTA = EncoderFamily("roberta", "learned", skips_padding=True)
-_SUFFIXES = ("Model", "ForMaskedLM", "ForSequenceClassification")
-ENCODER_FAMILIES: dict[str, EncoderFamily] = {
-    f"{stem}{suffix}": family
-    for stem, family in (
-        ("Bert", _BERT),
-        ("Roberta", _ROBERTA),
-        ("XLMRoberta", _ROBERTA),
-        ("Camembert", _ROBERTA),
-    )
-    for suffix in _SUFFIXES
-}
-"""Architecture of config.json -> family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +128,8 @@ def _architecture(
     weight_dtype: str | None,
     max_tokens: int | None,
 ) -> EncoderSpec:
-    name, family = _family(config)
-    _refuse(config)
+    name, family = find_family(config)
+    check_fixed(config, family)
     hidden = config.integer("hidden_size", 1, 1 << 15)
     heads = config.integer("num_attention_heads", 1, 1024)
     rows = config.integer("max_position_embeddings", 1, MAX_TOKENS)
@@ -155,6 +137,8 @@ def _architecture(
     stored = stored_dtype(checkpoint)
     labelled = name.endswith("ForSequenceClassification")
     prompts, default = _read_prompts(folder, config)
+    head_dim = _head_dim(config, hidden, heads)
+    rotation = read_rotation(config, family, head_dim, rows)
     return EncoderSpec(
         family=family.name,
         vocab_size=config.integer("vocab_size", 1, 1 << 24),
@@ -162,43 +146,30 @@ def _architecture(
         intermediate_size=config.integer("intermediate_size", 1, 1 << 17),
         n_layers=config.integer("num_hidden_layers", 1, 1024),
         n_heads=heads,
-        head_dim=_head_dim(config, hidden, heads),
+        head_dim=head_dim,
         max_tokens=_most_tokens(folder, rows - first, max_tokens),
-        norm_eps=config.number("layer_norm_eps", 0.0, 1.0, 1e-12),
-        activation=_activation(config),
+        norm_eps=config.number(family.key("layer_norm_eps"), 0.0, 1.0, family.norm_eps),
+        activation=_activation(config, family),
+        gated=family.gated,
+        norm_first=family.norm_first,
         positions=family.positions,
         n_positions=rows,
         first_position=first,
-        token_types=config.integer("type_vocab_size", 0, 1024, 2),
-        pooling=_read_pooling(folder),
+        rope=rotation.rope,
+        local_rope=rotation.local,
+        local_layers=rotation.local_layers,
+        reach=rotation.reach,
+        token_types=config.integer("type_vocab_size", 0, 1024, family.token_types),
+        pooling=_classifier_pooling(config) if labelled else _read_pooling(folder),
         unit=folder.unit,
         labels=_count_labels(config) if labelled else 0,
+        head=family.head,
         sigmoid=labelled and _scores_by_sigmoid(config),
         prompts=prompts,
         default_prompt=default,
         weight_dtype=choose_dtype(weight_dtype, stored),
         checkpoint_dtype=stored,
     )
-
-
-def _family(config: Config) -> tuple[str, EncoderFamily]:
-    names = config.texts("architectures")
-    for name in names:
-        if name in ENCODER_FAMILIES:
-            return name, ENCODER_FAMILIES[name]
-    raise SpecError(
-        f"{config.name}: architecture {', '.join(names) or '(none)'} is no supported encoder; "
-        f"supported: {', '.join(ENCODER_FAMILIES)}"
-    )
-
-
-def _refuse(config: Config) -> None:
-    if config.has("quantization_config"):
-        raise config.fail("quantization_config", "but quantized encoders are not supported")
-    if config.flag("is_decoder"):
-        raise config.fail("is_decoder", "but only bidirectional models are encoders")
-    if (kind := config.text("position_embedding_type", "absolute")) != "absolute":
-        raise config.fail("position_embedding_type", f"but {kind} is not supported")
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int:
@@ -213,10 +184,12 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
     return size
 
 
-def _activation(config: Config) -> str:
-    name = config.text("hidden_act", "gelu")
-    if name not in ACTIVATIONS:
-        raise config.fail("hidden_act", f"but must be one of {', '.join(ACTIVATIONS)}")
+def _activation(config: Config, family: EncoderFamily) -> str:
+    key = family.key("hidden_act")
+    name = config.text(key, "gelu")
+    known = ("gelu",) if family.gated else tuple(ACTIVATIONS)
+    if name not in known:
+        raise config.fail(key, f"but must be one of {', '.join(known)}")
     return ACTIVATIONS[name]
 
 
@@ -258,6 +231,13 @@ def _read_pooling(folder: EncoderFolder) -> str:
             f"{', '.join(POOLING_MODES)} is"
         )
     return short[chosen[0]]
+
+
+def _classifier_pooling(config: Config) -> str:
+    pooling = config.text("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise config.fail("classifier_pooling", "but must be cls or mean")
+    return pooling
 
 
 def _read_prompts(folder: EncoderFolder, config: Config) -> tuple[dict[str, str], str | None]:

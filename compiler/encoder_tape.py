@@ -32,6 +32,7 @@ class _Encode:
         self.tape = tape = TapeBuilder()
         hidden = spec.hidden_size
         self.x = tape.padded("x", tokens, hidden)
+        self.normed = tape.padded("normed", tokens, hidden)
         self.qkv = tape.padded("qkv", tokens, spec.qkv_size)
         self.attention = tape.padded("attention", tokens, spec.n_heads * spec.head_dim)
         self.inner = tape.padded("inner", tokens, spec.intermediate_size)
@@ -45,10 +46,11 @@ class _Encode:
         for layer in range(self.spec.n_layers):
             self.attend(layer)
             self.transform(layer)
+        self.norm("final", "final_norm", self.x, self.x)
         if self.spec.labels:
             self.classify()
         else:
-            self.pool()
+            self.embed_texts()
         return self.tape.finish("encode", ENCODE_ARGS, self.tokens, self.sequences)
 
     def embed(self) -> None:
@@ -61,61 +63,95 @@ class _Encode:
         self.tape.add("embed_sum", "embed", "n_tokens", *values)
 
     def attend(self, layer: int) -> None:
-        """X = norm(x + attention), each text within itself."""
+        """X = x + attention, each text within itself, normed before or after."""
         spec, name, segment = self.spec, f"layers.{layer}", f"attn({layer})"
-        self.linear("qkv", segment, f"{name}.qkv", self.x, self.qkv)
-        heads: tuple[Value, ...] = (spec.n_heads, spec.head_dim, spec.head_dim**-0.5, 0)
+        source = self.norm_before(segment, f"{name}.attention_norm")
+        self.linear("qkv", segment, f"{name}.qkv", source, self.qkv)
+        local = spec.is_local(layer)
+        self.rotate(segment, "local_rope" if local else "rope")
+        reach = spec.reach if local else 0
+        heads: tuple[Value, ...] = (spec.n_heads, spec.head_dim, spec.head_dim**-0.5, reach)
         where = (self.weight("slopes"), *self.rows(self.qkv), ArgRef(name="seq_starts"))
         self.tape.add(
             "packed_attention", segment, "n_sequences",
             _S, *heads, *where, *self.rows(self.attention),
         )  # fmt: skip
         self.linear("o", segment, f"{name}.o", self.attention, self.x, residual=self.x)
-        self.norm(segment, f"{name}.attention_norm")
+        self.norm_after(segment, f"{name}.attention_norm")
 
     def transform(self, layer: int) -> None:
-        """X = norm(x + MLP)."""
+        """X = x + MLP, normed before or after."""
         name, segment = f"layers.{layer}", f"mlp({layer})"
-        self.linear("up", segment, f"{name}.up", self.x, self.inner)
+        source = self.norm_before(segment, f"{name}.mlp_norm")
+        if self.spec.gated:
+            self.product("gate_up", segment, f"{name}.gate_up", source, _T, *self.rows(self.inner))
+        else:
+            self.linear("up", segment, f"{name}.up", source, self.inner)
         self.linear("down", segment, f"{name}.down", self.inner, self.x, residual=self.x)
-        self.norm(segment, f"{name}.output_norm")
+        self.norm_after(segment, f"{name}.mlp_norm")
 
-    def pool(self) -> None:
+    def embed_texts(self) -> None:
         """One row for each text, of length 1 where the model says so."""
         hidden = self.spec.hidden_size
         end: tuple[Value, int] = (ArgRef(name="out"), hidden)
-        pooled = self.rows(self.picked) if self.spec.unit else end
-        if self.spec.pooling == "mean":
-            starts = ArgRef(name="seq_starts")
-            values = (_S, hidden, starts, *self.rows(self.x), *pooled)
-            self.tape.add("mean_rows", "pool", "n_sequences", *values)
-        else:
-            self.pick(pooled)
+        self.pool(self.rows(self.picked) if self.spec.unit else end)
         if self.spec.unit:
             picked = self.rows(self.picked)
             self.tape.add("unit_rows", "pool", "n_sequences", _S, hidden, *picked, *end)
 
     def classify(self) -> None:
-        """Logits of each text's first row: a layer with tanh, and one without."""
-        self.pick(self.rows(self.picked))
+        """Logits of each text's pooled row: a layer with an activation, and one without."""
+        self.pool(self.rows(self.picked))
         self.linear("pooler", "head", "pooler", self.picked, self.hidden, m=_S)
-        rows = self.rows(self.hidden)
-        self.tape.add("tanh_rows", "head", "n_sequences", _S, self.spec.hidden_size, *rows, *rows)
+        if self.spec.head == "tanh":
+            rows, hidden = self.rows(self.hidden), self.spec.hidden_size
+            self.tape.add("tanh_rows", "head", "n_sequences", _S, hidden, *rows, *rows)
+        self.norm("head", "pooler_norm", self.hidden, self.hidden, m=_S)
         out = (ArgRef(name="out"), self.spec.labels)
         self.gemm("classifier", "head", "classifier", self.hidden, _S, *_NO_RESIDUAL, *out)
 
-    def pick(self, out: tuple[Value, int]) -> None:
-        """Append a copy of the row that stands for each text."""
-        values = (_S, self.spec.hidden_size, ArgRef(name="picked_rows"), *self.rows(self.x), *out)
-        self.tape.add("gather_rows", "pool", "n_sequences", *values)
+    def pool(self, out: tuple[Value, int]) -> None:
+        """Append the mean of each text's rows, or a copy of the one that stands for it."""
+        mean = self.spec.pooling == "mean"
+        where = ArgRef(name="seq_starts" if mean else "picked_rows")
+        values = (_S, self.spec.hidden_size, where, *self.rows(self.x), *out)
+        self.tape.add("mean_rows" if mean else "gather_rows", "pool", "n_sequences", *values)
 
     # ---- groups of slots ----
 
-    def norm(self, segment: str, weight: str) -> None:
-        """Append x = LayerNorm(x)."""
-        x, spec = self.rows(self.x), self.spec
+    def norm_before(self, segment: str, weight: str) -> BufferRef:
+        """Return what half of a layer reads: x, normed where norms come first and there is one."""
+        if not self.spec.norm_first or weight not in self.weights:
+            return self.x
+        self.norm(segment, weight, self.x, self.normed)
+        return self.normed
+
+    def norm_after(self, segment: str, weight: str) -> None:
+        """Append x = norm(x) where norms come last."""
+        if not self.spec.norm_first:
+            self.norm(segment, weight, self.x, self.x)
+
+    def norm(
+        self, segment: str, weight: str, x: BufferRef, out: BufferRef, *, m: ArgRef | None = None
+    ) -> None:
+        """Append out = LayerNorm(x), if this encoder has a norm of that name."""
+        if weight not in self.weights:
+            return
+        count, spec = m or _T, self.spec
         scale = (self.weight(weight), self.weight(f"{weight}_bias"), spec.norm_eps)
-        self.tape.add("layernorm", segment, "n_tokens", _T, spec.hidden_size, *x, *scale, *x)
+        rows = (*self.rows(x), *scale, *self.rows(out))
+        self.tape.add("layernorm", segment, count.name, count, spec.hidden_size, *rows)
+
+    def rotate(self, segment: str, table: str) -> None:
+        """Append the rotation of q and k, if this encoder has that table."""
+        spec = self.spec
+        if table not in spec.ropes:
+            return
+        tables = (self.weight(f"{table}_cos"), self.weight(f"{table}_sin"))
+        heads = (*self.rows(self.qkv), 2 * spec.n_heads, spec.head_dim)
+        self.tape.add(
+            "rope_rows", segment, "n_tokens", _T, *heads, ArgRef(name="positions"), *tables
+        )
 
     def linear(
         self,
@@ -135,12 +171,18 @@ class _Encode:
     def gemm(
         self, op: str, segment: str, weight: str, a: BufferRef, m: ArgRef, *rest: Value
     ) -> None:
-        """Append a product; `rest` are residual and output."""
+        """Append a product that K may be split in; `rest` are residual and output."""
+        self.product(op, segment, weight, a, m, *rest, self.sums, SPLIT_K_ELEMENTS)
+
+    def product(
+        self, op: str, segment: str, weight: str, a: BufferRef, m: ArgRef, *rest: Value
+    ) -> None:
+        """Append a product; `rest` are its slots from the residual on."""
         entry = self.weights[weight]
+        columns = entry.n // 2 if entry.layout == "packed_pair" else entry.n
         stride = FORMATS[entry.dtype].panel_elements(entry.k)
         given = (self.weight(weight), stride, self.weight(f"{weight}_bias"))
-        values = (m, entry.n, entry.k, *self.rows(a), *given, *rest, self.sums, SPLIT_K_ELEMENTS)
-        self.tape.add(op, segment, m.name, *values)
+        self.tape.add(op, segment, m.name, m, columns, entry.k, *self.rows(a), *given, *rest)
 
     def rows(self, buffer: BufferRef) -> tuple[BufferRef, int]:
         """Return a buffer and its stride."""

@@ -8,31 +8,103 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, check_sources
 from dovetail.ir.encoder import EncoderSpec
 
-PREFIXES = ("", "bert.", "roberta.")
+PREFIXES = ("", "bert.", "roberta.", "model.", "new.", "gte.")
 """What stands before the names of a model that was saved with a head."""
-HEADS = {
-    "bert": ("pooler.dense", "classifier"),
-    "roberta": ("classifier.dense", "classifier.out_proj"),
-}
-"""Family -> the two layers of a classification head; the first of BERT is part of the model."""
 _UNUSED = re.compile(
-    r"(bert\.|roberta\.)?(pooler\..*|embeddings\.position_ids)|cls\..*|lm_head\..*|classifier\..*"
+    r"((bert|roberta|new|gte)\.)?(pooler\..*|embeddings\.position_ids)"
+    r"|(cls|lm_head|classifier|head|decoder)\..*"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What a family calls its modules; those from `qkv` on lie under `layers`.{number}.
+
+    up: one module. gated: the gate and what it is multiplied by, each a module without bias and the
+    half of it. skips_first_norm: layer 0 reads what the norm of the embeddings wrote. has_biases:
+    of layers and norms; a classifier has one anyway.
+    """
+
+    words: str = "embeddings.word_embeddings"
+    places: str = "embeddings.position_embeddings"
+    kinds: str = "embeddings.token_type_embeddings"
+    embed_norm: str = "embeddings.LayerNorm"
+    layers: str = "encoder.layer"
+    qkv: tuple[str, ...]
+    o: str
+    attention_norm: str
+    up: str = ""
+    gated: tuple[tuple[str, int], ...] = ()
+    down: str
+    mlp_norm: str
+    final_norm: str = ""
+    pooler: str = "pooler.dense"
+    pooler_norm: str = ""
+    classifier: str = "classifier"
+    skips_first_norm: bool = False
+    has_biases: bool = True
+
+
+_BERT = Names(
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    o="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    mlp_norm="output.LayerNorm",
+)
+NAMES: dict[str, Names] = {
+    "bert": _BERT,
+    "roberta": replace(_BERT, pooler="classifier.dense", classifier="classifier.out_proj"),
+    "jina": replace(
+        _BERT,
+        gated=(("mlp.gated_layers", 0), ("mlp.gated_layers", 1)),
+        down="mlp.wo",
+        mlp_norm="mlp.layernorm",
+    ),
+    "gte": Names(
+        qkv=("attention.qkv_proj",),
+        o="attention.o_proj",
+        attention_norm="attn_ln",
+        gated=(("mlp.up_gate_proj", 1), ("mlp.up_gate_proj", 0)),
+        down="mlp.down_proj",
+        mlp_norm="mlp_ln",
+    ),
+    "modernbert": Names(
+        words="embeddings.tok_embeddings",
+        embed_norm="embeddings.norm",
+        layers="layers",
+        qkv=("attn.Wqkv",),
+        o="attn.Wo",
+        attention_norm="attn_norm",
+        gated=(("mlp.Wi", 0), ("mlp.Wi", 1)),
+        down="mlp.Wo",
+        mlp_norm="mlp_norm",
+        final_norm="final_norm",
+        pooler="head.dense",
+        pooler_norm="head.norm",
+        skips_first_norm=True,
+        has_biases=False,
+    ),
+}
+"""Family -> the names that its checkpoints have."""
 
 
 def encoder_sources(spec: EncoderSpec, checkpoint: Checkpoint) -> tuple[WeightSource, ...]:
     """Return every packed weight of an encoder, in the order in which a pass reads them."""
-    word = "embeddings.word_embeddings.weight"
-    prefix = next((p for p in PREFIXES if f"{p}{word}" in checkpoint.tensors), "")
-    return tuple(_all_sources(spec, prefix))
+    names = NAMES[spec.family]
+    prefix = next((p for p in PREFIXES if f"{p}{names.words}.weight" in checkpoint.tensors), "")
+    return tuple(_Sources(spec, names, prefix).every())
 
 
 def check_encoder_tensors(spec: EncoderSpec, checkpoint: Checkpoint) -> None:
@@ -43,7 +115,11 @@ def check_encoder_tensors(spec: EncoderSpec, checkpoint: Checkpoint) -> None:
 
 def encoder_tables(spec: EncoderSpec) -> dict[str, npt.NDArray[np.float32]]:
     """Return the weights that no tensor holds, by name."""
-    return {"slopes": alibi_slopes(spec.n_heads)} if spec.positions == "alibi" else {}
+    tables = {"slopes": alibi_slopes(spec.n_heads)} if spec.positions == "alibi" else {}
+    for name, rope in spec.ropes.items():
+        pair = zip(("cos", "sin"), rope_tables(rope, spec.max_tokens), strict=True)
+        tables |= {f"{name}_{part}": table for part, table in pair}
+    return tables
 
 
 def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
@@ -57,49 +133,81 @@ def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
     return np.array((slopes + between)[:heads], np.float32)[:, None]
 
 
-def _all_sources(spec: EncoderSpec, prefix: str) -> Iterator[WeightSource]:
-    hidden, there = spec.hidden_size, f"{prefix}embeddings"
-    tables = {
-        "words": ("word_embeddings", spec.vocab_size),
-        "places": ("position_embeddings", spec.n_positions if spec.positions == "learned" else 0),
-        "kinds": ("token_type_embeddings", spec.token_types),
-    }
-    for name, (tensor, rows) in tables.items():
-        if rows:
-            yield WeightSource(name, "rows", rows, hidden, (f"{there}.{tensor}.weight",), (rows,))
-    if spec.positions == "alibi":
-        yield WeightSource("slopes", "rows", spec.n_heads, 1)
-    yield from _norm("embed_norm", f"{there}.LayerNorm", hidden)
-    for layer in range(spec.n_layers):
-        yield from _layer_sources(spec, layer, prefix)
-    if spec.labels:
-        first, second = HEADS[spec.family]
-        inside = prefix if first.startswith("pooler") else ""
-        yield from _linear("pooler", (inside + first,), (hidden,), hidden)
-        yield from _linear("classifier", (second,), (spec.labels,), hidden)
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The weights of one encoder; `prefix` stands before the names of its modules."""
 
+    spec: EncoderSpec
+    names: Names
+    prefix: str
 
-def _layer_sources(spec: EncoderSpec, layer: int, prefix: str) -> Iterator[WeightSource]:
-    """Yield one layer's weights in the order of its tape."""
-    here, there = f"layers.{layer}", f"{prefix}encoder.layer.{layer}"
-    hidden, heads, inner = spec.hidden_size, spec.n_heads * spec.head_dim, spec.intermediate_size
-    qkv = tuple(f"{there}.attention.self.{part}" for part in ("query", "key", "value"))
-    yield from _linear(f"{here}.qkv", qkv, (heads,) * 3, hidden)
-    yield from _linear(f"{here}.o", (f"{there}.attention.output.dense",), (hidden,), heads)
-    yield from _norm(f"{here}.attention_norm", f"{there}.attention.output.LayerNorm", hidden)
-    yield from _linear(f"{here}.up", (f"{there}.intermediate.dense",), (inner,), hidden)
-    yield from _linear(f"{here}.down", (f"{there}.output.dense",), (hidden,), inner)
-    yield from _norm(f"{here}.output_norm", f"{there}.output.LayerNorm", hidden)
+    def every(self) -> Iterator[WeightSource]:
+        spec, names, hidden = self.spec, self.names, self.spec.hidden_size
+        yield from self.table("words", names.words, spec.vocab_size)
+        if spec.positions == "learned":
+            yield from self.table("places", names.places, spec.n_positions)
+        if spec.token_types:
+            yield from self.table("kinds", names.kinds, spec.token_types)
+        for name, table in encoder_tables(spec).items():
+            yield WeightSource(name, "rows", *table.shape)
+        yield from self.norm("embed_norm", self.prefix + names.embed_norm)
+        for layer in range(spec.n_layers):
+            yield from self.layer(layer)
+        if names.final_norm:
+            yield from self.norm("final_norm", self.prefix + names.final_norm)
+        if spec.labels:
+            inside = self.prefix if names.pooler.startswith("pooler") else ""
+            yield from self.linear("pooler", (inside + names.pooler,), (hidden,), hidden)
+            if names.pooler_norm:
+                yield from self.norm("pooler_norm", names.pooler_norm)
+            yield from self.linear("classifier", (names.classifier,), (spec.labels,), hidden)
 
+    def layer(self, layer: int) -> Iterator[WeightSource]:
+        """Yield one layer's weights in the order of its tape."""
+        spec, names = self.spec, self.names
+        here, there = f"layers.{layer}", f"{self.prefix}{names.layers}.{layer}"
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        qkv = tuple(f"{there}.{part}" for part in names.qkv)
+        heads = spec.n_heads * spec.head_dim
+        if layer or not names.skips_first_norm:
+            yield from self.norm(f"{here}.attention_norm", f"{there}.{names.attention_norm}")
+        yield from self.linear(f"{here}.qkv", qkv, (spec.qkv_size // len(qkv),) * len(qkv), hidden)
+        yield from self.linear(f"{here}.o", (f"{there}.{names.o}",), (hidden,), heads)
+        yield from self.norm(f"{here}.mlp_norm", f"{there}.{names.mlp_norm}")
+        if spec.gated:
+            halves = [(f"{there}.{module}.weight", half) for module, half in names.gated]
+            yield WeightSource(
+                f"{here}.gate_up",
+                "packed_pair",
+                2 * inner,
+                hidden,
+                tuple(tensor for tensor, _ in halves),
+                (inner, inner),
+                tuple(half * inner for _, half in halves),
+            )
+        else:
+            yield from self.linear(f"{here}.up", (f"{there}.{names.up}",), (inner,), hidden)
+        yield from self.linear(f"{here}.down", (f"{there}.{names.down}",), (hidden,), inner)
 
-def _linear(
-    name: str, modules: tuple[str, ...], rows: tuple[int, ...], k: int
-) -> Iterator[WeightSource]:
-    n = sum(rows)
-    yield WeightSource(name, "packed", n, k, tuple(f"{m}.weight" for m in modules), rows)
-    yield WeightSource(f"{name}_bias", "vector", n, 1, tuple(f"{m}.bias" for m in modules), rows)
+    def table(self, name: str, module: str, rows: int) -> Iterator[WeightSource]:
+        tensors = (f"{self.prefix}{module}.weight",)
+        yield WeightSource(name, "rows", rows, self.spec.hidden_size, tensors, (rows,))
 
+    def linear(
+        self, name: str, modules: tuple[str, ...], rows: tuple[int, ...], k: int
+    ) -> Iterator[WeightSource]:
+        n = sum(rows)
+        yield WeightSource(name, "packed", n, k, tuple(f"{m}.weight" for m in modules), rows)
+        yield from self.bias(name, modules, rows)
 
-def _norm(name: str, module: str, n: int) -> Iterator[WeightSource]:
-    yield WeightSource(name, "vector", n, 1, (f"{module}.weight",), (n,))
-    yield WeightSource(f"{name}_bias", "vector", n, 1, (f"{module}.bias",), (n,))
+    def norm(self, name: str, module: str) -> Iterator[WeightSource]:
+        n = self.spec.hidden_size
+        yield WeightSource(name, "vector", n, 1, (f"{module}.weight",), (n,))
+        yield from self.bias(name, (module,), (n,))
+
+    def bias(
+        self, name: str, modules: tuple[str, ...], rows: tuple[int, ...]
+    ) -> Iterator[WeightSource]:
+        if self.names.has_biases or name == "classifier":
+            tensors = tuple(f"{module}.bias" for module in modules)
+            yield WeightSource(f"{name}_bias", "vector", sum(rows), 1, tensors, rows)

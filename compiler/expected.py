@@ -12,19 +12,27 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.schedules import SILU
+from dovetail.compiler.schedules import GATED
 from dovetail.ir.model import PANEL
 
 Wide = npt.NDArray[np.float64]
 Pair = tuple[Wide, Wide]
 """Expected values, and how far from them a right kernel may be."""
 
+
+def _gelu(x: Wide) -> Wide:
+    erf: Wide = np.vectorize(math.erf)(x / np.sqrt(2))
+    return x / 2 * (1 + erf)
+
+
 ACTIVATIONS: dict[str, Callable[[Wide], Wide]] = {
     "linear": lambda x: x,
-    "gelu": lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": _gelu,
+    "geglu": _gelu,
     "gelu_tanh": lambda x: x / (1 + np.exp(-np.sqrt(8 / np.pi) * (x + 0.044715 * x**3))),
 }
-"""Kind of a product without gate -> what is done to its sums. No slope is above 1.13."""
+"""Kind of a product -> what is done to its sums, or the gate's. No slope is above 1.13."""
 SAMPLED_ROWS = 6
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 
@@ -72,12 +80,12 @@ class ExpectedProduct:
 
     def _product(self, a: Wide, panel: int) -> Pair:
         width = min(PANEL, self._n - panel * PANEL)
-        if self._kind != SILU:
+        if self._kind not in GATED:
             b = self._columns(panel)[:, :width]
             return ACTIVATIONS[self._kind](a @ b), np.abs(a) @ np.abs(b)
         gate = a @ self._columns(2 * panel)[:, :width]
         up = a @ self._columns(2 * panel + 1)[:, :width]
-        wanted = gate / (1 + np.exp(-gate)) * up
+        wanted = ACTIVATIONS[self._kind](gate) * up
         return wanted, np.sqrt(a.shape[1]) * (1 + np.abs(wanted))
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from dovetail.compiler.attention_search import AttentionTask
 from dovetail.compiler.recorder import Allowance, Identity
-from dovetail.compiler.schedules import SILU, GemmOp
+from dovetail.compiler.schedules import GATED, GemmOp
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.tuning import OK, TuningRecord, WorkKey
@@ -159,7 +159,7 @@ def flops(kind: str, shape: Mapping[str, int]) -> float:
     if "context" in shape:
         keys = shape["rows"] * (shape["context"] - (shape["rows"] - 1) / 2)
         return 4.0 * shape["n_q"] * shape["head_dim"] * keys
-    return 2.0 * math.prod(shape.values()) * (2 if kind == SILU else 1)
+    return 2.0 * math.prod(shape.values()) * (2 if kind in GATED else 1)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ KERNEL_FAULTS = frozenset(
 
 
 class GemmCase(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
-    """One product to time: `kind` is linear or silu, `dtype` the weight's, `n` columns of C."""
+    """One product to time: `kind` as in schedules.py, `dtype` the weight's, `n` columns of C."""
 
     kind: str
     n: int

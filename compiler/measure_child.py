@@ -29,7 +29,7 @@ from dovetail.compiler.measure import (
     Reply,
 )
 from dovetail.compiler.measure_attention import AttentionRun
-from dovetail.compiler.schedules import SILU, reduce_kernel
+from dovetail.compiler.schedules import GATED, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
@@ -131,7 +131,7 @@ class GemmRun:
     ) -> None:
         self.library, self.team, self.case, self.pool = library, team, case, pool
         self.products = products
-        pairs = 2 if case.kind == SILU else 1
+        pairs = 2 if case.kind in GATED else 1
         self.panels = -(-case.n // PANEL) * pairs
         self.weights = pool.copies(self.panels, case.k)
         random = np.random.default_rng(2)
@@ -143,7 +143,7 @@ class GemmRun:
         stride = FORMATS[case.dtype].panel_elements(case.k)
         self.before = [case.m, case.n, case.k, self.a.ctypes.data, self.a.shape[1]]
         self.after = [stride, 0, self.c.ctypes.data, self.c.shape[1]]
-        if case.kind != SILU:
+        if case.kind not in GATED:
             self.after[2:2] = [0, 0]
             self.after += [self.partial.ctypes.data, self.partial.size]
 

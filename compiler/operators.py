@@ -84,6 +84,10 @@ OPERATORS: dict[str, Operator] = {
         "n_sequences:int n_heads:int hd:int scale:float reach:int slopes:weight? qkv:in ldq:int "
         "seq_starts:in out:out ldo:int",
     ),
+    "rope_rows": _operator(
+        "rope_rows",
+        "T:int qkv:inout ldq:int n_heads:int hd:int positions:in cos:weight sin:weight",
+    ),
     "mean_rows": _operator(
         "mean_rows", "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int"
     ),

@@ -144,6 +144,12 @@ def _scale_linear(rope: RopeSpec, plain: F32) -> F32:
     return plain / np.float32(rope.factor)
 
 
+def _scale_ntk(rope: RopeSpec, _plain: F32) -> F32:
+    """Stretch the base, then all frequencies (Alibaba's GTE models)."""
+    base = inverse_frequencies(replace(rope, kind="default", theta=rope.theta * rope.factor))
+    return base / np.float32(rope.factor ** (2 / rope.rotary_dim))
+
+
 def _scale_llama3(rope: RopeSpec, plain: F32) -> F32:
     low_wave = rope.original_max_position / rope.low_freq_factor
     high_wave = rope.original_max_position / rope.high_freq_factor
@@ -179,5 +185,6 @@ def _correction_dim(rope: RopeSpec, rotations: float) -> float:
 _SCALERS: dict[str, Callable[[RopeSpec, F32], F32]] = {
     "linear": _scale_linear,
     "llama3": _scale_llama3,
+    "ntk": _scale_ntk,
     "yarn": _scale_yarn,
 }

@@ -24,9 +24,11 @@ from dovetail.runtime.kv_parts import PART_TOKENS
 from dovetail.runtime.shard import split_model
 from dovetail.topology.hardware import HardwareSpec
 
-LINEAR, SILU = "linear", "silu"
+LINEAR, SILU, GEGLU = "linear", "silu", "geglu"
 ACTIVATED = ("gelu", "gelu_tanh")
 """Products that are linear ones with an activation of the finished sums, by its name."""
+GATED = (SILU, GEGLU)
+"""Products of two weights in one: an activation of the first times the second."""
 DECODER_KINDS = (LINEAR, SILU)
 DOT_ROWS = 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
@@ -49,11 +51,13 @@ class MicroKernel:
         return self.rows * vectors + min(self.rows, vectors) + 1
 
 
-MOST_ROWS = {SILU: 14} | dict.fromkeys((LINEAR, *ACTIVATED), 16)
-PANEL_COUNTS = {SILU: (2, 4)} | dict.fromkeys((LINEAR, *ACTIVATED), (1, 2, 3, 4))
+MOST_ROWS = dict.fromkeys(GATED, 14) | dict.fromkeys((LINEAR, *ACTIVATED), 16)
+PANEL_COUNTS = dict.fromkeys(GATED, (2, 4)) | dict.fromkeys((LINEAR, *ACTIVATED), (1, 2, 3, 4))
 """The tiles considered; a gated product takes gate and up panels in pairs. Higher ones of one panel
 hold no more accumulators than 14 x 2, and would take the C compiler more time than all others."""
-SCALAR_ROWS = {(SILU, 2): 1} | dict.fromkeys(((kind, 1) for kind in (LINEAR, *ACTIVATED)), 2)
+SCALAR_ROWS = dict.fromkeys(((kind, 2) for kind in GATED), 1) | dict.fromkeys(
+    ((kind, 1) for kind in (LINEAR, *ACTIVATED)), 2
+)
 """(kind, panels) to rows where there are no vectors: the compiler shares out the registers."""
 
 RULE_TILES: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
@@ -68,7 +72,7 @@ RULE_TILES: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
         (SILU, "neon", ((3, 2),)),
         (SILU, "generic", ((1, 2),)),
     )
-    for kind in ((LINEAR, *ACTIVATED) if like == LINEAR else (like,))
+    for kind in ((LINEAR, *ACTIVATED) if like == LINEAR else GATED)
 }
 """The tiles that the rules choose from; the first serves large M. Between them they reach the read
 bandwidth at small M (many panels are many streams) and the multiply-add rate at large M."""
@@ -87,7 +91,7 @@ class GemmOp:
     @property
     def weight_panels(self) -> int:
         """Panels in the packed weight: two per panel of C in the gated product."""
-        return -(-self.n // PANEL) * (2 if self.kind == SILU else 1)
+        return -(-self.n // PANEL) * (2 if self.kind in GATED else 1)
 
     @property
     def weight_bytes(self) -> int:
@@ -139,10 +143,13 @@ def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
     hidden, inner, dtype = spec.hidden_size, spec.intermediate_size, spec.weight_dtype
     yield GemmOp("qkv", LINEAR, spec.qkv_size, hidden, dtype)
     yield GemmOp("o", LINEAR, hidden, spec.n_heads * spec.head_dim, dtype)
-    yield GemmOp("up", spec.activation, inner, hidden, dtype)
+    if spec.gated:
+        yield GemmOp("gate_up", GEGLU, inner, hidden, dtype)
+    else:
+        yield GemmOp("up", spec.activation, inner, hidden, dtype)
     yield GemmOp("down", LINEAR, hidden, inner, dtype)
     if spec.labels:
-        yield GemmOp("pooler", LINEAR, hidden, hidden, dtype)
+        yield GemmOp("pooler", LINEAR if spec.head == "tanh" else "gelu", hidden, hidden, dtype)
         yield GemmOp("classifier", LINEAR, spec.labels, hidden, dtype)
 
 
@@ -191,7 +198,7 @@ def kernel_name(kind: str, dtype: str, tile: MicroKernel) -> str:
 
 def reduce_kernel(kind: str, dtype: str, schedule: Sequence[int]) -> str | None:
     """Return the kernel that adds up the parts of K, or None where a schedule does not split K."""
-    split = kind != SILU and schedule[SCHEDULE_VALUES.index("grid_k")] > 1
+    split = kind not in GATED and schedule[SCHEDULE_VALUES.index("grid_k")] > 1
     return f"gemm_{kind}_reduce_{dtype}" if split else None
 
 
@@ -204,10 +211,14 @@ def gemm_requests(
     )
 
 
+_ACTS = {GEGLU: "gelu"} | {kind: kind for kind in ACTIVATED}
+"""Kind of a product to what a kernel calls its activation, where that is no default."""
+
+
 def _requests(kind: str, dtype: str, target: Target) -> Iterator[KernelRequest]:
-    act: dict[str, int | str] = {"ACT": kind} if kind in ACTIVATED else {}
-    family = "gemm_linear" if act else f"gemm_{kind}"
-    if kind != SILU:
+    family = "gemm_silu" if kind in GATED else "gemm_linear"
+    act: dict[str, int | str] = {"ACT": _ACTS[kind]} if kind in _ACTS else {}
+    if kind not in GATED:
         name = f"gemm_{kind}_reduce_{dtype}"
         yield KernelRequest("gemm", "gemm_linear_reduce", {"W": dtype, **act}, name)
     for tile in built_tiles(kind, target).values():

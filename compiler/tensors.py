@@ -19,9 +19,9 @@ from dovetail.ir.model import ModelSpec
 class WeightSource:
     """One packed weight: its layout, logical n x k, and the tensors stacked along n to make it.
 
-    `rows` are the rows of each tensor; layout `packed_pair` has gate then up; `pair_vector` is a
-    bias in the order of a pair's panels. Weights
-    without tensors (rope tables) are computed from the spec.
+    `rows` are the rows taken of each tensor, from `starts` on or the first; layout `packed_pair`
+    has gate then up; `pair_vector` is a bias in the order of a pair's panels. Weights without
+    tensors (rope tables) are computed from the spec.
     """
 
     name: str
@@ -30,6 +30,19 @@ class WeightSource:
     k: int
     tensors: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[str, int, int], ...]:
+        """Return (tensor, first row, rows) of each part."""
+        return tuple(
+            zip(self.tensors, self.starts or (0,) * len(self.rows), self.rows, strict=True)
+        )
+
+    @property
+    def heights(self) -> dict[str, int]:
+        """Return the rows of each tensor, all of which are taken."""
+        return {name: sum(n for t, _, n in self.parts if t == name) for name in self.tensors}
 
 
 def weight_sources(spec: ModelSpec) -> tuple[WeightSource, ...]:
@@ -53,7 +66,7 @@ def check_sources(
     """Compare the tensors of `sources` with a checkpoint that may only have `ignorable` others."""
     known: set[str] = set()
     for source in sources:
-        for name, rows in zip(source.tensors, source.rows, strict=True):
+        for name, rows in source.heights.items():
             info = checkpoint.info(name)
             wanted = (rows,) if source.layout.endswith("vector") else (rows, source.k)
             if info.shape != wanted:

@@ -163,7 +163,7 @@ class _Packer:
         """Return rows, panels or pairs of panels [first, last); a vector is one unit."""
         if source.name in self.tables:
             return self.tables[source.name][first:last]
-        parts = [_Part(self.checkpoint, name, dtype) for name in source.tensors]
+        parts = [_Part(self.checkpoint, dtype, *part) for part in source.parts]
         top, bottom = first * PANEL, last * PANEL
         if source.layout == "vector":
             return _stacked_rows(parts, source.rows, 0, source.n)
@@ -191,14 +191,17 @@ def _unit_bytes(entry: WeightEntry) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A tensor read in row ranges, converted and checked to be finite."""
+    """`count` rows of a tensor read in ranges, converted and checked to be finite."""
 
     checkpoint: Checkpoint
-    name: str
     wanted: str
+    name: str
+    start: int
+    count: int
 
     def rows(self, first: int, last: int) -> Array:
         info = self.checkpoint.info(self.name)
+        first, last = (self.start + min(row, self.count) for row in (first, last))
         values = self.checkpoint.load(self.name)[first:last]
         if not info.dtype.all_finite(values):
             raise SpecError(f"{info.path}: tensor {self.name} has NaN or infinite values")

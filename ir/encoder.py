@@ -10,20 +10,24 @@ from typing import TypeAlias
 
 import msgspec
 
-from dovetail.ir.model import ModelSpec, WeightEntry
+from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry
 
 POOLINGS = ("mean", "cls", "last")
 """How the rows of a text become one: their mean, the first, the last."""
 
 
 class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A bidirectional transformer: layers that norm after each sum, as BERT's do.
+    """A bidirectional transformer: layers that norm after each sum, as BERT's do, or before.
 
-    activation: `gelu` or `gelu_tanh`. positions: `learned` (a table), `alibi` (slopes per head).
-    first_position: row of the table that a text's first token takes. max_tokens: of one text, its
-    special tokens included. labels: columns of a classification head, 0 without one; then there is
-    no pooling. sigmoid: a pair's score is that of its logit. unit: vectors are of length 1.
-    prompts: texts put before others, by name.
+    activation: `gelu` or `gelu_tanh`; gated: of one half of the MLP, times the other. norm_first:
+    each half of a layer norms what it reads, and the last rows are normed.
+    positions: `learned` (a table), `alibi` (slopes per head), `rotary` (by `rope`).
+    first_position: row of the table that a text's first token takes. local_layers: in which layers
+    a row sees no more than the `reach` rows on both sides of it, and rotates by `local_rope`;
+    () = in none. max_tokens: of one text, its special tokens included. labels: columns of a
+    classification head, 0 without one. head: what it does to the pooled row: `tanh` of a layer, or
+    `gelu` of one without bias, and a norm. sigmoid: a pair's score is that of its logit. unit:
+    vectors are of length 1. prompts: texts put before others, by name.
     """
 
     family: str
@@ -36,13 +40,20 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     norm_eps: float
     activation: str
+    gated: bool = False
+    norm_first: bool = False
     positions: str
     n_positions: int = 0
     first_position: int = 0
+    rope: RopeSpec | None = None
+    local_rope: RopeSpec | None = None
+    local_layers: tuple[bool, ...] = ()
+    reach: int = 0
     token_types: int = 0
     pooling: str = "mean"
     unit: bool = False
     labels: int = 0
+    head: str = "tanh"
     sigmoid: bool = False
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
@@ -53,6 +64,16 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     def qkv_size(self) -> int:
         """Columns of the fused q, k, v projection."""
         return 3 * self.n_heads * self.head_dim
+
+    def is_local(self, layer: int) -> bool:
+        """Tell whether the rows of a layer see only those near them."""
+        return bool(self.local_layers) and self.local_layers[layer]
+
+    @property
+    def ropes(self) -> dict[str, RopeSpec]:
+        """Return the rotary embeddings by the names of their tables."""
+        found = {"rope": self.rope, "local_rope": self.local_rope}
+        return {name: rope for name, rope in found.items() if rope}
 
     @property
     def dim(self) -> int:
@@ -82,6 +103,9 @@ def encoder_shapes(spec: EncoderSpec) -> dict[str, tuple[int, int]]:
         shapes["places"] = (spec.n_positions, hidden)
     if spec.positions == "alibi":
         shapes["slopes"] = (spec.n_heads, 1)
+    for name, rope in spec.ropes.items():
+        table = (spec.max_tokens, rope.rotary_dim // 2)
+        shapes |= {f"{name}_cos": table, f"{name}_sin": table}
     if spec.token_types:
         shapes["kinds"] = (spec.token_types, hidden)
     if spec.labels:
@@ -90,10 +114,13 @@ def encoder_shapes(spec: EncoderSpec) -> dict[str, tuple[int, int]]:
         "qkv": (spec.qkv_size, hidden),
         "o": (hidden, spec.n_heads * spec.head_dim),
         "attention_norm": (hidden, 1),
-        "up": (spec.intermediate_size, hidden),
         "down": (hidden, spec.intermediate_size),
-        "output_norm": (hidden, 1),
+        "mlp_norm": (hidden, 1),
     }
+    if spec.gated:
+        layer["gate_up"] = (2 * spec.intermediate_size, hidden)
+    else:
+        layer["up"] = (spec.intermediate_size, hidden)
     return shapes | {
         f"layers.{i}.{name}": shape for i in range(spec.n_layers) for name, shape in layer.items()
     }

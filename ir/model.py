@@ -18,7 +18,7 @@ SPLIT_K_ELEMENTS = 1 << 19
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding as in config.json. `kind`: default, linear, dynamic, llama3 or yarn."""
+    """Rotary embedding as in config.json. `kind`: default, linear, dynamic, llama3, ntk or yarn."""
 
     kind: str = "default"
     theta: float = 10000.0

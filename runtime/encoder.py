@@ -26,6 +26,9 @@ from dovetail.runtime.weights import Weights
 
 Ids = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.float32]
+PASS_TOKENS = 1024
+"""Rows of a pass: enough to read weights seldom, few enough for activations to stay in caches. A
+longer text has a pass of its own."""
 
 
 class Encoder:
@@ -85,7 +88,7 @@ class Encoder:
         texts = check_ids(self.spec, ids)
         kinds = [np.zeros_like(t) for t in texts] if types is None else self._kinds(texts, types)
         out = np.empty((len(texts), self.dim), np.float32)
-        most = (self._tape.tape.max_tokens, self._tape.tape.max_sequences)
+        most = (min(PASS_TOKENS, self._tape.tape.max_tokens), self._tape.tape.max_sequences)
         with self._lock:
             for span in pack_texts([len(text) for text in texts], *most):
                 taken = slice(span.start, span.stop)

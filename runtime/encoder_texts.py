@@ -95,9 +95,11 @@ class TextReader:
     def read_pairs(self, query: str, documents: Sequence[str]) -> Iterator[tuple[Ids, Ids]]:
         """Yield (token ids, segments) of the query beside each document; the longer one is cut."""
         pairs = [(_checked(query, 0), _checked(text, i)) for i, text in enumerate(documents)]
+        segments = self.spec.token_types > 1  # a tokenizer may tell them to a model without
         for first in range(0, len(pairs), SLICE):
             for encoding in self._tokenizer.encode_batch(pairs[first : first + SLICE]):
-                yield np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.int32)
+                kinds = np.array(encoding.type_ids, np.int32)
+                yield np.array(encoding.ids, np.int32), kinds if segments else np.zeros_like(kinds)
 
 
 @dataclass(frozen=True, slots=True)

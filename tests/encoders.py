@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 512,
     "layer_norm_eps": 1e-12,
 }
-STEMS = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+STEMS = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "modernbert": "ModernBert",
+    "gte": "Gte",
+}
 
 
 def make_encoder(
@@ -33,7 +40,7 @@ def make_encoder(
         torch.manual_seed(seed)
         model = getattr(transformers, f"{STEMS[family]}{head}")(config)
         for name, parameter in model.named_parameters():
-            center = 1.0 if "LayerNorm.weight" in name else 0.0
+            center = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
             torch.nn.init.normal_(parameter, center, 0.1)
     return model.to(getattr(torch, dtype)).eval()
 
@@ -81,3 +88,100 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the cosine of each row of `a` with that of `b`."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+class Jina:
+    """jina-embeddings-v2 in float64: BERT with ALiBi on both sides, and GELU as a gate.
+
+    Günther et al. 2023 (2310.19923) §3: the bias of a head is -slope |i - j|; the MLP is
+    GELU(x V) * (x W), then a layer, and norms come after sums.
+    """
+
+    def __init__(self, seed: int = 0, layers: int = 2, heads: int = 4, **sizes: int) -> None:
+        self.layers, self.heads = layers, heads
+        self.hidden, self.inner = sizes.get("hidden", 64), sizes.get("inner", 120)
+        rng = np.random.default_rng(seed)
+        self.tensors = {
+            name: (rng.normal(float("orm.weight" in name), 0.1, shape)).astype(np.float32)
+            for name, shape in self.shapes().items()
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        hidden, inner, found = self.hidden, self.inner, {}
+        found["embeddings.word_embeddings.weight"] = (SMALL["vocab_size"], hidden)
+        found["embeddings.token_type_embeddings.weight"] = (2, hidden)
+        linear = {f"attention.self.{part}": (hidden, hidden) for part in ("query", "key", "value")}
+        linear |= {"attention.output.dense": (hidden, hidden), "mlp.wo": (hidden, inner)}
+        norms = ["embeddings.LayerNorm"]
+        for i in range(self.layers):
+            here = f"encoder.layer.{i}"
+            for name, shape in linear.items():
+                found |= {f"{here}.{name}.weight": shape, f"{here}.{name}.bias": shape[:1]}
+            found[f"{here}.mlp.gated_layers.weight"] = (2 * inner, hidden)
+            norms += [f"{here}.attention.output.LayerNorm", f"{here}.mlp.layernorm"]
+        for norm in norms:
+            found |= {f"{norm}.weight": (hidden,), f"{norm}.bias": (hidden,)}
+        return found
+
+    def save(self, directory: Path) -> None:
+        """Write the directory as the authors' does."""
+        from safetensors.numpy import save_file
+
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file(self.tensors, directory / "model.safetensors")
+        config = {
+            **SMALL,
+            "architectures": ["JinaBertForMaskedLM"],
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "position_embedding_type": "alibi",
+            "feed_forward_type": "geglu",
+            "hidden_act": "gelu",
+            "max_position_embeddings": 8192,
+        }
+        (directory / "config.json").write_text(json.dumps(config))
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """Return float64 [tokens][hidden]: the last rows of a text."""
+        x = self.get("embeddings.word_embeddings.weight")[ids]
+        x = self.norm(
+            "embeddings.LayerNorm", x + self.get("embeddings.token_type_embeddings.weight")[0]
+        )
+        for i in range(self.layers):
+            here = f"encoder.layer.{i}"
+            parts = (
+                self.linear(f"{here}.attention.self.{p}", x) for p in ("query", "key", "value")
+            )
+            attended = self.attend(*parts)
+            x = x + self.linear(f"{here}.attention.output.dense", attended)
+            x = self.norm(f"{here}.attention.output.LayerNorm", x)
+            pair = x @ self.get(f"{here}.mlp.gated_layers.weight").T
+            gate, value = pair[:, : self.inner], pair[:, self.inner :]
+            gate = gate / 2 * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
+            x = self.norm(f"{here}.mlp.layernorm", x + self.linear(f"{here}.mlp.wo", gate * value))
+        return x
+
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        places, size = np.arange(len(q)), self.hidden // self.heads
+        far = np.abs(places[:, None] - places)
+        out = np.empty_like(q)
+        for head in range(self.heads):  # a power of two
+            at = slice(head * size, (head + 1) * size)
+            scores = q[:, at] @ k[:, at].T / math.sqrt(size)
+            scores -= 2.0 ** (-8 * (head + 1) / self.heads) * far
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            out[:, at] = weights @ v[:, at] / weights.sum(1, keepdims=True)
+        return out
+
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x @ self.get(f"{name}.weight").T + self.get(f"{name}.bias")
+
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        x = x - x.mean(1, keepdims=True)
+        x /= np.sqrt((x * x).mean(1, keepdims=True) + SMALL["layer_norm_eps"])
+        return x * self.get(f"{name}.weight") + self.get(f"{name}.bias")
+
+    def get(self, name: str) -> np.ndarray:
+        return self.tensors[name].astype(np.float64)

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.compiler.schedules import SILU
+from dovetail.compiler.schedules import GATED
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import PREFETCHES, Program, Scheme, Slice
 from dovetail.ir.dtypes import DTYPES
@@ -83,7 +83,7 @@ def estimate_work(task: SearchTask, m: int, program: Program) -> Work:
     group = tile.panels * PANEL * DTYPES[op.dtype].size
     weight = groups * group * depth
     seen = part[1] * group * part[2]
-    columns = tile.panels * PANEL / (2 if op.kind == SILU else 1)
+    columns = tile.panels * PANEL / (2 if op.kind in GATED else 1)
     size = part, (rows, groups, depth)
     per_level = [0.0, 0.0, 0.0, 0.0]
     per_level[3] += weight
@@ -177,7 +177,7 @@ def describe_program(task: SearchTask, m: int, program: Program) -> list[float]:
         math.log2(m),
         math.log2(task.op.n),
         math.log2(task.op.k),
-        float(task.op.kind == SILU),
+        float(task.op.kind in GATED),
         float(DTYPES[task.op.dtype].size),
         float(program.tile.rows),
         float(program.tile.panels),

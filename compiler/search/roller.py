@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from dovetail.compiler.measure import Measurer
-from dovetail.compiler.schedules import SILU, MicroKernel
+from dovetail.compiler.schedules import GATED, MicroKernel
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.policy import MEASURED, Bench, Choice, SearchResult, SearchTask
 from dovetail.compiler.search.space import K_UNIT, Program, Scheme, Slice
@@ -56,7 +56,7 @@ def scale_up(task: SearchTask, m: int, tile: MicroKernel) -> Slice:
     whole = task.problem(m).extents(tile, Scheme())
     unit = {"m": tile.rows, "n": 1, "k": K_UNIT}
     part, sides = Slice(tile.rows, 1, K_UNIT), ["m", "n", "k"]
-    if task.op.kind == SILU:
+    if task.op.kind in GATED:
         part, sides = Slice(tile.rows, 1, whole.k), ["m", "n"]
     room = task.hardware.cache_bytes(2) // 2
     while True:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.measure import Candidate, GemmCase
 from dovetail.compiler.schedules import (
-    SILU,
+    GATED,
     SPREAD_PREFETCH,
     START_PREFETCH,
     GemmOp,
@@ -134,7 +134,7 @@ class Problem:
 
     def extents(self, tile: MicroKernel, scheme: Scheme) -> Slice:
         """Return the largest share of one thread: rows, groups of `tile` and values of K."""
-        panels = tile.panels // (2 if self.op.kind == SILU else 1)
+        panels = tile.panels // (2 if self.op.kind in GATED else 1)
         columns = ceil_div(self.units, scheme.n)
         lines = ceil_div(self.op.k, PANEL)
         return Slice(
@@ -151,7 +151,7 @@ class Problem:
             return size if 0 < size < whole else 0
 
         one_group = 1 if most.n == 1 else side(part.n, most.n)
-        k = side(part.k, most.k) if self.op.kind != SILU else 0
+        k = side(part.k, most.k) if self.op.kind not in GATED else 0
         return Slice(side(part.m, most.m), one_group, k)
 
     def effective(self, program: Program) -> Program:
@@ -196,7 +196,7 @@ class Problem:
             return True
         sums = (scheme.k - 1) * self.m * self.units * PANEL
         long_enough = scheme.k * K_UNIT <= self.op.k
-        return split_k and self.op.kind != SILU and long_enough and sums <= SPLIT_K_ELEMENTS
+        return split_k and self.op.kind not in GATED and long_enough and sums <= SPLIT_K_ELEMENTS
 
 
 def ceil_div(a: int, b: int) -> int:

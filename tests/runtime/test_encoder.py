@@ -17,9 +17,16 @@ from dovetail.ir.errors import RequestError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.encoder import Encoder, pack_texts
 from dovetail.topology.hardware import read_hardware
-from tests.encoders import cosines, last_rows, random_texts, save_encoder, write_modules
+from tests.encoders import Jina, cosines, last_rows, random_texts, save_encoder, write_modules
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 33, 75, 95, 96, 97, 200, 511, 512)
+MODERN = {
+    "norm_eps": 1e-5,
+    "num_hidden_layers": 5,  # global, local, local, global, local
+    "local_attention": 40,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id"), 0),
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 1),
+}
 
 
 def load_encoder(path: Path, threads: int = 1) -> Encoder:
@@ -95,19 +102,63 @@ def test_bfloat16_weights_stay_near(folder: Path) -> None:
     found.close()
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_classifiers_give_the_logits_of_pairs(folder: Path, family: str) -> None:
+def test_jina_sees_by_distance_and_has_a_gate(folder: Path) -> None:
+    model, texts = Jina(), random_texts(LENGTHS)
+    model.save(folder / "jina")
+    found = load_encoder(compiled(folder / "jina", folder / "jina.dove", max_context=512))
+    wanted = np.array([model.rows(text).mean(0) for text in texts])
+    np.testing.assert_allclose(found.embed_tokens(texts), wanted, atol=2e-5)
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("gte", {"pad_token_id": 0, "type_vocab_size": 0}), ("modernbert", MODERN)],
+)
+def test_rotary_models_equal_transformers(folder: Path, family: str, options: dict) -> None:
+    where, texts = folder / family, random_texts(LENGTHS)
+    model = save_encoder(where, family, **options)
+    found = load_encoder(compiled(where, folder / f"{family}.dove"))
+    wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
+    np.testing.assert_allclose(found.embed_tokens(texts), wanted, atol=2e-5)
+    found.close()
+
+
+def test_a_text_longer_than_a_pass_has_one_of_its_own(folder: Path) -> None:
+    where = folder / "long"
+    model = save_encoder(where, "modernbert", **{**MODERN, "max_position_embeddings": 2048})
+    found = load_encoder(compiled(where, folder / "long.dove"))
+    texts = random_texts((600, 1500, 2, 600))
+    wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
+    np.testing.assert_allclose(found.embed_tokens(texts), wanted, atol=2e-5)
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "options"),
+    [
+        ("bert", 2, {}),
+        ("roberta", 1, {"max_position_embeddings": 514}),
+        ("gte", 1, {"pad_token_id": 0}),
+        ("modernbert", 0, {**MODERN, "classifier_pooling": "mean"}),
+    ],
+)
+def test_classifiers_give_the_logits_of_pairs(
+    folder: Path, family: str, rows: int, options: dict
+) -> None:
     import torch
 
     where, texts = folder / f"{family}-labels", random_texts((3, 20, 100))
-    rows = {"bert": 2, "roberta": 1}[family]
-    options = {"num_labels": 3, "type_vocab_size": rows, "max_position_embeddings": 514}
+    options = {"num_labels": 3, **({"type_vocab_size": rows} if rows else {}), **options}
     model = save_encoder(where, family, head="ForSequenceClassification", **options)
     found = load_encoder(compiled(where, folder / f"{family}-labels.dove"))
-    types = [(np.arange(len(text)) > 1).astype(np.int32) * (rows - 1) for text in texts]
+    types = [(np.arange(len(text)) > 1).astype(np.int32) * max(rows - 1, 0) for text in texts]
     with torch.inference_mode():
         wanted = [
-            model(torch.tensor(text)[None].long(), token_type_ids=torch.tensor(kind)[None].long())
+            model(
+                torch.tensor(text)[None].long(),
+                **({"token_type_ids": torch.tensor(kind)[None].long()} if rows else {}),
+            )
             for text, kind in zip(texts, types, strict=True)
         ]
     logits = np.array([out.logits[0].numpy() for out in wanted])
@@ -162,7 +213,31 @@ def test_passes_hold_every_text_once_in_order(lengths: list[int], tokens: int, m
 
 
 @pytest.mark.long
-def test_500_texts_of_1_to_512_tokens(encoder: Encoder, model: object) -> None:
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("bert", {}),
+        ("roberta", {"max_position_embeddings": 514}),
+        ("gte", {"pad_token_id": 0}),
+        ("modernbert", MODERN),
+    ],
+)
+def test_500_texts_of_1_to_512_tokens(folder: Path, family: str, options: dict) -> None:
+    where = folder / f"{family}-500"
+    model = save_encoder(where, family, **options)
+    found = load_encoder(compiled(where, folder / f"{family}-500.dove"), threads=2)
     texts = random_texts(np.random.default_rng(1).integers(1, 513, 500).tolist(), seed=2)
     wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
-    assert cosines(encoder.embed_tokens(texts), wanted).min() >= 0.99999
+    assert cosines(found.embed_tokens(texts), wanted).min() >= 0.99999
+    found.close()
+
+
+@pytest.mark.long
+def test_500_texts_of_jina(folder: Path) -> None:
+    model = Jina(heads=8, hidden=128, inner=200)
+    model.save(folder / "jina-500")
+    found = load_encoder(compiled(folder / "jina-500", folder / "jina-500.dove"), threads=2)
+    texts = random_texts(np.random.default_rng(1).integers(1, 513, 500).tolist(), seed=2)
+    wanted = np.array([model.rows(text).mean(0) for text in texts])
+    assert cosines(found.embed_tokens(texts), wanted).min() >= 0.99999
+    found.close()

@@ -12,7 +12,13 @@ from scipy.special import ndtr
 
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
-from dovetail.compiler.schedules import ACTIVATED, RULE_TILES, gemm_requests, make_schedule
+from dovetail.compiler.schedules import (
+    ACTIVATED,
+    GEGLU,
+    RULE_TILES,
+    gemm_requests,
+    make_schedule,
+)
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.runtime import abi
@@ -32,11 +38,11 @@ def wanted(kind: str, sums: np.ndarray) -> np.ndarray:
 def library(target: str) -> tuple[ctypes.CDLL, dict[tuple[str, str], str]]:
     """Build, of each case, the kernel of the rules' first tile, and the one that adds up parts."""
     chosen, names = [], {}
-    for kind, dtype in CASES:
+    for kind, dtype in (*CASES, (GEGLU, "f32"), (GEGLU, "bf16")):
         found = {r.name: r for r in gemm_requests((dtype,), TARGETS[target], (kind,))}
         panels = RULE_TILES[kind, TARGETS[target].isa][0].panels
         names[kind, dtype] = next(n for n in found if n.endswith(f"x{panels}"))
-        chosen += [found[names[kind, dtype]], found[f"gemm_{kind}_reduce_{dtype}"]]
+        chosen += [r for name, r in found.items() if name == names[kind, dtype] or "reduce" in name]
     spec = LibrarySpec(target=TARGETS[target], kernels=tuple(chosen), tvm_ffi=False)
     return ctypes.CDLL(str(build_library(spec).path)), names
 
@@ -69,20 +75,60 @@ def product(target: str, kind: str, dtype: str, m: int, n: int, k: int, **schedu
         partial,
         1 << 16,
     )
-    slots = (abi.Slot * len(values))(
-        *(abi.Slot(i=v if isinstance(v, int) else v.ctypes.data) for v in values)
-    )
-    row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*make_schedule(**schedule))
     built, names = library(target)
     kernels = [names[kind, dtype]]
     if schedule.get("grid_k", 1) > 1:
         kernels.append(f"gemm_{kind}_reduce_{dtype}")
     for kernel in kernels:
-        for tid in range(2):
-            built[f"dt_entry_{kernel}"](slots, row, ctypes.c_int64(tid), ctypes.c_int64(2))
+        call(built, kernel, values, **schedule)
     sums = a.astype(np.float64) @ exact.T.astype(np.float64) + bias[:n] + residual
     np.testing.assert_allclose(out[:, :n], wanted(kind, sums), rtol=2e-5, atol=2e-5)
     assert (out[:, n:] == 7).all()
+
+
+def call(
+    built: ctypes.CDLL, kernel: str, values: tuple[int | np.ndarray, ...], **schedule: int
+) -> None:
+    """Run two threads' shares of a kernel one after the other."""
+    slots = (abi.Slot * len(values))(
+        *(abi.Slot(i=v if isinstance(v, int) else v.ctypes.data) for v in values)
+    )
+    row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*make_schedule(**schedule))
+    for tid in range(2):
+        built[f"dt_entry_{kernel}"](slots, row, ctypes.c_int64(tid), ctypes.c_int64(2))
+
+
+def gated_product(target: str, dtype: str, m: int, n: int, k: int, **schedule: int) -> None:
+    """Run GELU of one weight's product times another's, with biases, and compare."""
+    random = np.random.default_rng(m * n + k)
+    a = random.standard_normal((m, k), np.float32)
+    pair = random.standard_normal((2, n, k), np.float32) * np.float32(k**-0.5)
+    biases = random.standard_normal((2, n), np.float32)
+    stored = narrow_bf16(pair) if dtype == "bf16" else pair
+    exact = widen_bf16(stored) if dtype == "bf16" else pair
+    packed = np.stack([FORMATS[dtype].pack(half) for half in stored], axis=1)
+    padded = np.zeros((2, -(-n // 16) * 16), np.float32)
+    padded[:, :n] = biases
+    ordered = np.ascontiguousarray(padded.reshape(2, -1, 16).swapaxes(0, 1))
+    stride = FORMATS[dtype].panel_elements(k)
+    out = np.full((m, n + 3), 7, np.float32)
+    built, names = library(target)
+    given = (m, n, k, a, k, packed, stride, ordered, out, n + 3)
+    call(built, names[GEGLU, dtype], given, **schedule)
+    gate, up = (
+        a.astype(np.float64) @ half.T.astype(np.float64) + bias
+        for half, bias in zip(exact, biases, strict=True)
+    )
+    np.testing.assert_allclose(out[:, :n], wanted("gelu", gate) * up, rtol=2e-5, atol=2e-5)
+    assert (out[:, n:] == 7).all()
+
+
+@pytest.mark.parametrize("target", NATIVE)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_gelu_is_a_gate(target: str, dtype: str) -> None:
+    for m, n, k in ((1, 16, 16), (5, 37, 48), (19, 130, 70)):
+        gated_product(target, dtype, m, n, k, m_tile=3, grid_n=2)
+        gated_product(target, dtype, m, n, k, m_tile=2, block_m=4, block_n=1)
 
 
 @pytest.mark.parametrize("target", NATIVE)

@@ -56,6 +56,18 @@ def test_partial_rotation_leaves_the_rest(any_runner: Runner) -> None:
         check(any_runner, "f32", True, (2, 1), 48, rot, 2)
 
 
+def test_heads_of_encoders_are_rotated_in_place(any_runner: Runner) -> None:
+    rng, t, heads, hd = np.random.default_rng(5), 3, 6, 48
+    qkv = rng.standard_normal((t, heads * hd + 16)).astype(np.float32)
+    angles = rng.uniform(0, 6, (40, hd // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    positions, wanted = np.array([0, 39, 17], np.int32), qkv.copy()
+    q = wanted[:, : 4 * hd].reshape(t, 4, hd)
+    q[:] = rotate(q.copy(), cos[positions][:, None], sin[positions][:, None])
+    any_runner("rope_rows", t, qkv, heads * hd + 16, 4, hd, positions, cos, sin, nth=2)
+    np.testing.assert_allclose(qkv, wanted, rtol=1e-5, atol=5e-6)
+
+
 @pytest.mark.parametrize("kv", ["bf16", "f16"])
 def test_narrow_pools_in_every_target(interpreted: Runner, kv: str) -> None:
     check(interpreted, kv, False, (1, 1), 16, 16, 1)

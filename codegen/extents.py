@@ -74,6 +74,7 @@ EXTENTS: dict[str, dict[str, str]] = {
         "slopes": "n_heads",
         "seq_starts": "n_sequences + 1",
     },
+    "rope_rows": {"qkv": "rows(T, ldq, n_heads * hd)", "positions": "T"},
     "mean_rows": {"seq_starts": "S + 1", "out": "rows(S, ldo, H)"},
     "unit_rows": {"x": "rows(R, ldx, H)", "out": "rows(R, ldo, H)"},
     "tanh_rows": {"x": "rows(T, ldx, H)", "out": "rows(T, ldo, H)"},
@@ -92,6 +93,10 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "decode_attention": (*HEADS, *SPLITS),
     "decode_attention_merge": (*HEADS, *SPLITS),
     "decode_attention_rows": HEADS,
+    "rope_rows": (
+        ("n_heads", "n_heads >= 1", "be at least 1"),
+        ("hd", "hd >= 0 && hd % 2 == 0", "be even"),
+    ),
     "packed_attention": (
         ("hd", "hd >= 16 && hd <= 128 && hd % 16 == 0", "be a multiple of 16, at most 128"),
     ),

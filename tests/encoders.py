@@ -19,6 +19,14 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 512,
     "layer_norm_eps": 1e-12,
 }
+MODERN = {
+    "norm_eps": 1e-5,
+    "num_hidden_layers": 5,  # global, local, local, global, local
+    "local_attention": 40,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id"), 0),
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 1),
+}
+"""ModernBERT of the small size."""
 STEMS = {
     "bert": "Bert",
     "roberta": "Roberta",

@@ -10,16 +10,24 @@ import numpy as np
 import pytest
 
 from dovetail.compiler.encoder_spec import is_encoder, read_encoder_spec
-from dovetail.compiler.encoder_tensors import alibi_slopes
+from dovetail.compiler.encoder_tensors import alibi_slopes, encoder_tables
 from dovetail.ir.errors import SpecError
 from dovetail.tiny_world import ENCODER, LLAMA
-from tests.encoders import save_encoder, write_modules
+from tests.encoders import MODERN, Jina, save_encoder, write_modules
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert")
     save_encoder(folder, "bert")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def modern(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("modern")
+    options = {"num_hidden_layers": 4, "local_attention": 128}
+    save_encoder(folder, "modernbert", **{**MODERN, **options})
     return folder
 
 
@@ -90,6 +98,60 @@ def test_what_is_not_computed_is_refused(
 ) -> None:
     with pytest.raises(SpecError, match=words):
         read_encoder_spec(copy(bert, tmp_path / "m", **changes))
+
+
+def test_modern_bert_tells_of_its_layers(modern: Path, tmp_path: Path) -> None:
+    spec = read_encoder_spec(modern)
+    assert spec.local_layers == (False, True, True, False)
+    assert (spec.norm_first, spec.gated, spec.reach, spec.norm_eps) == (True, True, 64, 1e-5)
+    assert spec.rope and spec.local_rope
+    assert (spec.rope.theta, spec.local_rope.theta) == (160000.0, 10000.0)
+    older = {"global_attn_every_n_layers": 2, "global_rope_theta": 5e4, "local_attention": 30}
+    taken = {"layer_types": None, "rope_parameters": None}
+    spec = read_encoder_spec(copy(modern, tmp_path / "m", **older, **taken))
+    assert (spec.local_layers, spec.reach) == ((False, True, False, True), 15)
+    assert spec.rope and spec.rope.theta == 5e4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention_bias": True}, "attention_bias is true, but of modernbert models only False"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"hidden_activation": "silu"}, "hidden_activation"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"intermediate_size": 60}, "mlp.Wi.weight has shape"),
+    ],
+)
+def test_what_modern_bert_may_not_be(
+    modern: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        read_encoder_spec(copy(modern, tmp_path / "m", **changes))
+
+
+def test_jina_without_its_positions_or_gate_is_refused(tmp_path: Path) -> None:
+    jina = tmp_path / "jina"
+    Jina(layers=1).save(jina)
+    spec = read_encoder_spec(jina)
+    assert (spec.positions, spec.gated, spec.max_tokens) == ("alibi", True, 8192)
+    for number, changes in enumerate(
+        ({"feed_forward_type": "reglu"}, {"position_embedding_type": "absolute"})
+    ):
+        with pytest.raises(SpecError, match=next(iter(changes))):
+            read_encoder_spec(copy(jina, tmp_path / str(number), **changes))
+
+
+def test_the_rope_of_gte_may_be_stretched(tmp_path: Path) -> None:
+    save_encoder(tmp_path / "gte", "gte", pad_token_id=0)
+    scaling = {"rope_theta": 500.0, "rope_scaling": {"type": "ntk", "factor": 2.0}}
+    spec = read_encoder_spec(copy(tmp_path / "gte", tmp_path / "m", **scaling))
+    cos = encoder_tables(spec)["rope_cos"]
+    angles = 1000.0 ** -(np.arange(0, 16, 2) / 16) / 2 ** (2 / 16)
+    np.testing.assert_allclose(cos[100], np.cos(100 * angles), atol=1e-5)
+    logn = copy(tmp_path / "gte", tmp_path / "n", logn_attention_scale=True)
+    with pytest.raises(SpecError, match="logn_attention_scale"):
+        read_encoder_spec(logn)
 
 
 @pytest.mark.parametrize(

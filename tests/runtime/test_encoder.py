@@ -17,16 +17,17 @@ from dovetail.ir.errors import RequestError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.encoder import Encoder, pack_texts
 from dovetail.topology.hardware import read_hardware
-from tests.encoders import Jina, cosines, last_rows, random_texts, save_encoder, write_modules
+from tests.encoders import (
+    MODERN,
+    Jina,
+    cosines,
+    last_rows,
+    random_texts,
+    save_encoder,
+    write_modules,
+)
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 33, 75, 95, 96, 97, 200, 511, 512)
-MODERN = {
-    "norm_eps": 1e-5,
-    "num_hidden_layers": 5,  # global, local, local, global, local
-    "local_attention": 40,
-    **dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id"), 0),
-    **dict.fromkeys(("eos_token_id", "sep_token_id"), 1),
-}
 
 
 def load_encoder(path: Path, threads: int = 1) -> Encoder:

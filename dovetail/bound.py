@@ -35,7 +35,7 @@ class Bound:
                     "bind it with services=..., or import the graph and run it here"
                 )
             return {self.node.output: self.node.function(state)}
-        return {self.node.output: perform(Call(self.node, 0, state), self.services)}
+        return {self.node.output: perform(Call(self.node, 0, state, {}), self.services)}
 
 
 def generation(

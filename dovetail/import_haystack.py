@@ -212,4 +212,4 @@ def _run(node: Generation | Retrieval, state: State, services: Services | None) 
             f"the component that gives {node.output!r} has no services to run with; "
             "make it with services=..., or import the pipeline and run it here"
         )
-    return perform(Call(node, 0, state), services)
+    return perform(Call(node, 0, state, {}), services)

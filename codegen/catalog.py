@@ -226,6 +226,11 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     )
 
 
+def retrieval_kernels(target: Target) -> tuple[KernelRequest, ...]:
+    """Return the scans of an index's lists."""
+    return tuple(kernel_request("ivf_scan", target, metric) for metric in ("l2", "ip"))
+
+
 ENCODER_FAMILIES = (
     "embed_sum",
     "rope_rows",

@@ -165,7 +165,7 @@ def _pack(
     name = f"models/{ENCODER_NAME}/weights/weights.bin"
     spec, checkpoint = inputs.spec, open_checkpoint(inputs.folder.transformer)
     sources = encoder_sources(spec, checkpoint)
-    path, tables = artifact.weights_path(name), encoder_tables(spec)
+    path, tables = artifact.path_for(name), encoder_tables(spec)
     packed = pack_sources(sources, spec.weight_dtype, checkpoint, path, tables, steps.advance)
     artifact.add_weights(name)
     return packed

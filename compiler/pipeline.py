@@ -199,7 +199,7 @@ def _pack(
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     name = f"models/{MODEL_NAME}/weights/weights.bin"
     checkpoint = open_checkpoint(inputs.directory)
-    packed = pack_weights(inputs.spec, checkpoint, artifact.weights_path(name), steps.advance)
+    packed = pack_weights(inputs.spec, checkpoint, artifact.path_for(name), steps.advance)
     artifact.add_weights(name)
     return packed
 

@@ -26,6 +26,7 @@ from dovetail.codegen.library import BuiltLibrary
 from dovetail.compiler.config import read_bounded
 from dovetail.ir.artifact import FileEntry, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.index_file import IndexManifest
 
 MANIFEST = "manifest.json"
 SUFFIX = ".partial"
@@ -41,6 +42,7 @@ class ArtifactWriter:
     target: Path
     root: Path
     files: dict[str, FileEntry] = field(default_factory=dict)
+    kind: type[Manifest | IndexManifest] = Manifest
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write one file; `name` is its path in the artifact."""
@@ -59,9 +61,17 @@ class ArtifactWriter:
         """Copy a file of at most `limit` bytes."""
         self.write_bytes(name, read_bounded(source, limit))
 
-    def weights_path(self, name: str) -> Path:
-        """Return where to write a weights file; announce it with `add_weights` afterwards."""
+    def path_for(self, name: str) -> Path:
+        """Return where to write a file; announce it with `add_weights` or `add_file` afterwards."""
         return self._place(name)
+
+    def add_file(self, name: str) -> None:
+        """List a file that was written in its place by others, with its hash."""
+        path = self.root / name
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        self.files[name] = FileEntry(bytes=path.stat().st_size, sha256=digest)
 
     def add_weights(self, name: str) -> None:
         """List a weights file; its hashes stand in its chunks.json."""
@@ -70,13 +80,13 @@ class ArtifactWriter:
     def seal(self, **manifest: Any) -> Path:
         """Write the manifest over all files so far and return where the artifact can be tried."""
         files = {name: self.files[name] for name in sorted(self.files.keys() - {MANIFEST})}
-        self.write_json(MANIFEST, Manifest(files=files, **manifest))
+        self.write_json(MANIFEST, self.kind(files=files, **manifest))
         return self.root
 
     def commit(self, **manifest: Any) -> None:
         """Write the manifest and put the artifact in its place."""
         self.seal(**manifest)
-        _check_replaceable(self.target)
+        _check_replaceable(self.target, self.kind)
         for folder in (self.root, *(p for p in self.root.rglob("*") if p.is_dir())):
             _sync_folder(folder)
         self.root.chmod(0o777 & ~_umask())  # mkdtemp makes it private
@@ -99,22 +109,24 @@ def write_libraries(artifact: ArtifactWriter, libraries: Mapping[str, BuiltLibra
 
 
 @contextmanager
-def write_artifact(output: str | Path) -> Iterator[ArtifactWriter]:
+def write_artifact(
+    output: str | Path, *, kind: type[Manifest | IndexManifest] = Manifest
+) -> Iterator[ArtifactWriter]:
     """Open a writer for `output`; nothing is there before its `commit`.
 
-    An artifact that is there already is replaced, anything else is refused. Raises SpecError
-    when the output cannot be written to or is something else, ArtifactError when writing fails
-    later (a full disk).
+    An artifact (or index, as `kind` says) that is there already is replaced, anything else is
+    refused. Raises SpecError when the output cannot be written to or is something else,
+    ArtifactError when writing fails later (a full disk).
     """
     target = Path(output).absolute()
     if target.is_symlink():
         target = target.resolve()
-    _check_replaceable(target)
+    _check_replaceable(target, kind)
     with ExitStack() as stack:
         root = _make_sibling(target, stack)
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         try:
-            yield ArtifactWriter(target, root)
+            yield ArtifactWriter(target, root, kind=kind)
         except OSError as error:
             raise ArtifactError(
                 f"cannot write {output}: {error.strerror or error}; nothing was written"
@@ -155,21 +167,27 @@ def _sweep(target: Path) -> None:
             os.close(descriptor)
 
 
+KINDS = {Manifest: "artifact", IndexManifest: "index"}
+
+
 class _Version(msgspec.Struct):
     format_major: int
     files: dict[str, Any]
+    kind: str = "artifact"
 
 
-def _check_replaceable(target: Path) -> None:
-    """Refuse to replace what is not an artifact."""
+def _check_replaceable(target: Path, kind: type[Manifest | IndexManifest]) -> None:
+    """Refuse to replace what is not an artifact, or no index where an index is to be."""
     if not target.exists():
         return
     try:
-        msgspec.json.decode(read_bounded(target / MANIFEST, 64 << 20), type=_Version)
-    except (SpecError, msgspec.DecodeError) as error:
+        found = msgspec.json.decode(read_bounded(target / MANIFEST, 64 << 20), type=_Version).kind
+    except (SpecError, msgspec.DecodeError):
+        found = ""
+    if found != KINDS[kind]:
         raise SpecError(
-            f"{target} exists and is no artifact; choose another output or remove it"
-        ) from error
+            f"{target} exists and is no {KINDS[kind]}; choose another output or remove it"
+        )
 
 
 def _replace(root: Path, target: Path) -> None:

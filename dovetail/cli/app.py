@@ -12,6 +12,7 @@ from dovetail import __version__
 from dovetail.cli.bench import offload_command, profile_command
 from dovetail.cli.bench_embed import embed_command
 from dovetail.cli.compile import compile_command
+from dovetail.cli.index import index_build_command
 from dovetail.cli.inspect import inspect_command
 from dovetail.cli.kernel import build_command, check_command, lift_command
 from dovetail.cli.quickstart import quickstart_command
@@ -30,6 +31,7 @@ app = typer.Typer(
     help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
 )
 kernels = typer.Typer(help="The kernel languages on a kernel of your own.", no_args_is_help=True)
+index = typer.Typer(help="Indexes that retrieval searches.", no_args_is_help=True)
 bench = typer.Typer(help="What serving comes to: simulated, or measured.", no_args_is_help=True)
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -46,6 +48,9 @@ KERNEL_VERBS: dict[str, Callable[..., None]] = {
     "lift": lift_command,
     "build": build_command,
 }
+INDEX_VERBS: dict[str, Callable[..., None]] = {
+    "build": index_build_command,
+}
 BENCH_VERBS: dict[str, Callable[..., None]] = {
     "offload": offload_command,
     "profile": profile_command,
@@ -56,9 +61,12 @@ for _name, _verb in VERBS.items():
     app.command(_name)(_verb)
 for _name, _verb in KERNEL_VERBS.items():
     kernels.command(_name)(_verb)
+for _name, _verb in INDEX_VERBS.items():
+    index.command(_name)(_verb)
 for _name, _verb in BENCH_VERBS.items():
     bench.command(_name)(_verb)
 app.add_typer(kernels, name="kernel")
+app.add_typer(index, name="index")
 app.add_typer(bench, name="bench")
 
 

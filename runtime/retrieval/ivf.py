@@ -419,6 +419,7 @@ def build_index(
     name = f"IVF{lists},{CODES[codes].format(d4=d // 4)}"
     index = faiss.index_factory(d, name, METRICS[metric])
     index.cp.seed = seed
+    index.cp.min_points_per_centroid = 1  # it would print a warning
     given = np.ascontiguousarray(vectors, np.float32)
     index.train(given)
     return fill_index(index, given)

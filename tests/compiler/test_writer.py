@@ -28,7 +28,7 @@ MANIFEST = {
 def make(path, text=b"hello"):
     with write_artifact(path) as artifact:
         artifact.write_bytes("graph/a.txt", text)
-        artifact.weights_path("models/llm/weights/weights.bin").write_bytes(b"123")
+        artifact.path_for("models/llm/weights/weights.bin").write_bytes(b"123")
         artifact.add_weights("models/llm/weights/weights.bin")
         artifact.commit(**MANIFEST)
 

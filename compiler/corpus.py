@@ -1,0 +1,184 @@
+"""Reads a corpus: JSON lines, JSON, Markdown or plain text, files or folders of them -> passages.
+
+In: a path. Out: `Passage`s in order, each with a key of its own. A line of JSON is a passage as it
+is; Markdown and text are cut at headings and blank lines into passages of a bounded length.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.ir.errors import SpecError
+from dovetail.ir.index_file import Passage
+
+TEXT_FIELDS = ("text", "contents", "content", "passage")
+KEY_FIELDS = ("key", "id", "_id", "docid")
+PASSAGE_WORDS = 200
+"""Words of a passage at most, where a text has to be cut: what common encoders take whole."""
+_HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*")
+_FENCE = re.compile(r"\s*(```|~~~)")
+
+
+def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
+    """Return the passages of a file, or of all files of a folder in the order of their names.
+
+    Args:
+        path: *.jsonl, *.json, *.md, *.txt (each also with .gz), or a folder that has some.
+        words: of a passage of Markdown or text at most.
+
+    Raises:
+        SpecError: there is nothing to read, or a file is not what its name says.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise SpecError(f"{root} does not exist; give a corpus: a file or a folder")
+    files = [root] if root.is_file() else sorted(f for f in root.rglob("*") if _kind(f))
+    found: list[Passage] = []
+    keys: set[str] = set()
+    for file in files:
+        reader = READERS.get(_kind(file))
+        if reader is None:
+            raise SpecError(f"{file}: cannot tell what it is; name it " + ", ".join(READERS))
+        name = file.name if file == root else str(file.relative_to(root))
+        for passage in reader(file, _read(file), words):
+            found.append(_with_key(passage, f"{name}:{len(found)}", keys, file))
+    if not found:
+        raise SpecError(f"{root} holds no passages; give " + ", ".join(READERS) + " with text")
+    return found
+
+
+def _kind(file: Path) -> str:
+    """Return the ending that says how a file is read, empty where none does."""
+    suffixes = [s.lower() for s in file.suffixes if s.lower() != ".gz"]
+    return suffixes[-1] if suffixes and suffixes[-1] in READERS and file.is_file() else ""
+
+
+def _read(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+        return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise SpecError(f"{file}: cannot be read as UTF-8 text ({error})") from None
+
+
+def _with_key(passage: Passage, default: str, keys: set[str], file: Path) -> Passage:
+    """Give a passage without a key one; refuse one that another has."""
+    key = passage.key or default
+    if key in keys:
+        raise SpecError(f"{file}: two passages have the key {key!r}; give each another")
+    keys.add(key)
+    return msgspec.structs.replace(passage, key=key)
+
+
+# ---- kinds of files ----
+
+
+def _read_lines(file: Path, text: str, _words: int) -> Iterator[Passage]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield _read_record(_decode(line, f"{file}:{number}"), f"{file}:{number}")
+
+
+def _read_json(file: Path, text: str, _words: int) -> Iterator[Passage]:
+    """A list of records, or an object of texts (or lists of sentences) by title."""
+    content = _decode(text, str(file))
+    if isinstance(content, dict):
+        content = [
+            {"title": title, "text": "".join(body) if isinstance(body, list) else body}
+            for title, body in content.items()
+        ]
+    if not isinstance(content, list):
+        raise SpecError(f"{file}: must be a list of passages, or an object of texts by title")
+    for number, record in enumerate(content, 1):
+        yield _read_record(record, f"{file}, passage {number}")
+
+
+def _read_markdown(_file: Path, text: str, words: int) -> Iterator[Passage]:
+    """Sections; the title is the way of headings that leads there."""
+    way: dict[int, str] = {}
+    lines: list[str] = []
+    fenced = False
+
+    def section() -> Iterator[Passage]:
+        yield from _cut("\n".join(lines), " > ".join(way.values()), words)
+
+    for line in text.splitlines():
+        fenced ^= bool(_FENCE.match(line))
+        heading = None if fenced else _HEADING.fullmatch(line.strip())
+        if heading is None:
+            lines.append(line)
+            continue
+        yield from section()
+        level = len(heading[1])
+        way = {at: title for at, title in way.items() if at < level} | {level: heading[2]}
+        lines.clear()
+    yield from section()
+
+
+def _read_text(file: Path, text: str, words: int) -> Iterator[Passage]:
+    yield from _cut(text, file.name.split(".")[0], words)
+
+
+READERS: dict[str, Callable[[Path, str, int], Iterator[Passage]]] = {
+    ".jsonl": _read_lines,
+    ".json": _read_json,
+    ".md": _read_markdown,
+    ".markdown": _read_markdown,
+    ".txt": _read_text,
+}
+
+
+def _decode(text: str, where: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SpecError(f"{where}: is no JSON ({error})") from None
+
+
+def _read_record(record: Any, where: str) -> Passage:
+    """Return a passage; fields that have no meaning of their own are metadata."""
+    if not isinstance(record, dict):
+        raise SpecError(f"{where}: must be an object with a field {TEXT_FIELDS[0]!r}")
+    left = dict(record)
+    text = next((left.pop(name) for name in TEXT_FIELDS if name in left), None)
+    key = next((left.pop(name) for name in KEY_FIELDS if name in left), "")
+    title, metadata = left.pop("title", "") or "", left.pop("metadata", {}) or {}
+    if not isinstance(text, str) or not isinstance(title, str) or not isinstance(metadata, dict):
+        raise SpecError(
+            f"{where}: {TEXT_FIELDS[0]!r} and 'title' must be texts, 'metadata' an object"
+        )
+    if not text.strip() and not title.strip():
+        raise SpecError(f"{where}: has neither text nor title")
+    return Passage(key=str(key), text=text, title=title, metadata=left | metadata)
+
+
+def _cut(text: str, title: str, words: int) -> Iterator[Passage]:
+    """Cut a text at blank lines, and paragraphs that are too long between words."""
+    held: list[str] = []
+    count = 0
+    for piece in _pieces(text, words):
+        length = len(piece.split())
+        if held and count + length > words:
+            yield Passage(key="", text="\n\n".join(held), title=title)
+            held, count = [], 0
+        held.append(piece)
+        count += length
+    if held:
+        yield Passage(key="", text="\n\n".join(held), title=title)
+
+
+def _pieces(text: str, words: int) -> Iterator[str]:
+    """Yield the paragraphs of a text; of long ones, parts of so many words."""
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        split = paragraph.split()
+        if len(split) <= words:
+            yield from [paragraph.strip()] if split else []
+        else:
+            yield from (" ".join(split[i : i + words]) for i in range(0, len(split), words))

@@ -1,0 +1,276 @@
+"""The build of a retrieval index: a corpus and an encoder -> an index folder.
+
+Passages are embedded in slices, and each slice is on the disk before the next begins: a build that
+was interrupted goes on from there. The folder itself is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Protocol
+
+import filelock
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.codegen.catalog import retrieval_kernels
+from dovetail.codegen.isa.target import Target
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.compiler.report import our_version
+from dovetail.compiler.writer import write_artifact, write_libraries
+from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.index_file import (
+    DOCUMENTS,
+    OFFSETS,
+    VECTORS,
+    EmbedderEntry,
+    IndexManifest,
+    Passage,
+)
+from dovetail.runtime.retrieval.documents import encode_passages
+from dovetail.runtime.retrieval.ivf import IvfIndex, build_index
+
+SLICE = 256
+"""Passages that are embedded before they are kept: what an interrupted build loses at most."""
+UNIT = 1e-3
+"""How far from 1 the lengths of vectors may be that are compared by inner product by default."""
+QUERY_PROMPTS, PASSAGE_PROMPTS = (
+    ("query", "search_query"),
+    ("passage", "document", "search_document"),
+)
+"""Names under which encoders keep what goes before a query, and before a passage."""
+
+Rows = npt.NDArray[np.float32]
+Progress = Callable[[str, int, int], None]
+
+
+class Embeds(Protocol):
+    """What turns texts into vectors: a loaded artifact."""
+
+    def embed(self, texts: Sequence[str], /, *, prompt: str | None = None) -> Rows:
+        """Return float32 [len(texts), d]; `prompt` goes before each text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRequest:
+    """What to build.
+
+    clusters: None = chosen by the number of passages. metric: None = inner product for unit
+    vectors, else L2. targets: instruction sets to build scan kernels for.
+    """
+
+    output: Path
+    codes: str = "flat"
+    metric: str | None = None
+    clusters: int | None = None
+    seed: int = 0
+    targets: tuple[Target, ...] = ()
+
+
+class IndexReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build did. resumed: passages that an earlier, interrupted build had embedded."""
+
+    path: str
+    documents: int
+    resumed: int
+    dim: int
+    clusters: int
+    codes: str
+    metric: str
+    bytes: int
+    embedder: str
+
+
+def build_index_folder(
+    passages: Sequence[Passage],
+    encoder: Embeds,
+    embedder: EmbedderEntry,
+    request: IndexRequest,
+    progress: Progress,
+) -> IndexReport:
+    """Embed passages, cluster their vectors and write an index folder with its documents.
+
+    Raises:
+        SpecError: the request does not fit the corpus, or the output cannot be written to.
+        ArtifactError: another build writes to the same place, or the disk is full.
+    """
+    lines, offsets = encode_passages(passages)
+    identity = hashlib.sha256(lines + msgspec.json.encode(embedder)).hexdigest()
+    with write_artifact(request.output, kind=IndexManifest) as folder:
+        with _open_partial(request.output, identity) as partial:
+            resumed = partial.count
+            vectors = _embed_all(passages, encoder, embedder, partial, progress)
+            index = _cluster(vectors, request, progress)
+            progress("write", 0, 1)
+            index.write(folder.path_for(VECTORS))
+            folder.add_file(VECTORS)
+            folder.write_bytes(DOCUMENTS, lines)
+            folder.write_bytes(OFFSETS, _encode_array(offsets))
+            libraries = {
+                target.name: build_library(
+                    LibrarySpec(target=target, kernels=retrieval_kernels(target), tvm_ffi=False)
+                )
+                for target in request.targets
+            }
+            write_libraries(folder, libraries)
+            folder.commit(
+                producer=f"dovetail {our_version()}",
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                documents=len(passages),
+                dim=index.dim,
+                clusters=index.clusters,
+                codes=index.codes,
+                metric=index.metric,
+                embedder=embedder,
+                targets=tuple(libraries),
+            )
+            partial.remove()
+            progress("write", 1, 1)
+    return IndexReport(
+        path=str(request.output),
+        documents=len(passages),
+        resumed=resumed,
+        dim=index.dim,
+        clusters=index.clusters,
+        codes=index.codes,
+        metric=index.metric,
+        bytes=sum(entry.bytes for entry in folder.files.values()),
+        embedder=embedder.name,
+    )
+
+
+def describe_embedder(
+    name: str, fingerprint: str, prompts: dict[str, str], default: str | None
+) -> EmbedderEntry:
+    """Return the entry of an encoder: its prompts of queries and passages by their usual names."""
+    fallback = prompts.get(default or "", "")
+
+    def choose(names: Sequence[str]) -> str:
+        return next((prompts[n] for n in names if n in prompts), fallback)
+
+    return EmbedderEntry(
+        name=name,
+        fingerprint=fingerprint,
+        query_prompt=choose(QUERY_PROMPTS),
+        passage_prompt=choose(PASSAGE_PROMPTS),
+    )
+
+
+def passage_text(passage: Passage) -> str:
+    """Return what of a passage is embedded."""
+    return f"{passage.title}: {passage.text}" if passage.title else passage.text
+
+
+# ---- the steps ----
+
+
+class _State(msgspec.Struct, frozen=True):
+    """`state.json` beside vectors that a build has so far. identity: of corpus and embedder."""
+
+    identity: str
+    dim: int
+
+
+@dataclass(slots=True)
+class _Partial:
+    """Vectors of an unfinished build, on the disk slice by slice."""
+
+    folder: Path
+    identity: str
+    dim: int = 0
+
+    @property
+    def count(self) -> int:
+        """Whole vectors so far."""
+        path = self.folder / "vectors.f32"
+        return path.stat().st_size // (4 * self.dim) if self.dim and path.exists() else 0
+
+    def append(self, rows: Rows) -> None:
+        """Keep the vectors of one slice."""
+        kept = self.count
+        if not self.dim:
+            self.dim = rows.shape[1]
+            state = msgspec.json.encode(_State(self.identity, self.dim))
+            (self.folder / "state.json").write_bytes(state)
+        with (self.folder / "vectors.f32").open("ab") as file:
+            file.truncate(kept * 4 * self.dim)  # a kill may have left part of a vector
+            file.write(np.ascontiguousarray(rows, np.float32).tobytes())
+
+    def read(self) -> Rows:
+        """Return all vectors so far."""
+        values = np.fromfile(self.folder / "vectors.f32", np.float32, self.count * self.dim)
+        return values.reshape(-1, self.dim)
+
+    def remove(self) -> None:
+        """Drop it all: the index is written."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def _open_partial(output: Path, identity: str) -> Iterator[_Partial]:
+    """Open what an interrupted build of the same corpus and embedder left, else begin anew."""
+    folder = output.with_name(output.name + ".building")
+    lock = filelock.FileLock(f"{folder}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ArtifactError(f"another build is writing {output}; wait until it is done") from None
+    try:
+        try:
+            state = msgspec.json.decode((folder / "state.json").read_bytes(), type=_State)
+        except (OSError, msgspec.DecodeError):
+            state = _State("", 0)
+        if state.identity != identity:
+            shutil.rmtree(folder, ignore_errors=True)
+            state = _State(identity, 0)
+        folder.mkdir(exist_ok=True)
+        yield _Partial(folder, identity, state.dim)
+    finally:
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def _embed_all(
+    passages: Sequence[Passage],
+    encoder: Embeds,
+    embedder: EmbedderEntry,
+    partial: _Partial,
+    progress: Progress,
+) -> Rows:
+    progress("embed", partial.count, len(passages))
+    for first in range(partial.count, len(passages), SLICE):
+        texts = [passage_text(passage) for passage in passages[first : first + SLICE]]
+        rows = encoder.embed(texts, prompt=embedder.passage_prompt)
+        if not np.isfinite(rows).all():
+            raise SpecError("the encoder gave vectors that are not finite; compile it as f32")
+        partial.append(rows)
+        progress("embed", first + len(texts), len(passages))
+    return partial.read()
+
+
+def _cluster(vectors: Rows, request: IndexRequest, progress: Progress) -> IvfIndex:
+    progress("cluster", 0, 1)
+    unit = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1) < UNIT).all())
+    index = build_index(
+        vectors,
+        clusters=request.clusters,
+        codes=request.codes,
+        metric=request.metric or ("ip" if unit else "l2"),
+        seed=request.seed,
+    )
+    progress("cluster", 1, 1)
+    return index
+
+
+def _encode_array(values: npt.NDArray[np.int64]) -> bytes:
+    file = BytesIO()
+    np.save(file, values, allow_pickle=False)
+    return file.getvalue()

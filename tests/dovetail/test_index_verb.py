@@ -1,0 +1,72 @@
+"""`dovetail index build` on the bundled encoder: a folder that opens, interruptions, bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("faiss")
+
+from dovetail.cli.index import _open
+from dovetail.compiler import index_build
+from dovetail.runtime.app import load
+from dovetail.runtime.retrieval.folder import open_index
+from dovetail.tiny_world import ENCODER, LLAMA, corpus
+from tests.dovetail.commands import dovetail
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return [passage.document for passage in corpus.passages()][:60]
+
+
+@pytest.fixture(scope="module")
+def written(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    path.write_text(
+        "".join(json.dumps({"id": f"w{i}", "text": t}) + "\n" for i, t in enumerate(texts))
+    )
+    return path
+
+
+def test_a_model_directory_embeds_a_corpus(
+    written: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, arguments = written.with_name("idx"), ("--embedder", ENCODER, "--threads", 1)
+    monkeypatch.setattr(index_build, "SLICE", 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_build, "_cluster", _interrupt)
+        result = dovetail("index", "build", written, "-o", output, *arguments)
+    assert result.code == 2 and "run the same command again" in result.err and not output.exists()
+    result = dovetail("index", "build", written, "-o", output, *arguments, "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert (report["documents"], report["resumed"], report["clusters"]) == (60, 60, 1)
+    result = dovetail("index", "build", written, "-o", output, *arguments, "--clusters", 4)
+    assert result.code == 0 and "60 passages, 128 values" in result.out, result.err
+    opened = open_index(output, check=True)
+    with load(_open(ENCODER, lambda *_: None), threads=1) as app:
+        rows = app.embed(texts[:5])
+    assert [opened.find(row, 1, 4)[0].text for row in rows] == texts[:5]
+
+
+def test_bad_input_is_one_sentence(written: Path, tmp_path: Path) -> None:
+    build = ("index", "build")
+    model = ("--embedder", ENCODER, "--threads", 1)
+    for arguments in (
+        (tmp_path / "none", "-o", tmp_path / "idx", *model),
+        (written, "-o", tmp_path / "no" / "idx", *model),
+        (written, "-o", tmp_path / "idx", "--embedder", tmp_path),
+        (written, "-o", tmp_path / "idx", "--embedder", LLAMA),
+        (written, "-o", tmp_path / "idx", *model, "--clusters", 61),
+        (written, "-o", tmp_path / "idx", *model, "--codes", "zip"),
+    ):
+        result = dovetail(*build, *arguments)
+        assert result.code == 2 and result.err.splitlines()[-1].startswith("dovetail: "), result
+    assert not (tmp_path / "idx").exists()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -273,6 +273,16 @@ class App:
         (job,) = generator.accept(generator.read([prompt], options, priority, single=True))
         return job
 
+    def submit_all(
+        self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, **options: object
+    ) -> list[Job]:
+        """Start the completions of `prompts`, all or none; return jobs at once, `n` for each.
+
+        Options as for `generate`; the jobs are as those of `submit`.
+        """
+        generator = self.generator
+        return generator.accept(generator.read(as_list(prompts), options, priority, chunks=True))
+
     def cancel(self, job: Job) -> None:
         """End a job. When this returns its blocks are free; its result has the reason `abort`."""
         self.generator.abandon([job])

@@ -52,10 +52,11 @@ class Generator:
         priority: int = 0,
         *,
         single: bool = False,
+        chunks: bool = False,
     ) -> Ask:
         """Return prompts and options as the engine takes them; RequestError where one is wrong.
 
-        single: there is one completion, whose chunks are wanted.
+        single: there is one completion, whose chunks are wanted. chunks: those of all are.
         """
         params = SamplingParams.make(options)
         if params.stop and self.tokenizer is None:
@@ -63,7 +64,8 @@ class Generator:
         if single and params.n != 1:
             raise RequestError(f"a stream has one completion: n must be 1, not {params.n}")
         check_priority(priority)
-        return Ask([self._encode(prompt) for prompt in prompts], params, priority, chunks=single)
+        read = [self._encode(prompt) for prompt in prompts]
+        return Ask(read, params, priority, chunks=single or chunks)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

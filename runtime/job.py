@@ -7,8 +7,10 @@ threads (`result`, iteration) and for asyncio (`await`, `async for`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from functools import reduce
+from operator import add
 
 from dovetail.runtime.mailbox import Mailbox
 from dovetail.runtime.request import Chunk, Completion, Request, State
@@ -129,6 +131,29 @@ class Job:
             return
         text = "" if self._text is None else self._text.text[self._shown :]
         fresh = tuple(self.request.tokens[self.request.prompt_length + self._read :])
+        logprobs = tuple(self.request.logprobs[self._read :])
         self._shown += len(text)
         self._read += len(fresh)
-        self._chunks.put(Chunk(text, fresh, reason))
+        self._chunks.put(Chunk(text, fresh, reason, logprobs))
+
+
+async def merge(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Chunk]]:
+    """Yield (place of the job, chunk) of `jobs` as they come; raises as `Job.result`.
+
+    What a job has gathered meanwhile comes as one chunk: a reader that is slow gets fewer of them.
+    """
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    for job in jobs:
+        job.chunks.watch(lambda: loop.call_soon_threadsafe(ready.set))
+    left = dict(enumerate(jobs))
+    while left:
+        await ready.wait()
+        ready.clear()
+        for place, job in list(left.items()):
+            ended = job.finished  # before its chunks are taken: then these are all
+            chunks = job.chunks.take()
+            if chunks:
+                yield place, reduce(add, chunks)
+            if ended:
+                del left[place]
+                job.result()

@@ -233,6 +233,8 @@ class RequestBook:
         pool.grow(request.id, len(request.tokens))
         self.waiting.remove(request)
         request.admit(home, shared)
+        if request.metrics.started is None:
+            request.metrics.started = self.clock()
         insort(self.running[home], request, key=by_order)
         return True
 

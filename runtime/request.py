@@ -132,6 +132,7 @@ class Metrics:
     last_token: float | None = None
     preemptions: int = 0
     cached_tokens: int = 0
+    started: float | None = None  # when it left the queue for the first time
 
     @property
     def ttft(self) -> float | None:
@@ -212,8 +213,21 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed completion; `finish_reason` is set on the last one."""
+    """A piece of a streamed completion; `finish_reason` is set on the last one.
+
+    `logprobs` has an entry for each token where they were asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    def __add__(self, later: Chunk) -> Chunk:
+        """Return this piece and the one that follows it as one."""
+        return Chunk(
+            self.text + later.text,
+            self.token_ids + later.token_ids,
+            later.finish_reason,
+            self.logprobs + later.logprobs,
+        )

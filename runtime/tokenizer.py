@@ -5,7 +5,9 @@ In: a tokenizer.json. `TextStream` turns ids, one at a time, into text and watch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,25 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """What a decoder gives for the first bytes of a character whose rest is still to come."""
 MAX_UNFINISHED = 8
 """Tokens that may be held back for it; more are not UTF-8 in the making."""
+
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How vocabularies of SentencePiece write a space."""
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _byte_letters() -> dict[str, int]:
+    """Return the letters by which byte-level vocabularies write bytes: printable ones themselves.
+
+    The others are the letters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    shown = {chr(byte): byte for byte in printable}
+    return shown | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
+
+
+_LETTERS = _byte_letters()
 
 
 class Tokenizer:
@@ -45,8 +66,13 @@ class Tokenizer:
         """Read the file now; ArtifactError where it is no tokenizer."""
         _ = self._tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, with the special tokens the model's template adds.
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token: no text has fewer tokens than its share of these."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the ids of `text`, with the special tokens that go around one if `special`.
 
         Raises RequestError for text that has no UTF-8 form.
         """
@@ -56,11 +82,28 @@ class Tokenizer:
             raise RequestError(
                 f"the prompt is not valid Unicode: half a surrogate pair at {error.start}"
             ) from None
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def spell(self, token: int) -> bytes:
+        """Return the UTF-8 bytes that one token stands for, which may be parts of a character.
+
+        An id beyond the vocabulary stands for nothing.
+        """
+        raw = self._tokenizer.id_to_token(token)
+        if raw is None:
+            return b""
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        if UNFINISHED in text and all(letter in _LETTERS for letter in raw):
+            return bytes(_LETTERS[letter] for letter in raw)
+        if byte := _BYTE_TOKEN.fullmatch(raw):
+            return bytes([int(byte[1], 16)])
+        if SPACE in raw:  # a decoder drops the space of a first word
+            text = raw.replace(SPACE, " ")
+        return text.encode()
 
 
 class TextStream:

@@ -18,6 +18,7 @@ from dovetail.cli.kernel import build_command, check_command, lift_command
 from dovetail.cli.quickstart import quickstart_command
 from dovetail.cli.report import NOT_DONE
 from dovetail.cli.run import run_command
+from dovetail.cli.serve import serve_command
 from dovetail.cli.topo import topo_command
 from dovetail.cli.tune import tune_command
 from dovetail.cli.verify import verify_command
@@ -38,6 +39,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "compile": compile_command,
     "tune": tune_command,
     "run": run_command,
+    "serve": serve_command,
     "inspect": inspect_command,
     "verify": verify_command,
     "topo": topo_command,

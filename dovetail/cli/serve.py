@@ -1,0 +1,194 @@
+"""`dovetail serve`: one OpenAI-compatible port over artifacts, or models that are compiled first.
+
+In: artifacts and model directories; flags, which are environment variables (`DOVETAIL_SERVE_PORT`)
+and keys of a YAML file, too. Out: a server, until SIGTERM or Ctrl-C; what runs then ends first.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml  # type: ignore[import-untyped]
+
+from dovetail import __version__
+from dovetail.cli.report import Terminated, report_errors
+from dovetail.errors import SpecError
+
+ENV = "DOVETAIL_SERVE_"
+PANEL_MODELS, PANEL_HTTP, PANEL_ENGINE = "Models", "HTTP", "Engine"
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the keys of a YAML file as defaults: below flags and environment variables."""
+    if path is None:
+        return None
+    known = {parameter.name for parameter in context.command.params} - {"config"}
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} is no YAML file: {error}") from None
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    if not isinstance(values, dict):
+        raise typer.BadParameter(f"{path} must hold keys with values, such as `port: 8000`")
+    named = {str(key).replace("-", "_"): value for key, value in values.items()}
+    unknown = sorted(set(named) - known)
+    if unknown:
+        raise typer.BadParameter(f"{path}: serve has no flag {', '.join(unknown)}")
+    context.default_map = {**(context.default_map or {}), **named}
+    return path
+
+
+def flag(name: str, help: str, panel: str = PANEL_HTTP) -> Any:
+    """Return an option that is an environment variable, too."""
+    variable = ENV + name.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(name, help=help, envvar=variable, rich_help_panel=panel)
+
+
+@report_errors
+def serve_command(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Artifact directories, or model directories, which are compiled first.",
+            envvar=ENV + "MODELS",
+        ),
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A YAML file with flags as keys.",
+            envvar=ENV + "CONFIG",
+            callback=read_config,
+            is_eager=True,
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        flag("--served-model-name", "Ids of the models, in order; repeatable.", PANEL_MODELS),
+    ] = None,
+    weight_dtype: Annotated[
+        str | None, flag("--weight-dtype", "Of models that are compiled: f32, bf16.", PANEL_MODELS)
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, flag("--kv-dtype", "Of models that are compiled: f32, bf16, f16.", PANEL_MODELS)
+    ] = None,
+    max_model_len: Annotated[
+        int | None, flag("--max-model-len", "Context of models that are compiled.", PANEL_MODELS)
+    ] = None,
+    host: Annotated[str, flag("--host", "Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, flag("--port", "Port to listen on, 0 for any.")] = 8000,
+    api_key: Annotated[
+        list[str] | None, flag("--api-key", "A key that lets requests in; repeatable.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, flag("--api-key-file", "A file of such keys, one in a line.")
+    ] = None,
+    cors_allow_origin: Annotated[
+        list[str] | None, flag("--cors-allow-origin", "Whose pages may call; repeatable.")
+    ] = None,
+    max_body_bytes: Annotated[int, flag("--max-body-bytes", "Longest body of a request.")] = 16
+    << 20,
+    ssl_keyfile: Annotated[Path | None, flag("--ssl-keyfile", "Key for TLS.")] = None,
+    ssl_certfile: Annotated[Path | None, flag("--ssl-certfile", "Certificate for TLS.")] = None,
+    ping_seconds: Annotated[
+        float, flag("--ping-seconds", "Silence in a stream before a comment.")
+    ] = 15.0,
+    drain_seconds: Annotated[
+        int, flag("--drain-seconds", "What runs may take so long to end at SIGTERM.")
+    ] = 30,
+    metrics_prefix: Annotated[
+        str, flag("--metrics-prefix", "First part of the names in /metrics.")
+    ] = "dovetail",
+    log_requests: Annotated[
+        bool, typer.Option(help="Log a line for each request.", envvar=ENV + "LOG_REQUESTS")
+    ] = True,
+    threads: Annotated[
+        int | None, flag("--threads", "Threads, default as planned.", PANEL_ENGINE)
+    ] = None,
+    kv_blocks: Annotated[
+        int | None, flag("--kv-blocks", "KV blocks of 16 tokens.", PANEL_ENGINE)
+    ] = None,
+    max_queue: Annotated[
+        int, flag("--max-queue", "Requests that may wait; later ones get 429.", PANEL_ENGINE)
+    ] = 1024,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Same bits in any batch, on any threads.",
+            envvar=ENV + "DETERMINISTIC",
+        ),
+    ] = False,
+) -> None:
+    """Serve models behind one OpenAI-compatible port."""
+    from dovetail.cli.serve_models import find_artifacts
+    from dovetail.runtime.app import load
+    from dovetail.runtime.plan import ON_CPU
+    from dovetail.runtime.server.run import open_models, serve
+    from dovetail.runtime.server.settings import ServeSettings
+
+    if max_queue < 1:
+        raise SpecError("--max-queue must be at least 1")
+    if (ssl_keyfile is None) != (ssl_certfile is None):
+        raise SpecError("TLS needs both --ssl-keyfile and --ssl-certfile")
+    settings = ServeSettings(
+        host=host,
+        port=port,
+        api_keys=(*(api_key or ()), *_read_keys(api_key_file)),
+        cors_origins=tuple(cors_allow_origin or ()),
+        max_body_bytes=max_body_bytes,
+        ping_seconds=ping_seconds,
+        drain_seconds=drain_seconds,
+        metrics_prefix=metrics_prefix,
+        version=__version__,
+        ssl_keyfile=ssl_keyfile,
+        ssl_certfile=ssl_certfile,
+        log_requests=log_requests,
+    )
+    _write_log()
+    options = {"weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "max_context": max_model_len}
+    artifacts = find_artifacts(models, served_model_name or [], options)
+    engine: dict[str, Any] = {"threads": threads, "kv_blocks": kv_blocks}
+    load_one = partial(
+        load,
+        **engine,
+        deterministic=deterministic,
+        settings=replace(ON_CPU, max_waiting=max_queue),
+    )
+    opened = open_models(artifacts, load_one)
+    try:
+        with suppress(Terminated, KeyboardInterrupt):  # uvicorn sends them again once it is done
+            serve(opened, settings, ready=partial(_say_ready, list(artifacts)))
+    finally:
+        opened.close()
+
+
+def _say_ready(names: Sequence[str], url: str) -> None:
+    print(f"dovetail: serving {', '.join(names)} on {url}", flush=True)
+
+
+def _read_keys(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    if not keys:
+        raise SpecError(f"{path} holds no key; write one in each line")
+    return keys
+
+
+def _write_log() -> None:
+    """Send what the program logs to stderr, each line with its time."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("dovetail")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)

@@ -1,0 +1,101 @@
+"""What to serve: artifacts as they are, and model directories compiled into the cache first.
+
+In: paths. Out: artifacts by the ids they are served under. A model is compiled by a child process,
+by rules alone (`--effort none`), once: the next start finds the artifact.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import filelock
+
+from dovetail.errors import ArtifactError, DovetailError, SpecError
+from dovetail.runtime.artifact import open_artifact
+from dovetail.topology.hardware import read_hardware
+
+COMPILE = "from dovetail.cli import main; main()"
+
+
+def find_artifacts(
+    given: Sequence[str], names: Sequence[str], options: Mapping[str, object]
+) -> dict[str, Path]:
+    """Return the artifact of each path by its id: a name of `names`, else the folder's.
+
+    `options` are those of a compile. Raises SpecError where ids collide or a path is nothing to
+    serve, and what the compile says.
+    """
+    if len(names) > len(given):
+        raise SpecError(f"{len(names)} names were given for {len(given)} models")
+    found: dict[str, Path] = {}
+    for i, text in enumerate(given):
+        path = Path(text)
+        name = names[i] if i < len(names) else path.resolve().name.removesuffix(".dove")
+        if name in found:
+            raise SpecError(f"two models have the id {name!r}; give --served-model-name for each")
+        found[name] = path if (path / "manifest.json").exists() else compile_once(path, options)
+    return found
+
+
+def compile_once(model: Path, options: Mapping[str, object]) -> Path:
+    """Return the artifact of a model directory in the cache; it is compiled where it is not there.
+
+    Raises SpecError where the model cannot be compiled; what the compiler says goes to stderr.
+    """
+    from dovetail.codegen.toolchain import cache_directory
+
+    if not (model / "config.json").is_file():
+        raise SpecError(
+            f"{model} is neither an artifact (manifest.json) nor a model directory (config.json)"
+        )
+    chosen = {name: value for name, value in options.items() if value is not None}
+    folder = cache_directory() / "served"
+    folder.mkdir(parents=True, exist_ok=True)
+    artifact = folder / f"{model.resolve().name}-{_key(model, chosen)}.dove"
+    with filelock.FileLock(f"{artifact}.lock"):
+        if not _fits(artifact):
+            print(f"dovetail: compiling {model} into {artifact}", file=sys.stderr, flush=True)
+            _compile(model, artifact, chosen)
+    return artifact
+
+
+def _key(model: Path, options: Mapping[str, object]) -> str:
+    """Return what an artifact is known by: the model's files, the options, and our own files."""
+    import dovetail.codegen
+    import dovetail.compiler
+    import dovetail.ir
+    from dovetail.codegen.text_cache import digest_sources
+    from dovetail.codegen.toolchain import content_key
+
+    ours = digest_sources(dovetail.codegen, dovetail.compiler, dovetail.ir)
+    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model.iterdir())]
+    content = [ours, platform.machine(), str(model.resolve()), files, dict(options)]
+    return content_key(content)[:16]
+
+
+def _fits(artifact: Path) -> bool:
+    """Tell whether there is an artifact that this version runs on this machine."""
+    try:
+        open_artifact(artifact, read_hardware())
+    except ArtifactError:
+        return False
+    return True
+
+
+def _compile(model: Path, artifact: Path, options: Mapping[str, object]) -> None:
+    flags = [part for name, value in options.items() for part in (_flag(name), str(value))]
+    command = [sys.executable, "-P", "-c", COMPILE, "compile", str(model), "-o", str(artifact)]
+    done = subprocess.run(
+        [*command, "--effort", "none", *flags], stdout=sys.stderr, env=dict(os.environ), check=False
+    )
+    if done.returncode:
+        raise DovetailError(f"{model} could not be compiled; the lines above tell why")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

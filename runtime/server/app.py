@@ -1,0 +1,178 @@
+"""The ASGI application: the table of endpoints, and the gate that every request goes through.
+
+In: opened models and settings. Out: an application for uvicorn. The gate gives requests an id,
+asks for the key, turns errors to replies and writes the log.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dovetail.runtime.server import facts
+from dovetail.runtime.server.chat import chat
+from dovetail.runtime.server.completions import completions
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.edge import JsonReply
+from dovetail.runtime.server.errors import ApiError, ClientGone, tell
+from dovetail.runtime.server.openapi import Endpoint, make_document
+from dovetail.runtime.server.replies import (
+    ChatReply,
+    EmbeddingReply,
+    Health,
+    ModelCard,
+    ModelList,
+    RerankReply,
+    Text,
+    TextReply,
+    Tokens,
+    Version,
+)
+from dovetail.runtime.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    TokenizeRequest,
+)
+from dovetail.runtime.server.vectors import embeddings, rerank
+
+Handler: TypeAlias = Callable[[ServerContext, Request], Awaitable[Response]]
+
+OPEN = ("/health", "/health/live", "/health/ready", "/metrics", "/version")
+"""Paths that need no key."""
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+CLIENT_GONE = 499
+"""The status that a log shows where the client did not wait."""
+
+ENDPOINTS: tuple[tuple[Endpoint, Handler], ...] = (
+    (Endpoint("POST", "/v1/chat/completions", ChatRequest, ChatReply, streams=True), chat),
+    (Endpoint("POST", "/v1/completions", CompletionRequest, TextReply, streams=True), completions),
+    (Endpoint("POST", "/v1/embeddings", EmbeddingRequest, EmbeddingReply), embeddings),
+    (Endpoint("POST", "/v1/rerank", RerankRequest, RerankReply), rerank),
+    (Endpoint("POST", "/rerank", RerankRequest, RerankReply), rerank),
+    (Endpoint("GET", "/v1/models", None, ModelList), facts.models),
+    (Endpoint("GET", "/v1/models/{model:path}", None, ModelCard), facts.model),
+    (Endpoint("POST", "/tokenize", TokenizeRequest, Tokens), facts.tokenize),
+    (Endpoint("POST", "/detokenize", DetokenizeRequest, Text), facts.detokenize),
+    (Endpoint("GET", "/health", None, Health), facts.ready),
+    (Endpoint("GET", "/health/ready", None, Health), facts.ready),
+    (Endpoint("GET", "/health/live", None, Health), facts.live),
+    (Endpoint("GET", "/version", None, Version), facts.show_version),
+    (Endpoint("GET", "/metrics", None, None), facts.metrics),
+)
+
+log = logging.getLogger("dovetail.server")
+
+
+def make_app(server: ServerContext) -> ASGIApp:
+    """Return the application of `server`."""
+    document = make_document([endpoint for endpoint, _ in ENDPOINTS], server.settings.version)
+
+    async def show_document(_request: Request) -> Response:
+        return JsonReply(document)
+
+    routes = [
+        Route(endpoint.path, partial(handler, server), methods=[endpoint.method])
+        for endpoint, handler in ENDPOINTS
+    ]
+    routes.append(Route("/openapi.json", show_document))
+    app: ASGIApp = Gate(Router(routes, redirect_slashes=False), server)
+    origins = server.settings.cors_origins
+    if origins:
+        app = CORSMiddleware(app, origins, allow_methods=["*"], allow_headers=["*"])
+    return app
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A request as its log line tells of it."""
+
+    id: str
+    started: float
+    status: int = 0
+
+
+class Gate:
+    """Every request goes through here; what it raises ends as a reply or in the log."""
+
+    def __init__(self, inner: ASGIApp, server: ServerContext) -> None:
+        self._inner, self._server = inner, server
+        self._keys = [key.encode() for key in server.settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        scope["app"] = self  # so that the router raises what it does not find
+        request = Request(scope, receive)
+        seen = _Seen(_choose_id(request), time.perf_counter())
+        try:
+            await self._serve(request, seen, send)
+        except ClientGone:
+            seen.status = CLIENT_GONE
+        finally:
+            self._note(request, seen)
+
+    async def _serve(self, request: Request, seen: _Seen, send: Send) -> None:
+        sending = partial(_send_with_id, send, seen)
+        try:
+            self._check_key(request)
+            await self._inner(request.scope, request.receive, sending)
+        except ClientGone:
+            raise
+        except Exception as error:
+            found = tell(error)
+            if found.status == 429:
+                self._server.metrics.reject(found.code or "busy")
+            if not seen.status:
+                reply = JsonReply(found.reply, found.status, found.headers)
+                await reply(request.scope, request.receive, sending)
+
+    def _check_key(self, request: Request) -> None:
+        if not self._keys or request.url.path in OPEN:
+            return
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all: equal time
+        if not any(matches):
+            raise ApiError(
+                401,
+                "no valid API key was given in the header `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+
+    def _note(self, request: Request, seen: _Seen) -> None:
+        path = getattr(request.scope.get("route"), "path", "")
+        self._server.metrics.reply(path, seen.status)
+        if self._server.settings.log_requests:
+            took = (time.perf_counter() - seen.started) * 1e3
+            line = (request.method, request.url.path, seen.status, took, seen.id)
+            log.info("%s %s %d %.1f ms id=%s", *line)
+
+
+async def _send_with_id(send: Send, seen: _Seen, message: Message) -> None:
+    if message["type"] == "http.response.start":
+        seen.status = message["status"]
+        headers: list[Any] = [*message.get("headers", ()), (b"x-request-id", seen.id.encode())]
+        message = {**message, "headers": headers}
+    await send(message)
+
+
+def _choose_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"

@@ -1,0 +1,149 @@
+"""`/v1/completions`: texts or token ids in, their continuations or pieces of them out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.runtime.request import Completion
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.edge import DONE, JsonReply, event, while_present
+from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.generation import (
+    Asked,
+    check_context,
+    include_usage,
+    new_id,
+    read_options,
+    refuse_unknown_wishes,
+)
+from dovetail.runtime.server.logprobs import text_logprobs
+from dovetail.runtime.server.models import ServedModel
+from dovetail.runtime.server.replies import CachedTokens, TextChoice, TextReply, Usage
+from dovetail.runtime.server.schema import CompletionRequest
+
+DEFAULT_TOKENS = 16
+"""Tokens of a completion whose request does not say, as OpenAI has it."""
+
+
+@dataclass(frozen=True)
+class TextAsked:
+    """A request that has been read; `echoes` is the text that goes before each choice."""
+
+    asked: Asked
+    echoes: Sequence[str]
+    top: int
+
+    def choice(self, index: int, found: Completion) -> TextChoice:
+        """Return one whole choice."""
+        echo = self.echoes[index]
+        return TextChoice(
+            index=index,
+            text=echo + (found.text or ""),
+            logprobs=text_logprobs(self.asked.model, found.logprobs, len(echo), self.top),
+            finish_reason=found.finish_reason,
+        )
+
+
+async def completions(server: ServerContext, request: Request) -> Response:
+    """Continue texts."""
+    body = await server.read(request, CompletionRequest)
+    text = _read(server, body)
+    usage = include_usage(body)
+    if body.max_tokens == 0:
+        return _only_echo(text, body)
+    if body.stream:
+        return await server.stream(request, _events(server, text, usage=usage))
+    found, counted = await while_present(request, text.asked.complete(server.metrics))
+    choices = [text.choice(i, one) for i, one in enumerate(found)]
+    return JsonReply(TextReply(**text.asked.head, choices=choices, usage=counted))
+
+
+def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
+    model = server.models.find(body.model, "generate")
+    refuse_unknown_wishes(body)
+    n = body.n or 1
+    if body.best_of not in (None, n):
+        raise ApiError(400, "`best_of` must equal `n`", param="best_of", headers=FINAL)
+    if body.echo and body.logprobs is not None:
+        message = "log probabilities of the prompt are not known; leave out `echo` or `logprobs`"
+        raise ApiError(400, message, param="logprobs", headers=FINAL)
+    if body.max_tokens == 0 and (not body.echo or body.stream):
+        message = "`max_tokens` must be at least 1, or `echo` be true without `stream`"
+        raise ApiError(400, message, param="max_tokens")
+    given = as_inputs(body.prompt, param="prompt")
+    prompts = [model.encode(one) if isinstance(one, str) else one for one in given]
+    check_context(model, prompts, param="prompt")
+    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    asked = Asked(
+        model=model,
+        prompts=prompts,
+        options=read_options(body, model, most, body.logprobs),
+        n=n,
+        priority=body.priority or 0,
+        id=new_id("cmpl"),
+    )
+    echoes = [_text(model, one) if body.echo else "" for one in given for _ in range(n)]
+    return TextAsked(asked, echoes, body.logprobs or 0)
+
+
+def as_inputs(
+    given: str | list[str | int | list[int]], *, param: str
+) -> list[str] | list[list[int]]:
+    """Return texts or lists of ids; ApiError where they are mixed or none."""
+    if isinstance(given, str):
+        return [given]
+    texts = [one for one in given if isinstance(one, str)]
+    ids = [one for one in given if isinstance(one, int)]
+    lists = [one for one in given if isinstance(one, list)]
+    found = next((kind for kind in (texts, ids, lists) if kind and len(kind) == len(given)), None)
+    if not found:
+        raise ApiError(
+            400, "give a text, texts, a list of token ids, or lists of them", param=param
+        )
+    if found is ids:
+        return [ids]
+    return texts or lists
+
+
+def _text(model: ServedModel, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+
+
+def _only_echo(text: TextAsked, body: CompletionRequest) -> JsonReply:
+    read = sum(map(len, text.asked.prompts))
+    choices = [
+        TextChoice(index=i, text=echo, finish_reason="length") for i, echo in enumerate(text.echoes)
+    ]
+    usage = Usage(
+        prompt_tokens=read,
+        completion_tokens=0,
+        total_tokens=read,
+        prompt_tokens_details=CachedTokens(cached_tokens=0),
+    )
+    return JsonReply(TextReply(**text.asked.head, choices=choices, usage=usage))
+
+
+async def _events(server: ServerContext, text: TextAsked, *, usage: bool) -> AsyncGenerator[bytes]:
+    asked = text.asked
+    head = {**asked.head, "usage": None} if usage else asked.head
+    before = list(text.echoes)
+    shown = [0] * len(before)
+    async with asked.start(server.metrics) as jobs:
+        async for index, piece in asked.stream(jobs, server.metrics):
+            written, before[index] = before[index] + piece.text, ""
+            choice = TextChoice(
+                index=index,
+                text=written,
+                logprobs=text_logprobs(asked.model, piece.logprobs, shown[index], text.top),
+                finish_reason=piece.finish_reason,
+            )
+            shown[index] += len(written)
+            if written or choice.logprobs or piece.finish_reason:
+                yield event(TextReply(**head, choices=[choice]))
+        if usage:
+            yield event(TextReply(**asked.head, choices=[], usage=asked.usage_of(jobs)))
+    yield DONE

@@ -1,0 +1,56 @@
+"""What all endpoints of one server share: its models, settings, metrics and state.
+
+In: requests. Out: their decoded bodies, and responses that stream or wait while the client stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from dovetail.runtime.server.edge import EventStream, read_json, wait_first
+from dovetail.runtime.server.metrics import Metrics
+from dovetail.runtime.server.models import Models
+from dovetail.runtime.server.settings import ServeSettings
+
+T = TypeVar("T")
+
+
+@dataclass
+class ServerContext:
+    """One server. `draining` once it has been told to stop."""
+
+    models: Models
+    settings: ServeSettings
+    draining: bool = False
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.models, self.settings.metrics_prefix)
+
+    async def read(self, request: Request, kind: type[T]) -> T:
+        """Return the body of `request` as `kind`; ApiError where it is none."""
+        settings = self.settings
+        return await read_json(
+            request, kind, most=settings.max_body_bytes, seconds=settings.body_seconds
+        )
+
+    async def stream(self, request: Request, events: AsyncGenerator[bytes]) -> EventStream:
+        """Return the response that sends `events`.
+
+        It waits a while for the first one, so that what fails at once has a status of its own.
+        """
+        first = asyncio.ensure_future(anext(events))
+        seconds = self.settings.ping_seconds
+        try:
+            await wait_first(request, first, seconds)
+        except TimeoutError:
+            pass
+        except BaseException:
+            await events.aclose()
+            raise
+        return EventStream(first, events, seconds)

@@ -1,0 +1,134 @@
+"""What goes wrong with a request, as the reply that says so: OpenAI's envelope, status, headers.
+
+In: our errors and those of decoding. Out: an `ApiError`; nothing of Python shows in its text.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from dovetail.ir.errors import CapacityError, DovetailError, RequestError, SpecError
+
+KINDS: dict[int, str] = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable",
+}
+"""The `type` of each status; all others are the request's fault."""
+SAID: dict[int, str] = {
+    404: "there is no such path; /openapi.json lists what there is",
+    405: "this path does not take this method; the header `allow` names those it takes",
+}
+FINAL: dict[str, str] = {"x-should-retry": "false"}
+"""Headers of a refusal that the same request will always meet."""
+
+
+log = logging.getLogger("dovetail.server")
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The object under `error`."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The envelope of every error, in replies and in streams."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """A request that ends with `status` and the envelope; `headers` go with it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def reply(self) -> ErrorReply:
+        """The envelope."""
+        kind = KINDS.get(self.status, "invalid_request_error")
+        body = ErrorBody(message=self.message, type=kind, param=self.param, code=self.code)
+        return ErrorReply(error=body)
+
+
+class ClientGone(Exception):
+    """The client closed its connection: nobody waits for a reply."""
+
+
+def too_long(tokens: str, context: int, *, param: str) -> ApiError:
+    """Return the refusal of a prompt that the context cannot hold."""
+    return ApiError(
+        400,
+        f"this model's context holds {context} tokens, and one of them must be left for the "
+        f"answer; the prompt has {tokens}. Shorten it",
+        param=param,
+        code="context_length_exceeded",
+        headers=FINAL,
+    )
+
+
+def busy(error: CapacityError) -> ApiError:
+    """Return the refusal of a request that has come while the machine is full."""
+    wait = max(error.retry_after or 0.0, 0.001)
+    headers = {
+        "retry-after": str(math.ceil(wait)),
+        "retry-after-ms": str(math.ceil(wait * 1000)),
+        "x-should-retry": "true",
+    }
+    return ApiError(429, str(error), code="busy", headers=headers)
+
+
+def tell(error: Exception) -> ApiError:
+    """Return what a client is told of `error`; faults of ours go to the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, CapacityError):
+        if error.retry_after is not None:
+            return busy(error)
+        return ApiError(400, str(error), code="request_too_large", headers=FINAL)
+    if isinstance(error, RequestError | SpecError):
+        return ApiError(400, str(error))
+    if isinstance(error, DovetailError):
+        return ApiError(500, str(error), code="engine_error", headers={"x-should-retry": "true"})
+    if isinstance(error, HTTPException):
+        said = SAID.get(error.status_code, error.detail)
+        return ApiError(error.status_code, said, headers=error.headers)
+    log.error("a request met a fault of the program", exc_info=error)
+    return ApiError(500, "the server met a fault of its own; its log tells more")
+
+
+_PLACE = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
+
+
+def decode_error(error: Exception) -> ApiError:
+    """Return the refusal of a body that is no JSON, or not what the endpoint takes."""
+    if isinstance(error, RecursionError):
+        return ApiError(400, "the JSON is nested too deeply", code="invalid_json")
+    text = str(error)
+    if isinstance(error, msgspec.ValidationError):
+        match = _PLACE.match(text)
+        reason, place = match.groups() if match else (text, "")
+        said = f"{reason} in `{place}`" if place else reason
+        return ApiError(400, said.replace("Object", "the request"), param=place or None)
+    return ApiError(400, f"the body is not valid JSON: {text}", code="invalid_json")

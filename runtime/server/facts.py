@@ -1,0 +1,71 @@
+"""The small endpoints: models, tokens, health, version and metrics."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.edge import JsonReply
+from dovetail.runtime.server.errors import ApiError
+from dovetail.runtime.server.models import ServedModel
+from dovetail.runtime.server.replies import Health, ModelCard, ModelList, Text, Tokens, Version
+from dovetail.runtime.server.schema import DetokenizeRequest, TokenizeRequest
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def models(server: ServerContext, _request: Request) -> Response:
+    """List what is served."""
+    return JsonReply(ModelList(data=[_card(model) for model in server.models]))
+
+
+async def model(server: ServerContext, request: Request) -> Response:
+    """Show one model."""
+    return JsonReply(_card(server.models.find(request.path_params["model"])))
+
+
+async def tokenize(server: ServerContext, request: Request) -> Response:
+    """Turn a text or a conversation to token ids."""
+    body = await server.read(request, TokenizeRequest)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give either `prompt` or `messages`", param="prompt")
+    served = server.models.find(body.model, "generate")
+    if body.messages is not None:
+        ids = served.render(body.messages, add_generation_prompt=body.add_generation_prompt)
+    else:
+        ids = served.encode(body.prompt or "", special=body.add_special_tokens)
+    return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))
+
+
+async def detokenize(server: ServerContext, request: Request) -> Response:
+    """Turn token ids to text."""
+    body = await server.read(request, DetokenizeRequest)
+    served = server.models.find(body.model, "generate")
+    return JsonReply(Text(prompt=served.tokenizer.decode(body.tokens)))
+
+
+async def live(_server: ServerContext, _request: Request) -> Response:
+    """Say that the process answers."""
+    return JsonReply(Health(status="ok"))
+
+
+async def ready(server: ServerContext, _request: Request) -> Response:
+    """Say whether new requests are taken."""
+    if server.draining:
+        return JsonReply(Health(status="draining"), 503)
+    return JsonReply(Health(status="ok"))
+
+
+async def show_version(server: ServerContext, _request: Request) -> Response:
+    """Tell the version."""
+    return JsonReply(Version(version=server.settings.version))
+
+
+async def metrics(server: ServerContext, _request: Request) -> Response:
+    """Show all figures for Prometheus."""
+    return Response(server.metrics.render(), media_type=METRICS_TYPE)
+
+
+def _card(served: ServedModel) -> ModelCard:
+    return ModelCard(id=served.id, created=served.created, max_model_len=served.context)

@@ -1,0 +1,142 @@
+"""From a request's fields to jobs of an engine, and from their pieces to replies and streams.
+
+In: decoded requests. Out: token ids, sampling options, jobs that end when nobody reads them, usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.runtime.job import Job, merge
+from dovetail.runtime.request import Chunk, Completion
+from dovetail.runtime.server.errors import FINAL, ApiError, too_long
+from dovetail.runtime.server.metrics import Metrics
+from dovetail.runtime.server.models import ServedModel
+from dovetail.runtime.server.replies import CachedTokens, Usage
+from dovetail.runtime.server.schema import NEUTRAL, GenerationRequest
+
+Prompt = list[int]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that has been read: what to generate, and how to head its replies."""
+
+    model: ServedModel
+    prompts: Sequence[Prompt]
+    options: Mapping[str, Any]
+    n: int
+    priority: int
+    id: str
+    arrival: float = field(default_factory=time.perf_counter)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The fields that every reply and chunk shares."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model.id,
+            "system_fingerprint": self.model.fingerprint,
+        }
+
+    @asynccontextmanager
+    async def start(self, metrics: Metrics) -> AsyncIterator[list[Job]]:
+        """Yield the jobs, `n` for each prompt; those that have not ended are cancelled after."""
+        jobs = self.model.app.submit_all(
+            self.prompts, priority=self.priority, n=self.n, **self.options
+        )
+        try:
+            yield jobs
+        finally:
+            await asyncio.gather(*map(self.model.app.acancel, jobs))
+            for job in jobs:
+                metrics.finish(self, job)
+
+    async def complete(self, metrics: Metrics) -> tuple[list[Completion], Usage]:
+        """Return all completions, and the count of their tokens."""
+        async with self.start(metrics) as jobs:
+            return [await job for job in jobs], self.usage_of(jobs)
+
+    async def stream(
+        self, jobs: Sequence[Job], metrics: Metrics
+    ) -> AsyncIterator[tuple[int, Chunk]]:
+        """Yield the pieces of all jobs as they come."""
+        async for place, chunk in merge(jobs):
+            metrics.piece(self, place, len(chunk.token_ids))
+            yield place, chunk
+
+    def usage_of(self, jobs: Sequence[Job]) -> Usage:
+        """Return the count of tokens of jobs that have ended; each prompt counts once."""
+        requests = [job.request for job in jobs]
+        read = sum(map(len, self.prompts))
+        generated = sum(request.generated for request in requests)
+        cached = sum(request.metrics.cached_tokens for request in requests[:: self.n])
+        return Usage(
+            prompt_tokens=read,
+            completion_tokens=generated,
+            total_tokens=read + generated,
+            prompt_tokens_details=CachedTokens(cached_tokens=cached),
+        )
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that no other reply has."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def refuse_unknown_wishes(body: GenerationRequest) -> None:
+    """Raise ApiError where a field asks for what is not there, rather than ignore it."""
+    for name, neutral in NEUTRAL.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in neutral:
+            raise ApiError(
+                400,
+                f"`{name}` is not supported by this server; leave it out",
+                param=name,
+                code="unsupported_parameter",
+                headers=FINAL,
+            )
+
+
+def read_options(
+    body: GenerationRequest, model: ServedModel, most: int, logprobs: int | None
+) -> dict[str, Any]:
+    """Return the engine's options: the request's, where it names any, over the model's own."""
+    asked = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "seed": body.seed,
+        "stop": body.stop,
+        "ignore_eos": body.ignore_eos,
+        "logprobs": logprobs,
+    }
+    named = {name: value for name, value in asked.items() if value is not None}
+    return {**model.sampling, **named, "max_tokens": most}
+
+
+def check_context(model: ServedModel, prompts: Sequence[Prompt], *, param: str) -> None:
+    """Raise ApiError where a prompt is empty or leaves no token for an answer."""
+    for prompt in prompts:
+        if not prompt:
+            raise ApiError(400, "the prompt is empty; give at least one token", param=param)
+        if len(prompt) >= model.context:
+            raise too_long(f"{len(prompt)} tokens", model.context, param=param)
+
+
+def include_usage(body: GenerationRequest) -> bool:
+    """Tell whether a stream ends with its usage; ApiError where the wish goes without a stream."""
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise ApiError(400, "`stream_options` needs `stream: true`", param="stream_options")
+    return body.stream_options.include_usage

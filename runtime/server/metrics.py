@@ -1,0 +1,180 @@
+"""Prometheus metrics of a server under vLLM's names and buckets, and those that vLLM has not.
+
+In: requests that end, pieces that are sent, refusals. Out: the text of `/metrics`. Gauges are read
+from the engines when somebody asks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dovetail.runtime.job import Job
+from dovetail.runtime.server.models import Models, ServedModel
+
+if TYPE_CHECKING:
+    from dovetail.runtime.server.generation import Asked
+
+LABELS = ("model_name", "engine")
+FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+BETWEEN_TOKENS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+REQUEST = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
+    *(240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("Arrival to first token.", FIRST_TOKEN),
+    "inter_token_latency_seconds": ("Between two tokens of a stream.", BETWEEN_TOKENS),
+    "e2e_request_latency_seconds": ("Arrival to last token.", REQUEST),
+    "request_queue_time_seconds": ("Arrival to the first step.", REQUEST),
+    "request_prefill_time_seconds": ("First step to first token.", REQUEST),
+    "request_decode_time_seconds": ("First to last token.", REQUEST),
+    "request_prompt_tokens": ("Tokens of prompts.", TOKENS),
+    "request_generation_tokens": ("Tokens of answers.", TOKENS),
+}
+SPANS = (
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+)
+"""Histograms of the times between arrival, first step, first token and last token."""
+COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "prompt_tokens": ("Tokens that were read.", LABELS),
+    "generation_tokens": ("Tokens that were generated.", LABELS),
+    "prefix_cache_queries": ("Tokens that were looked up among kept ones.", LABELS),
+    "prefix_cache_hits": ("Tokens of them that were there.", LABELS),
+    "num_preemptions": ("Requests that gave way and were computed anew.", LABELS),
+    "request_success": ("Requests that ended, by reason.", (*LABELS, "finished_reason")),
+    "admission_rejections": ("Requests that were refused, by reason.", ("reason",)),
+    "http_requests": ("Replies by path and status.", ("path", "status")),
+    "embedded_texts": ("Texts that were embedded or ranked.", LABELS),
+}
+
+
+@dataclass(slots=True)
+class _Progress:
+    """When each choice of a request last got a token."""
+
+    last: dict[int, float] = field(default_factory=dict)
+
+
+class Metrics:
+    """All figures of one server; used on its event loop alone."""
+
+    def __init__(self, models: Models, prefix: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self._histograms = {
+            name: Histogram(f"{prefix}:{name}", text, LABELS, registry=self._registry, buckets=at)
+            for name, (text, at) in HISTOGRAMS.items()
+        }
+        self._counters = {
+            name: Counter(f"{prefix}:{name}", text, labels, registry=self._registry)
+            for name, (text, labels) in COUNTERS.items()
+        }
+        self._registry.register(_Engines(models, prefix))
+        self._progress: dict[str, _Progress] = {}
+
+    def render(self) -> bytes:
+        """Return the exposition text."""
+        return generate_latest(self._registry)
+
+    def reply(self, path: str, status: int) -> None:
+        """Count a reply."""
+        self._counters["http_requests"].labels(path, str(status)).inc()
+
+    def reject(self, reason: str) -> None:
+        """Count a refusal for lack of room."""
+        self._counters["admission_rejections"].labels(reason).inc()
+
+    def embed(self, model: ServedModel, texts: int, tokens: int) -> None:
+        """Count texts that went through an encoder."""
+        self._counters["embedded_texts"].labels(model.id, "0").inc(texts)
+        self._counters["prompt_tokens"].labels(model.id, "0").inc(tokens)
+
+    def piece(self, asked: Asked, place: int, tokens: int) -> None:
+        """Note that a choice of a stream got `tokens` more."""
+        now = time.perf_counter()
+        last = self._progress.setdefault(asked.id, _Progress()).last
+        if place in last and tokens:
+            self._observe("inter_token_latency_seconds", asked.model, (now - last[place]) / tokens)
+        last[place] = now
+
+    def finish(self, asked: Asked, job: Job) -> None:
+        """Count a job that has ended, well or not."""
+        self._progress.pop(asked.id, None)
+        request = getattr(job, "request", None)  # none where it was refused
+        if request is None or request.finish_reason is None:
+            return
+        model, metrics = asked.model, request.metrics
+        count = self._counters
+        count["request_success"].labels(model.id, "0", request.finish_reason).inc()
+        count["prompt_tokens"].labels(model.id, "0").inc(request.prompt_length)
+        count["generation_tokens"].labels(model.id, "0").inc(request.generated)
+        count["prefix_cache_queries"].labels(model.id, "0").inc(request.prompt_length)
+        count["prefix_cache_hits"].labels(model.id, "0").inc(metrics.cached_tokens)
+        count["num_preemptions"].labels(model.id, "0").inc(metrics.preemptions)
+        self._observe("request_prompt_tokens", model, request.prompt_length)
+        self._observe("request_generation_tokens", model, request.generated)
+        self._observe("e2e_request_latency_seconds", model, time.perf_counter() - asked.arrival)
+        times = itertools.pairwise(
+            (metrics.arrival, metrics.started, metrics.first_token, metrics.last_token)
+        )
+        for name, (start, end) in zip(SPANS, times, strict=True):
+            if start is not None and end is not None:
+                self._observe(name, model, end - start)
+        if metrics.ttft is not None:
+            self._observe("time_to_first_token_seconds", model, metrics.ttft)
+
+    def _observe(self, name: str, model: ServedModel, value: float) -> None:
+        self._histograms[name].labels(model.id, "0").observe(value)
+
+
+class _Engines(Collector):
+    """Gauges of the engines, read while they run: whole numbers that need no lock."""
+
+    def __init__(self, models: Models, prefix: str) -> None:
+        self._models, self._prefix = models, prefix
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = {
+            name: GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=LABELS)
+            for name, text in {
+                "num_requests_running": "Requests that are being computed.",
+                "num_requests_waiting": "Requests that wait.",
+                "kv_cache_usage_perc": "Part of the KV blocks that is in use, 0 to 1.",
+            }.items()
+        }
+        for model in self._models:
+            if model.file is None:
+                continue
+            book, pool = model.app.engine.scheduler, model.app.engine.pool
+            values = (
+                sum(len(queue) for queue in book.running.values()),
+                len(book.waiting),
+                1 - pool.free_blocks / pool.n_blocks,
+            )
+            for gauge, value in zip(gauges.values(), values, strict=True):
+                gauge.add_metric([model.id, "0"], value)
+        yield from gauges.values()

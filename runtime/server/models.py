@@ -1,0 +1,179 @@
+"""The models behind one port, by id: what each can do, and its texts to token ids.
+
+In: opened apps with their names. Out: `ServedModel`s; an unknown id or a model that cannot do what
+it is asked for is an `ApiError`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+from dovetail.ir.errors import RequestError
+from dovetail.ir.model import ModelFile
+from dovetail.runtime.app import App
+from dovetail.runtime.encoder_texts import TextEncoder
+from dovetail.runtime.server.chat_template import ChatTemplate, read_template
+from dovetail.runtime.server.errors import FINAL, ApiError, too_long
+from dovetail.runtime.server.schema import Message
+from dovetail.runtime.tokenizer import Tokenizer
+
+Skill: TypeAlias = Literal["generate", "embed", "rerank"]
+SAID: dict[Skill, str] = {
+    "generate": "generate text",
+    "embed": "embed texts",
+    "rerank": "rank documents",
+}
+SAMPLED = ("temperature", "top_p", "top_k", "min_p")
+"""What a model's generation_config.json may set."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One artifact under its id. An artifact may hold a model that generates, and encoders."""
+
+    id: str
+    app: App
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def file(self) -> ModelFile | None:
+        """The model that generates."""
+        return next((part.file for part in self.app.artifact.models.values()), None)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, None where the model has none."""
+        part = next(iter(self.app.artifact.models.values()), None)
+        return read_template(part.folder) if part else None
+
+    @cached_property
+    def encoder(self) -> TextEncoder | None:
+        """The encoder that embeds."""
+        return self._choose(labels=False)
+
+    @cached_property
+    def ranker(self) -> TextEncoder | None:
+        """The cross-encoder."""
+        return self._choose(labels=True)
+
+    @cached_property
+    def skills(self) -> frozenset[Skill]:
+        """What the model can be asked for; vectors rank documents, too."""
+        found: set[Skill] = {"generate"} if self.file else set()
+        if self.encoder:
+            found |= {"embed", "rerank"}
+        if self.ranker:
+            found.add("rerank")
+        return frozenset(found)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What identifies weights and plan to clients."""
+        return f"fp_{self.app.artifact.manifest.model_fingerprint[:12]}"
+
+    @property
+    def context(self) -> int:
+        """Tokens that a request may have in all."""
+        if self.file:
+            return self.file.spec.max_context
+        found = self.encoder or self.ranker
+        return found.reader.spec.max_tokens if found else 0
+
+    @cached_property
+    def sampling(self) -> Mapping[str, Any]:
+        """Options where a request names none: the checkpoint's own, else OpenAI's."""
+        known = self.file.generation if self.file else {}
+        found = {name: known[name] for name in SAMPLED if known.get(name) is not None}
+        if known.get("do_sample") is False:
+            found["temperature"] = 0.0
+        return {"temperature": 1.0, **found}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model that generates; ApiError where it has none."""
+        if self.app.tokenizer is None:
+            raise ApiError(
+                400, f"the model {self.id!r} has no tokenizer; give token ids", headers=FINAL
+            )
+        return self.app.tokenizer
+
+    def encode(self, text: str, *, param: str = "prompt", special: bool = True) -> list[int]:
+        """Return the ids of a prompt; ApiError where it is surely longer than the context.
+
+        A text is refused unread when not even the longest tokens would make it short enough.
+        """
+        if len(text) > self.context * self.tokenizer.longest:
+            raise too_long(f"more than {self.context} tokens", self.context, param=param)
+        return self.tokenizer.encode(text, special=special)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids of a conversation."""
+        if self.template is None:
+            raise ApiError(
+                400,
+                f"the model {self.id!r} has no chat template; use /v1/completions",
+                headers=FINAL,
+            )
+        letters = sum(_letters(message) for message in messages)
+        if len(messages) > self.context or letters > self.context * self.tokenizer.longest:
+            raise too_long(f"more than {self.context} tokens", self.context, param="messages")
+        text = self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, options=options
+        )
+        return self.encode(text, param="messages", special=False)
+
+    def _choose(self, *, labels: bool) -> TextEncoder | None:
+        try:
+            return self.app.embeddings.choose(labels=labels)
+        except RequestError:
+            return None
+
+
+class Models:
+    """The served models in order; the first one that can is the default."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._by_id = {model.id: model for model in models}
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._by_id.values())
+
+    def find(self, name: str | None, skill: Skill | None = None) -> ServedModel:
+        """Return the model of that id; ApiError where there is none, or it lacks the `skill`."""
+        if name is None:
+            able = (model for model in self if skill is None or skill in model.skills)
+            name = next((model.id for model in able), "")
+        found = self._by_id.get(name)
+        if found is None:
+            known = ", ".join(map(repr, self._by_id))
+            raise ApiError(
+                404,
+                f"the model {name[:200]!r} does not exist; this server has {known}",
+                param="model",
+                code="model_not_found",
+            )
+        if skill is not None and skill not in found.skills:
+            raise ApiError(
+                400, f"the model {name!r} does not {SAID[skill]}", param="model", headers=FINAL
+            )
+        return found
+
+    def close(self) -> None:
+        """Close all apps."""
+        for model in self:
+            model.app.close()
+
+
+def _letters(message: Message) -> int:
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)

@@ -1,0 +1,225 @@
+"""What the server sends, as msgspec structs with OpenAI's field names and order.
+
+Usage counts tokens; `created` is in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class CachedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens of the prompts were known already."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that were read and generated, all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that might have been chosen; `bytes` are its UTF-8 ones, whole characters or not."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """A chosen token of a chat, and the likeliest ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities of a chat's tokens."""
+
+    content: list[TokenLogprobs]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities of a completion's tokens; offsets are characters of its text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a chat."""
+
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to the answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/v1/chat/completions`."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a streamed chat; `usage` is left out unless it was asked for."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str
+
+
+class TextReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/v1/completions`, and an event of its stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """A vector as numbers, or as base64 of little-endian float32."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/v1/embeddings`."""
+
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class RankedText(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of a ranked document."""
+
+    text: str
+
+
+class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A document by its place in the request, the best first."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class RerankReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/v1/rerank`."""
+
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RerankResult]
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model; `max_model_len` is its context in tokens."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "dovetail"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/v1/models`."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/tokenize`."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Text(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/detokenize`."""
+
+    prompt: str
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/health`: `ok`, or `draining` once the server is to stop."""
+
+    status: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/version`."""
+
+    version: str

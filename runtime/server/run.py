@@ -1,0 +1,102 @@
+"""Runs a server until it is told to stop: sockets, TLS, draining.
+
+In: the artifacts' names and paths, and settings. Out: nothing; it returns when all requests have
+ended, or `drain_seconds` after SIGTERM or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.app import App
+from dovetail.runtime.server.app import make_app
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.runtime.server.settings import ServeSettings
+
+log = logging.getLogger("dovetail.server")
+
+
+def open_models(artifacts: Mapping[str, Path], load: Callable[[Path], App]) -> Models:
+    """Return the artifacts as served models under their ids; all are closed where one fails."""
+    opened: list[ServedModel] = []
+    try:
+        for name, path in artifacts.items():
+            opened.append(ServedModel(name, load(path)))
+            _ = opened[-1].template  # a damaged one is told of now
+    except BaseException:
+        Models(opened).close()
+        raise
+    return Models(opened)
+
+
+def serve(models: Models, settings: ServeSettings, *, ready: Callable[[str], None]) -> None:
+    """Serve `models` until a signal comes; `ready` is given the URL once requests are taken.
+
+    Raises OSError where the address cannot be listened on, SpecError where TLS files are wrong.
+    """
+    context = ServerContext(models, settings)
+    with _listen(settings) as listening:
+        scheme = "https" if settings.ssl_certfile else "http"
+        host, port = listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        config = uvicorn.Config(
+            make_app(context),
+            log_config=None,
+            access_log=False,
+            ws="none",
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=settings.keep_alive_seconds,
+            timeout_graceful_shutdown=settings.drain_seconds,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_certfile=settings.ssl_certfile,
+        )
+        try:
+            config.load()
+        except OSError as error:
+            raise SpecError(f"the TLS files cannot be used: {error}") from None
+        server = _Server(config, context, lambda: ready(f"{scheme}://{shown}:{port}"))
+        server.run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Tells when it is ready, and the health check when it is to stop."""
+
+    def __init__(
+        self, config: uvicorn.Config, context: ServerContext, ready: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._context, self._ready = context, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        log.info("%s: no new requests; waiting for those under way", signal.Signals(sig).name)
+        self._context.draining = True
+        super().handle_exit(sig, frame)
+
+
+def _listen(settings: ServeSettings) -> socket.socket:
+    """Return a listening socket."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (settings.host, settings.port), family=family, backlog=2048, reuse_port=False
+        )
+    except OSError as error:
+        place = f"{settings.host}:{settings.port}"
+        raise SpecError(
+            f"cannot listen on {place} ({error.strerror or error}); choose another --host or --port"
+        ) from None

@@ -1,0 +1,163 @@
+"""What clients send, as msgspec structs: types, bounds and defaults of every field.
+
+In: JSON bodies. Out: checked values. The OpenAPI document is made from the same structs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from dovetail.runtime.request import MAX_LOGPROBS, MAX_N
+
+MAX_TOKENS = 1 << 30
+MAX_STOPS = 16
+MAX_INPUTS = 2048
+"""Texts of one embedding call, as OpenAI bounds them."""
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream holds beside its pieces."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of the answer: text is the one there is."""
+
+    type: str = "text"
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What both kinds of completions take. Null stands for the default everywhere."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    min_p: Share | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    user: str | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    min_tokens: Count | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a message; `text` is the one type there is."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message of a conversation, as the model's template is given it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
+    tool_call_id: str | UnsetType = UNSET
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of `/v1/completions`: texts or token ids, one or several."""
+
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_INPUTS)]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/v1/embeddings`: texts or token ids, one or several."""
+
+    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_INPUTS)]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
+    prompt_name: str | None = None
+    user: str | None = None
+
+
+class DocumentText(msgspec.Struct, frozen=True, kw_only=True):
+    """A document of a rerank call as an object."""
+
+    text: str
+
+
+class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/v1/rerank`."""
+
+    query: str
+    documents: Annotated[list[str | DocumentText], Meta(min_length=1, max_length=MAX_INPUTS)]
+    model: str | None = None
+    top_n: Positive | None = None
+    return_documents: bool = True
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/tokenize`: a text, or messages through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/detokenize`."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "response_format": (ResponseFormat(),),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "chat_template": (),
+    "suffix": ("",),
+}
+"""Fields that are read but can do nothing here, and the values that ask for nothing."""

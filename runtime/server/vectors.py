@@ -1,0 +1,110 @@
+"""`/v1/embeddings` and `/v1/rerank`: texts to vectors, documents by how well they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.runtime.encoder import Rows
+from dovetail.runtime.server.completions import as_inputs
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.edge import JsonReply, while_present
+from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.generation import new_id
+from dovetail.runtime.server.models import ServedModel
+from dovetail.runtime.server.replies import (
+    Embedding,
+    EmbeddingReply,
+    EmbeddingUsage,
+    RankedText,
+    RerankReply,
+    RerankResult,
+)
+from dovetail.runtime.server.schema import EmbeddingRequest, RerankRequest
+
+
+async def embeddings(server: ServerContext, request: Request) -> Response:
+    """Embed texts."""
+    body = await server.read(request, EmbeddingRequest)
+    model = server.models.find(body.model, "embed")
+    assert model.encoder is not None
+    dim = model.encoder.service.dim
+    if body.dimensions not in (None, dim):
+        message = f"the vectors of this model have {dim} dimensions and cannot be cut"
+        raise ApiError(400, message, param="dimensions", headers=FINAL)
+    inputs = as_inputs(body.input, param="input")
+    rows, tokens = await while_present(request, _embed(model, inputs, body.prompt_name))
+    server.metrics.embed(model, len(inputs), tokens)
+    base = body.encoding_format == "base64"
+    data = [
+        Embedding(index=i, embedding=_base64(row) if base else row.tolist())
+        for i, row in enumerate(rows)
+    ]
+    return JsonReply(EmbeddingReply(data=data, model=model.id, usage=_usage(tokens)))
+
+
+async def rerank(server: ServerContext, request: Request) -> Response:
+    """Rank documents: by a cross-encoder, else by the cosine of their vectors."""
+    body = await server.read(request, RerankRequest)
+    model = server.models.find(body.model, "rerank")
+    documents = [one if isinstance(one, str) else one.text for one in body.documents]
+    score = _score_pairs if model.ranker else _score_vectors
+    scores, tokens = await while_present(request, score(model, body.query, documents))
+    server.metrics.embed(model, len(documents), tokens)
+    order = np.argsort(-np.asarray(scores), kind="stable")[: body.top_n]
+    results = [
+        RerankResult(
+            index=i,
+            relevance_score=scores[i],
+            **({"document": RankedText(text=documents[i])} if body.return_documents else {}),
+        )
+        for i in order.tolist()
+    ]
+    return JsonReply(
+        RerankReply(id=new_id("rerank"), model=model.id, usage=_usage(tokens), results=results)
+    )
+
+
+async def _embed(
+    model: ServedModel, texts: list[str] | list[list[int]], prompt_name: str | None
+) -> tuple[Rows, int]:
+    """Return a row for each text, and how many tokens were read."""
+    assert model.encoder is not None
+    ids = await asyncio.to_thread(model.encoder.read, texts, prompt_name, None)
+    return await model.app.aembed(ids), sum(map(len, ids))
+
+
+async def _score_vectors(
+    model: ServedModel, query: str, documents: list[str]
+) -> tuple[list[float], int]:
+    rows, tokens = await _embed(model, [query, *documents], None)
+    wide = rows.astype(np.float64)
+    wide /= np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-30)
+    return (wide[1:] @ wide[0]).tolist(), tokens
+
+
+async def _score_pairs(
+    model: ServedModel, query: str, documents: list[str]
+) -> tuple[list[float], int]:
+    assert model.ranker is not None
+    reader = model.ranker.reader
+
+    def count() -> int:
+        return sum(len(ids) for ids, _ in reader.read_pairs(query, documents))
+
+    tokens = await asyncio.to_thread(count)
+    ranked = await asyncio.to_thread(model.app.rerank, query, documents)
+    scores = {one.index: one.score for one in ranked}
+    return [scores[i] for i in range(len(documents))], tokens
+
+
+def _base64(row: Rows) -> str:
+    return base64.b64encode(row.astype("<f4").tobytes()).decode()
+
+
+def _usage(tokens: int) -> EmbeddingUsage:
+    return EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)

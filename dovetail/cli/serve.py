@@ -133,8 +133,14 @@ def serve_command(
     from dovetail.cli.serve_models import find_artifacts
     from dovetail.runtime.app import load
     from dovetail.runtime.plan import ON_CPU
-    from dovetail.runtime.server.run import open_models, serve
-    from dovetail.runtime.server.settings import ServeSettings
+
+    try:
+        from dovetail.runtime.server.run import open_models, serve
+        from dovetail.runtime.server.settings import ServeSettings
+    except ModuleNotFoundError as error:
+        raise SpecError(
+            f"the server needs {error.name}; install dovetail with the extra `serve`"
+        ) from None
 
     if max_queue < 1:
         raise SpecError("--max-queue must be at least 1")

@@ -1,7 +1,8 @@
 """ExecutionGraph: what one run of a workflow consists of, and what waits for what.
 
 In: frozen nodes and edges in a stable order. Out: a checked, immutable graph with a JSON form and a
-content hash. Transformations (`dovetail.ir.place`) are functions from graph to graph.
+content hash. Transformations (`ir/place.py`, `ir/transform.py`) are functions from graph to graph;
+`contract` undoes them all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 import networkx as nx  # type: ignore[import-untyped]
+from msgspec.structs import replace
 
 from dovetail.ir.errors import WorkflowError
 
@@ -18,8 +20,17 @@ GENERATION, RETRIEVAL, EMBEDDING = "generation", "retrieval", "embedding"
 FUNCTION, MERGE, VALIDATE = "function", "merge", "validate"
 KINDS = (GENERATION, RETRIEVAL, EMBEDDING, FUNCTION, MERGE, VALIDATE)
 DATA, PHASE_SWITCH, ALL_REDUCE = "data", "phase_switch", "all_reduce"
-ORDERS = {DATA: True, PHASE_SWITCH: True, ALL_REDUCE: False}
+SPECULATIVE, HISTORY, PREFETCH = "speculative", "history", "prefetch"
+ORDERS = {
+    DATA: True,
+    PHASE_SWITCH: True,
+    ALL_REDUCE: False,
+    SPECULATIVE: True,  # what is known so far
+    HISTORY: False,  # where to look first, if it is known in time
+    PREFETCH: False,  # clusters, if they are there in time
+}
 """Kinds of edge, and whether the target starts after the source; else the two run side by side."""
+CPU, GPU = "cpu", "gpu"
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +44,27 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of work. origin: the node that a transformation made it from."""
+    """One piece of work.
+
+    origin: the node that a transformation made it from. clusters: that a retrieval scans, in this
+    order, or that are copied. steps: that a generation decodes, None = to its end. device: that it
+    runs on, None = any. provisional: nobody sees what comes of it but nodes of the same origin.
+    """
 
     name: str
     kind: str
     model: str | None = None
     origin: str | None = None
     place: Placement | None = None
+    clusters: tuple[int, ...] = ()
+    steps: int | None = None
+    device: str | None = None
+    provisional: bool = False
+
+    @property
+    def root(self) -> str:
+        """The node that it stands for, or is a part of."""
+        return self.origin or self.name
 
 
 class GraphEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +117,13 @@ class ExecutionGraph:
         edges = self._graph.in_edges(name, data="edge")
         return tuple(source for source, _, edge in edges if edge.kind == kind)
 
+    def parts(self, root: str) -> tuple[GraphNode, ...]:
+        """Return the nodes that stand for a node: itself, or its parts in order."""
+        return tuple(node for node in self.nodes if node.root == root)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._graph
+
     def ordered(self) -> tuple[str, ...]:
         """Return the names so that each comes after all it waits for; ties as they were given."""
         place = {node.name: i for i, node in enumerate(self.nodes)}
@@ -135,6 +167,39 @@ class ExecutionGraph:
         except nx.NetworkXNoCycle:
             return
         yield f"{cycle[0][0]!r} waits for itself"
+
+
+def contract(graph: ExecutionGraph) -> ExecutionGraph:
+    """Return the graph with the parts of each node put together again, and nothing provisional.
+
+    It says what is computed, whatever was placed, split, reordered or guessed: every transformation
+    keeps it.
+    """
+    real = [node for node in graph.nodes if not node.provisional]
+    parts: dict[str, list[GraphNode]] = {}
+    for node in real:
+        parts.setdefault(node.root, []).append(node)
+    root = {node.name: node.root for node in real}
+    edges = {
+        replace(edge, source=root[edge.source], target=root[edge.target]): None
+        for edge in graph.edges
+        if edge.source in root and edge.target in root and root[edge.source] != root[edge.target]
+    }
+    return ExecutionGraph((_whole(name, found) for name, found in parts.items()), edges)
+
+
+_WHOLE = {MERGE: RETRIEVAL, VALIDATE: GENERATION}
+"""What parts of these kinds are parts of."""
+
+
+def _whole(name: str, parts: list[GraphNode]) -> GraphNode:
+    node = parts[0]
+    return GraphNode(
+        name=name,
+        kind=node.kind if node.origin is None else _WHOLE.get(node.kind, node.kind),
+        model=node.model,
+        clusters=tuple(sorted(cluster for part in parts for cluster in part.clusters)),
+    )
 
 
 def read_graph(data: bytes) -> ExecutionGraph:

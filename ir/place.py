@@ -28,6 +28,7 @@ from dovetail.ir.graph import (
     GraphEdge,
     GraphNode,
     Placement,
+    contract,
 )
 
 PHASES = {GENERATION: ("prefill", "decode"), EMBEDDING: ("prefill",)}
@@ -62,22 +63,6 @@ def place(graph: ExecutionGraph, plans: Mapping[str, ServicePlan]) -> ExecutionG
     placed = ExecutionGraph(nodes, edges)
     assert contract(placed) == contract(graph), "placing must not change what is computed"
     return placed
-
-
-def contract(graph: ExecutionGraph) -> ExecutionGraph:
-    """Return the graph with the sub-nodes of each node put together again."""
-    origin = {node.name: node.origin or node.name for node in graph.nodes}
-    nodes = {origin[node.name]: _whole(node) for node in graph.nodes}
-    edges = {
-        replace(edge, source=origin[edge.source], target=origin[edge.target]): None
-        for edge in graph.edges
-        if origin[edge.source] != origin[edge.target]
-    }
-    return ExecutionGraph(nodes.values(), edges)
-
-
-def _whole(node: GraphNode) -> GraphNode:
-    return replace(node, name=node.origin or node.name, origin=None, place=None)
 
 
 def _sub_nodes(node: GraphNode, plan: ServicePlan) -> tuple[GraphNode, ...]:

@@ -18,9 +18,10 @@ from dovetail.ir.graph import (
     ExecutionGraph,
     GraphEdge,
     GraphNode,
+    contract,
     read_graph,
 )
-from dovetail.ir.place import PHASES, contract, place, serving_graph
+from dovetail.ir.place import PHASES, place, serving_graph
 
 
 def make_plan(processes: int, prefill: int, decode: int, *, bound: bool = True) -> ServicePlan:

@@ -26,8 +26,11 @@ class ScanCost:
 
     def seconds(self, vectors: Sequence[int]) -> float:
         """Predict a scan of so many vectors for each query."""
-        busiest = max(sum(vectors) / self.threads, max(vectors, default=0))
-        return self.fixed + self.per_vector * busiest
+        return self.seconds_of(sum(vectors), max(vectors, default=0))
+
+    def seconds_of(self, total: int, largest: int) -> float:
+        """Predict a scan of `total` vectors, `largest` of them for one query."""
+        return self.fixed + self.per_vector * max(total / self.threads, largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ def plan_sub_stage(
     chosen = list(range(min(len(cursors), width or 2 * cost.threads)))
     takes, vectors = dict.fromkeys(chosen, 0), dict.fromkeys(chosen, 0)
     open_ = list(chosen)
+    clusters = total = largest = 0
     while open_:
         for number in tuple(open_):
             cursor, taken = cursors[number], takes[number]
@@ -81,10 +85,11 @@ def plan_sub_stage(
                 open_.remove(number)
                 continue
             more = sizes[cursor.clusters[cursor.position + taken]]
-            loads = [vectors[n] + more * (n == number) for n in chosen]
-            if any(takes.values()) and cost.seconds(loads) > budget:
+            load = vectors[number] + more
+            if clusters and cost.seconds_of(total + more, max(largest, load)) > budget:
                 open_.remove(number)
                 continue
-            takes[number], vectors[number] = taken + 1, vectors[number] + more
+            takes[number], vectors[number] = taken + 1, load
+            clusters, total, largest = clusters + 1, total + more, max(largest, load)
     used = tuple((number, count) for number, count in takes.items() if count)
     return SubStagePlan(used, cost.seconds([vectors[number] for number, _ in used]))

@@ -64,6 +64,7 @@ class Cursor:
     position: int = 0
     best: list[Hit] = field(default_factory=list)
     unchanged: int = 0  # clusters scanned since the best `topk` last changed
+    _partial: tuple[Hit, ...] | None = field(default=None, repr=False, compare=False)
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -91,13 +92,16 @@ class Cursor:
         for cluster in scanned:
             self.seeds.pop(cluster, None)
         self.position += count
+        self._partial = None
         self.best = merge_hits((self.best, found), self.depth)
         self.unchanged = self.unchanged + count if self.best[: self.topk] == before else 0
 
     @property
     def partial(self) -> tuple[Hit, ...]:
         """The nearest `topk` as far as is known: of what was scanned, and the seeds."""
-        return tuple(merge_hits((self.best, *self.seeds.values()), self.topk))
+        if self._partial is None:  # asked for far more often than it changes
+            self._partial = tuple(merge_hits((self.best, *self.seeds.values()), self.topk))
+        return self._partial
 
     def history(self, homes: Mapping[int, int]) -> SearchHistory:
         """Return what the next search of the request may use; `homes`: id -> its cluster."""

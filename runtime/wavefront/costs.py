@@ -62,8 +62,8 @@ class Learned:
 
     @property
     def budget(self) -> float:
-        """Seconds that a sub-stage should take (mb)."""
-        return best_budget(self.overhead, self.stage or 0.0)
+        """Seconds that a sub-stage should take (mb); each pays its scan's fixed part, too."""
+        return best_budget(self.overhead + self.costs.scan.fixed, self.stage or 0.0)
 
     def steps(self, batch: int) -> int:
         """Return how many decode steps fit in a sub-stage; at least one."""

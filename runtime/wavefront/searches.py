@@ -104,10 +104,13 @@ class Searches:
 
     def seconds_left(self, search: Search) -> float:
         """Predict how long a search still takes beside those that are under way."""
-        sizes = self._catalog.sizes(search.node.index)
-        vectors = sum(sizes[c] for c in search.steps.left)
         sharing = max(1.0, self.load / self._learned.costs.scan.threads)
-        return self._learned.scan_seconds([vectors]) * sharing
+        return self._alone(search) * sharing
+
+    def _alone(self, search: Search) -> float:
+        """Predict the seconds of scanning all that is left of a search, and nothing else."""
+        sizes = self._catalog.sizes(search.node.index)
+        return self._learned.scan_seconds([sum(sizes[c] for c in search.steps.left)])
 
     def dispatch(self, now: float) -> None:
         """Order the next scans of devices that are idle, and copies of clusters that got hot."""
@@ -217,7 +220,7 @@ class Searches:
         if used is not None:
             search.homes.update(used.homes)
         if self._learned.stage is None:
-            self._learned.searched(self.seconds_left(search))
+            self._learned.searched(self._alone(search))
         if search.cursor.done:
             self._end(search, now)
 

@@ -148,9 +148,10 @@ class Wavefront:
         self._advance(ticket, now)
 
     def _fail(self, ticket: Ticket, node: object, error: DovetailError) -> None:
-        failure = WorkflowError(f"node {node!r} failed: {error}")
-        failure.__cause__ = error
-        self._deliver(ticket, None, failure)
+        if not isinstance(error, WorkflowError):  # which names its node
+            cause, error = error, WorkflowError(f"node {node!r} failed: {error}")
+            error.__cause__ = cause
+        self._deliver(ticket, None, error)
 
     def _deliver(
         self, ticket: Ticket, state: Mapping[str, Any] | None, error: DovetailError | None

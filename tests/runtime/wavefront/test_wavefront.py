@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from dovetail import workflows
+from dovetail.ir.errors import DeviceError
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Workflow
-from dovetail.runtime.wavefront.messages import Order
+from dovetail.runtime.wavefront.ahead import prompts_after, search_after
+from dovetail.runtime.wavefront.messages import Failed, Order, Report
 from dovetail.runtime.wavefront.settings import TRANSFORMATIONS, WavefrontSettings
 from dovetail.runtime.wavefront.simulation import Outcome, Simulation
 from dovetail.runtime.wavefront.wavefront import Wavefront
@@ -123,3 +125,76 @@ def test_answers_of_200_requests_are_those_of_the_plain_run(subset: frozenset[st
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     check(HashWorld(seed), subset, seed, requests=200)
+
+
+class Unlucky:
+    """A control plane that is told of some jobs that they failed, and of some twice or too late."""
+
+    def __init__(self, front: Wavefront, draw: random.Random) -> None:
+        self.front, self.draw = front, draw
+        self.submit, self.orders = front.submit, front.orders
+
+    def tell(self, report: Report, now: float) -> None:
+        if self.draw.random() < 0.03:
+            report = Failed(report.job, DeviceError("bad luck"))
+        for _ in range(self.draw.choice((1, 1, 2))):
+            self.front.tell(report, now)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_request_ends_with_its_answer_or_an_error_whatever_fails(seed: int) -> None:
+    world, draw = HashWorld(seed % 4), rng("faults", seed)
+    front = Wavefront(WavefrontSettings(refresh=3), COSTS, world, {None: CountedClusters(4)})
+    requests = runs(seed, 16, 500.0)
+    wanted = [
+        plain(world, run.workflow, {"input": f"question {seed} {n}"})
+        for n, (_, run) in enumerate(requests)
+    ]
+
+    def watch(now: float, orders: Sequence[Order]) -> None:
+        front.check_integrity()
+
+    found = Simulation(Unlucky(front, draw), world, machine(seed), seed).run(requests, watch)
+    assert front.idle and sorted(o.request for o in found) == list(range(1, 17))
+    for outcome in found:
+        if outcome.error is None:
+            assert shown(outcome.state) == wanted[outcome.request - 1]
+        else:
+            assert "failed: bad luck" in str(outcome.error) and outcome.state is None
+    assert {o.error is None for o in found} == {True, False}
+
+
+def test_an_error_of_a_function_or_a_limit_ends_the_request_as_the_plain_run_does() -> None:
+    def fail(state: object) -> object:
+        raise ValueError("no")
+
+    failing, endless = RAGraph("failing"), RAGraph("endless", max_steps=2)
+    failing.add_function("f", fail, "x")
+    endless.add_function("f", lambda state: 1, "x")
+    failing.add_edge(START, "f")
+    failing.add_edge("f", END)
+    endless.add_edge(START, "f")
+    endless.add_edge("f", lambda state: "f", ["f", END])
+    world = HashWorld(0)
+    front = Wavefront(WavefrontSettings(), COSTS, world)
+    made = [WorkflowRun(g.workflow(), {"input": "x"}) for g in (failing, endless)]
+    found = Simulation(front, world, machine(0)).run([(0.0, run) for run in made])
+    errors = {outcome.request: str(outcome.error) for outcome in found}
+    assert errors[1] == "node 'f' failed: ValueError: no"
+    assert "node 'f' has run 2 times" in errors[2]
+    assert front.idle
+
+
+def test_looking_ahead_changes_nothing_and_sees_only_declared_ways() -> None:
+    workflow = workflows.multistep().workflow()
+    ahead = search_after(workflow, "next")
+    assert ahead is not None and ahead.name == "search"
+    assert search_after(workflow, "read") is None, "a generation comes first"
+    run = WorkflowRun(workflows.one_shot().workflow(), {"input": "x"})
+    (call,) = run.ready()
+    (prompt,) = prompts_after(run, call, ["guess"])
+    assert "- guess" in prompt.text and prompt.node.name == "answer"
+    assert not run.ready() and not run.done
+    run.finish(call, ["truth"])
+    (true,) = run.ready()
+    assert true.state["docs"] == ["truth"]

@@ -49,7 +49,9 @@ class HashWorld:
         d: int = 4,
         longest: int = 12,
         empty: int = 2,
+        metric: str = "l2",
     ) -> None:
+        self.metric = metric
         self.seed, self.probes, self.longest = seed, probes, longest
         numbers = np.random.default_rng(seed)
         self.vectors = numbers.standard_normal((count, d)).astype(np.float32)
@@ -82,7 +84,13 @@ class HashWorld:
         return order.tolist(), away[order].tolist()
 
     def distances(self, vector: Vector, ids: Sequence[int], node: Retrieval) -> dict[int, float]:
-        return {i: float(((self.vectors[i] - vector) ** 2).sum()) for i in ids}
+        rows = self.vectors[list(ids)]
+        far = (
+            ((rows - vector) ** 2).sum(axis=1)
+            if self.metric == "l2"
+            else -(rows * vector).sum(axis=1)
+        )
+        return dict(zip(ids, far.tolist(), strict=True))
 
     def scan(self, part: Part) -> Found:
         ids = np.flatnonzero(np.isin(self.home, part.clusters)).tolist()

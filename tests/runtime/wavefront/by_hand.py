@@ -1,0 +1,106 @@
+"""A control plane driven report by report: who scans is the test itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from dovetail import workflows
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import Retrieval
+from dovetail.runtime.retrieval.cursor import Hit
+from dovetail.runtime.services import Document
+from dovetail.runtime.wavefront.costs import StageCosts
+from dovetail.runtime.wavefront.hot import HotClusters
+from dovetail.runtime.wavefront.messages import (
+    Embed,
+    Finished,
+    Found,
+    Order,
+    Probe,
+    Probed,
+    Report,
+    Scan,
+    Scanned,
+)
+from dovetail.runtime.wavefront.settings import WavefrontSettings
+from dovetail.runtime.wavefront.wavefront import Wavefront
+from dovetail.runtime.workflow_run import WorkflowRun
+from tests.runtime.wavefront.world import COSTS
+
+Kind = TypeVar("Kind")
+
+
+class Titles:
+    """An index of 40 clusters with ten vectors each, whose documents are their numbers."""
+
+    def sizes(self, index: str | None) -> Sequence[int]:
+        return [10] * 40
+
+    def documents(self, node: Retrieval, hits: Sequence[Hit]) -> list[Document]:
+        return [Document(id=i, text=f"document {i}") for _, i in hits]
+
+
+class Hand:
+    """Tells a control plane what a test says, and keeps all that it orders."""
+
+    def __init__(
+        self,
+        *,
+        costs: StageCosts = COSTS,
+        hot: HotClusters | None = None,
+        **settings: Any,
+    ) -> None:
+        settings = {"fixed_clusters": 1, **settings}
+        hot_sets = {} if hot is None else {None: hot}
+        self.front = Wavefront(WavefrontSettings(**settings), costs, Titles(), hot_sets)
+        self.now = 0.0
+        self.orders: list[Order] = []
+
+    def submit(self, graph: RAGraph | None = None) -> int:
+        run = WorkflowRun((graph or workflows.one_shot(topk=2)).workflow(), {"input": "x"})
+        number = self.front.submit(run, self.now)
+        self.tell()
+        return number
+
+    def tell(self, *reports: Report) -> list[Order]:
+        """Tell, and return what is ordered then."""
+        self.now += 1e-3
+        for report in reports:
+            self.front.tell(report, self.now)
+        orders = list(self.front.orders(self.now))
+        self.front.check_integrity()
+        self.orders += orders
+        return orders
+
+    def last(self, kind: type[Kind]) -> Kind:
+        """Return the last order of a kind."""
+        return self.all(kind)[-1]
+
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        return [order for order in self.orders if isinstance(order, kind)]
+
+    def begin_search(self, *clusters: int, graph: RAGraph | None = None) -> int:
+        """Submit a request whose search probes these clusters; return its number."""
+        number = self.submit(graph)
+        self.tell(Finished(self.last(Embed).job, [0.0, 0.0]))
+        self.probed(*clusters)
+        return number
+
+    def probed(self, *clusters: int, **known: float) -> list[Order]:
+        probe = self.last(Probe)
+        distances = {int(name[1:]): distance for name, distance in known.items()}
+        centroids = tuple(map(float, range(len(clusters))))
+        return self.tell(Probed(probe.job, clusters, centroids, distances))
+
+    def scanned(self, *hits: Hit | Sequence[Hit]) -> list[Order]:
+        """End the last scan; `hits` of its one part, or lists of hits of each."""
+        scan = self.last(Scan)
+        parts = (
+            [hits] if len(scan.parts) == 1 and (not hits or isinstance(hits[0], tuple)) else hits
+        )
+        found = tuple(
+            Found(tuple(sorted(part)), (scan.parts[i].clusters[0],) * len(part))
+            for i, part in enumerate(parts)
+        )
+        return self.tell(Scanned(scan.job, found, 1e-3))

@@ -1,0 +1,227 @@
+"""Sub-stages of searches: what they hold, where they run, and that nothing of a search is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean, pstdev
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail import workflows
+from dovetail.ir.errors import DeviceError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.wavefront.messages import (
+    Copy,
+    Deliver,
+    Failed,
+    Finished,
+    Order,
+    Probe,
+    Scan,
+)
+from dovetail.runtime.wavefront.settings import WavefrontSettings
+from dovetail.runtime.wavefront.simulation import Machine, Simulation
+from dovetail.runtime.wavefront.wavefront import Wavefront
+from dovetail.runtime.workflow_run import WorkflowRun
+from tests.runtime.wavefront.by_hand import Hand
+from tests.runtime.wavefront.world import COSTS, CountedClusters, Exact, HashWorld
+
+MACHINE = Machine(step=COSTS.step, scan=COSTS.scan, device=COSTS.device, turn=2e-4)
+
+
+def search_only(topk: int) -> RAGraph:
+    g = RAGraph("search")
+    g.add_retrieval("search", query="input", output="docs", topk=topk)
+    g.add_edge(START, "search")
+    g.add_edge("search", END)
+    return g
+
+
+def scans(
+    world: HashWorld, graph: RAGraph, requests: int, **settings: Any
+) -> tuple[list[tuple[Scan, float]], list[dict[str, Any]]]:
+    """Serve requests that come together; return scans with their budgets, and all results."""
+    hot = CountedClusters(4)
+    front = Wavefront(WavefrontSettings(refresh=2, **settings), COSTS, world, {None: hot})
+    seen: list[tuple[Scan, float]] = []
+
+    def watch(now: float, orders: Sequence[Order]) -> None:
+        seen.extend((o, front.learned.budget) for o in orders if isinstance(o, Scan))
+        front.check_integrity()
+
+    workflow = graph.workflow()
+    runs = [(0.0, WorkflowRun(workflow, {"input": f"q {n}"})) for n in range(requests)]
+    outcomes = Simulation(front, world, MACHINE).run(runs, watch)
+    states = [dict(o.state or {}) for o in sorted(outcomes, key=lambda o: o.request)]
+    return seen, states
+
+
+@given(
+    topk=st.sampled_from([1, 5, 20]),
+    settings=st.sampled_from([{}, {"fixed_clusters": 1}, {"fixed_clusters": 3}, {"width": 1}]),
+    metric=st.sampled_from(["l2", "ip"]),
+    seed=st.integers(0, 3),
+)
+def test_a6_1_and_9_any_split_on_any_device_finds_what_one_scan_finds(
+    topk: int, settings: dict[str, Any], metric: str, seed: int
+) -> None:
+    world = HashWorld(seed, metric=metric)
+    _, states = scans(world, search_only(topk), 6, **settings)
+    services = Exact(world)
+    node = search_only(topk).workflow().nodes["search"]
+    for state in states:
+        assert state["docs"] == services.retrieve(state["input"], node)  # type: ignore[arg-type]
+
+
+class Skewed(HashWorld):
+    """Clusters whose sizes are up to ten times apart; what they hold does not matter."""
+
+    def sizes(self, index: str | None) -> Sequence[int]:
+        return [1 + 9 * (i % 5 == 0) for i in range(len(self.centroids))]
+
+
+def test_a6_2_sub_stages_keep_to_their_budget_and_vary_less_than_those_of_fixed_counts() -> None:
+    world = Skewed(0, clusters=60, probes=40)
+    sizes = world.sizes(None)
+    only_split = frozenset({"split"})
+
+    def seconds(scan: Scan) -> float:
+        return COSTS.scan.seconds([sum(sizes[c] for c in part.clusters) for part in scan.parts])
+
+    def spread(**settings: Any) -> float:
+        """Return the coefficient of variation of sub-stages, but for the last ones."""
+        found, _ = scans(world, search_only(5), 8, transformations=only_split, **settings)
+        taken = [seconds(scan) for scan, _ in found[: len(found) * 3 // 4]]
+        return pstdev(taken) / mean(taken)
+
+    budgeted, _ = scans(world, search_only(5), 8, transformations=only_split)
+    for scan, budget in budgeted:
+        alone = sum(len(part.clusters) for part in scan.parts) == 1
+        assert seconds(scan) <= budget * (1 + 1e-9) or alone
+    assert spread() < spread(fixed_clusters=2) / 2
+
+
+def test_a6_4_the_search_after_another_begins_where_that_found_something() -> None:
+    hand = Hand(generation_load=0)
+    hand.begin_search(5, 6, 7, graph=workflows.irg(topk=2, rounds=2))
+    for hit in ((1.0, 50), (0.5, 60), (3.0, 70)):
+        hand.scanned(hit)
+    job = max(order.job for order in hand.orders if type(order).__name__ == "Generate")
+    hand.tell(Finished(job, "draft"))
+    hand.tell(Finished(hand.orders[-1].job, "x draft"))  # type: ignore[union-attr]  # Invoke
+    hand.tell(Finished(hand.orders[-1].job, [0.0, 1.0]))  # type: ignore[union-attr]  # Embed
+    assert hand.last(Probe).known == (60, 50, 70)
+    order = []
+    hand.probed(9, 7, 8, 5)
+    for _ in range(4):
+        order += hand.last(Scan).parts[0].clusters
+        hand.scanned()
+    assert order == [7, 5, 9, 8]
+
+
+def test_a6_5_a_search_may_end_early_and_scans_less() -> None:
+    world = HashWorld(1, clusters=40, probes=30)
+    whole, exact = scans(world, search_only(3), 8, fixed_clusters=1)
+    early, states = scans(world, search_only(3), 8, fixed_clusters=1, patience=8)
+
+    def clusters(found: list[tuple[Scan, float]]) -> int:
+        return sum(len(part.clusters) for scan, _ in found for part in scan.parts)
+
+    same = [
+        len({d.id for d in a["docs"]} & {d.id for d in b["docs"]}) / 3
+        for a, b in zip(exact, states, strict=True)
+    ]
+    assert clusters(early) < 0.8 * clusters(whole) and mean(same) >= 0.8
+
+
+def test_a6_8_hot_clusters_are_scanned_on_the_device_once_they_are_there() -> None:
+    hot = CountedClusters(2)
+    costs = replace(COSTS, device=ScanCost(1e-6, 1e-6))
+    hand = Hand(hot=hot, costs=costs, fixed_clusters=4, refresh=1, generation_load=0)
+    graph = search_only(1)
+    hand.begin_search(0, 1, 2, 3, graph=graph)
+    hand.scanned((1.0, 1))
+    hand.begin_search(0, 1, 4, 5, graph=graph)
+    copy = hand.last(Copy)
+    assert set(copy.load) == {0, 1} and {s.device for s in hand.all(Scan)} == {"cpu"}
+    hand.scanned((1.0, 1))
+    hand.begin_search(0, 1, 6, 7, graph=graph)
+    assert hand.last(Scan).device == "cpu", "clusters in transfer count as absent"
+    hand.scanned((1.0, 1))
+    hand.tell(Finished(copy.job))
+    hand.begin_search(0, 1, 8, 9, graph=graph)
+    cpu, gpu = hand.all(Scan)[-2:]
+    assert (cpu.device, cpu.parts[0].clusters) == ("cpu", (8, 9))
+    assert (gpu.device, gpu.parts[0].clusters) == ("gpu", (0, 1))
+
+
+def test_a_device_that_is_slower_than_leaving_it_out_is_left_out() -> None:
+    hot = CountedClusters(2)
+    hot.kept = frozenset({0, 1})
+    costs = replace(COSTS, device=ScanCost(fixed=1.0, per_vector=0.0))
+    hand = Hand(hot=hot, costs=costs, fixed_clusters=4)
+    hand.begin_search(0, 1, 2, 3)
+    assert [scan.device for scan in hand.all(Scan)] == ["cpu"]
+
+
+def test_a_request_that_comes_later_joins_at_the_next_sub_stage() -> None:
+    hand = Hand(generation_load=0)
+    hand.begin_search(0, 1, 2)
+    hand.begin_search(3, 4, 5)
+    assert len(hand.all(Scan)) == 1
+    hand.scanned((1.0, 1))
+    assert [part.clusters for part in hand.last(Scan).parts] == [(1,), (3,)]
+
+
+def test_a_scan_that_fails_ends_its_requests_with_an_error_that_names_the_node() -> None:
+    hand = Hand()
+    one = hand.begin_search(0, 1)
+    two = hand.begin_search(2, 3)
+    hand.tell(Failed(hand.last(Scan).job, DeviceError("the worker died")))
+    assert hand.last(Deliver).request == one
+    assert "node 'search' failed: the worker died" in str(hand.last(Deliver).error)
+    assert hand.last(Scan).parts[0].search == two
+
+
+def test_no_clusters_means_no_documents() -> None:
+    hand = Hand()
+    hand.begin_search(graph=search_only(3))
+    assert hand.last(Deliver).state["docs"] == []  # type: ignore[index]
+
+
+def test_a_vector_of_the_state_is_searched_with_as_it_is() -> None:
+    g = search_only(1)
+    hand = Hand()
+    hand.front.submit(WorkflowRun(g.workflow(), {"input": np.ones(2, np.float32)}), 0.0)
+    hand.tell()
+    assert hand.last(Probe).vector.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_cancelling_frees_all_that_a_request_holds(seed: int) -> None:
+    draw, world = random.Random(seed), HashWorld(seed % 3)
+    front = Wavefront(WavefrontSettings(), COSTS, world, {None: CountedClusters(3)})
+    simulation = Simulation(front, world, MACHINE, seed)
+    makers = (workflows.irg, workflows.one_shot, workflows.hyde, workflows.recomp)
+    cancelled = draw.sample(range(1, 13), 6)
+
+    def watch(now: float, orders: Sequence[Order]) -> None:
+        if cancelled and draw.random() < 0.2:
+            front.cancel(cancelled.pop())
+        front.check_integrity()
+
+    runs = [
+        (n * 1e-3, WorkflowRun(draw.choice(makers)(topk=2).workflow(), {"input": f"q {n}"}))
+        for n in range(12)
+    ]
+    outcomes = simulation.run(runs, watch)
+    assert front.idle and len(outcomes) >= 6
+    front.check_integrity()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,8 @@ from typing import Self
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError, SpecError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions
 from dovetail.runtime.embedding.settings import EmbeddingSettings
@@ -25,6 +27,10 @@ from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_encoders
 from dovetail.runtime.engine import Engine
+from dovetail.runtime.flows.events import WorkflowResult
+from dovetail.runtime.flows.indexes import EmbedTexts
+from dovetail.runtime.flows.job import WorkflowJob
+from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
 from dovetail.runtime.generator import Ask, Generator, Prompt, as_list
 from dovetail.runtime.job import Job
 from dovetail.runtime.meeting import RankOptions
@@ -52,6 +58,7 @@ def load(
     ranks: RankOptions | None = None,
     cuda: CudaOptions | None = None,
     embedding: EmbeddingSettings | None = None,
+    workflows: FlowSettings | None = None,
     check_weights: bool = False,
 ) -> App:
     """Open the artifact at `path` on this machine: what generates, and what embeds.
@@ -77,6 +84,7 @@ def load(
         embedding: an SLO for `embed` and `rerank`: queues sized for it, accelerators first, then a
             CPU process, else BUSY. Sizing measures for some seconds where the artifact's profile
             does not know this machine. Without it encoders run in this process, and calls wait.
+        workflows: how workflows share engine and index, and the threads of a search.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
@@ -97,7 +105,7 @@ def load(
         open_encoders, artifact, hardware, plan=plan, threads=threads, settings=embedding
     )
     if not artifact.models:
-        return App(artifact, None, None, open_all())
+        return App(artifact, None, None, open_all(), workflows)
     part = next(iter(artifact.models.values()))
     make: Callable[..., Engine] = Engine
     if emulation is not None:
@@ -126,7 +134,7 @@ def load(
         embeddings.close()
         raise
     tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
-    return App(artifact, engine, tokenizer, embeddings)
+    return App(artifact, engine, tokenizer, embeddings, workflows)
 
 
 class App:
@@ -138,10 +146,14 @@ class App:
         engine: Engine | None,
         tokenizer: Tokenizer | None,
         embeddings: Embeddings = NO_EMBEDDINGS,
+        workflows: FlowSettings | None = None,
     ) -> None:
         self.artifact, self.tokenizer, self.embeddings = artifact, tokenizer, embeddings
         self._generator = Generator(engine, tokenizer, artifact.path) if engine else None
-        self._end = weakref.finalize(self, _close, self._generator, embeddings)
+        settings = workflows or FlowSettings()
+        embed = partial(embeddings.embed, wait=True)
+        self._flows = FlowService(self._generator, embed, settings)
+        self._end = weakref.finalize(self, _close, self._flows, self._generator, embeddings)
 
     @property
     def generator(self) -> Generator:
@@ -291,18 +303,88 @@ class App:
         """As `cancel`, in an event loop: it goes on while a step ends."""
         await self.generator.aabandon([job])
 
+    def add_workflow(self, workflow: RAGraph | Workflow) -> None:
+        """Have `run` know a workflow by its name; WorkflowError where it is malformed."""
+        self._flows.add_workflow(workflow)
+
+    def add_index(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        nprobe: int | None = None,
+        embed: EmbedTexts | None = None,
+    ) -> None:
+        """Have workflows search the index folder at `path`, in a process of its own.
+
+        Args:
+            path: what `dovetail index build` wrote.
+            name: what retrieval nodes call it, the folder's name by default. Nodes that name no
+                index search the only one there is.
+            nprobe: clusters that a search scans, nearest first: more find more, in more time. All
+                of them are an exact search. Default an eighth, and no less than 16.
+            embed: turns queries into vectors; by default the app's encoder does, with the prompt
+                for queries that the index was built with.
+
+        Raises:
+            ArtifactError: there is no index at `path`, or it is damaged.
+            SpecError: nprobe is below 1, or faiss is not installed (extra `rag`).
+            DeviceError: the process cannot be started.
+        """
+        self._flows.add_index(path, name=name, nprobe=nprobe, embed=embed)
+
+    def run(self, workflow: AnyWorkflow, inputs: Mapping[str, object]) -> WorkflowResult:
+        """Run a workflow and return what it came to.
+
+        Args:
+            workflow: a graph, or the name of one that was added.
+            inputs: the values of its inputs by name.
+
+        Raises:
+            WorkflowError: workflow or inputs are wrong; nothing was started. Or a node failed; the
+                error names it, and other workflows go on.
+            RequestError: the app was closed meanwhile.
+        """
+        job = self._flows.submit(workflow, inputs, events=False)
+        try:
+            return job.result()
+        finally:
+            job.cancel()
+
+    async def arun(self, workflow: AnyWorkflow, inputs: Mapping[str, object]) -> WorkflowResult:
+        """As `run`, in an event loop. A task that is cancelled ends its workflow."""
+        job = self._flows.submit(workflow, inputs, events=False)
+        try:
+            return await job
+        finally:
+            job.cancel()
+
+    def submit_workflow(self, workflow: AnyWorkflow, inputs: Mapping[str, object]) -> WorkflowJob:
+        """Start a workflow, as `run`; return it at once.
+
+        The job's `result()` waits for the end, and `cancel()` ends it. Iterating over it gives
+        events: nodes that start and finish, text as it is written, sub-stages of searches. `await`
+        and `async for` do the same in an event loop.
+        """
+        return self._flows.submit(workflow, inputs, events=True)
+
     @contextmanager
     def record(self, path: str | os.PathLike[str]) -> Iterator[Timeline]:
-        """Record what the engine does in the body, and write it to `path` for ui.perfetto.dev.
+        """Record what is done in the body, and write it to `path` for ui.perfetto.dev.
+
+        A track for the engine, one for the retrieval worker, one for the encoder of queries; the
+        lives of requests and of the nodes of workflows, and an arrow along each.
 
         Raises OSError when `path` cannot be written, RequestError in a recording of the same app.
         """
         timeline = Timeline(self.engine.device.now)
         recorder = StepRecorder(timeline, self.engine.pool)
         self.generator.loop.call(lambda: self.engine.start_recording(recorder)).result()
+        self._flows.start_recording(timeline)
         try:
             yield timeline
         finally:
+            self._flows.stop_recording()
             with suppress(RequestError):  # closed meanwhile: what there is gets written
                 self.generator.loop.call(self.engine.stop_recording).result()
             timeline.write(path)
@@ -338,7 +420,8 @@ class App:
             await self.generator.aabandon([job])
 
 
-def _close(generator: Generator | None, embeddings: Embeddings) -> None:
+def _close(flows: FlowService, generator: Generator | None, embeddings: Embeddings) -> None:
+    flows.close()
     if generator:
         generator.loop.close()
     embeddings.close()

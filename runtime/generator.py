@@ -33,6 +33,7 @@ class Ask:
     params: SamplingParams
     priority: int
     chunks: bool = False
+    flow: int | None = None  # the arrow on a timeline that its requests are part of
 
 
 class Generator:
@@ -53,10 +54,12 @@ class Generator:
         *,
         single: bool = False,
         chunks: bool = False,
+        flow: int | None = None,
     ) -> Ask:
         """Return prompts and options as the engine takes them; RequestError where one is wrong.
 
-        single: there is one completion, whose chunks are wanted. chunks: those of all are.
+        single: there is one completion, whose chunks are wanted. chunks: those of all are. flow:
+        see Ask.
         """
         params = SamplingParams.make(options)
         if params.stop and self.tokenizer is None:
@@ -65,7 +68,7 @@ class Generator:
             raise RequestError(f"a stream has one completion: n must be 1, not {params.n}")
         check_priority(priority)
         read = [self._encode(prompt) for prompt in prompts]
-        return Ask(read, params, priority, chunks=single or chunks)
+        return Ask(read, params, priority, chunks=single or chunks, flow=flow)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -113,6 +116,8 @@ class Generator:
         for job, request in zip(jobs, requests, strict=True):
             request.metrics.arrival = arrival
             job.begin(request)
+            if ask.flow is not None and self.engine.recorder is not None:
+                self.engine.recorder.join(request.id, ask.flow)
         self.loop.watch(jobs)
 
     def _text_stream(self, params: SamplingParams) -> TextStream | None:

@@ -25,6 +25,7 @@ class StepRecorder:
         self._engine = timeline.track(PROCESS, "engine")
         self._memory = timeline.track(PROCESS, "memory")
         self._requests = timeline.track(PROCESS, "requests")
+        self._flows: dict[int, int] = {}
 
     @contextmanager
     def measure(self, name: str, **args: int) -> Iterator[None]:
@@ -36,19 +37,24 @@ class StepRecorder:
         """Add what another part than the engine's thread did."""
         self._timeline.span(self._timeline.track(PROCESS, track), name, start, end)
 
+    def join(self, request: int, flow: int) -> None:
+        """Have the arrow `flow`, which others draw too, lead through the steps of a request."""
+        self._flows[request] = flow
+
     def follow(self, batch: Batch, outputs: Iterable[Request]) -> None:
         """Lead arrows through the span under way: prompts on their way, and first tokens."""
         now = self._timeline.clock()
         numbers = {chunk.request for chunk in batch.prefill}
         numbers |= {request.id for request in outputs if request.generated == 1}
         for number in sorted(numbers):
-            self._timeline.arrow(number, self._engine, now)
+            self._timeline.arrow(self._flows.get(number, number), self._engine, now)
         self._timeline.count(self._memory, "free KV blocks", now, blocks=self._pool.free_blocks)
 
     def end(self, requests: Iterable[Request]) -> None:
         """Add the lives of requests up to now."""
         now = self._timeline.clock()
         for request in requests:
+            self._flows.pop(request.id, None)
             self._timeline.life(
                 self._requests,
                 f"request {request.id}",

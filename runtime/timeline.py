@@ -98,7 +98,7 @@ class Timeline:
         self._add(_Event("i", name, track, at, args=args))
 
     def arrow(self, number: int, track: Track, at: float, name: str = "request") -> None:
-        """Lead the arrow `number` through the span of `track` at that time; in order of time."""
+        """Lead the arrow `number` through the span of `track` at that time."""
         if len(self._events) + self._points < self.max_events:
             self._arrows[number].append(_Event("s", name, track, at, number=number))
             self._points += 1
@@ -143,6 +143,7 @@ def _joined(points: list[_Event]) -> list[_Event]:
     """Return an arrow's points as start, steps and finish; none where it leads nowhere."""
     if len(points) < 2:
         return []
+    points = sorted(points, key=lambda point: point.at)  # several threads draw it
     phases = ["s", *["t"] * (len(points) - 2), "f"]
     return [
         _Event(phase, points[0].name, point.track, point.at, number=point.number)

@@ -34,8 +34,7 @@ class Snapshot:
 
     def documents(self, hits: Sequence[Hit]) -> list[Document]:
         """Return the documents of hits; scores are as the index has them: larger inner products."""
-        sign = -1.0 if self.index.metric == "ip" else 1.0
-        return [_document(self.store[id_], id_, sign * distance) for distance, id_ in hits]
+        return self.store.documents(hits, self.index.metric)
 
 
 class Collection:
@@ -125,13 +124,3 @@ class Collection:
 
     def _id(self, item: str | int) -> int | None:
         return self._store.find(item) if isinstance(item, str) else item
-
-
-def _document(passage: Passage, id_: int, score: float) -> Document:
-    return Document(
-        id=id_,
-        text=passage.text,
-        title=passage.title,
-        score=score,
-        metadata={**passage.metadata, "key": passage.key},
-    )

@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,7 +18,11 @@ from numpy.typing import NDArray
 
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.ir.index_file import Passage
-from dovetail.runtime.retrieval.ivf import Mask
+from dovetail.runtime.retrieval.cursor import Hit
+from dovetail.runtime.services import Document
+
+if TYPE_CHECKING:  # an app opens documents, and leaves faiss to its retrieval worker
+    from dovetail.runtime.retrieval.ivf import Mask
 
 Filters: TypeAlias = Mapping[str, object]
 """Metadata field -> the value, or the values, of which a document must have one."""
@@ -59,6 +63,11 @@ class DocumentStore:
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[id_] for id_ in range(len(self)))
+
+    def documents(self, hits: Sequence[Hit], metric: str) -> list[Document]:
+        """Return the documents of hits; scores are as the index has them: larger inner products."""
+        sign = -1.0 if metric == "ip" else 1.0
+        return [_document(self[id_], id_, sign * distance) for distance, id_ in hits]
 
     def find(self, key: str) -> int | None:
         """Return the id of the latest passage with a key of the corpus."""
@@ -140,6 +149,16 @@ def _enter(columns: dict[str, dict[Any, list[int]]], id_: int, passage: Passage)
         column = columns.setdefault(name, {})
         for one in _values(value):
             column.setdefault(one, []).append(id_)
+
+
+def _document(passage: Passage, id_: int, score: float) -> Document:
+    return Document(
+        id=id_,
+        text=passage.text,
+        title=passage.title,
+        score=score,
+        metadata={**passage.metadata, "key": passage.key},
+    )
 
 
 def _values(value: object) -> list[Any]:

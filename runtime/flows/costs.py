@@ -1,0 +1,67 @@
+"""What the control plane of workflows is told of costs to begin with: measured, once.
+
+In: an index that the worker has open, an engine. Out: `StageCosts`. Later figures it learns itself.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import numpy as np
+
+from dovetail.ir.errors import DovetailError
+from dovetail.runtime.flows.indexes import BoundIndex
+from dovetail.runtime.generator import Generator
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.wire import Piece, ScanPieces, pack_vector
+from dovetail.runtime.wavefront.costs import StepCost
+
+ROUNDS = 3
+MOST_CLUSTERS = 64
+STEPS = 8
+UNKNOWN_SCAN = ScanCost(fixed=1e-4, per_vector=1e-7)
+"""Before there is an index: nothing is scanned by it."""
+UNKNOWN_STEP = StepCost(fixed=1e-2)
+"""Of an engine that has no room to be asked."""
+
+
+def measure_scan(
+    worker: RetrievalProcess, index: BoundIndex, threads: int
+) -> tuple[ScanCost, float]:
+    """Return what scans of an index cost, and what a sub-stage takes beyond its scan (beta).
+
+    It scans one cluster and up to MOST_CLUSTERS ones for one query, in turns.
+    """
+    sizes = index.opened.sizes
+    few, many = 1, min(len(sizes), MOST_CLUSTERS)
+    rounds = [[_scan(worker, index, n) for n in (few, many)] for _ in range(ROUNDS)]
+    one, all_ = (min(seconds for seconds, _ in times) for times in zip(*rounds, strict=True))
+    overhead = median(elapsed - seconds for times in rounds for seconds, elapsed in times)
+    vectors = sum(sizes[:many]) - sum(sizes[:few])
+    per_vector = max(0.0, all_ - one) / vectors if vectors else 0.0
+    fixed = max(0.0, one - per_vector * sum(sizes[:few]))
+    return ScanCost(fixed, per_vector, threads), overhead
+
+
+def _scan(worker: RetrievalProcess, index: BoundIndex, clusters: int) -> tuple[float, float]:
+    """Return the seconds of a scan, and those until its reply came."""
+    vector = pack_vector(np.zeros(index.opened.dim, np.float32))
+    piece = Piece(vector, {}, tuple(range(clusters)), (0.0,) * clusters, 1)
+    start = time.perf_counter()
+    reply = worker.ask(ScanPieces(index.name, (piece,))).result()
+    return reply.seconds, time.perf_counter() - start
+
+
+def measure_step(generator: Generator) -> StepCost:
+    """Return what a decode step of one sequence costs, from a reply of a few tokens to nothing."""
+    options = {"max_tokens": STEPS, "ignore_eos": True}
+    try:
+        (job,) = generator.accept(generator.read([[0]], options))
+        metrics = job.result().metrics
+    except DovetailError:
+        return UNKNOWN_STEP
+    if metrics.first_token is None or metrics.last_token is None:
+        return UNKNOWN_STEP
+    return StepCost(fixed=(metrics.last_token - metrics.first_token) / (STEPS - 1))

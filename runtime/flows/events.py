@@ -1,0 +1,82 @@
+"""What a caller sees of a workflow: events while it runs, a result when it is over.
+
+In: nodes as they begin and end, pieces of replies, sub-stages. Out: values only. Times are seconds
+since the workflow was submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dovetail.ir.workflow import Name
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStarted:
+    """A node began its `round`-th loop. kind: generation, retrieval, embedding or function."""
+
+    node: Name
+    round: int
+    kind: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeText:
+    """A piece of the reply that a generation node is writing."""
+
+    node: Name
+    round: int
+    text: str
+    token_ids: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SubStage:
+    """A retrieval node has had some of its clusters scanned, in `seconds` of the device."""
+
+    node: Name
+    clusters: int
+    device: str
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFinished:
+    """A node has written its output."""
+
+    node: Name
+    round: int
+    value: Any
+    at: float
+
+
+Event: TypeAlias = NodeStarted | NodeText | SubStage | NodeFinished
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTime:
+    """When a node ran."""
+
+    node: Name
+    round: int
+    kind: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowResult:
+    """What a workflow came to.
+
+    outputs: the inputs, and what the nodes on the ways to END have written. timeline: its nodes
+    in the order in which they ended. seconds: from its submission to its end.
+    """
+
+    outputs: Mapping[str, Any]
+    timeline: tuple[NodeTime, ...]
+    seconds: float

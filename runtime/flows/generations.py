@@ -1,0 +1,160 @@
+"""Generations of workflows on the app's engine, and what is seen of them.
+
+In: orders to generate and to cancel. Out: reports to the control plane, and pieces of text to those
+who watch. Nothing of a provisional reply is shown before it is known to be a real one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from dovetail.ir.errors import CapacityError, DovetailError, RequestError
+from dovetail.runtime.flows.recorder import FIRST_FLOW
+from dovetail.runtime.generator import Generator
+from dovetail.runtime.job import Job
+from dovetail.runtime.request import Chunk
+from dovetail.runtime.wavefront.messages import (
+    Failed,
+    Finished,
+    Generate,
+    Progressed,
+    Report,
+    Source,
+)
+
+Show: TypeAlias = Callable[[Source, Chunk], None]
+
+
+@dataclass(slots=True)
+class _Reply:
+    """A generation. reported: tokens at the last report of progress.
+
+    job: None while the engine has no room for it. hidden: what may not be shown yet.
+    """
+
+    order: Generate
+    hidden: list[Chunk] | None
+    job: Job | None = None
+    pieces: list[str] = field(default_factory=list)
+    tokens: int = 0
+    reported: int = 0
+    over: bool = False
+
+
+class Generations:
+    """All generations of workflows. For the driver's thread alone."""
+
+    def __init__(
+        self,
+        generator: Generator | None,
+        tell: Callable[[Report], None],
+        show: Show,
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`later` has a function called soon on the driver's thread; it is called on any."""
+        self._generator, self._tell, self._show, self._later = generator, tell, show, later
+        self._replies: dict[int, _Reply] = {}
+        self._held: deque[int] = deque()  # refused because too many requests wait
+
+    @property
+    def held(self) -> bool:
+        """Whether some wait for room in the engine's queue; `retry` starts them."""
+        return bool(self._held)
+
+    def begin(self, order: Generate) -> None:
+        """Start a generation; what is wrong with it is reported."""
+        self._replies[order.job] = _Reply(order, [] if order.provisional else None)
+        self._start(order.job)
+
+    def reveal(self, job: int) -> None:
+        """Show what was hidden, and what comes: the generation is a real one now."""
+        reply = self._replies.get(job)
+        if reply is None or reply.hidden is None:
+            return
+        chunks, reply.hidden = reply.hidden, None
+        for chunk in chunks:
+            self._show(reply.order.source, chunk)
+        if reply.over:
+            del self._replies[job]
+
+    def cancel(self, job: int) -> None:
+        """End a generation, if there is one of that number."""
+        reply = self._replies.pop(job, None)
+        if reply is not None and reply.job is not None and self._generator is not None:
+            self._generator.drop([reply.job])
+
+    def forget(self, request: int | None = None) -> None:
+        """End all of a request that is over, or all there are; some may wait for no commit now."""
+        for job, reply in tuple(self._replies.items()):
+            if request in (None, reply.order.source.request):
+                self.cancel(job)
+
+    def retry(self) -> None:
+        """Start those that were refused, in order, as far as there is room now."""
+        for _ in range(len(self._held)):
+            job = self._held.popleft()
+            if job in self._replies and not self._start(job):
+                self._held.rotate(1)  # it is the last now, and goes first next time
+                return
+
+    # ---- one generation ----
+
+    def _start(self, job: int) -> bool:
+        """Have the engine reply; False where it has no room for that now."""
+        reply = self._replies[job]
+        try:
+            if self._generator is None:
+                raise RequestError("the app has no model that generates")
+            order, flow = reply.order, FIRST_FLOW + reply.order.source.request
+            asked = self._generator.read([order.prompt], order.node.options, single=True, flow=flow)
+            (started,) = self._generator.accept(asked)
+        except DovetailError as error:
+            return self._refused(job, error)
+        reply.job = started
+        started.chunks.watch(lambda: self._later(lambda: self._take_news(job, started)))
+        return True
+
+    def _refused(self, job: int, error: DovetailError) -> bool:
+        """Report an error, unless all that is wrong is that others are first."""
+        if isinstance(error, CapacityError) and error.retry_after is not None:
+            self._replies[job].job = None
+            self._held.append(job)
+            return False
+        del self._replies[job]
+        self._tell(Failed(job, error))
+        return True
+
+    def _take_news(self, job: int, started: Job) -> None:
+        reply = self._replies.get(job)
+        if reply is None or reply.job is not started:
+            return
+        finished = started.finished  # before the last chunks are taken, not after
+        for chunk in started.chunks.take():
+            reply.pieces.append(chunk.text)
+            reply.tokens += len(chunk.token_ids)
+            if reply.hidden is None:
+                self._show(reply.order.source, chunk)
+            else:
+                reply.hidden.append(chunk)
+        if finished:
+            self._end(job, started)
+        elif reply.order.steps and reply.tokens - reply.reported >= reply.order.steps:
+            reply.reported = reply.tokens
+            self._tell(Progressed(job, "".join(reply.pieces), reply.tokens))
+
+    def _end(self, job: int, started: Job) -> None:
+        try:
+            done = started.result()
+        except DovetailError as error:
+            self._refused(job, error)
+            return
+        reply = self._replies[job]
+        if reply.hidden is None:
+            del self._replies[job]
+        else:  # kept for the day it is revealed, or its request is forgotten
+            reply.over = True
+        self._tell(Finished(job, done.text or ""))
+        self.retry()

@@ -1,0 +1,119 @@
+"""A workflow under way as its caller holds it: result, events, cancel.
+
+In: events and the end, as the driver's thread reports them. Out: a WorkflowResult or an error, and
+events, for threads (`result`, iteration) and for asyncio (`await`, `async for`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from dovetail.ir.workflow import Name, Workflow
+from dovetail.runtime.flows.events import (
+    Event,
+    NodeFinished,
+    NodeStarted,
+    NodeTime,
+    WorkflowResult,
+)
+from dovetail.runtime.mailbox import Mailbox
+
+
+class WorkflowJob:
+    """One run of a workflow. Its events can be read once, by one reader."""
+
+    def __init__(
+        self, workflow: Workflow, cancel: Callable[[WorkflowJob], None], *, events: bool
+    ) -> None:
+        """`events` False leaves only the result."""
+        self.workflow = workflow
+        self.began = time.perf_counter()
+        self._cancel = cancel
+        self._result: Future[WorkflowResult] = Future()
+        self._result.set_running_or_notify_cancel()  # who stops waiting does not cancel it
+        self._events: Mailbox[Event] | None = Mailbox() if events else None
+        self._starts: dict[tuple[Name, int], NodeStarted] = {}
+        self._timeline: list[NodeTime] = []
+
+    # ---- for the caller ----
+
+    def result(self, timeout: float | None = None) -> WorkflowResult:
+        """Wait for the end and return the result.
+
+        Raises:
+            WorkflowError: a node failed (it is named), or the job was cancelled.
+            RequestError: the app was closed.
+            TimeoutError: it took longer than `timeout` seconds.
+        """
+        return self._result.result(timeout)
+
+    @property
+    def finished(self) -> bool:
+        """Whether `result` returns or raises at once."""
+        return self._result.done()
+
+    def cancel(self) -> None:
+        """End the job soon, and all work for it; nothing happens to one that is over."""
+        self._cancel(self)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield events as they come; raises as `result` at the end."""
+        yield from self._mailbox()
+        self._result.result()
+
+    def __await__(self) -> Generator[object, None, WorkflowResult]:
+        """Wait in an event loop; as `result`."""
+        return asyncio.wrap_future(self._result).__await__()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Yield events as they come to an event loop; raises as `result` at the end."""
+        async for event in self._mailbox():
+            yield event
+        self._result.result()
+
+    def _mailbox(self) -> Mailbox[Event]:
+        assert self._events is not None, "made without events"
+        return self._events
+
+    # ---- for the driver's thread ----
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was submitted."""
+        return time.perf_counter() - self.began
+
+    def start(self, event: NodeStarted) -> None:
+        """Tell that a node began."""
+        self._starts[event.node, event.round] = event
+        self.tell(event)
+
+    def finish(self, event: NodeFinished) -> NodeTime:
+        """Tell that a node has ended; return when it ran."""
+        start = self._starts.pop((event.node, event.round))
+        ran = NodeTime(event.node, event.round, start.kind, start.at, event.at)
+        self._timeline.append(ran)
+        self.tell(event)
+        return ran
+
+    def tell(self, event: Event) -> None:
+        """Pass an event on."""
+        if self._events is not None:
+            self._events.put(event)
+
+    def end(self, state: Mapping[str, Any]) -> None:
+        """Give the result to those who wait."""
+        self._result.set_result(WorkflowResult(state, tuple(self._timeline), self.seconds))
+        self._close()
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` where somebody waits."""
+        self._result.set_exception(error)
+        self._close()
+
+    def _close(self) -> None:
+        if self._events is not None:
+            self._events.close()

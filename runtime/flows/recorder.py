@@ -1,0 +1,63 @@
+"""Draws workflows on a timeline, beside what the engine draws of its steps.
+
+In: nodes, batches and scans as they end. Out: tracks `workflows` (nodes), `encoder` and `retrieval
+worker`, and an arrow for each workflow through all that was done for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from threading import Lock
+
+from dovetail.runtime.flows.events import NodeTime
+from dovetail.runtime.recorder import PROCESS
+from dovetail.runtime.timeline import Timeline
+from dovetail.runtime.wavefront.messages import Embed, Scan
+
+FIRST_FLOW = 1 << 32
+"""Arrows of workflows have numbers from here on; those below are of requests to the engine."""
+
+
+class FlowRecorder:
+    """Writes to `timeline`; for several threads. Times given are on `clock` of the driver."""
+
+    def __init__(self, timeline: Timeline, offset: float) -> None:
+        """`offset`: what to add to the driver's clock to get the timeline's."""
+        self._timeline, self._offset = timeline, offset
+        self._lock = Lock()
+        self._ends: dict[str, float] = {}
+
+    def embedded(self, orders: Sequence[Embed], start: float, end: float) -> None:
+        """Add a batch of texts."""
+        numbers = {order.source.request for order in orders}
+        self._span("encoder", "embed", start, end, numbers, texts=len(orders))
+
+    def scanned(self, order: Scan, start: float, seconds: float) -> None:
+        """Add a retrieval sub-stage."""
+        parts = order.parts
+        clusters = sum(len(part.clusters) for part in parts)
+        numbers = {part.search for part in parts}
+        args = {"searches": len(parts), "clusters": clusters}
+        self._span("retrieval worker", "scan", start, start + seconds, numbers, **args)
+
+    def ran(self, request: int, workflow: str, node: NodeTime, began: float) -> None:
+        """Add a node that has ended; its times are since the workflow `began`."""
+        with self._lock:
+            track = self._timeline.track(PROCESS, "workflows")
+            start, end = (self._offset + began + t for t in (node.start, node.end))
+            name = f"{workflow} {request}: {node.node}"
+            number = FIRST_FLOW + request
+            self._timeline.life(track, name, number, start, end, kind=node.kind, round=node.round)
+
+    def _span(
+        self, track: str, name: str, start: float, end: float, numbers: Iterable[int], **args: int
+    ) -> None:
+        """Add a span; those of one track follow each other, whatever clocks do."""
+        with self._lock:
+            place = self._timeline.track(PROCESS, track)
+            first = max(start + self._offset, self._ends.get(track, 0.0))
+            last = max(first, end + self._offset)
+            self._ends[track] = last
+            self._timeline.span(place, name, first, last, **args)
+            for number in sorted(numbers):
+                self._timeline.arrow(FIRST_FLOW + number, place, first, "workflow")

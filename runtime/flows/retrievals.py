@@ -1,0 +1,123 @@
+"""Searches of workflows on the retrieval worker.
+
+In: orders to probe and to scan. Out: reports to the control plane; spans on the timeline.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from dovetail.ir.errors import DovetailError
+from dovetail.runtime.flows.indexes import Indexes
+from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.wire import (
+    Body,
+    Piece,
+    ProbedQueries,
+    ProbeQueries,
+    Query,
+    Reply,
+    ScannedPieces,
+    ScanPieces,
+    pack_vector,
+)
+from dovetail.runtime.wavefront.messages import (
+    Failed,
+    Found,
+    Probe,
+    Probed,
+    Report,
+    Scan,
+    Scanned,
+)
+
+
+class Retrievals:
+    """Probes and scans under way. For the driver's thread alone."""
+
+    def __init__(
+        self,
+        worker: RetrievalProcess,
+        indexes: Indexes,
+        tell: Callable[[Report], None],
+        scanned: Callable[[Scan, Reply], None],
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """`scanned` is told of each scan before the control plane is.
+
+        `later` has a function called soon on the driver's thread; it is called on any.
+        """
+        self._worker, self._indexes = worker, indexes
+        self._tell, self._scanned, self._later = tell, scanned, later
+
+    def probe(self, orders: Sequence[Probe]) -> None:
+        """Find the clusters of several queries, those of an index together."""
+        groups: dict[str | None, list[Probe]] = defaultdict(list)
+        for order in orders:
+            groups[order.node.index].append(order)
+        for name, group in groups.items():
+            try:
+                index = self._indexes.find(name)
+                queries = tuple(
+                    Query(pack_vector(order.vector), dict(order.node.filters), order.known)
+                    for order in group
+                )
+                take = partial(self._take_probed, group)
+                self._ask(ProbeQueries(index.name, queries, index.nprobe), take)
+            except DovetailError as error:
+                self._fail(group, error)
+
+    def scan(self, order: Scan) -> None:
+        """Scan clusters of several searches together."""
+        pieces = tuple(
+            Piece(
+                pack_vector(part.vector),
+                dict(part.node.filters),
+                part.clusters,
+                part.centroids,
+                part.depth,
+            )
+            for part in order.parts
+        )
+        try:
+            index = self._indexes.find(order.index)
+            self._ask(ScanPieces(index.name, pieces), partial(self._take_scanned, order))
+        except DovetailError as error:
+            self._fail([order], error)
+
+    def _ask(self, body: Body, take: Callable[[Future[Reply]], None]) -> None:
+        future = self._worker.ask(body)
+        future.add_done_callback(lambda done: self._later(lambda: take(done)))
+
+    def _take_probed(self, orders: Sequence[Probe], future: Future[Reply]) -> None:
+        error = future.exception()
+        if error is not None and len(orders) > 1:  # a query may be wrong; which one?
+            for order in orders:
+                self.probe([order])
+            return
+        if error is not None:
+            self._fail(orders, error)
+            return
+        body = future.result().body
+        assert isinstance(body, ProbedQueries)
+        for order, found in zip(orders, body.queries, strict=True):
+            self._tell(Probed(order.job, found.clusters, found.centroids, found.known))
+
+    def _take_scanned(self, order: Scan, future: Future[Reply]) -> None:
+        if (error := future.exception()) is not None:
+            self._fail([order], error)
+            return
+        reply = future.result()
+        assert isinstance(reply.body, ScannedPieces)
+        self._scanned(order, reply)
+        found = tuple(Found(piece.hits, piece.homes) for piece in reply.body.pieces)
+        self._tell(Scanned(order.job, found, reply.seconds))
+
+    def _fail(self, orders: Sequence[Probe | Scan], error: BaseException) -> None:
+        if not isinstance(error, DovetailError):
+            raise error
+        for order in orders:
+            self._tell(Failed(order.job, error))

@@ -1,0 +1,170 @@
+"""What an app has of workflows: those it knows by name, indexes, and the driver that runs them.
+
+In: workflows, indexes, inputs. Out: jobs. Threads and the worker's process start with the first
+index or job, so an app that runs no workflow has none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Protocol, TypeAlias
+
+from dovetail.ir.errors import DovetailError, SpecError, WorkflowError
+from dovetail.ir.index_file import DOCUMENTS, OFFSETS
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import Generation, Retrieval, Workflow
+from dovetail.runtime.encoder import Rows
+from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
+from dovetail.runtime.flows.driver import Driver
+from dovetail.runtime.flows.indexes import BoundIndex, EmbedTexts, Indexes
+from dovetail.runtime.flows.job import WorkflowJob
+from dovetail.runtime.flows.recorder import FlowRecorder
+from dovetail.runtime.flows.session import Hands
+from dovetail.runtime.generator import Generator
+from dovetail.runtime.request import SamplingParams
+from dovetail.runtime.retrieval.documents import open_documents
+from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.timeline import Timeline
+from dovetail.runtime.wavefront.costs import StageCosts
+from dovetail.runtime.wavefront.settings import WavefrontSettings
+from dovetail.runtime.wavefront.wavefront import Wavefront
+from dovetail.runtime.workflow_run import WorkflowRun
+
+AnyWorkflow: TypeAlias = str | RAGraph | Workflow
+LEAST_PROBES = 16
+"""Clusters that a search scans at least, unless it is said; else an eighth of all."""
+
+
+class EmbedPrompted(Protocol):
+    """Texts -> a float32 row for each, `prompt` being put before each text."""
+
+    def __call__(self, texts: list[str], /, *, prompt: str | None = None) -> Rows:
+        """Embed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    """How an app runs workflows.
+
+    wavefront: how the control plane schedules. threads: of a search in the retrieval worker.
+    """
+
+    wavefront: WavefrontSettings = field(default_factory=WavefrontSettings)
+    threads: int = 1
+
+
+class FlowService:
+    """Workflows of one app. For any thread."""
+
+    def __init__(
+        self, generator: Generator | None, embed: EmbedPrompted, settings: FlowSettings
+    ) -> None:
+        """`embed` turns texts into vectors: of embedding nodes, and queries by default."""
+        self._settings, self._embed = settings, embed
+        self._scan, self._overhead, self._vectors = UNKNOWN_SCAN, 0.0, 0
+        self._lock = Lock()
+        self._workflows: dict[str, Workflow] = {}
+        worker = RetrievalProcess(settings.threads)
+        self._hands = Hands(generator, embed, worker, Indexes())
+        self._driver = Driver(self._hands, self._make_control)
+
+    @property
+    def worker(self) -> RetrievalProcess:
+        """The retrieval worker."""
+        return self._hands.worker
+
+    def add_workflow(self, workflow: RAGraph | Workflow) -> None:
+        """Have a workflow run by its name from now on; WorkflowError where it is malformed."""
+        checked = workflow.workflow() if isinstance(workflow, RAGraph) else workflow
+        self._workflows[checked.name] = checked
+
+    def add_index(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        nprobe: int | None = None,
+        embed: EmbedTexts | None = None,
+    ) -> None:
+        """Open an index in the worker and measure it; see `App.add_index`."""
+        if nprobe is not None and nprobe < 1:
+            raise SpecError(f"nprobe must be at least 1, not {nprobe}")
+        folder, worker = Path(path), self._hands.worker
+        called = folder.name if name is None else name
+        opened = worker.open(called, folder)
+        documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
+        probed = min(nprobe or max(LEAST_PROBES, len(opened.sizes) // 8), len(opened.sizes))
+        asked = embed or partial(self._embed, prompt=opened.query_prompt)
+        index = BoundIndex(called, opened, documents, probed, asked)
+        with self._lock:  # what the largest index costs is what the control plane begins with
+            if (vectors := sum(opened.sizes)) >= self._vectors:
+                self._scan, self._overhead = measure_scan(worker, index, self._settings.threads)
+                self._vectors = vectors
+        self._hands.indexes.add(index)
+
+    def submit(
+        self, workflow: AnyWorkflow, inputs: Mapping[str, object], *, events: bool
+    ) -> WorkflowJob:
+        """Start a workflow; see `App.submit_workflow`."""
+        if not isinstance(inputs, Mapping):
+            raise WorkflowError('inputs are given by name, such as {"input": "..."}')
+        found = self._find(workflow)
+        self._check(found)
+        return self._driver.submit(WorkflowRun(found, inputs), events=events)
+
+    def start_recording(self, timeline: Timeline) -> None:
+        """Draw what is done from now on."""
+        self._hands.recorder = FlowRecorder(timeline, timeline.clock() - time.perf_counter())
+
+    def stop_recording(self) -> None:
+        """Draw no longer."""
+        self._hands.recorder = None
+
+    def close(self) -> None:
+        """Fail what is under way; end the thread, then the worker. Safe to call twice."""
+        self._driver.close()
+        self._hands.worker.close()
+
+    def _make_control(self) -> Wavefront:
+        """Return a control plane that knows what stages cost. On the driver's thread."""
+        generator = self._hands.generator
+        step = UNKNOWN_STEP if generator is None else measure_step(generator)
+        with self._lock:
+            costs = StageCosts(scan=self._scan, overhead=self._overhead, step=step)
+        return Wavefront(self._settings.wavefront, costs, self._hands.indexes)
+
+    # ---- checks before anything is started ----
+
+    def _find(self, workflow: AnyWorkflow) -> Workflow:
+        if isinstance(workflow, Workflow):
+            return workflow
+        if isinstance(workflow, RAGraph):
+            return workflow.workflow()
+        if workflow in self._workflows:
+            return self._workflows[workflow]
+        known = ", ".join(map(repr, self._workflows)) or "none; add one with app.add_workflow(...)"
+        raise WorkflowError(f"there is no workflow {workflow!r}; there are: {known}")
+
+    def _check(self, workflow: Workflow) -> None:
+        """Raise a WorkflowError that names the first node which cannot run here."""
+        for node in workflow.nodes.values():
+            try:
+                if isinstance(node, Retrieval):
+                    self._hands.indexes.find(node.index)
+                elif isinstance(node, Generation):
+                    self._check_generation(node)
+            except DovetailError as error:
+                where = f"workflow {workflow.name!r}: node {node.name!r}"
+                raise WorkflowError(f"{where}: {error}") from None
+
+    def _check_generation(self, node: Generation) -> None:
+        if self._hands.generator is None:
+            raise WorkflowError("the app has no model that generates")
+        if SamplingParams.make(node.options).n != 1:
+            raise WorkflowError("a node writes one text: n must be 1")

@@ -1,0 +1,182 @@
+"""What an app and its retrieval worker say to each other, as msgpack after its length.
+
+In: structs. Out: bytes on a socket, and back. A request carries all it needs, so that one that was
+lost with a worker is simply sent to the next.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.ir import errors
+from dovetail.ir.errors import DeviceError, DovetailError
+from dovetail.runtime.ranks import receive
+from dovetail.runtime.retrieval.cursor import Hit
+
+LENGTH = struct.Struct("<Q")
+MAX_MESSAGE = 1 << 30
+
+T = TypeVar("T")
+
+
+# ---- requests ----
+
+
+class OpenIndex(msgspec.Struct, frozen=True, tag=True):
+    """Open the index folder at `path` under a name -> Opened."""
+
+    index: str
+    path: str
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A vector (float32 bytes), filters, and documents whose distances to it are wanted."""
+
+    vector: bytes
+    filters: dict[str, Any] = {}
+    known: tuple[int, ...] = ()
+
+
+class ProbeQueries(msgspec.Struct, frozen=True, tag=True):
+    """Find the `nprobe` clusters of each query -> ProbedQueries."""
+
+    index: str
+    queries: tuple[Query, ...]
+    nprobe: int
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some clusters of a search, the distances of their centroids, and how many hits are wanted."""
+
+    vector: bytes
+    filters: dict[str, Any]
+    clusters: tuple[int, ...]
+    centroids: tuple[float, ...]
+    depth: int
+
+
+class ScanPieces(msgspec.Struct, frozen=True, tag=True):
+    """Scan pieces of several searches together -> ScannedPieces."""
+
+    index: str
+    pieces: tuple[Piece, ...]
+
+
+Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request and its number."""
+
+    number: int
+    body: Body
+
+
+# ---- replies ----
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """What is in an index: values of a vector, `l2` or `ip`, and vectors in each cluster.
+
+    query_prompt: what goes before the text of a query.
+    """
+
+    dim: int
+    metric: str
+    sizes: tuple[int, ...]
+    query_prompt: str = ""
+
+
+class ProbedQuery(msgspec.Struct, frozen=True):
+    """Clusters of one query, nearest centroid first; documents that are there -> distance."""
+
+    clusters: tuple[int, ...]
+    centroids: tuple[float, ...]
+    known: dict[int, float]
+
+
+class ProbedQueries(msgspec.Struct, frozen=True, tag=True):
+    """Query by query."""
+
+    queries: tuple[ProbedQuery, ...]
+
+
+class ScannedPiece(msgspec.Struct, frozen=True):
+    """Hits of one piece, nearest first, and the cluster of each."""
+
+    hits: tuple[Hit, ...]
+    homes: tuple[int, ...]
+
+
+class ScannedPieces(msgspec.Struct, frozen=True, tag=True):
+    """Piece by piece."""
+
+    pieces: tuple[ScannedPiece, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """An error: its class in `ir.errors` and its text."""
+
+    error: str
+    message: str
+
+    def make(self) -> DovetailError:
+        """Return the error."""
+        found = getattr(errors, self.error, DeviceError)
+        known = isinstance(found, type) and issubclass(found, DovetailError)
+        return (found if known else DeviceError)(self.message)
+
+
+Answer: TypeAlias = Opened | ProbedQueries | ScannedPieces | Refused
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to the request of that number; when it was begun, and the seconds it took.
+
+    began: on this machine's monotonic clock (`time.perf_counter`), which processes share.
+    """
+
+    number: int
+    body: Answer
+    began: float
+    seconds: float
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A worker has started, or says why it cannot."""
+
+    refused: Refused | None = None
+
+
+# ---- on the socket ----
+
+
+def send(link: socket.socket, value: msgspec.Struct) -> None:
+    """Send a struct after its length; OSError where the peer is gone."""
+    data = msgspec.msgpack.encode(value)
+    link.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive_struct(link: socket.socket, kind: type[T]) -> T | None:
+    """Return the next struct, or None when the peer has hung up."""
+    head = receive(link, LENGTH.size)
+    length = LENGTH.unpack(head)[0] if head else 0
+    data = receive(link, length) if 0 < length <= MAX_MESSAGE else b""
+    return msgspec.msgpack.decode(data, type=kind) if data else None
+
+
+def pack_vector(vector: NDArray[np.float32]) -> bytes:
+    """Return a vector as the bytes of its float32 values."""
+    return np.ascontiguousarray(vector, np.float32).tobytes()
+
+
+def unpack_vectors(vectors: Sequence[bytes]) -> NDArray[np.float32]:
+    """Return vectors of one length as rows."""
+    return np.frombuffer(b"".join(vectors), np.float32).reshape(len(vectors), -1)

@@ -1,0 +1,151 @@
+"""The retrieval worker: `python -P -m dovetail.runtime.retrieval.worker FD`.
+
+In: an inherited socket, and requests on it (`wire.py`). Out: replies. It alone of an app's
+processes loads faiss. It ends at once when the app hangs up, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from dovetail.ir.errors import DovetailError, SpecError
+from dovetail.runtime.retrieval.collection import Collection
+from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, Vectors
+from dovetail.runtime.retrieval.wire import (
+    Answer,
+    Body,
+    Opened,
+    OpenIndex,
+    ProbedQueries,
+    ProbedQuery,
+    ProbeQueries,
+    Ready,
+    Refused,
+    Reply,
+    Request,
+    ScannedPiece,
+    ScannedPieces,
+    ScanPieces,
+    receive_struct,
+    send,
+    unpack_vectors,
+)
+
+
+class Shelf:
+    """The indexes that a worker has open."""
+
+    def __init__(self) -> None:
+        self._indexes: dict[str, Collection] = {}
+
+    def answer(self, body: Body) -> Answer:
+        """Do what is asked for; what goes wrong is an answer, too."""
+        try:
+            return _DO[type(body)](self, body)
+        except DovetailError as error:
+            return Refused(type(error).__name__, str(error))
+        except Exception as error:  # one request is lost, not the worker
+            return Refused("DeviceError", f"the search failed ({type(error).__name__}: {error})")
+
+    def open(self, body: OpenIndex) -> Opened:
+        """Map an index from its files."""
+        found = self._indexes[body.index] = open_index(body.path)
+        index, embedder = found.snapshot.index, found.embedder
+        prompt = "" if embedder is None else embedder.query_prompt
+        return Opened(index.dim, index.metric, tuple(index.sizes), prompt)
+
+    def probe(self, body: ProbeQueries) -> ProbedQueries:
+        """Find the clusters of queries; their filters are looked at here for the first time."""
+        found = self._indexes[body.index]
+        index = found.snapshot.index
+        vectors = _read_vectors(index, [query.vector for query in body.queries])
+        for query in body.queries:
+            found.mask(query.filters)
+        probes = index.probe(vectors, body.nprobe)
+        return ProbedQueries(
+            tuple(
+                ProbedQuery(
+                    probe.clusters,
+                    tuple(probe.distances.tolist()),
+                    index.distances(vector, query.known),
+                )
+                for query, vector, probe in zip(body.queries, vectors, probes, strict=True)
+            )
+        )
+
+    def scan(self, body: ScanPieces) -> ScannedPieces:
+        """Scan the clusters of all pieces as one batch, as deep as the deepest one is to go."""
+        found = self._indexes[body.index]
+        index = found.snapshot.index
+        vectors = _read_vectors(index, [piece.vector for piece in body.pieces])
+        scans = [
+            Scan(
+                vector,
+                piece.clusters,
+                np.array(piece.centroids, np.float32),
+                found.mask(piece.filters),
+            )
+            for vector, piece in zip(vectors, body.pieces, strict=True)
+        ]
+        rows = index.scan(scans, max(piece.depth for piece in body.pieces))
+        pieces = []
+        for piece, hits in zip(body.pieces, rows, strict=True):
+            kept = tuple(hits[: piece.depth])
+            homes = tuple(home for _, id_ in kept if (home := index.home(id_)) is not None)
+            pieces.append(ScannedPiece(kept, homes))
+        return ScannedPieces(tuple(pieces))
+
+
+def _read_vectors(index: IvfIndex, packed: Sequence[bytes]) -> Vectors:
+    for data in packed:
+        if len(data) != 4 * index.dim:
+            raise SpecError(
+                f"a query has {len(data) // 4} values, the index has {index.dim}; "
+                "embed queries with the model that the index was built with"
+            )
+    return unpack_vectors(packed)
+
+
+_DO: dict[type, Callable[[Shelf, Any], Answer]] = {
+    OpenIndex: Shelf.open,
+    ProbeQueries: Shelf.probe,
+    ScanPieces: Shelf.scan,
+}
+
+
+def serve(link: socket.socket) -> None:
+    """Answer requests in order until the app hangs up."""
+    send(link, Ready())
+    requests: SimpleQueue[Request] = SimpleQueue()
+    threading.Thread(target=_read, args=(link, requests), daemon=True).start()
+    shelf = Shelf()
+    while True:
+        request = requests.get()
+        began = time.perf_counter()
+        body = shelf.answer(request.body)
+        send(link, Reply(request.number, body, began, time.perf_counter() - began))
+
+
+def _read(link: socket.socket, requests: SimpleQueue[Request]) -> None:
+    """Take requests in while others are worked on: who sends them never waits for a search."""
+    while (request := receive_struct(link, Request)) is not None:
+        requests.put(request)
+    os._exit(0)  # a search under way has nobody left who waits for it
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(ConnectionError):  # the app is gone
+        serve(socket.socket(fileno=int(sys.argv[1])))

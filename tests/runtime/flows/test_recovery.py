@@ -1,0 +1,169 @@
+"""Workflows that are cancelled, refused for a while, or whose retrieval worker is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dovetail.ir.errors import WorkflowError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START
+from dovetail.runtime.app import App
+from dovetail.runtime.flows.events import NodeText
+from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.wavefront.settings import WavefrontSettings
+from tests.runtime.flows.conftest import PlainServices
+from tests.runtime.flows.test_service import GRAPHS, check_events, plain, question
+
+ONE_CLUSTER = FlowSettings(wavefront=WavefrontSettings(fixed_clusters=1))
+
+
+def kill(pid: int | None) -> None:
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_workflows_outlive_a_worker_that_is_killed_among_them(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    """None is lost, and none runs twice visibly: each node starts and ends once in its round."""
+    app = open_app(ONE_CLUSTER)
+    cases = [(list(GRAPHS.values())[i % 5], question(i)) for i in range(64)]
+    expected = [plain(services, *case) for case in cases]
+    jobs = [app.submit_workflow(*case) for case in cases]
+    worker = app._flows.worker
+    kill(worker.pid)
+    jobs[10].result()
+    kill(worker.pid)
+    for job, wanted in zip(jobs, expected, strict=True):
+        assert job.result(timeout=300).outputs == wanted
+        check_events(list(job), job.result())
+    assert worker.deaths >= 1
+
+
+def endless() -> RAGraph:
+    g = RAGraph("endless")
+    g.add_generation("say", prompt="w1 {input}", max_tokens=200, ignore_eos=True)
+    g.add_edge(START, "say")
+    g.add_edge("say", END)
+    return g
+
+
+def is_idle(app: App) -> bool:
+    app.generator.loop.call(lambda: None).result()
+    return app.engine.pool.free_blocks == app.engine.pool.n_blocks and not (
+        app.engine.scheduler.busy
+    )
+
+
+def test_a_cancelled_workflow_frees_what_it_held(app: App) -> None:
+    job = app.submit_workflow(endless(), {"input": "w2"})
+    next(event for event in job if isinstance(event, NodeText))
+    job.cancel()
+    with pytest.raises(WorkflowError, match="'endless' was cancelled"):
+        job.result()
+    assert is_idle(app)
+    job.cancel()
+    assert len(app.run(endless(), {"input": "w2"}).outputs["answer"].split()) == 200
+
+
+def test_a_task_that_is_cancelled_ends_its_workflow(app: App) -> None:
+    async def begin_and_leave() -> None:
+        task = asyncio.create_task(app.arun(endless(), {"input": "w2"}))
+        async for event in app.submit_workflow(endless(), {"input": "w3"}):
+            if isinstance(event, NodeText):  # the other one was submitted first
+                break
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(begin_and_leave())
+    left = app.submit_workflow(endless(), {"input": "w4"})
+    next(event for event in left if isinstance(event, NodeText))
+    left.cancel()
+    with pytest.raises(WorkflowError, match="cancelled"):
+        left.result()
+    app.run(endless(), {"input": "w2"})  # whatever came before has been dealt with
+    assert is_idle(app)
+
+
+def test_generations_wait_for_room_in_a_full_queue(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    app = open_app(settings=SchedulerSettings(max_waiting=1))
+    graph = GRAPHS["hyde"]
+    jobs = [app.submit_workflow(graph, question(i)) for i in range(24)]
+    for i, job in enumerate(jobs):
+        assert job.result().outputs == plain(services, graph, question(i))
+
+
+def test_a_fault_of_the_program_fails_what_runs_and_later_ones_are_served(app: App) -> None:
+    class Fault:
+        def __str__(self) -> str:
+            raise KeyError("fault")
+
+    graph = endless()
+    running = app.submit_workflow(graph, {"input": "w2"})
+    broken = app.submit_workflow(graph, {"input": Fault()})
+    for job in (running, broken):
+        with pytest.raises(KeyError, match="fault"):
+            job.result()
+    assert app.run(graph, {"input": "w2"}).outputs["answer"]
+    assert is_idle(app)
+
+
+PARENT = """
+import sys
+import numpy as np
+from dovetail.ir.workflow import END, START
+from dovetail.ir.ragraph import RAGraph
+from dovetail.runtime.app import load
+
+app = load(sys.argv[1])
+app.add_index(sys.argv[2], embed=lambda texts: np.ones((len(texts), 16), np.float32))
+g = RAGraph()
+g.add_retrieval("search", query="input", output="docs")
+g.add_edge(START, "search")
+g.add_edge("search", END)
+assert len(app.run(g, {"input": "w1"}).outputs["docs"]) == 5
+assert "faiss" not in sys.modules
+print(app._flows.worker.pid, flush=True)
+if sys.argv[3] == "wait":
+    sys.stdin.read()
+"""
+
+
+def parent(artifact: Path, folder: Path, ending: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-c", PARENT, str(artifact), str(folder), ending]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_an_app_that_is_killed_leaves_no_worker(
+    make_artifact: Callable[..., Path], folder: Path
+) -> None:
+    with parent(make_artifact(), folder, "wait") as process:
+        assert process.stdout is not None
+        watched = os.pidfd_open(int(process.stdout.readline()))
+        kill(process.pid)
+    assert select.select([watched], [], [], 60)[0]
+    os.close(watched)
+
+
+def test_an_app_that_nobody_closes_leaves_no_worker(
+    make_artifact: Callable[..., Path], folder: Path
+) -> None:
+    with parent(make_artifact(), folder, "exit") as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+    assert process.returncode == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,253 @@
+"""Workflows through an app: the answers of the plain order, whatever runs beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import workflows
+from dovetail.ir.errors import ArtifactError, RequestError, SpecError, WorkflowError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START
+from dovetail.runtime.app import App
+from dovetail.runtime.flows.events import (
+    Event,
+    NodeFinished,
+    NodeStarted,
+    NodeText,
+    SubStage,
+    WorkflowResult,
+)
+from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.services import Document, perform
+from dovetail.runtime.wavefront.settings import WavefrontSettings
+from dovetail.runtime.workflow_run import run_in_order
+from tests.runtime.flows.conftest import PlainServices, embed
+
+OPTIONS: dict[str, Any] = {"topk": 2, "max_tokens": 6, "ignore_eos": True}
+PROMPT = "{docs} w1 {input}"
+GRAPHS: dict[str, RAGraph] = {
+    "one-shot": workflows.one_shot(**OPTIONS, answer=PROMPT),
+    "hyde": workflows.hyde(**OPTIONS, hypothesis="{input} w2", answer=PROMPT),
+    "recomp": workflows.recomp(**OPTIONS, compress="{docs} w3", answer="{relevant} w4 {input}"),
+    "irg": workflows.irg(**OPTIONS, answer=PROMPT, refine="{docs} w5 {draft}"),
+    "multistep": workflows.multistep(
+        **OPTIONS,
+        rounds=2,
+        step="{known} w6 {input}",
+        step_answer="{docs} w7 {step}",
+        conclude="{known} w8 {input}",
+    ),
+}
+
+
+def question(i: int) -> dict[str, object]:
+    return {"input": f"w{1 + i % 90} w{1 + i * 7 % 90}"}
+
+
+def plain(services: PlainServices, graph: RAGraph, inputs: dict[str, object]) -> dict[str, Any]:
+    return run_in_order(graph.workflow(), inputs, lambda call: perform(call, services))
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_library_workflows_give_the_answers_of_the_plain_order(
+    app: App, services: PlainServices, name: str
+) -> None:
+    graph = GRAPHS[name]
+    app.add_workflow(graph)
+    for i in range(3):
+        result = app.run(name, question(i))
+        assert result.outputs == plain(services, graph, question(i))
+        assert all(0 <= node.start <= node.end <= result.seconds for node in result.timeline)
+
+
+def test_threads_and_event_loops_run_workflows_side_by_side(
+    app: App, services: PlainServices
+) -> None:
+    cases = [(graph, question(i)) for i in range(4) for graph in GRAPHS.values()]
+    expected = [plain(services, *case) for case in cases]
+    got: dict[int, WorkflowResult] = {}
+
+    def by_thread(numbers: range) -> None:
+        jobs = {i: app.submit_workflow(*cases[i]) for i in numbers}
+        got.update({i: job.result() for i, job in jobs.items()})
+
+    def by_loop(numbers: range) -> None:
+        async def run_all() -> list[WorkflowResult]:
+            return await asyncio.gather(*(app.arun(*cases[i]) for i in numbers))
+
+        got.update(zip(numbers, asyncio.run(run_all()), strict=True))
+
+    threads = [
+        threading.Thread(target=work, args=(range(i, len(cases), 4),))
+        for i, work in enumerate((by_thread, by_loop, by_thread, by_loop))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[i].outputs for i in range(len(cases))] == expected
+
+
+def test_any_settings_give_the_same_answers(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    graph = GRAPHS["irg"]
+    expected = [plain(services, graph, question(i)) for i in range(6)]
+    for settings in (
+        WavefrontSettings(transformations=frozenset()),
+        WavefrontSettings(fixed_clusters=1),
+    ):
+        app = open_app(FlowSettings(wavefront=settings, threads=2))
+        jobs = [app.submit_workflow(graph, question(i)) for i in range(6)]
+        assert [job.result().outputs for job in jobs] == expected
+
+
+def check_events(events: list[Event], result: WorkflowResult) -> None:
+    """Nodes start before they finish, each once a round; text adds up to the value."""
+    started = [e for e in events if isinstance(e, NodeStarted)]
+    finished = [e for e in events if isinstance(e, NodeFinished)]
+    assert {(e.node, e.round) for e in started} == {(e.node, e.round) for e in finished}
+    assert len(started) == len(finished) == len(result.timeline)
+    for begin in started:
+        key = begin.node, begin.round
+        (end,) = (e for e in finished if (e.node, e.round) == key)
+        assert events.index(begin) < events.index(end) and begin.at <= end.at
+        texts = [e for e in events if isinstance(e, NodeText) and (e.node, e.round) == key]
+        assert all(events.index(begin) < events.index(e) < events.index(end) for e in texts)
+        if begin.kind == "generation":
+            assert "".join(e.text for e in texts) == end.value and len(texts) > 1
+        scans = [e for e in events if isinstance(e, SubStage) and e.node == begin.node]
+        assert bool(scans) == (begin.kind == "retrieval")
+
+
+@pytest.mark.parametrize("name", ["hyde", "multistep"])
+def test_events_tell_of_nodes_text_and_sub_stages(app: App, name: str) -> None:
+    job = app.submit_workflow(GRAPHS[name], question(1))
+    check_events(list(job), job.result())
+
+    async def listen() -> None:
+        job = app.submit_workflow(GRAPHS[name], question(2))
+        events = [event async for event in job]
+        check_events(events, await job)
+
+    asyncio.run(listen())
+
+
+def branching() -> RAGraph:
+    """Two searches side by side, one by a vector and with a filter, and a join."""
+    g = RAGraph("branching")
+    g.add_embedding("embed", text="input", output="vector")
+    g.add_retrieval("even", query="vector", output="docs", topk=3, filters={"parity": 0})
+    g.add_retrieval("all", query="input", output="more", topk=1)
+    g.add_function("count", lambda state: len(state["docs"]) + len(state["more"]), "n")
+    g.add_generation("say", prompt="{docs} {more} w{n}", max_tokens=4, ignore_eos=True)
+    for source, target in (
+        *((START, "embed"), (START, "all"), ("embed", "even"), ("even", "count")),
+        *(("all", "count"), ("count", "say"), ("say", END)),
+    ):
+        g.add_edge(source, target)
+    return g
+
+
+def test_branches_filters_vectors_and_functions(
+    app: App, services: PlainServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app._flows._hands, "embed", embed)
+    result = app.run(branching(), question(3)).outputs
+    wanted = plain(services, branching(), question(3))
+    assert result.pop("vector").tolist() == wanted.pop("vector").tolist() and result == wanted
+    documents: list[Document] = result["docs"]
+    assert [d.metadata["parity"] for d in documents] == [0, 0, 0]
+
+
+def failing(node: str) -> RAGraph:
+    g = RAGraph("failing")
+    g.add_function("divide", lambda state: 1 / (state["input"] != "bad"), "n")
+    g.add_generation("say", prompt="w1 {input}", max_tokens=3)
+    for source, target in ((START, "divide"), ("divide", "say"), ("say", END)):
+        g.add_edge(source, target)
+    return g
+
+
+def test_a_function_that_fails_ends_its_request_alone(app: App) -> None:
+    graph = failing("divide")
+    jobs = [app.submit_workflow(graph, {"input": "bad" if i % 2 else "w5"}) for i in range(8)]
+    for i, job in enumerate(jobs):
+        if i % 2:
+            with pytest.raises(WorkflowError, match=r"node 'divide' failed: ZeroDivisionError"):
+                job.result()
+            with pytest.raises(WorkflowError, match="node 'divide'"):
+                list(job)
+        else:
+            assert job.result().outputs["n"] == 1
+
+
+def test_what_cannot_run_is_told_before_it_begins(app: App, folder: Path) -> None:
+    chain = workflows.one_shot(topk=1, answer="{docs} {input}")
+    with pytest.raises(WorkflowError, match=r"no workflow 'x'; there are: none; add one"):
+        app.run("x", {})
+    with pytest.raises(WorkflowError, match="'input' is missing"):
+        app.run(chain, {})
+    with pytest.raises(WorkflowError, match="inputs are given by name"):
+        app.run(chain, "w1")  # type: ignore[arg-type]
+    with pytest.raises(WorkflowError, match=r"node 'answer': .*n must be 1"):
+        app.run(workflows.one_shot(n=2), question(1))
+    with pytest.raises(WorkflowError, match=r"node 'answer': .*temperature"):
+        app.run(workflows.one_shot(temperature=-1), question(1))
+    app.add_index(folder, name="other", embed=embed)
+    with pytest.raises(WorkflowError, match=r"node 'search': several .*'idx', 'other'"):
+        app.run(chain, question(1))
+    with pytest.raises(SpecError, match="nprobe"):
+        app.add_index(folder, nprobe=0)
+    with pytest.raises(ArtifactError, match="is no index"):
+        app.add_index(folder.parent)
+
+
+def test_nodes_fail_by_name_where_their_services_do(
+    open_app: Callable[..., App], folder: Path
+) -> None:
+    app = open_app()
+    too_long = workflows.one_shot(topk=1, answer="w1 " * 300 + "{docs} {input}")
+    with pytest.raises(WorkflowError, match=r"node 'answer' failed: .*256"):
+        app.run(too_long, question(1))
+    g = RAGraph()
+    g.add_retrieval("search", query="input", output="docs", filters={"colour": "red"})
+    g.add_edge(START, "search")
+    g.add_edge("search", END)
+    with pytest.raises(WorkflowError, match=r"node 'search' failed: .*'colour'"):
+        app.run(g, question(1))
+    app.add_index(folder, name="narrow", embed=lambda texts: embed(texts)[:, :4])
+    g = RAGraph()
+    g.add_retrieval("search", query="input", output="docs", index="narrow")
+    g.add_edge(START, "search")
+    g.add_edge("search", END)
+    with pytest.raises(WorkflowError, match="node 'search' failed: a query has 4 values"):
+        app.run(g, question(1))
+
+
+def test_closing_fails_what_runs_and_refuses_what_comes(app: App) -> None:
+    gate = threading.Event()
+    entered = threading.Event()
+
+    def hold(state: object) -> None:
+        entered.set()
+        gate.wait()
+
+    g = RAGraph()
+    g.add_function("hold", hold, "x")
+    g.add_edge(START, "hold")
+    g.add_edge("hold", END)
+    job = app.submit_workflow(g, {"input": "x"})
+    entered.wait()
+    app.close()
+    gate.set()
+    with pytest.raises(RequestError, match="closed"):
+        job.result()
+    with pytest.raises(RequestError, match="closed"):
+        app.run(g, {"input": "x"})

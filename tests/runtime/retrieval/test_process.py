@@ -1,0 +1,232 @@
+"""The retrieval worker: the same hits as the index itself, whatever happens to the process."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("faiss")
+
+from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.ir.errors import (
+    ArtifactError,
+    DeviceError,
+    RequestError,
+    SpecError,
+)
+from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.wire import (
+    Piece,
+    ProbedQueries,
+    ProbeQueries,
+    Query,
+    ScannedPieces,
+    ScanPieces,
+    pack_vector,
+)
+
+DIM, CLUSTERS, DEPTH = 16, 8, 20
+DEADLY = 1  # the first request after that which opens the index
+
+
+VECTORS = np.random.default_rng(3).standard_normal((400, DIM)).astype(np.float32)
+
+
+class Given:
+    """An encoder of the numbers of vectors."""
+
+    def embed(self, texts: Sequence[str], /, *, prompt: str | None = None) -> np.ndarray:
+        return VECTORS[[int(text) for text in texts]]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    return VECTORS
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("index") / "idx"
+    passages = [
+        Passage(key=f"p{i}", text=str(i), metadata={"odd": i % 2}) for i in range(len(VECTORS))
+    ]
+    request = IndexRequest(output=path, clusters=CLUSTERS)
+    entry = EmbedderEntry(name="given", fingerprint="", query_prompt="query: ")
+    build_index_folder(passages, Given(), entry, request, lambda *_: None)
+    return path
+
+
+@pytest.fixture(scope="module")
+def index(path: Path) -> IvfIndex:
+    return open_index(path).snapshot.index
+
+
+@pytest.fixture
+def worker(path: Path) -> Iterator[RetrievalProcess]:
+    worker = RetrievalProcess()
+    opened = worker.open("a", path)
+    assert (opened.dim, opened.query_prompt, sum(opened.sizes)) == (DIM, "query: ", len(VECTORS))
+    yield worker
+    worker.close()
+
+
+def scan(query: np.ndarray, clusters: tuple[int, ...], depth: int = DEPTH) -> ScanPieces:
+    """Centroids' distances matter to product quantisation alone."""
+    piece = Piece(pack_vector(query), {}, clusters, (0.0,) * len(clusters), depth)
+    return ScanPieces("a", (piece,))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_it_finds_what_the_index_finds(
+    worker: RetrievalProcess, index: IvfIndex, vectors: np.ndarray
+) -> None:
+    queries = vectors[:5] + np.float32(0.1)
+    asked = tuple(Query(pack_vector(q), known=(1, 2, 1000)) for q in queries)
+    probed = worker.ask(ProbeQueries("a", asked, 3)).result().body
+    assert isinstance(probed, ProbedQueries)
+    pieces = tuple(
+        Piece(pack_vector(q), {}, p.clusters, p.centroids, depth)
+        for q, p, depth in zip(queries, probed.queries, (1, 20, 5, 7, 40), strict=True)
+    )
+    reply = worker.ask(ScanPieces("a", pieces)).result()
+    assert isinstance(reply.body, ScannedPieces) and reply.seconds > 0
+    for query, probe, piece, got in zip(
+        queries, probed.queries, pieces, reply.body.pieces, strict=True
+    ):
+        (wanted,) = index.find(query[None], piece.depth, 3)
+        assert list(got.hits) == wanted
+        assert list(got.homes) == [index.home(id_) for _, id_ in wanted]
+        assert probe.known == index.distances(query, (1, 2, 1000)) and 1000 not in probe.known
+
+
+def test_filters_leave_documents_out(
+    worker: RetrievalProcess, index: IvfIndex, vectors: np.ndarray
+) -> None:
+    everywhere = tuple(range(CLUSTERS))
+    pieces = tuple(
+        Piece(pack_vector(vectors[0]), filters, everywhere, (0.0,) * CLUSTERS, DEPTH)
+        for filters in ({"odd": 1}, {}, {"odd": [0, 1]})
+    )
+    reply = worker.ask(ScanPieces("a", pieces)).result().body
+    assert isinstance(reply, ScannedPieces)
+    odd, whole, both = ([id_ for _, id_ in piece.hits] for piece in reply.pieces)
+    assert whole == both == [id_ for _, id_ in index.find(vectors[:1], DEPTH, CLUSTERS)[0]]
+    assert all(id_ % 2 for id_ in odd) and set(odd) >= {id_ for id_ in whole if id_ % 2}
+
+
+def test_bad_input_is_an_error_and_the_worker_goes_on(
+    worker: RetrievalProcess, vectors: np.ndarray, tmp_path: Path
+) -> None:
+    pid = worker.pid
+    with pytest.raises(SpecError, match="a query has 8 values, the index has 16"):
+        worker.ask(scan(vectors[0][:8], (1,))).result()
+    with pytest.raises(ArtifactError, match="is no index"):
+        worker.open("b", tmp_path / "none")
+    with pytest.raises(RequestError, match="no document has the metadata field 'colour'"):
+        worker.ask(ProbeQueries("a", (Query(pack_vector(vectors[0]), {"colour": 1}),), 3)).result()
+    with pytest.raises(DeviceError, match="the search failed"):
+        worker.ask(ScanPieces("b", ())).result()
+    assert worker.ask(scan(vectors[0], (1,))).result() and worker.pid == pid
+
+
+def test_requests_outlive_workers_that_are_killed(
+    worker: RetrievalProcess, index: IvfIndex, vectors: np.ndarray
+) -> None:
+    futures = []
+    for i in range(300):
+        futures.append(worker.ask(scan(vectors[i], tuple(range(CLUSTERS)))))
+        if i in (50, 200):
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+    wanted = index.find(vectors[:300], DEPTH, CLUSTERS)
+    for future, hits in zip(futures, wanted, strict=True):
+        body = future.result().body
+        assert isinstance(body, ScannedPieces) and list(body.pieces[0].hits) == hits
+    assert worker.deaths >= 1
+
+
+def test_a_worker_that_was_idle_is_replaced(worker: RetrievalProcess, vectors: np.ndarray) -> None:
+    old = worker.pid
+    assert old is not None
+    os.kill(old, signal.SIGKILL)
+    assert worker.ask(scan(vectors[0], (1,))).result()
+    assert worker.pid != old and not alive(old)
+
+
+def test_a_request_that_kills_workers_fails_alone(
+    worker: RetrievalProcess, vectors: np.ndarray
+) -> None:
+    """A signal stands for what a search may die of: it comes whenever the long one is in hand."""
+    pieces = scan(vectors[0], tuple(range(CLUSTERS)), 100).pieces * 5000
+    deadly = worker.ask(ScanPieces("a", pieces))
+    others = [worker.ask(scan(vector, (1,))) for vector in vectors[:20]]
+    killed: set[int] = set()
+    while not wait([deadly], timeout=0.005).done:
+        pid = worker.pid
+        if pid is not None and pid not in killed and worker.in_hand[:1] == (DEADLY,):
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DeviceError, match=r"killed by signal 9.*in this search"):
+        deadly.result()
+    assert all(other.result() for other in others)
+    assert worker.deaths == len(killed) == 3  # the first took all, two more only this one
+
+
+def test_closing_ends_the_worker_and_fails_what_waits(path: Path, vectors: np.ndarray) -> None:
+    worker = RetrievalProcess()
+    worker.open("a", path)
+    pid = worker.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    left = worker.ask(scan(vectors[0], (1,)))
+    worker.close()
+    worker.close()
+    assert not alive(pid)
+    with pytest.raises(RequestError, match="closed"):
+        left.result()
+    with pytest.raises(RequestError, match="closed"):
+        worker.ask(scan(vectors[0], (1,)))
+
+
+PARENT = """
+import sys
+from dovetail.runtime.retrieval.process import RetrievalProcess
+worker = RetrievalProcess()
+worker.open("a", sys.argv[1])
+assert "faiss" not in sys.modules
+print(worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_parent_that_is_killed_leaves_no_worker(path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", PARENT, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        watched = os.pidfd_open(pid)  # it is no child of this process
+        parent.kill()
+    assert select.select([watched], [], [], 60)[0]
+    os.close(watched)

@@ -1,14 +1,14 @@
-"""The embedding service within an SLO: what the CPU adds to an accelerator, and what queues cost.
+"""Embedding: throughput against peers, and within an SLO what the CPU adds to an accelerator.
 
-Run `python benchmarks/embed.py APP.dove --json F` (about five minutes). The CPU is real, the
-accelerator *emulated*: the same vectors, on the wall clock by the paper's ratios to the CPU
-measured in the run. Without an artifact only the published pairs and the manager are run.
+Run `python benchmarks/embed.py APP.dove --models DIR --json F` (about 15 minutes). The CPU is
+real, the accelerator *emulated*: the same vectors, on the wall clock by the paper's ratios to the
+CPU measured in the run. Without an artifact or models the parts that need them are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -33,10 +33,14 @@ from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
 from dovetail.topology.hardware import read_hardware
 from embed_load import manager_overhead, overload
+from embed_models import MODELS
+from embed_throughput import summarize_throughput, throughput_rows
 
-PARTS = ("table3", "published", "overhead", "concurrency", "load", "curves")
-MEASURED = ("concurrency", "load", "curves")
-"""Parts that need an artifact."""
+PARTS = ("throughput", "table3", "published", "overhead", "concurrency", "load", "curves")
+NEEDS = dict.fromkeys(("concurrency", "load", "curves"), "artifact") | {"throughput": "models"}
+"""Parts that are left out without this option."""
+ROWS_OF = {"published5": "published", "published6": "published", "fig5": "curves", "fig6": "curves"}
+"""Rows that are called otherwise than their part."""
 CURVE_LENGTHS = (16, 75, 150, 300, 500)
 OVERLOAD = 10.0
 """Arrivals of the load test, by the capacity."""
@@ -49,7 +53,7 @@ def published_rows(part: str) -> list[dict[str, Any]]:
             {"part": part, "pair": p.name, **row} for p in PAIRS.values() for row in table_rows(p)
         ]
     return [
-        {"part": "fig5" if figure is length_rows else "fig6", **asdict(row)}
+        {"part": "published5" if figure is length_rows else "published6", **asdict(row)}
         for pair in PAIRS.values()
         for figure in (length_rows, core_rows)
         for row in figure(pair)
@@ -137,7 +141,7 @@ def _closed(cpu: Line, npu: Line, slo: float) -> dict[str, Any]:
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the keys of the issue, as far as their parts were run."""
-    found: dict[str, Any] = {}
+    found = summarize_throughput(rows)
     table = [row for row in rows if row["part"] == "table3"]
     if table:
         found["table3_off_by"] = max(abs(row["off_by"]) for row in table)
@@ -171,26 +175,38 @@ def print_parts(report: Report) -> None:
 
 
 def run_part(
-    part: str, options: argparse.Namespace, queries: Queries | None
-) -> list[dict[str, Any]]:
-    """Return the rows of one part."""
+    part: str,
+    options: argparse.Namespace,
+    queries: Queries | None,
+    done: Sequence[dict[str, Any]],
+) -> Iterable[list[dict[str, Any]]]:
+    """Return the rows of one part that are not among those `done`, in lists to be kept at once."""
+    if part == "throughput":
+        threads = options.threads or max(options.cores)
+        rows = throughput_rows(options.only_models, options.models, threads, options.cell, done)
+        return ([row] for row in rows)
+    if any(ROWS_OF.get(row["part"], row["part"]) == part for row in done):
+        return ()
     if part in ("table3", "published"):
-        return published_rows(part)
+        return [published_rows(part)]
     if part == "overhead":
-        return [{"part": part, **manager_overhead()}]
+        return [[{"part": part, **manager_overhead()}]]
     assert queries is not None
     source = artifact_source(options.artifact, options.threads)
     if part == "concurrency":
-        return concurrency_rows(options.artifact, options.slo, options.repeats, options.threads)
+        return [concurrency_rows(options.artifact, options.slo, options.repeats, options.threads)]
     if part == "load":
-        return load_rows(source, queries, max(options.slo), options.seconds)
-    return curve_rows(options.artifact, queries, options.slo, options.cores)
+        return [load_rows(source, queries, max(options.slo), options.seconds)]
+    return [curve_rows(options.artifact, queries, options.slo, options.cores)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the chosen parts, print the table, write the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("artifact", type=Path, nargs="?", help="an encoder's artifact")
+    parser.add_argument("--models", type=Path, metavar="DIR", help="files of the throughput part")
+    parser.add_argument("--only-models", nargs="*", choices=MODELS, default=["minilm", "bge-large"])
+    parser.add_argument("--cell", type=float, default=15.0, help="seconds of a throughput cell")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--slo", type=float, nargs="*", default=SLOS, help="seconds")
     parser.add_argument("--repeats", type=int, default=3, help="runs of a stress trial")
@@ -200,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cores", type=parse_numbers, default=tuple(range(1, most + 1)))
     add_report_options(parser)
     options = parser.parse_args(arguments)
-    parts = [part for part in options.only if options.artifact or part not in MEASURED]
+    parts = [p for p in options.only if p not in NEEDS or getattr(options, NEEDS[p]) is not None]
     config = {
         "artifact": options.artifact.name if options.artifact else None,
         "slo": list(options.slo),
@@ -215,10 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.artifact:
         with closing(open_encoder(str(options.artifact), 1)) as encoder:
             queries = Queries(encoder.spec.vocab_size)
-    done = {row["part"] for row in report.rows}
     for part in parts:
-        if part not in done:
-            report.rows += run_part(part, options, queries)
+        for rows in run_part(part, options, queries, tuple(report.rows)):
+            report.rows += rows
             report.summary = summarize(report.rows)
             report.write(options.json)
     print_parts(report)

@@ -26,7 +26,7 @@ GROWTH = 8
 """Most that a concurrency is of the one before: small ones say little of the slope."""
 REPEATS = 3
 TRIALS = 16
-TOLERANCE = 0.005
+TOLERANCE = 0.0025
 """Distance between a depth that passes and one that fails, relative, at which a search ends."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,58 @@ def test_documents_are_ranked_as_by_transformers(tmp_path: Path) -> None:
     for one in found:
         assert one.document == documents[one.index]
         assert one.score == pytest.approx(wanted[one.index], abs=1e-5)
+
+
+def test_strange_texts_end_in_a_vector_or_the_right_error(app: App) -> None:
+    """Long, empty and broken texts, alone and among others, which get their own vectors."""
+    plain = app.embed(["Ada", "Elm"])
+    long = "Ada lives in Elm. " * 60_000  # 10^6 characters
+    rows = app.embed(["Ada", long, "", "Elm", "x" * 10**6])
+    np.testing.assert_allclose(rows[[0, 3]], plain, atol=1e-6)
+    np.testing.assert_allclose(rows[1], app.embed([long[:9000]])[0], atol=1e-6)  # both are cut
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
+    with pytest.raises(RequestError, match="text 1 is not valid Unicode"):
+        app.embed(["good", "\udfff bad", "good"])
+    with pytest.raises(RequestError, match="text 2"):
+        app.embed([[5], [6], [10**6]])
+    np.testing.assert_allclose(app.embed(["Ada", "Elm"]), plain, atol=1e-6)
+
+
+def test_calls_of_many_threads_share_passes(app: App) -> None:
+    texts = [f"The mayor of Elm has {n} harbours." for n in range(64)]
+    wanted = app.embed(texts)
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(app.embed, texts))
+    np.testing.assert_allclose(np.concatenate(rows), wanted, atol=1e-6)
+
+
+def test_a_cancelled_task_leaves_the_queues(app: App) -> None:
+    service = app.embeddings.choose(labels=False).service
+
+    async def work() -> None:
+        many = asyncio.create_task(app.aembed(["Where does Ada live?"] * 5_000))
+        while not service.held["cpu"]:
+            await asyncio.sleep(0)
+        many.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await many
+        early = asyncio.create_task(app.aembed(["Where does Ada live?"] * 5_000))
+        await asyncio.sleep(0)  # it reads its texts now
+        early.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await early
+        assert (await app.aembed("Elm")).shape == (1, 128)
+
+    asyncio.run(work())
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_texts_in_one_call(app: App) -> None:
+    texts = [f"Ada has {n % 1000} boats." for n in range(100_000)]
+    rows = app.embed(texts)
+    few = app.embed(texts[:1000])
+    assert rows.shape == (100_000, 128)
+    np.testing.assert_allclose(rows.reshape(100, 1000, 128), np.tile(few, (100, 1, 1)), atol=1e-5)
 
 
 def test_what_cannot_be_done_is_said(app: App) -> None:

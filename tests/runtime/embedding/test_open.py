@@ -136,7 +136,7 @@ def test_the_benchmark_writes_the_issue_s_keys(embed: Any, path: Path, tmp_path:
     assert report["summary"]["table3_off_by"] <= 1
     assert report["summary"].get("load_held_afterwards", 0) == 0
     parts = {row["part"] for row in report["rows"]}
-    assert parts == {"table3", "fig5", "fig6", "overhead", "concurrency", "load"}
+    assert parts == {"table3", "published5", "published6", "overhead", "concurrency", "load"}
     (row,) = [row for row in report["rows"] if row["part"] == "concurrency"]
     assert row["gain"] == pytest.approx(
         (sum(row["together"].values()) - row["alone"]["npu"]) / max(row["alone"]["npu"], 1)

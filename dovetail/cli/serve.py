@@ -97,6 +97,7 @@ def serve_command(
     ] = None,
     max_body_bytes: Annotated[int, flag("--max-body-bytes", "Longest body of a request.")] = 16
     << 20,
+    body_seconds: Annotated[float, flag("--body-seconds", "A body must come within this.")] = 30.0,
     ssl_keyfile: Annotated[Path | None, flag("--ssl-keyfile", "Key for TLS.")] = None,
     ssl_certfile: Annotated[Path | None, flag("--ssl-certfile", "Certificate for TLS.")] = None,
     ping_seconds: Annotated[
@@ -152,6 +153,7 @@ def serve_command(
         api_keys=(*(api_key or ()), *_read_keys(api_key_file)),
         cors_origins=tuple(cors_allow_origin or ()),
         max_body_bytes=max_body_bytes,
+        body_seconds=body_seconds,
         ping_seconds=ping_seconds,
         drain_seconds=drain_seconds,
         metrics_prefix=metrics_prefix,

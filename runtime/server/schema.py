@@ -21,7 +21,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
-StopText: TypeAlias = Annotated[str, Meta(min_length=1)]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1000)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 
 

@@ -109,6 +109,9 @@ def serve_command(
     metrics_prefix: Annotated[
         str, flag("--metrics-prefix", "First part of the names in /metrics.")
     ] = "dovetail",
+    timeline: Annotated[
+        Path | None, flag("--timeline", "Record requests and steps here for ui.perfetto.dev.")
+    ] = None,
     log_requests: Annotated[
         bool, typer.Option(help="Log a line for each request.", envvar=ENV + "LOG_REQUESTS")
     ] = True,
@@ -157,6 +160,7 @@ def serve_command(
         ping_seconds=ping_seconds,
         drain_seconds=drain_seconds,
         metrics_prefix=metrics_prefix,
+        timeline=timeline,
         version=__version__,
         ssl_keyfile=ssl_keyfile,
         ssl_certfile=ssl_certfile,

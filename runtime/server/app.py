@@ -159,6 +159,8 @@ class Gate:
     def _note(self, request: Request, seen: _Seen) -> None:
         path = getattr(request.scope.get("route"), "path", "")
         self._server.metrics.reply(path, seen.status)
+        if self._server.timeline is not None:
+            self._server.timeline.serve(request.url.path, seen.id, seen.started, seen.status)
         if self._server.settings.log_requests:
             took = (time.perf_counter() - seen.started) * 1e3
             line = (request.method, request.url.path, seen.status, took, seen.id)

@@ -39,7 +39,7 @@ async def chat(server: ServerContext, request: Request) -> Response:
     if body.stream:
         return await server.stream(request, _events(server, asked, usage=include_usage(body)))
     include_usage(body)
-    found, usage = await while_present(request, asked.complete(server.metrics))
+    found, usage = await while_present(request, asked.complete(server))
     return JsonReply(_reply(asked, found, usage))
 
 
@@ -90,8 +90,8 @@ async def _events(server: ServerContext, asked: Asked, *, usage: bool) -> AsyncG
     def chunk(choice: ChatChunkChoice) -> bytes:
         return event(ChatChunk(**head, choices=[choice]))
 
-    async with asked.start(server.metrics) as jobs:
-        async for index, piece in asked.stream(jobs, server.metrics):
+    async with asked.start(server) as jobs:
+        async for index, piece in asked.stream(server, jobs):
             if index not in begun:
                 begun.add(index)
                 role = ChatDelta(role="assistant", content="")

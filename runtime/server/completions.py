@@ -57,7 +57,7 @@ async def completions(server: ServerContext, request: Request) -> Response:
         return _only_echo(text, body)
     if body.stream:
         return await server.stream(request, _events(server, text, usage=usage))
-    found, counted = await while_present(request, text.asked.complete(server.metrics))
+    found, counted = await while_present(request, text.asked.complete(server))
     choices = [text.choice(i, one) for i, one in enumerate(found)]
     return JsonReply(TextReply(**text.asked.head, choices=choices, usage=counted))
 
@@ -132,8 +132,8 @@ async def _events(server: ServerContext, text: TextAsked, *, usage: bool) -> Asy
     head = {**asked.head, "usage": None} if usage else asked.head
     before = list(text.echoes)
     shown = [0] * len(before)
-    async with asked.start(server.metrics) as jobs:
-        async for index, piece in asked.stream(jobs, server.metrics):
+    async with asked.start(server) as jobs:
+        async for index, piece in asked.stream(server, jobs):
             written, before[index] = before[index] + piece.text, ""
             choice = TextChoice(
                 index=index,

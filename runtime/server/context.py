@@ -16,6 +16,7 @@ from dovetail.runtime.server.edge import EventStream, read_json, wait_first
 from dovetail.runtime.server.metrics import Metrics
 from dovetail.runtime.server.models import Models
 from dovetail.runtime.server.settings import ServeSettings
+from dovetail.runtime.server.timeline import ServerTimeline
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ class ServerContext:
 
     models: Models
     settings: ServeSettings
+    timeline: ServerTimeline | None = None
     draining: bool = False
     metrics: Metrics = field(init=False)
 

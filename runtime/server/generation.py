@@ -15,8 +15,8 @@ from typing import Any
 
 from dovetail.runtime.job import Job, merge
 from dovetail.runtime.request import Chunk, Completion
+from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.errors import FINAL, ApiError, too_long
-from dovetail.runtime.server.metrics import Metrics
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import CachedTokens, Usage
 from dovetail.runtime.server.schema import NEUTRAL, GenerationRequest
@@ -48,29 +48,33 @@ class Asked:
         }
 
     @asynccontextmanager
-    async def start(self, metrics: Metrics) -> AsyncIterator[list[Job]]:
+    async def start(self, server: ServerContext) -> AsyncIterator[list[Job]]:
         """Yield the jobs, `n` for each prompt; those that have not ended are cancelled after."""
+        submitting = time.perf_counter()
         jobs = self.model.app.submit_all(
             self.prompts, priority=self.priority, n=self.n, **self.options
         )
+        submitted = time.perf_counter()
         try:
             yield jobs
         finally:
             await asyncio.gather(*map(self.model.app.acancel, jobs))
             for job in jobs:
-                metrics.finish(self, job)
+                server.metrics.finish(self, job)
+                if server.timeline is not None:
+                    server.timeline.join(self, job, submitting, submitted)
 
-    async def complete(self, metrics: Metrics) -> tuple[list[Completion], Usage]:
+    async def complete(self, server: ServerContext) -> tuple[list[Completion], Usage]:
         """Return all completions, and the count of their tokens."""
-        async with self.start(metrics) as jobs:
+        async with self.start(server) as jobs:
             return [await job for job in jobs], self.usage_of(jobs)
 
     async def stream(
-        self, jobs: Sequence[Job], metrics: Metrics
+        self, server: ServerContext, jobs: Sequence[Job]
     ) -> AsyncIterator[tuple[int, Chunk]]:
         """Yield the pieces of all jobs as they come."""
         async for place, chunk in merge(jobs):
-            metrics.piece(self, place, len(chunk.token_ids))
+            server.metrics.piece(self, place, len(chunk.token_ids))
             yield place, chunk
 
     def usage_of(self, jobs: Sequence[Job]) -> Usage:

@@ -21,6 +21,7 @@ from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.settings import ServeSettings
+from dovetail.runtime.server.timeline import recording
 
 log = logging.getLogger("dovetail.server")
 
@@ -65,7 +66,8 @@ def serve(models: Models, settings: ServeSettings, *, ready: Callable[[str], Non
         except OSError as error:
             raise SpecError(f"the TLS files cannot be used: {error}") from None
         server = _Server(config, context, lambda: ready(f"{scheme}://{shown}:{port}"))
-        server.run(sockets=[listening])
+        with recording(models, settings.timeline) as context.timeline:
+            server.run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):

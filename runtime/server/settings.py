@@ -29,4 +29,5 @@ class ServeSettings:
     version: str = "unknown"
     ssl_keyfile: Path | None = None
     ssl_certfile: Path | None = None
+    timeline: Path | None = None
     log_requests: bool = True

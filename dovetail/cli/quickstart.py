@@ -120,6 +120,7 @@ def quickstart_command(
     right = sum(one.right for one in asked)
     print(f"{right} of {len(asked)} right; {report.decode_tokens_per_second:.0f} tokens/s decoding")
     print(f"Next: dovetail inspect {artifact}; dovetail run {artifact} --prompt '...'")
+    print(f"Chat with it on an OpenAI-compatible port: dovetail serve {artifact} {embedder}")
 
 
 class Reader:

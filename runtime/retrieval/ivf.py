@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import faiss
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
+from dovetail.runtime.retrieval.faiss_lists import append, entries, scan_lists
 
 METRICS = {"l2": faiss.METRIC_L2, "ip": faiss.METRIC_INNER_PRODUCT}
 CODES = {"flat": "Flat", "sq8": "SQ8", "pq": "PQ{d4}x8"}
@@ -55,6 +57,28 @@ class Scan:
     clusters: Sequence[int]
     distances: Vectors
     only: Mask | None = None
+
+
+class Scanner(Protocol):
+    """What scans lists of an index. Any number of threads may call it at once."""
+
+    def scan(
+        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+    ) -> list[list[Hit]]:
+        """Return of each scan the nearest `depth` vectors of the base that are allowed.
+
+        Equally near ones by id. Filters of the scans are in `allowed`; None = all may be found.
+        """
+
+
+class FaissScanner:
+    """faiss's own scanner, for any codes."""
+
+    def scan(
+        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+    ) -> list[list[Hit]]:
+        """See `Scanner`."""
+        return scan_lists(index.base.index, scans, depth, allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +155,23 @@ class IvfIndex:
         )
         return [Probe(tuple(c.tolist()), d) for c, d in zip(clusters, distances, strict=True)]
 
-    def scan(self, scans: Sequence[Scan], depth: int) -> list[list[Hit]]:
+    def scan(
+        self, scans: Sequence[Scan], depth: int, scanner: Scanner | None = None
+    ) -> list[list[Hit]]:
         """Return of each scan the nearest `depth` documents in its clusters, nearest first.
 
-        Scans of different lengths run together; short ones are filled up with no cluster (-1).
+        Scans of different lengths run together. `scanner` scans the base, faiss by default; what
+        was added since is always scanned by faiss.
         """
         found: list[list[Hit]] = [[] for _ in scans]
-        for part in self._parts():
-            gone = self.gone if part is self.base else None
-            for numbers, only in _by_mask(scans):
-                chosen = [scans[n] for n in numbers]
-                rows = scan_lists(part.index, chosen, depth, _selector(only, gone, part.ids))
-                for number, row in zip(numbers, rows, strict=True):
-                    found[number] = merge_hits((found[number], row), depth)
+        for numbers, only in _by_mask(scans):
+            chosen = [scans[n] for n in numbers]
+            allowed = _allowed(only, self.gone, self.base.ids)
+            parts = [(scanner or FaissScanner()).scan(self, chosen, depth, allowed)]
+            if self.fresh is not None:
+                parts.append(scan_lists(self.fresh.index, chosen, depth, only))
+            for number, rows in zip(numbers, zip(*parts, strict=True), strict=True):
+                found[number] = merge_hits(rows, depth) if len(parts) > 1 else rows[0]
         return found
 
     def find(
@@ -213,7 +241,7 @@ class IvfIndex:
 
     def lists(self, cluster: int) -> tuple[Ids, NDArray[np.uint8]]:
         """Return the ids [n] and stored vectors [n, code_bytes] of a cluster of the base: views."""
-        return _entries(self.base.index, cluster)
+        return entries(self.base.index, cluster)
 
     def _parts(self) -> Iterator[_Part]:
         yield self.base
@@ -259,75 +287,13 @@ class IvfIndex:
         index = faiss.clone_index(self.empty)
         for part in parts:
             for cluster in range(self.clusters):
-                ids, codes = _entries(part.index, cluster)
+                ids, codes = entries(part.index, cluster)
                 if gone is not None and len(gone) and len(ids):
                     kept = ~gone[ids]
                     ids, codes = ids[kept], codes[kept]
-                _append(index, cluster, ids, codes)
+                append(index, cluster, ids, codes)
             gone = None
         return index
-
-
-def scan_lists(
-    index: faiss.IndexIVF, scans: Sequence[Scan], depth: int, selector: object = None
-) -> list[list[Hit]]:
-    """Return of each scan the nearest `depth` vectors of a faiss index, equal distances by id.
-
-    faiss keeps of equally near vectors those it met first, so one more than wanted is asked for;
-    where that one is as near as the last, more are, until none is left out by chance.
-    """
-    width = max((len(scan.clusters) for scan in scans), default=0)
-    if not width:
-        return [[] for _ in scans]
-    clusters = np.full((len(scans), width), -1, np.int64)
-    centroids = np.zeros((len(scans), width), np.float32)
-    for row, scan in enumerate(scans):
-        clusters[row, : len(scan.clusters)] = scan.clusters
-        centroids[row, : len(scan.clusters)] = scan.distances
-    queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
-    wanted, asked = np.arange(len(scans)), depth + 1
-    sign = -1.0 if index.metric_type == faiss.METRIC_INNER_PRODUCT else 1.0
-    hits: list[list[Hit]] = [[] for _ in scans]
-    while len(wanted):
-        found, ids = _search(
-            index, queries[wanted], clusters[wanted], centroids[wanted], asked, selector
-        )
-        open_ = (ids[:, -1] >= 0) & (found[:, depth - 1] == found[:, -1])
-        for number in np.flatnonzero(~open_):
-            hits[wanted[number]] = _hits(sign * found[number], ids[number], depth)
-        wanted, asked = wanted[open_], 2 * asked
-    return hits
-
-
-def _search(
-    index: faiss.IndexIVF,
-    queries: Vectors,
-    clusters: Ids,
-    centroids: Vectors,
-    count: int,
-    selector: object,
-) -> tuple[Vectors, Ids]:
-    found = np.empty((len(queries), count), np.float32)
-    ids = np.empty((len(queries), count), np.int64)
-    options = faiss.SearchParametersIVF(nprobe=clusters.shape[1], sel=selector)
-    index.search_preassigned_c(
-        len(queries),
-        faiss.swig_ptr(np.ascontiguousarray(queries)),
-        count,
-        faiss.swig_ptr(np.ascontiguousarray(clusters)),
-        faiss.swig_ptr(np.ascontiguousarray(centroids)),
-        faiss.swig_ptr(found),
-        faiss.swig_ptr(ids),
-        False,
-        options,
-    )
-    return found, ids
-
-
-def _hits(distances: Vectors, ids: Ids, depth: int) -> list[Hit]:
-    real = ids >= 0
-    pairs = zip(distances[real].tolist(), ids[real].tolist(), strict=True)
-    return merge_hits([pairs], depth)
 
 
 def _by_mask(scans: Sequence[Scan]) -> list[tuple[list[int], Mask | None]]:
@@ -337,39 +303,19 @@ def _by_mask(scans: Sequence[Scan]) -> list[tuple[list[int], Mask | None]]:
     return list(groups.values())
 
 
-def _selector(only: Mask | None, gone: Mask | None, ids: Ids) -> faiss.IDSelector | None:
-    """Return what tells faiss which ids count; None where all do."""
-    if only is None and gone is None:
-        return None
-    allowed = np.ones(int(ids[-1]) + 1 if len(ids) else 0, bool) if only is None else only
-    if gone is not None:
-        shared = min(len(allowed), len(gone))
-        allowed = allowed.copy()
-        allowed[:shared] &= ~gone[:shared]
-    return faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-
-
-def _entries(index: faiss.IndexIVF, cluster: int) -> tuple[Ids, NDArray[np.uint8]]:
-    lists = index.invlists
-    size = lists.list_size(cluster)
-    if not size:
-        return np.empty(0, np.int64), np.empty((0, index.code_size), np.uint8)
-    ids = faiss.rev_swig_ptr(lists.get_ids(cluster), size)
-    codes = faiss.rev_swig_ptr(lists.get_codes(cluster), size * index.code_size)
-    return ids, codes.reshape(size, -1)
-
-
-def _append(index: faiss.IndexIVF, cluster: int, ids: Ids, codes: NDArray[np.uint8]) -> None:
-    if not len(ids):
-        return
-    given, stored = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
-    index.invlists.add_entries(cluster, len(ids), faiss.swig_ptr(given), faiss.swig_ptr(stored))
-    index.ntotal += len(ids)
+def _allowed(only: Mask | None, gone: Mask | None, ids: Ids) -> Mask | None:
+    """Return which ids of the base count; None where all do."""
+    if gone is None:
+        return only
+    allowed = np.ones(int(ids[-1]) + 1, bool) if only is None else only.copy()
+    shared = min(len(allowed), len(gone))
+    allowed[:shared] &= ~gone[:shared]
+    return allowed
 
 
 def _part(index: faiss.IndexIVF) -> _Part:
     sizes = [index.invlists.list_size(cluster) for cluster in range(index.nlist)]
-    ids = np.concatenate([_entries(index, c)[0] for c in range(index.nlist)])
+    ids = np.concatenate([entries(index, c)[0] for c in range(index.nlist)])
     homes = np.repeat(np.arange(index.nlist, dtype=np.int32), sizes)
     places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
     order = np.argsort(ids, kind="stable")

@@ -1,0 +1,90 @@
+"""Which clusters of an index are hot, and so worth a place in a device's memory (HedraRAG §4.4).
+
+In: the clusters that sub-stages scan, their bytes, what a device may hold. Out: a `Swap` when the
+hottest are others than those there. Pure: who copies says when it is done.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.wavefront.hot import Swap
+
+KEPT = 0.5
+"""Part of a count that is left after a refresh: what was hot long ago does not stay so."""
+
+
+class HotSet:
+    """The hot clusters of one index. Invariant: those resident and under way fit `capacity`."""
+
+    def __init__(self, bytes_: Sequence[int], capacity: int) -> None:
+        """`bytes_`: of each cluster on the device. `capacity`: bytes there, as planned."""
+        if capacity < 0:
+            raise SpecError(f"a cache cannot hold {capacity} bytes")
+        self._bytes, self._capacity = list(bytes_), capacity
+        self._counts: Counter[int] = Counter()
+        self._there: set[int] = set()
+        self._swap: Swap | None = None
+
+    @property
+    def residents(self) -> frozenset[int]:
+        """Clusters that can be scanned on the device now."""
+        return frozenset(self._there)
+
+    def resident(self, cluster: int) -> bool:
+        """Tell whether a cluster can be scanned on the device now."""
+        return cluster in self._there
+
+    def count(self, clusters: Iterable[int]) -> None:
+        """Take that these clusters were scanned in one sub-stage, each as often as it is given."""
+        self._counts.update(clusters)
+
+    def refresh(self) -> Swap | None:
+        """Return the swap to the clusters that are hottest now, None where nothing changes.
+
+        While it is under way, neither what comes nor what goes is there. The most frequent come
+        first, as long as they fit; of equally frequent ones those that are there stay.
+        """
+        if self._swap is not None:
+            return None
+        wanted = self._hottest()
+        self._counts = Counter({c: n * KEPT for c, n in self._counts.items() if n * KEPT > 0.01})
+        swap = Swap(
+            tuple(cluster for cluster in wanted if cluster not in self._there),
+            tuple(sorted(self._there.difference(wanted))),
+        )
+        if not swap.load:  # what is there does no harm
+            return None
+        self._there -= set(swap.drop)
+        self._swap = swap
+        return swap
+
+    def settle(self) -> None:
+        """Take that the swap is done."""
+        assert self._swap is not None, "a swap is settled once"
+        self._there |= set(self._swap.load)
+        self._swap = None
+
+    def forget(self, bytes_: Sequence[int]) -> None:
+        """Take that the index was rewritten: nothing on the device is of use. Not amid a swap."""
+        assert self._swap is None
+        self._bytes, self._there = list(bytes_), set()
+
+    def _hottest(self) -> list[int]:
+        order = sorted(self._counts, key=lambda c: (-self._counts[c], c not in self._there, c))
+        chosen, left = [], self._capacity
+        for cluster in order:
+            if 0 < self._bytes[cluster] <= left:
+                chosen.append(cluster)
+                left -= self._bytes[cluster]
+        return chosen
+
+    def check_integrity(self) -> None:
+        """Assert the invariants."""
+        held = set(self._there)
+        if self._swap is not None:
+            assert not held & (set(self._swap.load) | set(self._swap.drop))
+            held |= set(self._swap.load)
+        assert sum(self._bytes[cluster] for cluster in held) <= self._capacity

@@ -1,0 +1,217 @@
+"""Scans of the lists of an index by generated kernels, in place of faiss's own scanner.
+
+In: an index of plain vectors, the kernel library of its folder. Out: a `KernelScanner`, where it is
+measured to be faster on this machine. A list is read once for all queries that share it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.retrieval.cursor import Hit, merge_hits
+from dovetail.runtime.retrieval.ivf import (
+    FaissScanner,
+    Ids,
+    IvfIndex,
+    Mask,
+    Scan,
+    Scanner,
+    Vectors,
+)
+
+MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 15
+LEAST_GAIN = 0.95
+"""Part of faiss's time that kernels take at most to be preferred."""
+_I64, _PTR = ctypes.c_int64, ctypes.c_void_p
+_SCAN = (_I64, _I64, _I64, _PTR, _I64, _PTR, _PTR, _I64, _I64, _I64)
+"""ivf_scan(Q, n, d, queries, ldq, vectors, out, ldo, tid, nth)"""
+
+
+class Best:
+    """The nearest `depth` of each query, list after list. Equal distances go by id."""
+
+    def __init__(self, queries: int, depth: int) -> None:
+        self._depth = depth
+        self._near = np.full((queries, depth), np.inf, np.float32)
+        self._found: list[tuple[NDArray[np.intp], Vectors, Ids]] = []
+
+    def take(self, rows: NDArray[np.intp], distances: Vectors, ids: Ids) -> None:
+        """Take the distances [rows, n] of the queries `rows` to the vectors `ids` of one list."""
+        bounds = self._near[rows].max(axis=1)
+        if len(ids) > self._depth and np.isinf(bounds).any():
+            own = np.partition(distances, self._depth - 1, axis=1)[:, self._depth - 1]
+            bounds = np.minimum(bounds, own)
+        near = (distances <= bounds[:, None]) & np.isfinite(distances)
+        at, column = np.nonzero(near)
+        if not len(at):
+            return
+        values = distances[at, column]
+        self._found.append((rows[at], values, ids[column]))
+        counts = np.bincount(at, minlength=len(rows))
+        padded = np.full((len(rows), int(counts.max())), np.inf, np.float32)
+        padded[at, np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)] = values
+        both = np.concatenate([self._near[rows], padded], axis=1)
+        self._near[rows] = np.partition(both, self._depth - 1, axis=1)[:, : self._depth]
+
+    def hits(self) -> list[list[Hit]]:
+        """Return what was found for each query."""
+        found: list[list[Hit]] = [[] for _ in self._near]
+        bounds = self._near.max(axis=1, initial=-np.inf)
+        for rows, values, ids in self._found:
+            kept = values <= bounds[rows]
+            for row, value, id_ in zip(
+                rows[kept].tolist(), values[kept].tolist(), ids[kept].tolist(), strict=True
+            ):
+                found[row].append((value, id_))
+        return [merge_hits([hits], self._depth) for hits in found]
+
+
+def scan_shared(
+    index: IvfIndex,
+    scans: Sequence[Scan],
+    depth: int,
+    allowed: Mask | None,
+    distances: Callable[[int, Vectors], Vectors],
+    clusters: Sequence[int],
+) -> list[list[Hit]]:
+    """Scan `clusters` of the base, each once for all scans that have it.
+
+    distances: (cluster, queries [q, d]) -> [q, n] by a kernel, wherever that runs.
+    """
+    best = Best(len(scans), depth)
+    sharing: dict[int, list[int]] = {cluster: [] for cluster in clusters}
+    for number, scan in enumerate(scans):
+        for cluster in scan.clusters:
+            if cluster in sharing:
+                sharing[cluster].append(number)
+    queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
+    for cluster, numbers in sharing.items():
+        ids, _ = index.lists(cluster)
+        if not len(ids):
+            continue
+        rows = np.array(numbers, np.intp)
+        values = distances(cluster, queries[rows])
+        if allowed is not None:
+            inside = ids < len(allowed)
+            values[:, ~(inside & allowed[np.where(inside, ids, 0)])] = np.inf
+        best.take(rows, values, ids)
+    return best.hits()
+
+
+class KernelScanner:
+    """Scans lists of plain vectors with the kernels of a library, on `threads` threads.
+
+    A vector's distance does not depend on what else is scanned, so cut searches equal whole ones.
+    """
+
+    def __init__(self, library: KernelLibrary, index: IvfIndex, threads: int = 1) -> None:
+        """Raises SpecError for an index that stores codes, ArtifactError without the kernel."""
+        if index.codes != "flat":
+            raise SpecError(f"kernels scan plain vectors, not {index.codes} codes; use faiss")
+        name = f"ivf_scan_{index.metric}"
+        library.entry(name)  # says so where there is none
+        self._scan = getattr(library.c, name)
+        self._scan.argtypes, self._scan.restype = _SCAN, None
+        self._negate = index.metric == "ip"
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "scan") if threads > 1 else None
+
+    def scan(
+        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+    ) -> list[list[Hit]]:
+        """See `Scanner`; threads take clusters in turn."""
+        clusters = sorted({c for scan in scans for c in scan.clusters})
+        if self._pool is None or len(clusters) < 2:
+            return self._scan_some(index, scans, depth, allowed, clusters)
+        parts = self._pool.map(
+            lambda first: self._scan_some(
+                index, scans, depth, allowed, clusters[first :: self._threads]
+            ),
+            range(self._threads),
+        )
+        return [merge_hits(found, depth) for found in zip(*parts, strict=True)]
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _scan_some(
+        self,
+        index: IvfIndex,
+        scans: Sequence[Scan],
+        depth: int,
+        allowed: Mask | None,
+        clusters: Sequence[int],
+    ) -> list[list[Hit]]:
+        return scan_shared(
+            index, scans, depth, allowed, lambda c, q: self._distances(index, c, q), clusters
+        )
+
+    def _distances(self, index: IvfIndex, cluster: int, queries: Vectors) -> Vectors:
+        _, vectors = index.lists(cluster)
+        out = np.empty((len(queries), len(vectors)), np.float32)
+        given = np.ascontiguousarray(queries)
+        self._scan(
+            *(len(given), len(vectors), index.dim, given.ctypes.data, index.dim),
+            *(vectors.ctypes.data, out.ctypes.data, len(vectors), 0, 1),
+        )
+        return np.negative(out, out=out) if self._negate else out
+
+
+@dataclass(frozen=True, slots=True)
+class ScannerChoice:
+    """What scans an index, and why: seconds of both for `queries` queries that share clusters."""
+
+    scanner: Scanner
+    queries: int
+    kernel_seconds: float
+    faiss_seconds: float
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether kernels scan."""
+        return isinstance(self.scanner, KernelScanner)
+
+
+def choose_scanner(
+    library: KernelLibrary | None, index: IvfIndex, *, queries: int, threads: int = 1
+) -> ScannerChoice:
+    """Return what scans an index faster here when `queries` queries share a sub-stage.
+
+    Both scan the same lists in turns; the lower quartiles are compared. It is chosen once: a
+    search of which one part were scanned so and another so might end with distances that differ
+    in their last bits from those of a search in one.
+    """
+    plain = FaissScanner()
+    if library is None or index.codes != "flat" or not len(index):
+        return ScannerChoice(plain, queries, 0.0, 0.0)
+    kernels = KernelScanner(library, index, threads)
+    sizes = np.array(index.sizes)
+    largest = np.argsort(-sizes, kind="stable")[: max(MEASURED_CLUSTERS, index.clusters // 2)]
+    turns = cycle(largest.tolist())
+    rows = [index.lists(int(largest[0]))[1][:1].view(np.float32).ravel()] * queries
+    rivals: tuple[Scanner, Scanner] = (kernels, plain)
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(MEASURED_ROUNDS):
+        for scanner, seconds in zip(rivals, times, strict=True):
+            clusters = list(dict.fromkeys(islice(turns, MEASURED_CLUSTERS)))
+            scans = [Scan(row, clusters, np.zeros(len(clusters), np.float32)) for row in rows]
+            start = time.perf_counter()
+            scanner.scan(index, scans, 20, None)
+            seconds.append(time.perf_counter() - start)
+    kernel, faiss = (float(np.quantile(seconds, 0.25)) for seconds in times)
+    if kernel <= LEAST_GAIN * faiss:
+        return ScannerChoice(kernels, queries, kernel, faiss)
+    kernels.close()
+    return ScannerChoice(plain, queries, kernel, faiss)

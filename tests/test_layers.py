@@ -24,6 +24,7 @@ ALLOWED = {
     "dovetail.runtime.embedding.line": {"sklearn"},
     "dovetail.ffi": {"tvm_ffi"},
     "dovetail.runtime.retrieval.ivf": {"faiss"},
+    "dovetail.runtime.retrieval.faiss_lists": {"faiss"},
     "dovetail.compiler.ray_jobs": {"ray"},
     "dovetail.runtime.ray_ranks": {"ray"},
     "dovetail.runtime.torch_collective": {"torch"},

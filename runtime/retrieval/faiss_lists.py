@@ -102,3 +102,16 @@ def append(index: faiss.IndexIVF, cluster: int, ids: Ids, codes: NDArray[np.uint
     given, stored = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
     index.invlists.add_entries(cluster, len(ids), faiss.swig_ptr(given), faiss.swig_ptr(stored))
     index.ntotal += len(ids)
+
+
+def clear(index: faiss.IndexIVF, cluster: int) -> int:
+    """Take all vectors out of a cluster, and return how many there were."""
+    count = int(index.invlists.list_size(cluster))
+    index.invlists.resize(cluster, 0)
+    index.ntotal -= count
+    return count
+
+
+def clone_empty(index: faiss.IndexIVF) -> faiss.IndexIVF:
+    """Return another index of the same kind and training; neither has vectors."""
+    return faiss.clone_index(index)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.wavefront.hot import Swap
 
-KEPT = 0.5
+KEPT = 0.25
 """Part of a count that is left after a refresh: what was hot long ago does not stay so."""
 
 

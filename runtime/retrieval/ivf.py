@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
-from dovetail.runtime.retrieval.faiss_lists import append, entries, scan_lists
+from dovetail.runtime.retrieval.faiss_lists import append, clone_empty, entries, scan_lists
 
 METRICS = {"l2": faiss.METRIC_L2, "ip": faiss.METRIC_INNER_PRODUCT}
 CODES = {"flat": "Flat", "sq8": "SQ8", "pq": "PQ{d4}x8"}
@@ -284,7 +284,7 @@ class IvfIndex:
 
     def _collect(self, parts: Iterator[_Part], gone: Mask | None) -> faiss.IndexIVF:
         """Return a new index of all vectors of `parts`, but those of the first that are gone."""
-        index = faiss.clone_index(self.empty)
+        index = clone_empty(self.empty)
         for part in parts:
             for cluster in range(self.clusters):
                 ids, codes = entries(part.index, cluster)
@@ -373,7 +373,7 @@ def build_index(
 
 def fill_index(index: faiss.IndexIVF, vectors: Vectors) -> IvfIndex:
     """Return a trained faiss index, which nobody else uses, with `vectors`; ids are their rows."""
-    empty = faiss.clone_index(index)
+    empty = clone_empty(index)
     index.add(vectors)
     return IvfIndex(_part(index), empty)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +38,22 @@ _SCAN = (_I64, _I64, _I64, _PTR, _I64, _PTR, _PTR, _I64, _I64, _I64)
 """ivf_scan(Q, n, d, queries, ldq, vectors, out, ldo, tid, nth)"""
 
 
+Rows: TypeAlias = NDArray[np.intp]
+"""Numbers of scans."""
+
+
 class Best:
     """The nearest `depth` of each query, list after list. Equal distances go by id."""
 
     def __init__(self, queries: int, depth: int) -> None:
         self._depth = depth
         self._near = np.full((queries, depth), np.inf, np.float32)
-        self._found: list[tuple[NDArray[np.intp], Vectors, Ids]] = []
+        self._found: list[tuple[Rows, Vectors, Ids]] = []
 
-    def take(self, rows: NDArray[np.intp], distances: Vectors, ids: Ids) -> None:
+    def take(self, rows: Rows, distances: Vectors, ids: Ids) -> None:
         """Take the distances [rows, n] of the queries `rows` to the vectors `ids` of one list."""
+        if not len(ids):
+            return
         bounds = self._near[rows].max(axis=1)
         if len(ids) > self._depth and np.isinf(bounds).any():
             own = np.partition(distances, self._depth - 1, axis=1)[:, self._depth - 1]
@@ -76,31 +83,30 @@ class Best:
         return [merge_hits([hits], self._depth) for hits in found]
 
 
-def scan_shared(
-    index: IvfIndex,
-    scans: Sequence[Scan],
-    depth: int,
-    allowed: Mask | None,
-    distances: Callable[[int, Vectors], Vectors],
-    clusters: Sequence[int],
-) -> list[list[Hit]]:
-    """Scan `clusters` of the base, each once for all scans that have it.
-
-    distances: (cluster, queries [q, d]) -> [q, n] by a kernel, wherever that runs.
-    """
-    best = Best(len(scans), depth)
+def share_lists(scans: Sequence[Scan], clusters: Iterable[int]) -> dict[int, Rows]:
+    """Return for each of `clusters` the numbers of the scans that want it; none is empty."""
     sharing: dict[int, list[int]] = {cluster: [] for cluster in clusters}
     for number, scan in enumerate(scans):
         for cluster in scan.clusters:
             if cluster in sharing:
                 sharing[cluster].append(number)
-    queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
-    for cluster, numbers in sharing.items():
+    return {c: np.array(numbers, np.intp) for c, numbers in sharing.items() if numbers}
+
+
+def take_best(
+    index: IvfIndex,
+    count: int,
+    depth: int,
+    allowed: Mask | None,
+    lists: Iterable[tuple[int, Rows, Vectors]],
+) -> list[list[Hit]]:
+    """Return the nearest `depth` of `count` scans.
+
+    lists: (cluster of the base, scans, distances [scans, vectors of the cluster]); they change.
+    """
+    best = Best(count, depth)
+    for cluster, rows, values in lists:
         ids, _ = index.lists(cluster)
-        if not len(ids):
-            continue
-        rows = np.array(numbers, np.intp)
-        values = distances(cluster, queries[rows])
         if allowed is not None:
             inside = ids < len(allowed)
             values[:, ~(inside & allowed[np.where(inside, ids, 0)])] = np.inf
@@ -154,9 +160,12 @@ class KernelScanner:
         allowed: Mask | None,
         clusters: Sequence[int],
     ) -> list[list[Hit]]:
-        return scan_shared(
-            index, scans, depth, allowed, lambda c, q: self._distances(index, c, q), clusters
+        queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
+        lists = (
+            (cluster, rows, self._distances(index, cluster, queries[rows]))
+            for cluster, rows in share_lists(scans, clusters).items()
         )
+        return take_best(index, len(scans), depth, allowed, lists)
 
     def _distances(self, index: IvfIndex, cluster: int, queries: Vectors) -> Vectors:
         _, vectors = index.lists(cluster)

@@ -14,7 +14,7 @@ from dovetail.runtime.retrieval.cursor import begin_search
 
 
 @given(st.floats(1e-5, 1e-2), st.floats(0.01, 2))
-def test_the_budget_has_the_least_mean_wait_on_a_grid(overhead: float, stage: float) -> None:
+def test_a6_3_the_budget_has_the_least_mean_wait_on_a_grid(overhead: float, stage: float) -> None:
     """An arrival waits half a sub-stage, and its own search for the overhead of each piece."""
 
     def wait(budget: float) -> float:
@@ -45,7 +45,7 @@ def test_a_query_is_scanned_by_one_thread() -> None:
     budget=st.floats(0, 50),
     width=st.none() | st.integers(1, 6),
 )
-def test_no_sub_stage_is_longer_than_its_budget_unless_it_is_one_cluster(
+def test_a6_2_no_sub_stage_is_longer_than_its_budget_unless_it_is_one_cluster(
     sizes: list[int], searches: int, threads: int, budget: float, width: int | None
 ) -> None:
     cost = ScanCost(0.1, 0.2, threads)
@@ -62,7 +62,7 @@ def test_no_sub_stage_is_longer_than_its_budget_unless_it_is_one_cluster(
         assert plan.takes[0][0] == 0, "the oldest search is always served"
 
 
-def test_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed_counts() -> None:
+def test_a6_2_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed_counts() -> None:
     rng = np.random.default_rng(0)
     sizes = (100 * rng.pareto(1.5, 512) + 20).clip(max=1000).astype(int).tolist()
     cost = ScanCost(1e-4, 1e-6)

@@ -39,7 +39,7 @@ def run(cursor: Cursor, docs: list[list[Hit]], steps: random.Random) -> list[Hit
 
 
 @given(CLUSTERS, st.sampled_from([1, 5, 20]), st.randoms(use_true_random=False))
-def test_any_split_and_order_finds_what_one_scan_finds(
+def test_a6_1_any_split_and_order_finds_what_one_scan_finds(
     clusters: list[list[int]], topk: int, steps: random.Random
 ) -> None:
     docs = documents(clusters)
@@ -50,7 +50,7 @@ def test_any_split_and_order_finds_what_one_scan_finds(
 
 
 @given(CLUSTERS, st.sampled_from([1, 5]), st.randoms(use_true_random=False))
-def test_a_history_changes_the_way_and_not_the_result(
+def test_a6_4_a_history_changes_the_way_and_not_the_result(
     clusters: list[list[int]], topk: int, steps: random.Random
 ) -> None:
     docs = documents(clusters)
@@ -78,7 +78,7 @@ def test_clusters_that_were_hit_come_first_then_those_probed() -> None:
 
 
 @given(st.permutations(range(9)), st.sets(st.integers(0, 8)), st.sets(st.integers(0, 8)))
-def test_reordering_is_a_stable_partition(
+def test_a6_4_reordering_is_a_stable_partition(
     probes: list[int], probed: set[int], hit: set[int]
 ) -> None:
     history = SearchHistory(tuple(probed | hit), (), {i: c for i, c in enumerate(hit)})
@@ -111,7 +111,7 @@ def test_a_history_keeps_the_nearest_twenty() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=20), st.integers(1, 6))
-def test_devices_that_share_the_clusters_find_what_one_finds(
+def test_a6_9_devices_that_share_the_clusters_find_what_one_finds(
     found: list[tuple[int, int]], count: int
 ) -> None:
     hits = [(float(d), i) for i, (d, _) in enumerate(found)]

@@ -85,7 +85,7 @@ def stepwise(index: IvfIndex, depth: int, nprobe: int, steps: Any) -> list[list[
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("depth", [1, 5, 20])
-def test_ids_and_distances_are_those_of_faiss(
+def test_a6_1_ids_and_distances_are_those_of_faiss(
     kind: tuple[str, str], depth: int, indexes: dict[tuple[str, str], IvfIndex]
 ) -> None:
     index = indexes[kind]
@@ -102,7 +102,7 @@ def test_ids_and_distances_are_those_of_faiss(
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 99), kind=st.sampled_from(KINDS))
-def test_uneven_steps_find_what_one_scan_finds(
+def test_a6_1_uneven_steps_find_what_one_scan_finds(
     indexes: dict[tuple[str, str], IvfIndex], seed: int, kind: tuple[str, str]
 ) -> None:
     index, rng = indexes[kind], random.Random(seed)
@@ -110,7 +110,7 @@ def test_uneven_steps_find_what_one_scan_finds(
     assert stepwise(index, 20, 12, lambda: rng.randint(0, 7)) == wanted
 
 
-def test_empty_clusters_are_passed_over() -> None:
+def test_a6_1_empty_clusters_are_passed_over() -> None:
     index = build_index(VECTORS, clusters=LISTS)
     emptied = [i for i in range(COUNT) if index.home(i) in (3, 4)]
     index = index.change(remove=emptied).rewrite()
@@ -178,7 +178,7 @@ def test_wrong_indexes_are_refused(options: dict[str, Any], said: str) -> None:
         build_index(VECTORS, **options)
 
 
-def test_history_lets_a_drifted_query_reach_its_nearest_sooner() -> None:
+def test_a6_4_history_lets_a_drifted_query_reach_its_nearest_sooner() -> None:
     index = build_index(VECTORS, clusters=LISTS)
     drifted = (QUERIES + 0.15 * RNG.standard_normal(QUERIES.shape)).astype(np.float32)
     plain, ordered = [], []

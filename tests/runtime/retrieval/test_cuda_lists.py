@@ -1,0 +1,118 @@
+"""Lists on a GPU, through a driver of our own: copies, launches, merges with the CPU's part."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+faiss = pytest.importorskip("faiss")
+
+from dovetail.codegen.catalog import retrieval_kernels  # noqa: E402
+from dovetail.codegen.library import lower_request  # noqa: E402
+from dovetail.codegen.targets import DEVICE_TARGETS  # noqa: E402
+from dovetail.ir.artifact import KernelIndex  # noqa: E402
+from dovetail.ir.errors import CapacityError, SpecError  # noqa: E402
+from dovetail.runtime.cuda import CudaDevice, CudaModule  # noqa: E402
+from dovetail.runtime.retrieval import cuda_lists  # noqa: E402
+from dovetail.runtime.retrieval.cuda_lists import CudaLists  # noqa: E402
+from dovetail.runtime.retrieval.device_lists import HybridScanner  # noqa: E402
+from dovetail.runtime.retrieval.ivf import Scan, build_index  # noqa: E402
+from tests.emulated_gpu import build_driver  # noqa: E402
+
+CUDA = DEVICE_TARGETS["cuda"]
+KERNELS = [lower_request(request, CUDA) for request in retrieval_kernels(CUDA)]
+DIM, COUNT, LISTS = 40, 300, 10
+RNG = np.random.default_rng(17)
+VECTORS = RNG.standard_normal((COUNT, DIM)).astype(np.float32)
+QUERIES = RNG.standard_normal((5, DIM)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def driver() -> str:
+    return str(build_driver(KERNELS))
+
+
+@pytest.fixture
+def device(driver: str) -> Iterator[CudaDevice]:
+    device = CudaDevice(library=driver)
+    yield device
+    device.close()
+    assert ctypes.CDLL(driver).dt_left() == 0
+
+
+@pytest.fixture
+def module(device: CudaDevice, tmp_path: Path) -> Iterator[CudaModule]:
+    (tmp_path / "k.ptx").write_text("emulated")
+    entries = tuple(kernel.entry for kernel in KERNELS)
+    index = KernelIndex(
+        target="cuda", library="k.ptx", source="k.cu", compiler="c", flags=(), kernels=entries
+    )
+    module = device.load(tmp_path / "k.ptx", index)
+    yield module
+    module.close()
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("depth", [1, 20])
+def test_gpu_and_cpu_find_what_the_cpu_finds(
+    device: CudaDevice,
+    module: CudaModule,
+    metric: str,
+    depth: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_lists, "STAGING", 1000)  # copies in several parts
+    index = build_index(VECTORS, clusters=LISTS, metric=metric)
+    lists = CudaLists(device, module, index, 1 << 20)
+    hybrid = HybridScanner(lists)
+    hybrid.swap(index, [0, 3, 4, 7, 9], [])
+    hybrid.swap(index, [1], [3])
+    held = [c for c in range(LISTS) if lists.holds(index, c)]
+    assert held == [0, 1, 4, 7, 9]
+    assert lists.used == sum(index.sizes[c] for c in held) * index.code_bytes
+    changed = index.change(QUERIES[:1], [COUNT], remove=range(0, COUNT, 4))
+    only = np.arange(COUNT + 1) % 3 > 0
+    probes = index.probe(QUERIES, LISTS)
+    for seen in (index, changed):
+        scans = [
+            Scan(q, p.clusters[: 3 * n], p.distances[: 3 * n], only if n % 2 else None)
+            for n, (q, p) in enumerate(zip(QUERIES, probes, strict=True))
+        ]
+        found, wanted = seen.scan(scans, depth, hybrid), seen.scan(scans, depth)
+        for row, expected in zip(found, wanted, strict=True):
+            assert [i for _, i in row] == [i for _, i in expected]
+            near = [d for d, _ in row], [d for d, _ in expected]
+            np.testing.assert_allclose(*near, rtol=1e-5, atol=1e-5)
+    hybrid.close()
+    assert lists.used == 0
+
+
+def test_the_gpu_scans_what_lies_in_its_own_memory(device: CudaDevice, module: CudaModule) -> None:
+    index = build_index(VECTORS, clusters=LISTS)
+    lists = CudaLists(device, module, index, 1 << 20)
+    lists.load(index, [2])
+    ids, vectors = index.lists(2)
+    before = vectors.copy()
+    vectors[:] = 0  # the CPU's copy is lost
+    scan = Scan(VECTORS[ids[1]], [2], np.zeros(1, np.float32))
+    assert lists.scan(index, [scan], 1, None) == [[(0.0, int(ids[1]))]]
+    vectors[:] = before
+    lists.close()
+
+
+def test_what_cannot_be_is_refused(device: CudaDevice, module: CudaModule) -> None:
+    index = build_index(VECTORS, clusters=LISTS)
+    lists = CudaLists(device, module, index, index.sizes[0] * index.code_bytes)
+    lists.load(index, [0])
+    with pytest.raises(CapacityError, match="does not fit"):
+        lists.load(index, [1])
+    lists.close()
+    with pytest.raises(SpecError, match="sq8"):
+        CudaLists(device, module, build_index(VECTORS, clusters=4, codes="sq8"), 1)
+    module.kernels.clear()
+    with pytest.raises(SpecError, match="lacks ivf_scan_l2"):
+        CudaLists(device, module, index, 1)

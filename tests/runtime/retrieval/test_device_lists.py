@@ -1,0 +1,154 @@
+"""CPU and device together find what one device finds, whatever is there, in transfer or stale."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+faiss = pytest.importorskip("faiss")
+
+from dovetail.ir.errors import CapacityError, DeviceError  # noqa: E402
+from dovetail.runtime.machines import MACHINES  # noqa: E402
+from dovetail.runtime.retrieval.cursor import Hit  # noqa: E402
+from dovetail.runtime.retrieval.device_lists import (  # noqa: E402
+    EmulatedLists,
+    HybridScanner,
+    ListCosts,
+)
+from dovetail.runtime.retrieval.faiss_lists import scan_lists  # noqa: E402
+from dovetail.runtime.retrieval.hot import HotSet  # noqa: E402
+from dovetail.runtime.retrieval.ivf import (  # noqa: E402
+    METRICS,
+    IvfIndex,
+    Mask,
+    Scan,
+    build_index,
+)
+
+DIM, COUNT, LISTS = 16, 800, 20
+RNG = np.random.default_rng(13)
+VECTORS = RNG.standard_normal((COUNT, DIM)).astype(np.float32)
+VECTORS[600:] = VECTORS[RNG.integers(9, size=200)]  # equally near: ids decide
+QUERIES = RNG.standard_normal((6, DIM)).astype(np.float32)
+COSTS = ListCosts(1e-5, 1e12, 5e10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def indexes(one_thread: None) -> dict[tuple[str, str], IvfIndex]:
+    return {
+        (codes, metric): build_index(VECTORS, clusters=LISTS, codes=codes, metric=metric)
+        for codes in ("flat", "sq8")
+        for metric in METRICS
+    }
+
+
+class OnlyElsewhere:
+    """A host that must not be asked for what is on the device."""
+
+    def __init__(self, there: set[int]) -> None:
+        self.there = there
+
+    def scan(
+        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
+    ) -> list[list[Hit]]:
+        assert not self.there & {c for scan in scans for c in scan.clusters}
+        return scan_lists(index.base.index, scans, depth, allowed)
+
+
+def scans_of(index: IvfIndex, rng: random.Random) -> list[Scan]:
+    probes = index.probe(QUERIES, LISTS)
+    masks = (None, np.arange(COUNT) % 2 == 0)
+    return [
+        Scan(q, p.clusters[:n], p.distances[:n], rng.choice(masks))
+        for q, p in zip(QUERIES, probes, strict=True)
+        for n in [rng.randint(0, LISTS)]
+    ]
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 10**6),
+    codes=st.sampled_from(["flat", "sq8"]),
+    metric=st.sampled_from(sorted(METRICS)),
+    depth=st.sampled_from([1, 5, 20, 100]),
+)
+def test_a6_9_two_devices_find_what_one_finds(
+    indexes: dict[tuple[str, str], IvfIndex], seed: int, codes: str, metric: str, depth: int
+) -> None:
+    rng, index = random.Random(seed), indexes[codes, metric]
+    there = rng.sample(range(LISTS), rng.randint(0, LISTS))
+    hybrid = HybridScanner(EmulatedLists(index, 1 << 20, COSTS), OnlyElsewhere(set(there)))
+    hybrid.swap(index, there, ())
+    if rng.random() < 0.5:  # what changes later is seen, too, though the device has the old lists
+        index = index.change(QUERIES[:2], [COUNT, COUNT + 1], remove=range(0, COUNT, 5))
+    scans = scans_of(index, rng)
+    assert index.scan(scans, depth, hybrid) == index.scan(scans, depth)
+    hybrid.close()
+
+
+def test_a6_8_clusters_in_transfer_are_served_by_the_cpu(
+    indexes: dict[tuple[str, str], IvfIndex],
+) -> None:
+    index = indexes["flat", "l2"]
+    bytes_ = [size * index.code_bytes for size in index.sizes]
+    device = EmulatedLists(index, sum(bytes_), COSTS)
+    hot, hybrid = HotSet(bytes_, sum(sorted(bytes_)[:4])), HybridScanner(device)
+    wanted = index.find(QUERIES, 10, 8)
+    probes = index.probe(QUERIES, 8)
+    scans = [Scan(q, p.clusters, p.distances) for q, p in zip(QUERIES, probes, strict=True)]
+    for probe in probes:
+        hot.count(probe.clusters)
+    swap = hot.refresh()
+    assert swap is not None
+    assert index.scan(scans, 10, hybrid) == wanted and device.scan_seconds == 0
+    hybrid.swap(index, swap.load, swap.drop)
+    hot.settle()
+    assert hot.residents and all(device.holds(index, c) for c in hot.residents)
+    assert index.scan(scans, 10, hybrid) == wanted and device.scan_seconds > 0
+    assert device.copy_seconds >= device.used / COSTS.link > 0
+    # a rewritten index is another one: what the device has is of no use
+    again = index.change(remove=range(0, COUNT, 2)).rewrite()
+    spent = device.scan_seconds
+    assert again.scan(scans, 10, hybrid) == again.scan(scans, 10) and device.scan_seconds == spent
+    hybrid.close()
+    assert device.used == 0
+
+
+def test_what_finds_no_room_or_fails_is_scanned_on_the_cpu(
+    indexes: dict[tuple[str, str], IvfIndex],
+) -> None:
+    index = indexes["flat", "ip"]
+    room = index.sizes[3] * index.code_bytes
+    device = EmulatedLists(index, room, COSTS)
+    with pytest.raises(CapacityError, match="does not fit"):
+        device.load(index, [3, 4])
+    hybrid = HybridScanner(device)
+    hybrid.swap(index, [5, 6], [])  # neither has room
+    assert device.holds(index, 3) and device.used == room
+    wanted = index.find(QUERIES, 10, LISTS)
+    scans = [Scan(q, range(LISTS), np.zeros(LISTS, np.float32)) for q in QUERIES]
+    assert index.scan(scans, 10, hybrid) == wanted
+
+    def fail(*_: object) -> list[list[Hit]]:
+        raise DeviceError("a kernel failed")
+
+    device.scan = fail  # type: ignore[method-assign]
+    assert index.scan(scans, 10, hybrid) == wanted
+
+
+def test_costs_come_from_a_machine_class() -> None:
+    costs = ListCosts.of(MACHINES["h100"])
+    assert 0 < costs.launch < 1e-3 and costs.bandwidth > costs.link > 1e9

@@ -70,7 +70,8 @@ def plan_sub_stage(
         cursors: searches that are not done, in order of arrival.
         sizes: vectors of each cluster.
         cost: what scanning takes.
-        budget: seconds (mb). One cluster is taken even if it alone takes longer.
+        budget: seconds (mb). One cluster is taken even if it alone takes longer, and then what
+            other threads scan meanwhile.
         width: searches that share a sub-stage at most, the oldest ones; twice the threads by
             default, so that searches that wait do not slow down those before them.
     """
@@ -86,7 +87,8 @@ def plan_sub_stage(
                 continue
             more = sizes[cursor.clusters[cursor.position + taken]]
             load = vectors[number] + more
-            if clusters and cost.seconds_of(total + more, max(largest, load)) > budget:
+            limit = max(budget, cost.seconds_of(total, largest))  # threads that idle are free
+            if clusters and cost.seconds_of(total + more, max(largest, load)) > limit:
                 open_.remove(number)
                 continue
             takes[number], vectors[number] = taken + 1, load

@@ -1,0 +1,173 @@
+"""What all baselines do alike: follow runs of workflows, one order for each call that is ready.
+
+In: runs, reports. Out: orders. When calls begin and which clusters a scan holds is for subclasses.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval, render
+from dovetail.runtime.retrieval.cursor import Cursor, begin_search
+from dovetail.runtime.wavefront.messages import (
+    Catalog,
+    Deliver,
+    Embed,
+    Generate,
+    Invoke,
+    Order,
+    Part,
+    Probe,
+    Probed,
+    Report,
+    Scan,
+    Scanned,
+    Source,
+)
+from dovetail.runtime.workflow_run import Call, WorkflowRun
+
+Take = Callable[[Any], None]
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """A search whose clusters are known."""
+
+    source: Source
+    call: Call
+    vector: Any
+    cursor: Cursor
+    centroids: dict[int, float] = field(default_factory=dict)
+
+    def part(self, count: int) -> Part:
+        """Return its next clusters."""
+        clusters = self.cursor.left[:count]
+        centroids = tuple(self.centroids[c] for c in clusters)
+        node = self.call.node
+        assert isinstance(node, Retrieval)
+        return Part(self.source.request, node, self.vector, clusters, centroids, self.cursor.depth)
+
+
+class StagePlane:
+    """Stages as they become ready. Searches wait in `searches` until `choose` takes them."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._numbers = itertools.count(1)
+        self._runs: dict[int, WorkflowRun] = {}
+        self._waiters: dict[int, Take] = {}
+        self._orders: list[Order] = []
+        self._scanning = False
+        self.searches: list[Search] = []
+
+    # ---- for subclasses ----
+
+    def choose(self) -> Sequence[tuple[Search, int]]:
+        """Return what the next scan holds: searches, and how many clusters of each."""
+        return [(search, len(search.cursor.left)) for search in self.searches]
+
+    def admit(self, request: int) -> None:
+        """Take a request that has come."""
+        self.advance(request)
+
+    def finish(self, request: int, call: Call, value: Any) -> None:
+        """Take the result of a call."""
+        self._runs[request].finish(call, value)
+        self.advance(request)
+
+    def deliver(self, request: int) -> None:
+        """Answer a request."""
+        self._orders.append(Deliver(request, self._runs.pop(request).result))
+
+    # ---- the plane ----
+
+    def submit(self, run: WorkflowRun, now: float) -> int:
+        """Take a request; return its number."""
+        request = next(self._numbers)
+        self._runs[request] = run
+        self.admit(request)
+        return request
+
+    def tell(self, report: Report, now: float) -> None:
+        """Take a report."""
+        self._waiters.pop(report.job)(report)
+
+    def orders(self, now: float) -> tuple[Order, ...]:
+        """Return what is to be done now."""
+        if not self._scanning and (chosen := self.choose()):
+            self._scan(chosen)
+        orders, self._orders = tuple(self._orders), []
+        return orders
+
+    def advance(self, request: int) -> None:
+        """Begin what is ready."""
+        run = self._runs[request]
+        for call in run.ready():
+            self._begin(request, call)
+        if run.done:
+            self.deliver(request)
+
+    def _begin(self, request: int, call: Call) -> None:
+        source = Source(request, call.node.name, call.round)
+        done: Take = lambda report: self.finish(request, call, report.value)  # noqa: E731
+        match call.node:
+            case Generation() as node:
+                prompt = render(node.prompt, call.state)
+                self._post(lambda job: Generate(job, source, node, prompt), done)
+            case Embedding() as node:
+                text = str(call.state[node.text])
+                self._post(lambda job: Embed(job, source, text, node.model), done)
+            case Function():
+                self._post(lambda job: Invoke(job, source, call), done)
+            case Retrieval() as node:
+                query = call.state[node.query]
+                if isinstance(query, np.ndarray):
+                    self._probe(source, call, query)
+                    return
+                text = str(query)
+                self._post(
+                    lambda job: Embed(job, source, text, query=True),
+                    lambda report: self._probe(source, call, report.value),
+                )
+
+    def _probe(self, source: Source, call: Call, vector: Any) -> None:
+        node = call.node
+        assert isinstance(node, Retrieval)
+
+        def found(report: Probed) -> None:
+            cursor = begin_search(report.clusters, node.topk)
+            centroids = dict(zip(report.clusters, report.centroids, strict=True))
+            self.searches.append(Search(source, call, vector, cursor, centroids))
+
+        self._post(lambda job: Probe(job, source, node, vector), found)
+
+    def _scan(self, chosen: Sequence[tuple[Search, int]]) -> None:
+        parts = tuple(search.part(count) for search, count in chosen)
+        index = parts[0].node.index
+
+        def scanned(report: Scanned) -> None:
+            self._scanning = False
+            for (search, count), found in zip(chosen, report.found, strict=True):
+                search.cursor.advance(count, found.hits)
+                if search.cursor.done:
+                    self._searched(search)
+
+        self._scanning = True
+        self._post(lambda job: Scan(job, "cpu", index, parts), scanned)
+
+    def _searched(self, search: Search) -> None:
+        self.searches.remove(search)
+        node = search.call.node
+        assert isinstance(node, Retrieval)
+        documents = self._catalog.documents(node, search.cursor.partial)
+        self.finish(search.source.request, search.call, documents)
+
+    def _post(self, make: Callable[[int], Order], take: Take) -> None:
+        job = next(self._numbers)
+        self._waiters[job] = take
+        self._orders.append(make(job))

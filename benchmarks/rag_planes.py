@@ -1,0 +1,114 @@
+"""The schedulers that are compared, by name, and what ours is told of the machine.
+
+In: a scene. Out: a control plane. `dovetail` has all techniques; `no_<technique>` lacks one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from baselines.speculation import PipeRag, RalmSpec
+from baselines.stages import AsyncUnsplit, FixedSplit, StageSequential
+from dovetail.runtime.wavefront.costs import StageCosts, StepCost
+from dovetail.runtime.wavefront.hot import Swap
+from dovetail.runtime.wavefront.settings import (
+    PREFETCH,
+    REORDER,
+    SPECULATE_GENERATION,
+    SPECULATE_RETRIEVAL,
+    SPLIT,
+    SPLIT_DEVICES,
+    TRANSFORMATIONS,
+    WavefrontSettings,
+)
+from dovetail.runtime.wavefront.wavefront import Wavefront
+from rag_costs import EngineCost
+from rag_world import Plane, Scene
+
+Maker = Callable[[Scene, EngineCost, int], Plane]
+
+STORED = 300
+"""Tokens of a typical sequence in the engine."""
+ENGINE_ROOM = 64
+"""Generations up to which an H100 has room for guesses with an 8B model; the paper's is 16."""
+CACHE = frozenset({SPLIT_DEVICES, PREFETCH})
+SPECULATION = frozenset({SPECULATE_GENERATION, SPECULATE_RETRIEVAL})
+ALL = frozenset(TRANSFORMATIONS)
+
+
+class HotSet:
+    """The clusters that were scanned most often, as many as fit `room` vectors."""
+
+    def __init__(self, sizes: Iterable[int], room: int) -> None:
+        self._sizes, self._room = np.array(list(sizes)), room
+        self._counts: Counter[int] = Counter()
+        self._held: set[int] = set()
+        self._moving: set[int] = set()
+        self._dropped: set[int] = set()
+
+    def resident(self, cluster: int) -> bool:
+        """See HotClusters."""
+        return cluster in self._held and cluster not in self._moving
+
+    def count(self, clusters: Iterable[int]) -> None:
+        """See HotClusters."""
+        self._counts.update(clusters)
+
+    def refresh(self) -> Swap | None:
+        """See HotClusters."""
+        ranked = [cluster for cluster, _ in self._counts.most_common()]
+        fits = np.cumsum(self._sizes[ranked]) <= self._room if ranked else []
+        wanted = {cluster for cluster, fit in zip(ranked, fits, strict=True) if fit}
+        load, drop = wanted - self._held, self._held - wanted
+        if not load:
+            return None
+        self._held, self._moving = wanted | drop, load | drop
+        self._dropped = drop
+        return Swap(tuple(sorted(load)), tuple(sorted(drop)))
+
+    def settle(self) -> None:
+        """See HotClusters."""
+        self._held -= self._dropped
+        self._moving = set()
+
+
+def stage_costs(scene: Scene, engine: EngineCost) -> StageCosts:
+    """Return what is measured beforehand, of the engine two points."""
+    one, many = (engine.seconds([], n, n * STORED) for n in (1, 33))
+    step = StepCost(fixed=one, per_sequence=(many - one) / 32)
+    return StageCosts(scan=scene.scan, overhead=scene.scan.fixed, step=step, device=scene.device)
+
+
+def make_plane(name: str, scene: Scene, engine: EngineCost, room: int = 0) -> Plane:
+    """Return the scheduler of a name; room: vectors that the device's cache holds."""
+    return MAKERS[name](scene, engine, room)
+
+
+def _ours(without: frozenset[str] = frozenset(), **settings: Any) -> Maker:
+    def make(scene: Scene, engine: EngineCost, room: int) -> Plane:
+        hot = {None: HotSet(scene.index.sizes, room)} if room and scene.device else {}
+        chosen = WavefrontSettings(
+            transformations=ALL - without, **{"generation_load": ENGINE_ROOM, **settings}
+        )
+        return Wavefront(chosen, stage_costs(scene, engine), scene, hot)
+
+    return make
+
+
+MAKERS: dict[str, Maker] = {
+    "sequential": lambda scene, engine, room: StageSequential(scene),
+    "async": lambda scene, engine, room: AsyncUnsplit(scene),
+    "fixed": lambda scene, engine, room: FixedSplit(scene),
+    "ralmspec": lambda scene, engine, room: RalmSpec(stage_costs(scene, engine), scene),
+    "piperag": lambda scene, engine, room: PipeRag(stage_costs(scene, engine), scene),
+    "dovetail": _ours(),
+    "paper_triggers": _ours(generation_load=16),
+    "no_split": _ours(frozenset({SPLIT})),
+    "no_reorder": _ours(frozenset({REORDER})),
+    "no_speculation": _ours(SPECULATION),
+    "no_cache": _ours(CACHE),
+}

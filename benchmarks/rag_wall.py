@@ -1,0 +1,132 @@
+"""The same world on the wall clock: scans are faiss's on this machine, the rest takes its time.
+
+In: as `rag_world`. Out: an `Outcome` of real seconds. The accelerator, with the engine and the
+encoder on it, is *emulated*: it replies by script at the times of the tables. One thread schedules,
+one scans.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import queue
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import faiss
+import numpy as np
+
+from dovetail.ir.workflow import Retrieval
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, fill_index
+from dovetail.runtime.wavefront import messages as m
+from rag_script import Corpus, Vectors
+from rag_world import Arrival, Outcome, Plane, Scene, World
+
+PATIENCE = 60.0
+"""Seconds without any event after which a run has failed."""
+
+
+class FaissIndex:
+    """An index of faiss behind what `Scene` asks of one."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        d = corpus.centres.shape[1]
+        self._quantizer = faiss.IndexFlatL2(d)  # stays alive beside what refers to it
+        self._quantizer.add(corpus.centres)
+        trained = faiss.IndexIVFFlat(self._quantizer, d, len(corpus.centres), faiss.METRIC_L2)
+        trained.train(corpus.centres)
+        self._index: IvfIndex = fill_index(trained, corpus.documents)
+        self.sizes = self._index.sizes
+        self.homes = self._index.base.homes
+
+    def probe(self, vector: Vectors, nprobe: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """See Index."""
+        (found,) = self._index.probe(vector[None], nprobe)
+        return found.clusters, tuple(found.distances.tolist())
+
+    def distances(self, vector: Vectors, ids: Sequence[int]) -> dict[int, float]:
+        """See Index."""
+        return self._index.distances(vector, ids)
+
+    def scan(self, parts: Sequence[m.Part]) -> tuple[m.Found, ...]:
+        """See Index."""
+        scans = [Scan(p.vector, p.clusters, np.array(p.centroids, np.float32)) for p in parts]
+        rows = self._index.scan(scans, parts[0].depth)
+        return tuple(
+            m.Found(tuple(hits), tuple(int(self.homes[i]) for _, i in hits)) for hits in rows
+        )
+
+
+def measure_scan(index: FaissIndex, queries: Sequence[Vectors]) -> ScanCost:
+    """Return what scans take here on one thread, by the lower quartile of a few sizes."""
+    points, node = [], Retrieval("search", "input", "docs")
+    for width in (1, 8, 64):
+        seconds, vectors = [], []
+        for query in queries:
+            clusters, centroids = index.probe(query, width)
+            part = m.Part(0, node, query, clusters, centroids, 20)
+            start = time.perf_counter()
+            index.scan([part])
+            seconds.append(time.perf_counter() - start)
+            vectors.append(sum(index.sizes[c] for c in clusters))
+        points.append((float(np.median(vectors)), float(np.quantile(seconds, 0.25))))
+    (few, brief), (many, long) = points[0], points[-1]
+    slope = (long - brief) / (many - few)
+    return ScanCost(max(1e-5, brief - few * slope), slope)
+
+
+class WallWorld(World):
+    """One run in real time."""
+
+    def __init__(self, scene: Scene, plane: Plane) -> None:
+        super().__init__(scene, plane)
+        self._done: queue.SimpleQueue[Future[m.Scanned]] = queue.SimpleQueue()
+        self._scanner = ThreadPoolExecutor(1)
+
+    def run(self, arrivals: Iterable[Arrival]) -> Outcome:
+        """Serve all arrivals, the first one at once."""
+        ordered = sorted(arrivals, key=lambda arrival: arrival.at)
+        for number, arrival in enumerate(ordered):
+            shifted = replace(arrival, at=arrival.at - ordered[0].at)
+            self._at(shifted.at, partial(self._arrive, number, shifted))
+        start = time.perf_counter()
+        with self._scanner:
+            while len(self.outcome.latencies) < len(ordered):
+                scanned = self._wait(start)
+                now = time.perf_counter() - start
+                if scanned is not None:
+                    self.plane.tell(scanned, now)
+                else:
+                    heapq.heappop(self._events)[2](now)
+                self._obey(now)
+        self.outcome.seconds = time.perf_counter() - start
+        return self.outcome
+
+    def _wait(self, start: float) -> m.Scanned | None:
+        """Return the next report of a scan, None where another event is due before."""
+        due = start + self._events[0][0] if self._events else math.inf
+        left = max(0.0, due - time.perf_counter())
+        try:
+            return self._done.get(timeout=min(left, PATIENCE)).result()
+        except queue.Empty:
+            assert self._events, "nothing is under way, and requests are left"
+            return None
+
+    def _scan(self, order: m.Scan, now: float) -> None:
+        assert order.device == "cpu", "nothing is cached on an accelerator that computes nothing"
+        sizes = self.scene.index.sizes
+        vectors = sum(sizes[c] for part in order.parts for c in part.clusters)
+        self.outcome.vectors["cpu"] += vectors
+        self.outcome.scans += 1
+        self._scanner.submit(self._search, order).add_done_callback(self._done.put)
+
+    def _search(self, order: m.Scan) -> m.Scanned:
+        start = time.perf_counter()
+        found = self.scene.index.scan(order.parts)
+        seconds = time.perf_counter() - start
+        self.outcome.busy["cpu"] += seconds  # one scan at a time
+        return m.Scanned(order.job, found, seconds)

@@ -1,0 +1,201 @@
+"""The RAG benchmark: all planes answer alike, baselines are what their names say, keys follow."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("faiss")
+
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.wavefront import messages as m
+
+MODULES = ("rag", "rag_cells", "rag_costs", "rag_engine", "rag_planes", "rag_script")
+MODULES += ("rag_wall", "rag_world")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+
+
+class Quick:
+    """An engine whose steps take 0.1 ms."""
+
+    def seconds(self, prefills: Any, decodes: int, stored: int) -> float:
+        return 1e-4
+
+
+@pytest.fixture(scope="module")
+def stage(bench: Any) -> Any:
+    script = bench.rag_script.Script(bench.rag_script.make_corpus(64, 1500, 16))
+    index = bench.rag_world.StandIn(script.corpus, 20_000)
+    return make_stage(bench, script, index, bench.rag_world.World)
+
+
+def make_stage(bench: Any, script: Any, index: Any, world: Any) -> Any:
+    engine = Quick()
+
+    def scene(nprobe: int, model: str) -> Any:
+        return bench.rag_world.Scene(
+            index=index,
+            script=script,
+            nprobe=nprobe,
+            engine=lambda: bench.rag_engine.ScriptedEngine(engine, script.reply),
+            scan=ScanCost(1e-4, 1e-6, 4),
+            device=ScanCost(1e-5, 1e-7),
+        )
+
+    return bench.rag_cells.Stage(scene, lambda model: engine, script, world=world, seconds=0.1)
+
+
+def cell(bench: Any, *names: str, **fields: Any) -> Any:
+    planes = tuple(bench.rag_planes.MAKERS)
+    made = {"group": "online", "workflows": names, "nprobe": 16, "planes": planes, "point": "burst"}
+    return bench.rag_cells.Cell(**{**made, "requests": 10, **fields})
+
+
+def test_every_plane_gives_every_workflow_the_same_answers(bench: Any, stage: Any) -> None:
+    row = bench.rag_cells.run_cell(stage, cell(bench, *bench.rag_cells.WORKFLOWS, room=0.2), ())
+    assert row["sequential_seconds"] > max(row["async_seconds"], row["dovetail_seconds"])
+    assert row["dovetail_attempted"] >= row["dovetail_accepted"] > 0
+    assert row["no_speculation_attempted"] == row["async_attempted"] == 0
+    assert row["generation_bound"] > 0 and row["retrieval_bound"] > 0
+
+
+def orders(bench: Any, stage: Any, plane: str, *names: str) -> list[m.Order]:
+    """Return what a plane orders for a burst of requests."""
+    found: list[m.Order] = []
+    wanted = cell(bench, *names)
+    scene = stage.scene(16, "any")
+    made = bench.rag_planes.make_plane(plane, scene, stage.engine("any"), 0)
+    take = made.orders
+
+    def watched(now: float) -> Any:
+        given = take(now)
+        found.extend(given)
+        return given
+
+    made.orders = watched
+    stage.world(scene, made).run(stage.arrivals(wanted, 1e6, 10))
+    return found
+
+
+def scans(found: list[m.Order]) -> list[m.Scan]:
+    return [order for order in found if isinstance(order, m.Scan)]
+
+
+def test_the_sequential_baseline_does_one_stage_at_a_time(bench: Any, stage: Any) -> None:
+    found = orders(bench, stage, "sequential", "irg")
+    kinds = [type(order).__name__ for order in found if isinstance(order, m.Scan | m.Generate)]
+    first, rest = kinds[:2], kinds[2:]  # the request that came first is a batch of its own
+    assert first == ["Scan", "Generate"]
+    assert rest[:4] == ["Scan", "Generate"] * 2
+    batch = ["Scan", *["Generate"] * 9] * 3
+    assert rest[4:] == batch
+    assert [len(scan.parts) for scan in scans(found)] == [1, 1, 1, 9, 9, 9]
+
+
+def test_the_asynchronous_baseline_scans_all_that_wait_and_whole(bench: Any, stage: Any) -> None:
+    found = scans(orders(bench, stage, "async", "one-shot"))
+    assert sum(len(scan.parts) for scan in found) == 10
+    assert all(len(part.clusters) == 16 for scan in found for part in scan.parts)
+    assert len(found) == 2, "the first request, then all that came meanwhile"
+
+
+def test_the_fixed_split_takes_its_count_of_each(bench: Any, stage: Any) -> None:
+    wide = orders(bench, stage, "fixed", "one-shot")
+    assert {len(p.clusters) for scan in scans(wide) for p in scan.parts} == {16}
+    scene = stage.scene(16, "any")
+    plane = importlib.import_module("baselines.stages").FixedSplit(scene, count=6, width=3)
+    found: list[m.Order] = []
+    take = plane.orders
+    plane.orders = lambda now: found.extend(given := take(now)) or given
+    stage.world(scene, plane).run(stage.arrivals(cell(bench, "one-shot"), 1e6, 10))
+    assert {len(p.clusters) for scan in scans(found) for p in scan.parts} == {6, 4}
+    assert max(len(scan.parts) for scan in scans(found)) == 3
+
+
+@pytest.mark.parametrize(("plane", "first"), [("ralmspec", False), ("piperag", True)])
+def test_rules_of_guessing(bench: Any, stage: Any, plane: str, first: bool) -> None:
+    found = orders(bench, stage, plane, "irg")
+    guessed = {o.source for o in found if isinstance(o, m.Generate) and o.provisional}
+    nodes = {str(source.node) for source in guessed}
+    assert ("read 0" in nodes) is first, "only a fixed point can guess without a history"
+    assert {"read 1", "read 2"} <= nodes
+
+
+def test_the_wall_clock_gives_the_answers_of_virtual_time(bench: Any, stage: Any) -> None:
+    index = bench.rag_wall.FaissIndex(stage.script.corpus)
+    cost = bench.rag_wall.measure_scan(index, [stage.script.meaning("q1:0 word")])
+    assert cost.fixed > 0
+    wall = make_stage(bench, stage.script, index, bench.rag_wall.WallWorld)
+    asked = cell(bench, "multistep", "hyde", requests=4)
+    for plane in ("sequential", "async", "dovetail"):
+        arrivals = wall.arrivals(asked, 1e3, 4)
+        outcome, wanted = (each.run(asked, plane, arrivals) for each in (wall, stage))
+        assert outcome.answers == wanted.answers
+        assert outcome.vectors["cpu"] > 0 and outcome.scans > 0
+
+
+def test_a_hot_set_holds_what_is_scanned_most_and_fits(bench: Any) -> None:
+    hot = bench.rag_planes.HotSet([10, 10, 10, 10], 25)
+    hot.count([3, 3, 1, 1, 1, 0])
+    swap = hot.refresh()
+    assert swap.load == (1, 3) and not swap.drop
+    assert not hot.resident(1), "in transfer"
+    hot.settle()
+    assert [hot.resident(c) for c in range(4)] == [False, True, False, True]
+    assert hot.refresh() is None
+    hot.count([0] * 5)
+    swap = hot.refresh()
+    assert (swap.load, swap.drop) == ((0,), (3,))
+    hot.settle()
+    assert [hot.resident(c) for c in range(4)] == [True, True, False, False]
+
+
+def test_cells_cover_workflows_probes_and_figures(bench: Any) -> None:
+    for scale in ("simulated", "cpu"):
+        made = list(bench.rag.make_cells(scale, bench.rag.GROUPS, 10))
+        keys = [json.dumps(one.key) for one in made]
+        assert len(set(keys)) == len(keys)
+        online = {(one.workflows, one.nprobe) for one in made if one.group == "online"}
+        assert len(online) == 15
+    assert {one.group for one in bench.rag.make_cells("simulated", bench.rag.GROUPS, 10)} == set(
+        bench.rag.GROUPS
+    )
+
+
+def test_a_small_run_writes_the_keys_and_resumes(
+    bench: Any, stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = bench.rag_cells
+    one = {"workflows": ("irg",), "nprobe": 16, "requests": 10}
+    made = [
+        cells.Cell(group="online", planes=("sequential", "async", "dovetail"), **one),
+        cells.Cell(group="online", planes=bench.rag.SINGLE, point=0.6, **one),
+        cells.Cell(group="ablation", planes=bench.rag.ABLATION, point=0.8, **one),
+        cells.Cell(group="cache", planes=("dovetail", "no_cache"), point=0.8, room=0.2, **one),
+        cells.Cell(group="offline", planes=bench.rag.SINGLE, point="burst", **one),
+    ]
+    monkeypatch.setattr(bench.rag, "make_cells", lambda *_: made)
+    monkeypatch.setitem(bench.rag.STAGES, "simulated", lambda options: stage)
+    out = tmp_path / "rag.json"
+    report = bench.rag.main(["--json", str(out)])
+    body = json.loads(out.read_text())
+    assert len(body["rows"]) == len(made)
+    wanted = {"rate_vs_sequential_irg_16", "rate_vs_async_min", "latency_vs_async_min"}
+    wanted |= {"latency_vs_sequential_loaded_min", "split_gain", "spec_gain", "cache_gain"}
+    assert wanted | {"min_cell", "speculation_accuracy"} <= set(body["summary"])
+    rate, latency = body["rows"][:2]
+    assert latency["rate"] == pytest.approx(0.6 * rate["async_rate"])
+    monkeypatch.setattr(bench.rag, "run_cell", None)  # nothing is run again
+    assert bench.rag.main(["--json", str(out), "--resume"]).rows == report.rows

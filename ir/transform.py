@@ -128,7 +128,7 @@ def speculate_retrieval(graph: ExecutionGraph, at: str, target: str) -> Executio
     before: G/0 ──> G/1 ──> R          after: G/0 ──> G/1 ──> R
                                                ╰~~> R/scout ··╯
     """
-    source = _need(graph, at, GENERATION)
+    source = _need(graph, at, GENERATION, VALIDATE)
     parts = [part for part in graph.parts(target) if not part.provisional]
     if not parts or parts[0].kind != RETRIEVAL or f"{target}/scout" in graph:
         raise WorkflowError(f"node {target!r}: it is no search that lacks a scout")
@@ -199,12 +199,12 @@ STEPS: dict[str, Callable[[ExecutionGraph, Step], ExecutionGraph]] = {
 """What each step does. Splitting comes in two: of searches and of replies."""
 
 
-def _need(graph: ExecutionGraph, name: str, kind: str) -> GraphNode:
-    """Return a node of a kind; WorkflowError where there is none."""
+def _need(graph: ExecutionGraph, name: str, *kinds: str) -> GraphNode:
+    """Return a node of one of some kinds; WorkflowError where there is none."""
     if name not in graph:
         raise WorkflowError(f"node {name!r} is not in the graph")
-    if (node := graph.node(name)).kind != kind:
-        raise WorkflowError(f"node {name!r} is no {kind} but a {node.kind}")
+    if (node := graph.node(name)).kind not in kinds:
+        raise WorkflowError(f"node {name!r} is no {kinds[0]} but a {node.kind}")
     return node
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from dovetail.ir.errors import DovetailError
+from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.workflow import Generation, Name, Retrieval
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.services import Document
@@ -29,6 +30,16 @@ class Source:
     request: int
     node: Name
     round: int
+
+
+class Graphs(Protocol):
+    """What a request did, as execution graphs, made when they are asked for."""
+
+    def plain(self) -> ExecutionGraph:
+        """Return what was computed: a node for each run of a node."""
+
+    def graph(self) -> ExecutionGraph:
+        """Return what ran: the same after all transformations."""
 
 
 # ---- orders: work ----
@@ -168,11 +179,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A request is over: its state at END, or why it failed. The last order about it."""
+    """A request is over: its state at END, or why it failed. The last order about it.
+
+    trace: the graphs of what was computed and of what ran, where it did not fail.
+    """
 
     request: int
     state: Mapping[str, Any] | None
     error: DovetailError | None = None
+    trace: Graphs | None = None
 
 
 Order: TypeAlias = (

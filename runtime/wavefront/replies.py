@@ -6,7 +6,7 @@ In: prompts, reports of the engine. Out: orders to generate; each reply back as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.ir.errors import DovetailError
@@ -20,10 +20,10 @@ from dovetail.runtime.workflow_run import Call
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """A generation. call: what waits for it; None while it is a guess.
+    """A generation. call: what waits for it; None while it is a guess. guessed: it began as one.
 
-    text: what is written so far. vector: of an earlier `text`; drift: how far the one before was
-    from it. ahead: the search that will read the reply.
+    text: what is written so far; marks: decode steps by then, of each report. vector: of an
+    earlier `text`; drift: how far the one before was from it. ahead: the search that will read it.
     """
 
     source: Source
@@ -33,7 +33,9 @@ class Reply:
     began: float
     ahead: Retrieval | None = None
     job: int = 0
+    guessed: bool = False
     text: str = ""
+    marks: list[int] = field(default_factory=list)
     over: bool = False
     embedding: int = 0  # job
     vector: Any = None
@@ -98,6 +100,8 @@ class Replies:
     def _told(self, reply: Reply, report: Progressed | Finished, now: float) -> None:
         if isinstance(report, Progressed):
             reply.text = report.text
+            if report.tokens > (reply.marks or [0])[-1]:
+                reply.marks.append(report.tokens)
             self._reader.grown(reply, now)
             return
         del self._active[reply.job]

@@ -37,6 +37,9 @@ class Search:
     slowest: float = 0.0  # seconds of the longest scan of the sub-stage under way
     seconds: float = 0.0  # of the sub-stages that are over
     tried: tuple[int, ...] = ()  # documents that a generation was begun on last
+    on_device: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by sub-stage
+    copied: tuple[int, ...] = ()  # clusters that were copied to the device beside it
+    sent_from: str = ""  # of a scout: the sub-stage of the reply that it was sent from
     over: bool = False
 
     @property

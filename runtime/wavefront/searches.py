@@ -178,6 +178,8 @@ class Searches:
         for search, clusters in lot.takes:
             search.scans += 1
             search.taken += len(clusters)
+            if lot.device == "gpu":
+                search.on_device[len(search.counts)] = clusters
         self._lanes[lot.device] = lot
         self._board.post(
             lambda job: Scan(job, lot.device, index, parts),
@@ -201,6 +203,8 @@ class Searches:
         if swap is None:
             return
         self._copying.add(index)
+        for search in self.active[:1]:
+            search.copied = search.copied or swap.load
         self._board.post(
             lambda job: Copy(job, index, swap.load, swap.drop),
             Waiter(

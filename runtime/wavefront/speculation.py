@@ -25,6 +25,7 @@ from dovetail.runtime.wavefront.settings import (
     WavefrontSettings,
 )
 from dovetail.runtime.wavefront.ticket import Guess, Key, Ticket
+from dovetail.runtime.wavefront.trace import label
 from dovetail.runtime.workflow_run import Call
 
 
@@ -93,10 +94,12 @@ class Speculation:
         for prompt in prompts_after(ticket.run, call, documents):
             source = Source(ticket.number, prompt.node.name, prompt.round)
             ahead = search_after(ticket.run.workflow, prompt.node.name)
-            reply = Reply(source, prompt.node, prompt.text, None, now, ahead)
+            reply = Reply(source, prompt.node, prompt.text, None, now, ahead, guessed=True)
             replies.begin(reply)
-            guess = Guess(reply, search, search.partial_ids, search.share)
-            ticket.guesses[prompt.node.name, prompt.round] = guess
+            key = prompt.node.name, prompt.round
+            ticket.guesses[key] = Guess(reply, search, search.partial_ids, search.share)
+            at = f"{label(call.node.name, call.round)}/{len(search.counts) - 1}"
+            ticket.attempts.setdefault(key, []).append(at)
             self.statistics.attempted += 1
 
     def check(self, search: Search, replies: Replies) -> None:
@@ -190,7 +193,9 @@ class Speculation:
         ahead = reply.ahead
         assert ahead is not None
         source = replace(reply.source, node=ahead.name)
-        scout = Search(source, ahead, None, reply.vector, now)
-        self._tickets[source.request].scouts[ahead.name] = scout
+        ticket = self._tickets[source.request]
+        at = ticket.trace.sub_stage(reply)
+        scout = Search(source, ahead, None, reply.vector, now, sent_from=at)
+        ticket.scouts[ahead.name] = scout
         self.statistics.scouts += 1
         searches.begin(scout, None)

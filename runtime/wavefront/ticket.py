@@ -10,6 +10,7 @@ from dovetail.runtime.retrieval.cursor import SearchHistory
 from dovetail.runtime.wavefront.messages import Source
 from dovetail.runtime.wavefront.replies import Reply
 from dovetail.runtime.wavefront.search import Search
+from dovetail.runtime.wavefront.trace import Trace
 from dovetail.runtime.workflow_run import Call, WorkflowRun
 
 Key: TypeAlias = tuple[Name, int]
@@ -33,13 +34,16 @@ class Guess:
 class Ticket:
     """A request under way. histories: of its last search of each index.
 
-    guesses: by the call they are for. scouts: searches ahead of the node that they prepare.
+    guesses: by the call they are for; attempts: on which sub-stages that was begun. scouts:
+    searches ahead of the node that they prepare.
     """
 
     number: int
     run: WorkflowRun
+    trace: Trace
     histories: dict[str | None, SearchHistory] = field(default_factory=dict)
     guesses: dict[Key, Guess] = field(default_factory=dict)
+    attempts: dict[Key, list[str]] = field(default_factory=dict)
     scouts: dict[Name, Search] = field(default_factory=dict)
     over: bool = False
 

@@ -36,6 +36,7 @@ from dovetail.runtime.wavefront.searches import Searches, Watcher
 from dovetail.runtime.wavefront.settings import WavefrontSettings
 from dovetail.runtime.wavefront.speculation import Speculation, Statistics
 from dovetail.runtime.wavefront.ticket import Ticket
+from dovetail.runtime.wavefront.trace import Trace
 from dovetail.runtime.workflow_run import Call, WorkflowRun
 
 
@@ -85,7 +86,7 @@ class Wavefront:
 
     def submit(self, run: WorkflowRun, now: float) -> int:
         """Take a run that has not begun; return the number of the request."""
-        ticket = Ticket(next(self._numbers), run)
+        ticket = Ticket(next(self._numbers), run, Trace(run.workflow))
         self._tickets[ticket.number] = ticket
         self._advance(ticket, now)
         return ticket.number
@@ -134,6 +135,7 @@ class Wavefront:
         for call in calls:
             if ticket.over:
                 return
+            ticket.trace.begin(call)
             _BEGIN[type(call.node)](self, ticket, call, now)
         if not ticket.over and ticket.run.done:
             self._deliver(ticket, ticket.run.result, None)
@@ -157,7 +159,8 @@ class Wavefront:
         self, ticket: Ticket, state: Mapping[str, Any] | None, error: DovetailError | None
     ) -> None:
         self._close(ticket)
-        self._board.add(Deliver(ticket.number, state, error))
+        trace = ticket.trace if error is None else None
+        self._board.add(Deliver(ticket.number, state, error, trace))
 
     def _close(self, ticket: Ticket) -> None:
         """Free all that a request holds."""
@@ -173,13 +176,14 @@ class Wavefront:
         assert isinstance(call.node, Generation)
         prompt = render(call.node.prompt, call.state)
         reply = self._speculation.commit(ticket, call, prompt, self._replies)
+        ticket.trace.begin_guesses(call, ticket.attempts.pop((call.node.name, call.round), ()))
         if reply is None:
             ahead = search_after(ticket.run.workflow, call.node.name)
             reply = Reply(ticket.source(call), call.node, prompt, call, now, ahead)
             self._replies.begin(reply)
         self._board.add(Started(reply.source, reply.job))
         if reply.over:
-            self._finish(ticket, call, reply.text, now)
+            self._replied(reply, now)
 
     def _retrieve(self, ticket: Ticket, call: Call, now: float) -> None:
         assert isinstance(call.node, Retrieval)
@@ -201,6 +205,7 @@ class Wavefront:
         history = ticket.history(call.node)
         if (scout := ticket.scouts.pop(call.node.name, None)) is not None:
             self._searches.drop(scout)
+            ticket.trace.use_scout(scout, call)
         search = Search(ticket.source(call), call.node, call, vector, now)
         self._searches.begin(search, history)
 
@@ -236,6 +241,7 @@ class Wavefront:
         if search.call is None:
             return  # its ticket keeps what it found
         ticket = self._tickets[search.source.request]
+        ticket.trace.end_search(search)
         ticket.histories[search.node.index] = search.history()
         documents = self._catalog.documents(search.node, search.steps.partial)
         self._finish(ticket, search.call, documents, now)
@@ -255,6 +261,7 @@ class Wavefront:
     def _replied(self, reply: Reply, now: float) -> None:
         if reply.call is not None:
             ticket = self._tickets[reply.source.request]
+            ticket.trace.end_reply(reply)
             self._finish(ticket, reply.call, reply.text, now)
 
     def _reply_failed(self, reply: Reply, error: DovetailError, now: float) -> None:

@@ -95,12 +95,13 @@ class Hand:
 
     def scanned(self, *hits: Hit | Sequence[Hit]) -> list[Order]:
         """End the last scan; `hits` of its one part, or lists of hits of each."""
-        scan = self.last(Scan)
-        parts = (
-            [hits] if len(scan.parts) == 1 and (not hits or isinstance(hits[0], tuple)) else hits
-        )
+        return self.end(self.last(Scan), *hits)
+
+    def end(self, scan: Scan, *hits: Any) -> list[Order]:
+        """End a scan as `scanned` does."""
+        single = len(scan.parts) == 1 and (not hits or isinstance(hits[0], tuple))
         found = tuple(
             Found(tuple(sorted(part)), (scan.parts[i].clusters[0],) * len(part))
-            for i, part in enumerate(parts)
+            for i, part in enumerate([hits] if single else hits)
         )
         return self.tell(Scanned(scan.job, found, 1e-3))

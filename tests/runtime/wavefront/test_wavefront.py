@@ -11,10 +11,11 @@ import pytest
 
 from dovetail import workflows
 from dovetail.ir.errors import DeviceError
+from dovetail.ir.graph import contract
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Workflow
 from dovetail.runtime.wavefront.ahead import prompts_after, search_after
-from dovetail.runtime.wavefront.messages import Failed, Order, Report
+from dovetail.runtime.wavefront.messages import Deliver, Failed, Order, Report
 from dovetail.runtime.wavefront.settings import TRANSFORMATIONS, WavefrontSettings
 from dovetail.runtime.wavefront.simulation import Outcome, Simulation
 from dovetail.runtime.wavefront.wavefront import Wavefront
@@ -84,6 +85,10 @@ def served(
 
     def watch(now: float, orders: Sequence[Order]) -> None:
         front.check_integrity()
+        for order in orders:
+            if isinstance(order, Deliver):
+                assert order.trace is not None
+                assert contract(order.trace.graph()) == contract(order.trace.plain())
 
     draw = rng("rate", seed)
     simulation = Simulation(front, world, machine(seed), seed)

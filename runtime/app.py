@@ -152,7 +152,9 @@ class App:
         self._generator = Generator(engine, tokenizer, artifact.path) if engine else None
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
-        self._flows = FlowService(self._generator, embed, settings)
+        self._flows = FlowService(
+            self._generator, embed, settings, (*artifact.models, *artifact.encoders)
+        )
         self._end = weakref.finalize(self, _close, self._flows, self._generator, embeddings)
 
     @property

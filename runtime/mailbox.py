@@ -45,6 +45,7 @@ class Mailbox(Generic[T]):
         """Yield items as they come, to the end."""
         while (item := self._items.get()) is not None:
             yield item
+        self._items.put(None)  # who reads on finds the end again
 
     async def __aiter__(self) -> AsyncIterator[T]:
         """As iteration, in an event loop."""
@@ -58,6 +59,7 @@ class Mailbox(Generic[T]):
                 ready.clear()
                 continue
             if item is None:
+                self._items.put(None)
                 return
             yield item
 

@@ -20,7 +20,7 @@ from dovetail.runtime.wavefront.costs import StepCost
 
 ROUNDS = 3
 MOST_CLUSTERS = 64
-STEPS = 8
+STEPS, SEQUENCES = 4, 4
 UNKNOWN_SCAN = ScanCost(fixed=1e-4, per_vector=1e-7)
 """Before there is an index: nothing is scanned by it."""
 UNKNOWN_STEP = StepCost(fixed=1e-2)
@@ -55,13 +55,18 @@ def _scan(worker: RetrievalProcess, index: BoundIndex, clusters: int) -> tuple[f
 
 
 def measure_step(generator: Generator) -> StepCost:
-    """Return what a decode step of one sequence costs, from a reply of a few tokens to nothing."""
-    options = {"max_tokens": STEPS, "ignore_eos": True}
+    """Return what a decode step costs, from a few tokens of one sequence, then of several."""
     try:
-        (job,) = generator.accept(generator.read([[0]], options))
-        metrics = job.result().metrics
+        one, several = (_time_step(generator, count) for count in (1, SEQUENCES))
     except DovetailError:
         return UNKNOWN_STEP
-    if metrics.first_token is None or metrics.last_token is None:
-        return UNKNOWN_STEP
-    return StepCost(fixed=(metrics.last_token - metrics.first_token) / (STEPS - 1))
+    each = max(0.0, several - one) / (SEQUENCES - 1)
+    return StepCost(fixed=max(0.0, one - each), per_sequence=each)
+
+
+def _time_step(generator: Generator, sequences: int) -> float:
+    options = {"max_tokens": STEPS, "ignore_eos": True, "n": sequences, "temperature": 1.0}
+    jobs = generator.accept(generator.read([[0]], options))
+    metrics = [job.result().metrics for job in jobs]
+    first = max(found.first_token or 0.0 for found in metrics)
+    return (min(found.last_token or 0.0 for found in metrics) - first) / (STEPS - 1)

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.session import Hands, Session
+from dovetail.runtime.wavefront.speculation import Statistics
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun
 
@@ -49,6 +50,12 @@ class Driver:
                 )
                 self._thread.start()
         return job
+
+    @property
+    def statistics(self) -> Statistics:
+        """What came of guesses, since the last fault of the program."""
+        session = self._session
+        return Statistics() if session is None else session.statistics
 
     def close(self) -> None:
         """Fail what is under way and end the thread. Safe to call twice."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError
+from dovetail.runtime.flows.lanes import as_ours
 from dovetail.runtime.flows.recorder import FIRST_FLOW
 from dovetail.runtime.generator import Generator
 from dovetail.runtime.job import Job
@@ -67,7 +68,10 @@ class Generations:
     def begin(self, order: Generate) -> None:
         """Start a generation; what is wrong with it is reported."""
         self._replies[order.job] = _Reply(order, [] if order.provisional else None)
-        self._start(order.job)
+        if self._held:
+            self._held.append(order.job)
+        else:
+            self._start(order.job)
 
     def reveal(self, job: int) -> None:
         """Show what was hidden, and what comes: the generation is a real one now."""
@@ -111,8 +115,8 @@ class Generations:
             order, flow = reply.order, FIRST_FLOW + reply.order.source.request
             asked = self._generator.read([order.prompt], order.node.options, single=True, flow=flow)
             (started,) = self._generator.accept(asked)
-        except DovetailError as error:
-            return self._refused(job, error)
+        except Exception as error:  # whatever a prompt of users does to a tokenizer
+            return self._refused(job, as_ours(error))
         reply.job = started
         started.chunks.watch(lambda: self._later(lambda: self._take_news(job, started)))
         return True

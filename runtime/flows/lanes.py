@@ -20,7 +20,7 @@ from dovetail.runtime.wavefront.messages import Embed, Failed, Finished, Invoke,
 
 BATCH = 64
 """Texts that are embedded together."""
-FUNCTIONS = 8
+FUNCTIONS = 64
 """Functions of nodes that run side by side."""
 
 Tell: TypeAlias = Callable[[Report], None]
@@ -88,7 +88,7 @@ class EmbeddingLane:
             rows = embed([order.text for order in orders])
         except Exception as error:
             if len(orders) == 1:
-                self._tell(Failed(orders[0].job, _as_ours(error)))
+                self._tell(Failed(orders[0].job, as_ours(error)))
                 return
             for order in orders:
                 self._run([order], embed)
@@ -123,12 +123,13 @@ class FunctionLane:
         try:
             value = node.function(order.call.state)
         except Exception as error:
-            self._tell(Failed(order.job, _as_ours(error)))
+            self._tell(Failed(order.job, as_ours(error)))
         else:
             self._tell(Finished(order.job, value))
 
 
-def _as_ours(error: Exception) -> DovetailError:
+def as_ours(error: Exception) -> DovetailError:
+    """Return an error of users' code or values as one for users."""
     if isinstance(error, DovetailError):
         return error
     return DovetailError(f"{type(error).__name__}: {error}")

@@ -12,6 +12,7 @@ from functools import partial
 
 from dovetail.ir.errors import DovetailError
 from dovetail.runtime.flows.indexes import Indexes
+from dovetail.runtime.flows.lanes import as_ours
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
     Body,
@@ -67,8 +68,8 @@ class Retrievals:
                 )
                 take = partial(self._take_probed, group)
                 self._ask(ProbeQueries(index.name, queries, index.nprobe), take)
-            except DovetailError as error:
-                self._fail(group, error)
+            except Exception as error:  # whatever a function of users gave as a vector
+                self._refused(group, as_ours(error))
 
     def scan(self, order: Scan) -> None:
         """Scan clusters of several searches together."""
@@ -94,17 +95,21 @@ class Retrievals:
 
     def _take_probed(self, orders: Sequence[Probe], future: Future[Reply]) -> None:
         error = future.exception()
-        if error is not None and len(orders) > 1:  # a query may be wrong; which one?
-            for order in orders:
-                self.probe([order])
-            return
         if error is not None:
-            self._fail(orders, error)
+            self._refused(orders, error)
             return
         body = future.result().body
         assert isinstance(body, ProbedQueries)
         for order, found in zip(orders, body.queries, strict=True):
             self._tell(Probed(order.job, found.clusters, found.centroids, found.known))
+
+    def _refused(self, orders: Sequence[Probe], error: BaseException) -> None:
+        """Report an error; of several queries one may be wrong, so they are tried one by one."""
+        if len(orders) == 1:
+            self._fail(orders, error)
+            return
+        for order in orders:
+            self.probe([order])
 
     def _take_scanned(self, order: Scan, future: Future[Reply]) -> None:
         if (error := future.exception()) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from dovetail.ir.errors import DovetailError, SpecError, WorkflowError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import Generation, Retrieval, Workflow
+from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver
@@ -33,6 +33,7 @@ from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.wavefront.costs import StageCosts
 from dovetail.runtime.wavefront.settings import WavefrontSettings
+from dovetail.runtime.wavefront.speculation import Statistics
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun
 
@@ -52,25 +53,39 @@ class EmbedPrompted(Protocol):
 class FlowSettings:
     """How an app runs workflows.
 
-    wavefront: how the control plane schedules. threads: of a search in the retrieval worker.
+    wavefront: how the control plane schedules. threads: of a search in the retrieval worker; None:
+    half of the CPUs that this process may use.
     """
 
     wavefront: WavefrontSettings = field(default_factory=WavefrontSettings)
-    threads: int = 1
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises SpecError for no threads at all."""
+        if self.threads is not None and self.threads < 1:
+            raise SpecError(f"threads must be at least 1, not {self.threads}")
 
 
 class FlowService:
     """Workflows of one app. For any thread."""
 
     def __init__(
-        self, generator: Generator | None, embed: EmbedPrompted, settings: FlowSettings
+        self,
+        generator: Generator | None,
+        embed: EmbedPrompted,
+        settings: FlowSettings,
+        models: Collection[str] = (),
     ) -> None:
-        """`embed` turns texts into vectors: of embedding nodes, and queries by default."""
-        self._settings, self._embed = settings, embed
+        """`embed` turns texts into vectors: of embedding nodes, and queries by default.
+
+        `models`: that nodes may ask for by name.
+        """
+        self._settings, self._embed, self._models = settings, embed, models
+        self._threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // 2)
         self._scan, self._overhead, self._vectors = UNKNOWN_SCAN, 0.0, 0
         self._lock = Lock()
         self._workflows: dict[str, Workflow] = {}
-        worker = RetrievalProcess(settings.threads)
+        worker = RetrievalProcess(self._threads)
         self._hands = Hands(generator, embed, worker, Indexes())
         self._driver = Driver(self._hands, self._make_control)
 
@@ -78,6 +93,11 @@ class FlowService:
     def worker(self) -> RetrievalProcess:
         """The retrieval worker."""
         return self._hands.worker
+
+    @property
+    def statistics(self) -> Statistics:
+        """What came of guesses so far."""
+        return self._driver.statistics
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
         """Have a workflow run by its name from now on; WorkflowError where it is malformed."""
@@ -104,7 +124,7 @@ class FlowService:
         index = BoundIndex(called, opened, documents, probed, asked)
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
-                self._scan, self._overhead = measure_scan(worker, index, self._settings.threads)
+                self._scan, self._overhead = measure_scan(worker, index, self._threads)
                 self._vectors = vectors
         self._hands.indexes.add(index)
 
@@ -157,13 +177,18 @@ class FlowService:
             try:
                 if isinstance(node, Retrieval):
                     self._hands.indexes.find(node.index)
-                elif isinstance(node, Generation):
-                    self._check_generation(node)
+                elif isinstance(node, Generation | Embedding):
+                    self._check_model(node)
             except DovetailError as error:
                 where = f"workflow {workflow.name!r}: node {node.name!r}"
                 raise WorkflowError(f"{where}: {error}") from None
 
-    def _check_generation(self, node: Generation) -> None:
+    def _check_model(self, node: Generation | Embedding) -> None:
+        if node.model is not None and node.model not in self._models:
+            known = ", ".join(map(repr, self._models)) or "none"
+            raise WorkflowError(f"there is no model {node.model!r}; there are: {known}")
+        if isinstance(node, Embedding):
+            return
         if self._hands.generator is None:
             raise WorkflowError("the app has no model that generates")
         if SamplingParams.make(node.options).n != 1:

@@ -38,6 +38,7 @@ from dovetail.runtime.wavefront.messages import (
     Source,
     Started,
 )
+from dovetail.runtime.wavefront.speculation import Statistics
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun
 
@@ -94,6 +95,11 @@ class Session:
             else:
                 _DO[type(order)](self, order)
         self._retrievals.probe(probes)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What came of guesses."""
+        return self._control.statistics
 
     @property
     def held(self) -> bool:

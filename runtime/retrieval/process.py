@@ -35,10 +35,18 @@ from dovetail.runtime.retrieval.wire import (
 
 START_SECONDS = 120.0
 END_SECONDS = 2.0
-DEATHS = 2
-"""A request in whose sole company a worker has died so often is given up."""
+STARTS = 3
+"""Workers in a row that die before they are ready; what waits is given up then."""
+DEATHS = 3
+"""A request in whose sole company so many workers have died is given up."""
+
+DIED = "the retrieval worker died on its start"
 
 log = logging.getLogger("dovetail")
+
+
+class _DiedOnStart(DeviceError):
+    """A worker that was gone, or silent, before it was ready."""
 
 
 @dataclass(slots=True)
@@ -53,8 +61,8 @@ class _Ask:
 class RetrievalProcess:
     """One worker at a time, started with the first index. For several threads.
 
-    After a death requests go to the new worker one by one until none is left of those that the old
-    one had, so that one that kills workers is found out and fails alone.
+    After a death requests go to the new worker one by one until all that the old one had are
+    answered, so that one that kills workers is found out and fails alone.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -65,7 +73,8 @@ class RetrievalProcess:
         self._waiting: deque[_Ask] = deque()
         self._sent: dict[int, _Ask] = {}
         self._opened: dict[str, OpenIndex] = {}
-        self._careful = self._closed = False
+        self._suspects: set[int] = set()  # what a worker had that died
+        self._closed = False
         self._link: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -94,8 +103,6 @@ class RetrievalProcess:
         body = OpenIndex(index, str(Path(path).resolve()))
         opened = self.ask(body).result().body
         assert isinstance(opened, Opened)
-        with self._lock:
-            self._opened[index] = body
         return opened
 
     def ask(self, body: Body) -> Future[Reply]:
@@ -131,10 +138,8 @@ class RetrievalProcess:
     # ---- requests ----
 
     def _pump(self) -> None:
-        """Send what waits; while careful only one at a time. With the lock."""
-        if not self._waiting and not self._sent:
-            self._careful = False
-        while self._link is not None and self._waiting and not (self._careful and self._sent):
+        """Send what waits, one at a time while there are suspects. With the lock."""
+        while self._link is not None and self._waiting and not (self._suspects and self._sent):
             asked = self._waiting.popleft()
             self._sent[asked.request.number] = asked
             with suppress(OSError):  # a worker that is gone is noticed when it is read
@@ -143,6 +148,9 @@ class RetrievalProcess:
     def _take(self, reply: Reply) -> None:
         with self._lock:
             asked = self._sent.pop(reply.number)
+            self._suspects.discard(reply.number)
+            if isinstance(reply.body, Opened) and isinstance(asked.request.body, OpenIndex):
+                self._opened[asked.request.body.index] = asked.request.body
             self._pump()
         if isinstance(reply.body, Refused):
             asked.future.set_exception(reply.body.make())
@@ -154,13 +162,13 @@ class RetrievalProcess:
         with self._lock:
             lost = [self._sent[number] for number in sorted(self._sent)]
             self._sent.clear()
-            if self._careful or len(lost) == 1:
-                for asked in lost:
-                    asked.deaths += 1
-            given_up = [asked for asked in lost if asked.deaths >= DEATHS]
-            self._waiting.extendleft(a for a in reversed(lost) if a.deaths < DEATHS)
-            self._careful = bool(lost)
-        return given_up
+            if len(lost) == 1:
+                lost[0].deaths += 1
+            again = [asked for asked in lost if asked.deaths < DEATHS]
+            self._waiting.extendleft(reversed(again))
+            self._suspects.difference_update(asked.request.number for asked in lost)
+            self._suspects.update(asked.request.number for asked in again)
+        return [asked for asked in lost if asked.deaths >= DEATHS]
 
     def _fail_all(self, error: DovetailError) -> None:
         """Fail what there is, and leave; the next request tries to start a worker again."""
@@ -169,7 +177,7 @@ class RetrievalProcess:
             left = [*self._sent.values(), *self._waiting]
             self._sent.clear()
             self._waiting.clear()
-            self._careful = False
+            self._suspects.clear()
         for asked in left:
             asked.future.set_exception(error)
 
@@ -177,12 +185,17 @@ class RetrievalProcess:
 
     def _keep(self) -> None:
         """Start a worker and read its replies; when it dies, start the next."""
+        failed = 0
         while True:
             try:
                 link, process = self._start()
             except DovetailError as error:
+                failed += 1
+                if isinstance(error, _DiedOnStart) and failed < STARTS and not self._closed:
+                    continue
                 self._fail_all(error)
                 return
+            failed = 0
             self._read(link)
             closed = self._end(link, process)
             if closed:
@@ -193,7 +206,7 @@ class RetrievalProcess:
             log.warning("%s; starting another one", why)
             for asked in self._take_back():
                 asked.future.set_exception(
-                    DeviceError(f"{why}, as one before it did, in this search; change the query")
+                    DeviceError(f"{why} in this search, as others before it; change the query")
                 )
 
     def _read(self, link: socket.socket) -> None:
@@ -207,7 +220,7 @@ class RetrievalProcess:
 
     def _end(self, link: socket.socket, process: subprocess.Popen[bytes]) -> bool:
         with self._lock:
-            self._link = None
+            self._link = self._process = None
             closed = self._closed
         _end_process(link, process)
         return closed
@@ -221,7 +234,7 @@ class RetrievalProcess:
         # A session of its own: Ctrl-C in a terminal is for the parent, which ends it. Threads that
         # spin for the next search would slow the engine down.
         try:
-            process = self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -243,21 +256,22 @@ class RetrievalProcess:
             _end_process(link, process)
             if isinstance(error, DovetailError):
                 raise
-            raise DeviceError("the retrieval worker died on its start") from None
+            raise _DiedOnStart(DIED) from None
+        self._process = process
         return link, process
 
     def _set_up(self, link: socket.socket) -> None:
         link.settimeout(START_SECONDS)
         ready = receive_struct(link, Ready)
         if ready is None:
-            raise DeviceError("the retrieval worker died on its start")
+            raise _DiedOnStart(DIED)
         with self._lock:
             opened = list(self._opened.values())
         for body in opened:
             send(link, Request(-1, body))
             reply = receive_struct(link, Reply)
             if reply is None:
-                raise DeviceError(f"the retrieval worker died as it opened {body.path}")
+                raise _DiedOnStart(f"{DIED}, as it opened {body.path}")
             if isinstance(reply.body, Refused):
                 raise reply.body.make()
         link.settimeout(None)

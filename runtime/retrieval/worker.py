@@ -115,7 +115,10 @@ def _read_vectors(index: IvfIndex, packed: Sequence[bytes]) -> Vectors:
                 f"a query has {len(data) // 4} values, the index has {index.dim}; "
                 "embed queries with the model that the index was built with"
             )
-    return unpack_vectors(packed)
+    vectors = unpack_vectors(packed)
+    if not np.isfinite(vectors).all():
+        raise SpecError("a query has values that are not finite")
+    return vectors
 
 
 _DO: dict[type, Callable[[Shelf, Any], Answer]] = {

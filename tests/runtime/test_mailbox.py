@@ -19,6 +19,7 @@ def test_a_thread_reads_what_another_one_writes() -> None:
     writer = threading.Thread(target=fill, args=(box,))
     writer.start()
     assert list(box) == list(range(100))
+    assert list(box) == []  # the end stays
     writer.join()
 
 

@@ -198,6 +198,8 @@ def test_what_cannot_run_is_told_before_it_begins(app: App, folder: Path) -> Non
         app.run(chain, "w1")  # type: ignore[arg-type]
     with pytest.raises(WorkflowError, match=r"node 'answer': .*n must be 1"):
         app.run(workflows.one_shot(n=2), question(1))
+    with pytest.raises(WorkflowError, match=r"node 'answer': there is no model 'x'"):
+        app.run(workflows.one_shot(model="x"), question(1))
     with pytest.raises(WorkflowError, match=r"node 'answer': .*temperature"):
         app.run(workflows.one_shot(temperature=-1), question(1))
     app.add_index(folder, name="other", embed=embed)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from dovetail.codegen.catalog import device_kernels, model_kernels
+from dovetail.codegen.catalog import KernelRequest, device_kernels, model_kernels
+from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.compiler.attention_search import attention_kernels
 from dovetail.compiler.check_tape import verify_tape
@@ -22,15 +25,20 @@ from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.database import default_path
-from dovetail.compiler.encoder_pipeline import compile_encoder
+from dovetail.compiler.encoder_pipeline import (
+    EncoderInputs,
+    pack_encoder,
+    read_beside,
+    read_encoder_inputs,
+    write_encoder,
+)
 from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.memory import Memory
 from dovetail.compiler.model_spec import read_generation_defaults
-from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload
 from dovetail.compiler.replay import measure_choice
-from dovetail.compiler.report import CompileReport, Progress, Steps, our_version
+from dovetail.compiler.report import CompileReport, EncoderReport, Progress, Steps, our_version
 from dovetail.compiler.request import (
     COPIED_FILES,
     TOKENIZER,
@@ -44,12 +52,13 @@ from dovetail.compiler.service import (
     describe_choice,
     mark_tuned,
     service_plan,
-    service_plans,
 )
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
-from dovetail.ir.errors import ArtifactError
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.encoder import EncoderSpec
+from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import PlanChoice
@@ -58,15 +67,25 @@ from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
 from dovetail.runtime.tape import pick_tables
 
-MODEL_NAME = "llm"
+Member: TypeAlias = Inputs | EncoderInputs
+"""What was read of one model."""
 
 
 def compile_model(
-    model: str | Path, *, output: str | Path, progress: Progress | None = None, **options: object
+    model: str | Path | Mapping[str, str | Path],
+    *,
+    output: str | Path,
+    progress: Progress | None = None,
+    **options: object,
 ) -> CompileReport:
-    """Compile `model` into the artifact `output`; `options` are the fields of CompileRequest."""
+    """Compile `model` into the artifact `output`.
+
+    model: a directory; or several by name, at most one of which generates, the others being
+    encoders. options: the fields of CompileRequest.
+    """
     CompileRequest.check_options("compile", options)
-    request = CompileRequest(model=model, output=output, **options)  # type: ignore[arg-type]
+    named = {"model": model} if isinstance(model, str | Path) else _first_and_others(model)
+    request = CompileRequest(output=output, **{**named, **options})  # type: ignore[arg-type]
     return compile_artifact(request, progress=progress)
 
 
@@ -76,109 +95,145 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
     Raises SpecError for bad input, ToolchainError without a C compiler, ArtifactError when it
     cannot be written or was interrupted.
     """
-    compile_kind = compile_encoder if is_encoder(request.model) else _compile
     try:
-        return compile_kind(request, Steps(progress))
+        return _compile(request, Steps(progress))
     except KeyboardInterrupt:
         raise ArtifactError(f"interrupted; nothing was written to {request.output}") from None
 
 
 def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     with steps.run("read"):
-        inputs = read_inputs(request)
+        members = _read(request)
     with write_artifact(request.output) as artifact:
         with steps.run("schedules"):
-            tuned = _make_schedules(inputs, steps)
+            tuned = [_make_schedules(member, steps) for member in members]
         with steps.run("kernels"):
-            libraries = _build_libraries(inputs, tuned.tables, steps)
+            libraries = _build_libraries(members, tuned, request.cache, steps)
         with steps.run("weights"):
-            weights, chunks = _pack(inputs, artifact, steps)
+            packed = [_pack(member, artifact, steps) for member in members]
         with steps.run("write"):
-            tapes = _build_tapes(inputs, weights, tuned.tables)
-            _write_model(artifact, inputs, weights, tapes)
+            for member, (weights, chunks), chosen in zip(members, packed, tuned, strict=True):
+                _write_member(artifact, member, weights, chunks, chosen)
             write_libraries(artifact, libraries)
-            artifact.write_json("hardware.json", inputs.hardware)
-            _write_plans(artifact, inputs.choice)
-            artifact.write_json(
-                f"models/{MODEL_NAME}/schedules.json", ScheduleFile(tables=tuned.tables)
-            )
-            artifact.write_json(f"models/{MODEL_NAME}/weights/chunks.json", chunks)
-            artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, tuned.records)))
+            artifact.write_json("hardware.json", members[0].hardware)
+            records = [record for chosen in tuned for record in chosen.records]
+            artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
         with steps.run("plans"):
-            manifest = _manifest(inputs, chunks)
-            choice = _choose(inputs, artifact, manifest)
-            _write_plans(artifact, choice)
+            manifest = _manifest(members, [chunks for _, chunks in packed])
+            plan, words = _write_plans(members[0], artifact, manifest)
             artifact.commit(**manifest)
-    plan = service_plan(choice)
-    rows = Counter(row.source for table in tuned.tables for row in table.rows)
+    first, *encoders = members
+    joined, others = Chosen.join(tuned), zip(encoders, packed[1:], strict=True)
+    spec, notes = first.spec, (note for member in members for note in member.notes)
     return CompileReport(
         path=str(request.output),
-        family=inputs.spec.family,
-        weight_bytes=chunks.total_bytes,
-        weight_dtype=inputs.spec.weight_dtype,
-        kv_dtype=inputs.spec.kv_dtype,
-        max_context=inputs.spec.max_context,
+        family=spec.family,
+        weight_bytes=packed[0][1].total_bytes,
+        weight_dtype=spec.weight_dtype,
+        encoders=tuple(_describe(encoder, chunks) for encoder, (_, chunks) in others),
+        kv_dtype="no" if isinstance(spec, EncoderSpec) else spec.kv_dtype,
+        max_context=spec.max_tokens if isinstance(spec, EncoderSpec) else spec.max_context,
         targets=tuple(libraries),
         kernels=sum(len(library.index.kernels) for library in libraries.values()),
         threads=plan.processes * plan.decode.threads,
-        plan=describe_choice(choice),
-        workload=inputs.workload.source,
+        plan=words,
+        workload=first.workload.source,
         effort=request.effort,
-        rows=dict(sorted(rows.items())),
-        trials=len(tuned.records),
-        measured=tuned.measured,
-        gain=_measure_gain(inputs, tuned),
+        rows=dict(sorted(Counter(row.source for t in joined.tables for row in t.rows).items())),
+        trials=len(joined.records),
+        measured=joined.measured,
+        gain=_measure_gain(first, tuned[0]) if isinstance(first, Inputs) else None,
         seconds=steps.seconds,
-        notes=(*_notes(inputs), *tuned.notes),
+        notes=(*notes, *joined.notes),
     )
 
 
 # ---- the steps ----
 
 
-def _build_libraries(
-    inputs: Inputs, tables: tuple[ScheduleTable, ...], steps: Steps
-) -> dict[str, BuiltLibrary]:
-    libraries = {}
-    for number, target in enumerate(inputs.targets):
-        products = gemm_kernels(inputs.spec, target, tables)
-        attention = attention_kernels(inputs.spec, target, tables)
-        fixed = deterministic_kernels(inputs.spec, target)
-        kernels = (*model_kernels(inputs.spec, target), *products, *attention, *fixed)
-        wanted = LibrarySpec(target=target, kernels=kernels)
-        libraries[target.name] = build_library(wanted, inputs.request.cache)
-        steps.advance(number + 1, len(inputs.targets) + len(inputs.devices))
-    for device in inputs.devices:
-        wanted = LibrarySpec(target=device, kernels=device_kernels(inputs.spec, device))
-        libraries[device.name] = build_library(wanted, inputs.request.cache)
-    return libraries
+def _first_and_others(models: Mapping[str, str | Path]) -> dict[str, object]:
+    """Return the fields of a request for several models: the first is the one that generates."""
+    if not models:
+        raise SpecError("there is no model to compile; give a directory, or several by name")
+    generating = [name for name, path in models.items() if not is_encoder(path)]
+    first = next(iter(generating or models))
+    others = {name: path for name, path in models.items() if name != first}
+    return {"model": models[first], "name": first, "beside": others}
 
 
-def _make_schedules(inputs: Inputs, steps: Steps) -> Chosen:
-    request = inputs.request
+def _read(request: CompileRequest) -> tuple[Member, ...]:
+    """Read the first model, then those beside it, which share a budget with it."""
+    first: Member
+    if request.budget is not None:
+        request = replace(request, budget=request.budget / (1 + len(request.beside)))
+    if is_encoder(request.model):
+        first = read_encoder_inputs(request)
+    else:
+        first = read_inputs(request)
+    return (first, *read_beside(request, first))
+
+
+def _make_schedules(member: Member, steps: Steps) -> Chosen:
+    request = member.request
     found = [
         choose_schedules(
-            SearchScope(
-                spec=inputs.spec,
-                payload=inputs.payload,
-                plans=service_plans(inputs.searched),
-                others=inputs.plans,
-                hardware=inputs.hardware,
-                target=target,
-            ),
+            member.scope(target),
             ChoiceRequest(
                 effort=request.effort,
                 database=Path(request.database or default_path(request.cache)),
                 measurable=can_measure(target, request),
-                budget=inputs.search_seconds,
+                budget=member.search_seconds,
                 fixed_order=request.fixed_order,
                 cache=request.cache,
             ),
             steps.advance,
         )
-        for target in inputs.targets
+        for target in member.targets
     ]
     return Chosen.join(found)
+
+
+def _build_libraries(
+    members: Sequence[Member], tuned: Sequence[Chosen], cache: Path | None, steps: Steps
+) -> dict[str, BuiltLibrary]:
+    """Return a library for each target: it has the kernels of all models, each once."""
+    first, libraries = members[0], {}
+    for number, target in enumerate(first.targets):
+        kernels = {
+            kernel.name: kernel
+            for member, chosen in zip(members, tuned, strict=True)
+            for kernel in _kernels(member, target, chosen.tables)
+        }
+        wanted = LibrarySpec(target=target, kernels=tuple(kernels.values()))
+        libraries[target.name] = build_library(wanted, cache)
+        steps.advance(number + 1, len(first.targets) + len(first.devices))
+    for device in first.devices:
+        assert isinstance(first, Inputs), "encoders have no device"
+        wanted = LibrarySpec(target=device, kernels=device_kernels(first.spec, device))
+        libraries[device.name] = build_library(wanted, cache)
+    return libraries
+
+
+def _kernels(
+    member: Member, target: Target, tables: tuple[ScheduleTable, ...]
+) -> tuple[KernelRequest, ...]:
+    spec = member.spec
+    common = (*model_kernels(spec, target), *gemm_kernels(spec, target, tables))
+    if isinstance(spec, EncoderSpec):
+        return common
+    fixed = deterministic_kernels(spec, target)
+    return (*common, *attention_kernels(spec, target, tables), *fixed)
+
+
+def _describe(encoder: Member, chunks: WeightChunks) -> EncoderReport:
+    assert isinstance(encoder, EncoderInputs), "only the first may generate"
+    return EncoderReport(
+        name=encoder.name,
+        family=encoder.spec.family,
+        weight_bytes=chunks.total_bytes,
+        weight_dtype=encoder.spec.weight_dtype,
+        max_tokens=encoder.spec.max_tokens,
+    )
 
 
 def _measure_gain(inputs: Inputs, tuned: Chosen) -> Gain | None:
@@ -195,11 +250,13 @@ def _measure_gain(inputs: Inputs, tuned: Chosen) -> Gain | None:
 
 
 def _pack(
-    inputs: Inputs, artifact: ArtifactWriter, steps: Steps
+    member: Member, artifact: ArtifactWriter, steps: Steps
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
-    name = f"models/{MODEL_NAME}/weights/weights.bin"
-    checkpoint = open_checkpoint(inputs.directory)
-    packed = pack_weights(inputs.spec, checkpoint, artifact.path_for(name), steps.advance)
+    if isinstance(member, EncoderInputs):
+        return pack_encoder(member, artifact, steps)
+    name = f"models/{member.name}/weights/weights.bin"
+    checkpoint = open_checkpoint(member.directory)
+    packed = pack_weights(member.spec, checkpoint, artifact.path_for(name), steps.advance)
     artifact.add_weights(name)
     return packed
 
@@ -222,13 +279,29 @@ def _build_tapes(
 # ---- writing ----
 
 
+def _write_member(
+    artifact: ArtifactWriter,
+    member: Member,
+    weights: tuple[WeightEntry, ...],
+    chunks: WeightChunks,
+    chosen: Chosen,
+) -> None:
+    if isinstance(member, EncoderInputs):
+        write_encoder(artifact, member, weights, chosen.tables)
+    else:
+        _write_model(artifact, member, weights, _build_tapes(member, weights, chosen.tables))
+    folder = f"models/{member.name}"
+    artifact.write_json(f"{folder}/schedules.json", ScheduleFile(tables=chosen.tables))
+    artifact.write_json(f"{folder}/weights/chunks.json", chunks)
+
+
 def _write_model(
     artifact: ArtifactWriter,
     inputs: Inputs,
     weights: tuple[WeightEntry, ...],
     tapes: tuple[Tape, ...],
 ) -> None:
-    folder = f"models/{MODEL_NAME}"
+    folder = f"models/{inputs.name}"
     for name, limit in COPIED_FILES.items():
         if (source := inputs.directory / name).is_file():
             data = read_bounded(source, limit)
@@ -236,7 +309,7 @@ def _write_model(
                 parse_json_object(data, str(source))
             artifact.write_bytes(f"{folder}/{name}", data)
     model = ModelFile(
-        name=MODEL_NAME,
+        name=inputs.name,
         spec=inputs.spec,
         weights=weights,
         max_step_tokens=inputs.request.max_step_tokens,
@@ -249,13 +322,24 @@ def _write_model(
         artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)
 
 
-def _write_plans(artifact: ArtifactWriter, choice: PlanChoice) -> None:
-    plan = service_plan(choice)
+def _write_plans(
+    first: Member, artifact: ArtifactWriter, manifest: dict[str, Any]
+) -> tuple[ServicePlan, str]:
+    """Write how the artifact is served, as its first model is best; return it, also in words."""
+    if isinstance(first, EncoderInputs):
+        artifact.write_json("plans/service.json", first.plan)
+        return first.plan, f"1 process of {first.plan.prefill.threads} threads"
+    _write_choice(first, artifact, first.choice)
+    choice = _choose(first, artifact, manifest)
+    _write_choice(first, artifact, choice)
+    return service_plan(choice), describe_choice(choice)
+
+
+def _write_choice(inputs: Inputs, artifact: ArtifactWriter, choice: PlanChoice) -> None:
+    plan, name = service_plan(choice), inputs.name
     artifact.write_json("plans/service.json", plan)
     artifact.write_json("plans/choice.json", choice)
-    artifact.write_json(
-        "graph/serve.json", place(serving_graph(MODEL_NAME), {MODEL_NAME: plan}).file
-    )
+    artifact.write_json("graph/serve.json", place(serving_graph(name), {name: plan}).file)
 
 
 def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) -> PlanChoice:
@@ -269,20 +353,19 @@ def _choose(inputs: Inputs, artifact: ArtifactWriter, manifest: dict[str, Any]) 
     return measure_choice(tuned, where, inputs.spec, inputs.trace, seconds, memory)
 
 
-def _manifest(inputs: Inputs, chunks: WeightChunks) -> dict[str, Any]:
-    content = msgspec.json.encode(inputs.spec) + msgspec.json.encode(chunks)
+def _manifest(members: Sequence[Member], chunks: Sequence[WeightChunks]) -> dict[str, Any]:
+    content = b"".join(
+        msgspec.json.encode(member.spec) + msgspec.json.encode(packed)
+        for member, packed in zip(members, chunks, strict=True)
+    )
+    first = members[0]
     return {
         "producer": f"dovetail {our_version()}",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "model_fingerprint": hashlib.sha256(content).hexdigest(),
-        "workload_fingerprint": inputs.workload.fingerprint,
-        "targets": tuple(target.name for target in (*inputs.targets, *inputs.devices)),
-        "models": (MODEL_NAME,),
-        "effort": inputs.request.effort,
+        "workload_fingerprint": first.workload.fingerprint,
+        "targets": tuple(target.name for target in (*first.targets, *first.devices)),
+        "models": tuple(m.name for m in members if isinstance(m, Inputs)),
+        "encoders": tuple(m.name for m in members if isinstance(m, EncoderInputs)),
+        "effort": first.request.effort,
     }
-
-
-def _notes(inputs: Inputs) -> tuple[str, ...]:
-    if (inputs.directory / TOKENIZER).is_file():
-        return ()
-    return (f"{inputs.directory} has no {TOKENIZER}: prompts must be token ids",)

@@ -20,18 +20,29 @@ Progress = Callable[[str, int, int], None]
 STEPS = ("read", "schedules", "kernels", "weights", "write", "plans")
 
 
+class EncoderReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An encoder that lies beside the first model of an artifact."""
+
+    name: str
+    family: str
+    weight_bytes: int
+    weight_dtype: str
+    max_tokens: int
+
+
 class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a compile did: `seconds` by step, `rows` of the schedules by where they come from.
 
     threads: of a decode step, in all processes. plan: both phases' in words. trials: the
     measurements behind the schedules. measured: how many of them were made now; the others come
-    from the tuning database.
+    from the tuning database. Figures of a model are the first one's, of work those of all.
     """
 
     path: str
     family: str
     weight_bytes: int
     weight_dtype: str
+    encoders: tuple[EncoderReport, ...] = ()
     kv_dtype: str
     max_context: int
     targets: tuple[str, ...]

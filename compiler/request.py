@@ -7,8 +7,9 @@ the plans that may be chosen. Wrong input ends here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from dovetail.codegen.isa.target import Target
@@ -16,6 +17,7 @@ from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_o
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload, make_payload
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
 from dovetail.compiler.service import (
@@ -43,6 +45,7 @@ REPLAY_SHARE = 0.2
 """How long plans are measured, and the share of a budget that this may take from the search."""
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
+MODEL_NAME = "llm"
 TOKENIZER = "tokenizer.json"
 COPIED_FILES = {
     TOKENIZER: 64 << 20,
@@ -104,10 +107,15 @@ class CompileRequest(ModelRequest):
 
     targets: names of `dovetail.codegen.targets`, the best CPU target of the machine by default; an
     accelerator's adds its kernels. plan: to serve with; no other is looked for. fixed_order: no
-    schedule cuts K, which tells what cutting it is worth.
+    schedule cuts K, which tells what cutting it is worth. name: of the model in the artifact, by
+    default `llm` or `embedder`. beside: encoders for the same artifact, by name; they take
+    `hardware`, `targets`, `effort`, `threads` and `weight_dtype` from here, and their own
+    longest texts.
     """
 
     output: str | Path
+    name: str | None = None
+    beside: Mapping[str, str | Path] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     plan: ServicePlan | None = None
     fixed_order: bool = False
@@ -118,6 +126,7 @@ class Inputs:
     """Everything that was read, checked and chosen before the work begins."""
 
     request: CompileRequest
+    name: str
     directory: Path
     spec: ModelSpec
     hardware: HardwareSpec
@@ -171,6 +180,24 @@ class Inputs:
         whole = effort.seconds if budget is None else budget - self.replay_seconds
         return whole / max(1, sum(can_measure(target, self.request) for target in self.targets))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of this model."""
+        if (self.directory / TOKENIZER).is_file():
+            return ()
+        return (f"{self.directory} has no {TOKENIZER}: prompts must be token ids",)
+
+    def scope(self, target: Target) -> SearchScope:
+        """Return what schedules are searched for."""
+        return SearchScope(
+            spec=self.spec,
+            payload=self.payload,
+            plans=service_plans(self.searched),
+            others=self.plans,
+            hardware=self.hardware,
+            target=target,
+        )
+
 
 def read_inputs(request: CompileRequest) -> Inputs:
     """Read and check everything; raises SpecError for wrong input."""
@@ -195,6 +222,7 @@ def read_inputs(request: CompileRequest) -> Inputs:
     processes = {candidate.processes for candidate in choice.decode}
     return Inputs(
         request=request,
+        name=request.name or MODEL_NAME,
         directory=Path(request.model),
         spec=spec,
         hardware=hardware,
@@ -221,6 +249,9 @@ def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Targ
 
 def check_request(request: CompileRequest) -> None:
     """Raise SpecError for options that are out of their ranges or exclude each other."""
+    for name in (*request.beside, *([request.name] if request.name is not None else [])):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+            raise SpecError(f"a model cannot be called {name!r}; use letters, digits, - and _")
     if request.effort not in EFFORTS:
         raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
     if request.plan is not None and request.threads is not None:

@@ -5,6 +5,7 @@ In: a Hugging Face directory and what to plan for. Out: an artifact, and a repor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ from dovetail.cli.report import (
     report_errors,
     show_bytes,
 )
+from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.compiler.report import CompileReport
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
 def compile_command(
     model: ModelDirectory,
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME=DIRECTORY",
+            help="An encoder for the same artifact; repeatable.",
+        ),
+    ] = None,
     hardware: Annotated[
         str, typer.Option(help="auto, or a machine as `dovetail topo` reads it.")
     ] = "auto",
@@ -67,6 +77,7 @@ def compile_command(
             model,
             output=output,
             progress=progress,
+            beside=_read_named(beside or ()),
             hardware=hardware,
             workload=workload,
             targets=tuple(target or ()),
@@ -90,6 +101,11 @@ def describe_report(report: CompileReport) -> str:
     lines = [
         f"{report.path}: {report.family}, {show_bytes(report.weight_bytes)} of "
         f"{report.weight_dtype} weights, {report.kv_dtype} KV, context {report.max_context}",
+        *(
+            f"{encoder.name}: {encoder.family}, {show_bytes(encoder.weight_bytes)} of "
+            f"{encoder.weight_dtype} weights, texts of {encoder.max_tokens} tokens"
+            for encoder in report.encoders
+        ),
         f"{report.kernels} kernels for {', '.join(report.targets)}; schedule rows: {rows}",
         f"plan: {report.plan}",
         *_describe_gain(report),
@@ -97,6 +113,17 @@ def describe_report(report: CompileReport) -> str:
         *(f"note: {note}" for note in report.notes),
     ]
     return "\n".join(lines)
+
+
+def _read_named(given: Sequence[str]) -> dict[str, str]:
+    """Return directories by name, from NAME=DIRECTORY each."""
+    named: dict[str, str] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in named:
+            raise SpecError(f"--model {text}: write NAME=DIRECTORY, each name once")
+        named[name] = path
+    return named
 
 
 def _describe_gain(report: CompileReport) -> list[str]:

@@ -6,19 +6,22 @@ In: an artifact directory, of any machine. Out: tables, or one JSON object with 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.cli.inspect_encoder import encoder_facts
 from dovetail.cli.inspect_plans import graph_table, plan_tables
 from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
 from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
+from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
-from dovetail.ir.model import ModelFile
+from dovetail.ir.model import ModelFile, WeightEntry
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.schedule import ScheduleFile as Schedules
@@ -48,6 +51,14 @@ class ModelInspection(msgspec.Struct, frozen=True, kw_only=True):
     tapes: tuple[TapeSummary, ...]
 
 
+class EncoderInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """One text encoder of an artifact."""
+
+    file: EncoderFile
+    schedules: tuple[ScheduleTable, ...]
+    tapes: tuple[TapeSummary, ...]
+
+
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an artifact decides; sizes in bytes, times in seconds."""
 
@@ -58,6 +69,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     choice: PlanChoice | None
     graphs: dict[str, GraphFile]
     models: tuple[ModelInspection, ...]
+    encoders: tuple[EncoderInspection, ...]
     kernels: tuple[KernelIndex, ...]
 
 
@@ -90,6 +102,7 @@ def inspect_artifact(path: Path) -> Inspection:
             if name.startswith("graph/")
         },
         models=tuple(_inspect_model(reader, name) for name in reader.manifest.models),
+        encoders=tuple(_inspect_encoder(reader, name) for name in reader.manifest.encoders),
         kernels=tuple(
             reader.json(f"kernels/{target}/index.json", KernelIndex)
             for target in reader.manifest.targets
@@ -98,13 +111,23 @@ def inspect_artifact(path: Path) -> Inspection:
 
 
 def _inspect_model(reader: Reader, name: str) -> ModelInspection:
+    file = reader.json(f"models/{name}/model.json", ModelFile)
+    return ModelInspection(file=file, **_inspect_files(reader, name))
+
+
+def _inspect_encoder(reader: Reader, name: str) -> EncoderInspection:
+    file = reader.json(f"models/{name}/encoder.json", EncoderFile)
+    return EncoderInspection(file=file, **_inspect_files(reader, name))
+
+
+def _inspect_files(reader: Reader, name: str) -> dict[str, Any]:
+    """Return what every kind of model has."""
     folder = PurePosixPath("models", name)
     tapes = [f for f in sorted(reader.manifest.files) if f.startswith(f"{folder}/tapes/")]
-    return ModelInspection(
-        file=reader.json(f"{folder}/model.json", ModelFile),
-        schedules=reader.json(f"{folder}/schedules.json", Schedules).tables,
-        tapes=tuple(_summarise_tape(reader.json(f, Tape)) for f in tapes),
-    )
+    return {
+        "schedules": reader.json(f"{folder}/schedules.json", Schedules).tables,
+        "tapes": tuple(_summarise_tape(reader.json(f, Tape)) for f in tapes),
+    }
 
 
 def _summarise_tape(tape: Tape) -> TapeSummary:
@@ -130,8 +153,13 @@ def print_inspection(found: Inspection, console: Console) -> None:
         console.print(graph_table(name, graph))
     for model in found.models:
         console.print(_facts_table(f"model {model.file.name}", _model_facts(model)))
-        console.print(_weights_table(model.file))
-        console.print(_schedule_table(model))
+        console.print(_weights_table(model.file.weights))
+        console.print(_schedule_table(model.schedules))
+    for encoder in found.encoders:
+        facts = encoder_facts(encoder.file) | _tape_facts(encoder.tapes)
+        console.print(_facts_table(f"encoder {encoder.file.name}", facts))
+        console.print(_weights_table(encoder.file.weights))
+        console.print(_schedule_table(encoder.schedules))
     console.print(_kernel_table(found.kernels))
 
 
@@ -199,35 +227,38 @@ def _model_facts(model: ModelInspection) -> dict[str, str]:
         "step limits": f"{file.max_step_tokens} tokens, {file.max_step_sequences} sequences",
         "tokenizer": file.tokenizer or "none in the checkpoint: prompts are token ids",
     }
-    for tape in model.tapes:
-        facts[f"tape {tape.name}"] = (
-            f"{tape.entries} kernel calls, {tape.barriers} barriers, "
-            f"arena {show_bytes(tape.arena_bytes)}"
-        )
-    return facts
+    return facts | _tape_facts(model.tapes)
 
 
-def _weights_table(file: ModelFile) -> Table:
+def _tape_facts(tapes: Sequence[TapeSummary]) -> dict[str, str]:
+    return {
+        f"tape {tape.name}": f"{tape.entries} kernel calls, {tape.barriers} barriers, "
+        f"arena {show_bytes(tape.arena_bytes)}"
+        for tape in tapes
+    }
+
+
+def _weights_table(weights: Sequence[WeightEntry]) -> Table:
     sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for weight in file.weights:
+    for weight in weights:
         sizes[weight.layout, weight.dtype].append(weight.bytes)
     table = Table(title="weights", title_justify="left")
     for column in ("layout", "dtype", "tensors", "bytes"):
         table.add_column(column, justify="left" if column in ("layout", "dtype") else "right")
     for (layout, dtype), found in sorted(sizes.items()):
         table.add_row(layout, dtype, str(len(found)), show_bytes(sum(found)))
-    total = sum(weight.bytes for weight in file.weights)
-    table.add_row("total", "", str(len(file.weights)), show_bytes(total))
+    total = sum(weight.bytes for weight in weights)
+    table.add_row("total", "", str(len(weights)), show_bytes(total))
     return table
 
 
-def _schedule_table(model: ModelInspection) -> Table:
+def _schedule_table(schedules: Sequence[ScheduleTable]) -> Table:
     table = Table(title="schedules", title_justify="left")
     for column in ("operator / from M", "kernel", "schedule", "source"):
         table.add_column(column, overflow="fold")
     for column in ("time", "GFLOP/s", "loss"):
         table.add_column(column, justify="right")
-    for schedule in model.schedules:
+    for schedule in schedules:
         shape = f" {schedule.n} x {schedule.k}" if schedule.k else ""
         head = f"{schedule.op}{shape} {schedule.dtype}"
         where = f"{schedule.phase} phase, {schedule.threads} threads"

@@ -1,0 +1,60 @@
+"""What `dovetail inspect` says of a text encoder.
+
+In: its encoder.json. Out: facts in words, by name.
+"""
+
+from __future__ import annotations
+
+from dovetail.ir.encoder import EncoderFile, EncoderSpec
+from dovetail.ir.model import RopeSpec
+
+
+def encoder_facts(file: EncoderFile) -> dict[str, str]:
+    """Return an encoder's architecture and what becomes of its last rows."""
+    spec = file.spec
+    kind = "gated " if spec.gated else ""
+    norm = "before each half" if spec.norm_first else "after each sum"
+    return {
+        "family": spec.family,
+        "layers": f"{spec.n_layers} x (hidden {spec.hidden_size}, {kind}{spec.activation} of "
+        f"{spec.intermediate_size}), normed {norm}",
+        "attention": f"{spec.n_heads} heads of {spec.head_dim}, {_show_reach(spec)}",
+        "positions": _show_positions(spec),
+        "vocabulary": f"{spec.vocab_size}, {spec.token_types or 'no'} token types",
+        "longest text": f"{spec.max_tokens} tokens",
+        "out": _show_end(spec),
+        "prompts": ", ".join(map(_quote, spec.prompts)) or "none",
+        "default prompt": "none" if spec.default_prompt is None else _quote(spec.default_prompt),
+        "dtypes": f"weights {spec.weight_dtype} (checkpoint {spec.checkpoint_dtype})",
+        "tokenizer": file.tokenizer or "none in the checkpoint: texts are token ids",
+    }
+
+
+def _show_reach(spec: EncoderSpec) -> str:
+    local = sum(spec.local_layers)
+    if not local:
+        return "over the whole text"
+    return f"{spec.reach} tokens to both sides in {local} layers, else over the whole text"
+
+
+def _show_positions(spec: EncoderSpec) -> str:
+    if spec.rope is None:
+        return {"learned": f"{spec.n_positions} learned"}.get(spec.positions, spec.positions)
+    ropes = {"": spec.rope, " in local layers": spec.local_rope}
+    return ", ".join(f"{_show_rope(rope)}{where}" for where, rope in ropes.items() if rope)
+
+
+def _show_rope(rope: RopeSpec) -> str:
+    return f"rotary, {rope.kind}, theta {rope.theta:g}"
+
+
+def _show_end(spec: EncoderSpec) -> str:
+    pooled = f"{spec.pooling} of a text's rows" if spec.pooling == "mean" else f"{spec.pooling} row"
+    if spec.labels:
+        score = ", a score is the sigmoid" if spec.sigmoid else ""
+        return f"{spec.labels} logits of the {pooled}{score}"
+    return f"{spec.dim} values, {pooled}{', of length 1' if spec.unit else ''}"
+
+
+def _quote(name: str) -> str:
+    return f"`{name}`"

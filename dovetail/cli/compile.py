@@ -72,12 +72,13 @@ def compile_command(
     """Compile a model for a machine into one artifact; nothing is written unless it succeeds."""
     from dovetail.compiler.pipeline import compile_model
 
+    named = _read_named(beside or ())
     with progress_bars() as progress:
         report = compile_model(
             model,
             output=output,
             progress=progress,
-            beside=_read_named(beside or ()),
+            beside=named,
             hardware=hardware,
             workload=workload,
             targets=tuple(target or ()),

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import dovetail as face
+from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.dovetail.commands import Result, assert_one_sentence, dovetail
+from tests.encoders import MODERN, save_encoder
 
 
 def test_help_of_every_verb() -> None:
@@ -47,6 +49,30 @@ def test_compile_for_a_described_machine(model: Path, tmp_path: Path) -> None:
     assert found["manifest"]["targets"] == ["generic"]
     assert found["plan"]["decode"]["threads"] == 1
     assert found["hardware"]["source"] == "sysfs"
+
+
+def test_an_encoder_beside_the_model_is_compiled_and_shown(model: Path, tmp_path: Path) -> None:
+    output, modern = tmp_path / "app.dove", tmp_path / "modern"
+    save_encoder(modern, "modernbert", **MODERN)
+    beside = ("--model", f"small={ENCODER}", "--model", f"modern={modern}")
+    result = dovetail("compile", model, "-o", output, *beside, "--effort", "none", "--threads", "1")
+    assert "small: bert, " in result.out and "modern: modernbert, " in result.out
+    text = dovetail("inspect", output).out
+    for words in (
+        "encoder small",
+        "256 tokens",
+        "128 values, mean of a text's rows, of length 1",
+        "20 tokens to both sides in 3 layers",
+        "theta 160000",
+        "geglu",
+    ):
+        assert words in text
+    found = json.loads(dovetail("inspect", output, "--json").out)
+    assert [encoder["file"]["name"] for encoder in found["encoders"]] == ["small", "modern"]
+    for given in ("small", "=x", "small="):
+        wrong = dovetail("compile", model, "-o", output, "--model", given)
+        assert_one_sentence(wrong)
+        assert "NAME=DIRECTORY" in wrong.err
 
 
 def test_inspect_shows_every_decision(artifact: Path) -> None:

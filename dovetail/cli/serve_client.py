@@ -1,0 +1,225 @@
+"""A load test's client: streams from any OpenAI-compatible server, timed token by token.
+
+In: planned requests and a server's URL. Out: `Timing`s, and vLLM's figures over them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+
+from dovetail.cli.serve_load import Planned
+from dovetail.errors import SpecError
+
+CHAT = "openai-chat"
+ENDPOINTS = {"openai": "/v1/completions", CHAT: "/v1/chat/completions"}
+METRICS = ("ttft", "tpot", "itl", "e2el")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server and how to ask it. max_concurrency: requests under way at most."""
+
+    base_url: str
+    model: str
+    backend: str = "openai"
+    endpoint: str | None = None
+    api_key: str | None = None
+    ignore_eos: bool = False
+    max_concurrency: int | None = None
+    timeout: float = 600.0
+
+    @property
+    def url(self) -> str:
+        """The address that requests go to."""
+        return self.base_url.rstrip("/") + (self.endpoint or ENDPOINTS[self.backend])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of requests."""
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def body(self, planned: Planned) -> dict[str, Any]:
+        """Return the body of a request."""
+        prompt: dict[str, Any]
+        if self.backend == CHAT:
+            prompt = {"messages": [{"role": "user", "content": planned.words()}]}
+        else:
+            random = planned.text is None
+            prompt = {"prompt": planned.token_ids() if random else planned.text}
+        return {
+            **prompt,
+            "model": self.model,
+            "max_tokens": planned.output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+        }
+
+
+@dataclass(slots=True)
+class Timing:
+    """One request: seconds on one clock, when text came, tokens, and why it failed."""
+
+    sent: float
+    came: list[float] = field(default_factory=list)
+    ended: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    text: str = ""
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first text."""
+        return self.came[0] - self.sent if self.came else self.e2el
+
+    @property
+    def e2el(self) -> float:
+        """Seconds to the end."""
+        return self.ended - self.sent
+
+    @property
+    def tpot(self) -> float:
+        """Seconds for each token after the first."""
+        return (self.e2el - self.ttft) / max(1, self.output_tokens - 1)
+
+    @property
+    def itl(self) -> list[float]:
+        """Seconds between pieces of text."""
+        return [b - a for a, b in pairwise(self.came)]
+
+
+def ask_model(base_url: str, model: str | None, api_key: str | None) -> tuple[str, int | None]:
+    """Return the model's id, the server's first if None, and its context where the server tells.
+
+    Raises SpecError where there is no server.
+    """
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    url = base_url.rstrip("/") + "/v1/models"
+    try:
+        reply = httpx.get(url, headers=headers, timeout=30)
+        reply.raise_for_status()
+        listed = reply.json()["data"]
+        found = next(one for one in listed if model in (None, one["id"]))
+        return found["id"], found.get("max_model_len")
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
+        if model is not None and isinstance(error, StopIteration):
+            raise SpecError(f"{base_url} does not serve {model!r}") from None
+        raise SpecError(f"{url} does not list models: {error}") from None
+
+
+async def run_load(target: Target, planned: Sequence[Planned]) -> tuple[list[Timing], float]:
+    """Send all requests at their times; return how each went, and the seconds it took in all."""
+    most = target.max_concurrency
+    room = asyncio.Semaphore(most) if most else None
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=most or 256)
+    async with httpx.AsyncClient(
+        limits=limits, timeout=target.timeout, headers=target.headers
+    ) as client:
+        start = time.perf_counter()
+
+        async def one(request: Planned) -> Timing:
+            await asyncio.sleep(max(0.0, start + request.at - time.perf_counter()))
+            async with room or nullcontext():
+                return await _send(client, target, request)
+
+        found = await asyncio.gather(*map(one, planned))
+        return found, time.perf_counter() - start
+
+
+async def _send(client: httpx.AsyncClient, target: Target, request: Planned) -> Timing:
+    body = msgspec.json.encode(target.body(request))
+    headers = {"content-type": "application/json"}
+    timing = Timing(time.perf_counter())
+    try:
+        async with client.stream("POST", target.url, content=body, headers=headers) as reply:
+            if reply.status_code != 200:
+                text = (await reply.aread()).decode(errors="replace")
+                timing.error = f"{reply.status_code} {text[:300]}"
+            else:
+                await _read(reply, timing)
+    except httpx.HTTPError as error:
+        timing.error = f"{type(error).__name__} {error}"
+    timing.ended = time.perf_counter()
+    return timing
+
+
+async def _read(reply: httpx.Response, timing: Timing) -> None:
+    done = False
+    async for line in reply.aiter_lines():
+        if not line.startswith("data: "):
+            continue
+        if line == "data: [DONE]":
+            done = True
+            continue
+        chunk = msgspec.json.decode(line[6:])
+        if "error" in chunk:
+            timing.error = str(chunk["error"])
+        for choice in chunk.get("choices", ()):
+            text = choice.get("text") or (choice.get("delta") or {}).get("content")
+            if text:
+                timing.came.append(time.perf_counter())
+                timing.text += text
+        if usage := chunk.get("usage"):
+            timing.prompt_tokens = usage["prompt_tokens"]
+            timing.output_tokens = usage["completion_tokens"]
+    timing.output_tokens = timing.output_tokens or len(timing.came)
+    if not done and timing.error is None:
+        timing.error = "the stream was cut"
+
+
+def summarize(
+    timings: Sequence[Timing],
+    seconds: float,
+    goodput: Mapping[str, float],
+    percentiles: Sequence[float],
+) -> dict[str, Any]:
+    """Return vLLM's figures, times in milliseconds, as the bounds of `goodput` by metric are."""
+    good = [timing for timing in timings if timing.error is None]
+    output = sum(timing.output_tokens for timing in good)
+    read = sum(timing.prompt_tokens for timing in good)
+    kept = sum(
+        all(getattr(timing, name) * 1e3 <= most for name, most in goodput.items())
+        for timing in good
+    )
+    found: dict[str, Any] = {
+        "duration": seconds,
+        "completed": len(good),
+        "failed": len(timings) - len(good),
+        "total_input_tokens": read,
+        "total_output_tokens": output,
+        "request_throughput": len(good) / seconds,
+        "request_goodput": kept / seconds if goodput else None,
+        "slo_attainment": kept / len(timings) if goodput else None,
+        "output_throughput": output / seconds,
+        "total_token_throughput": (output + read) / seconds,
+    }
+    for name in METRICS:
+        values: list[float] = []
+        for timing in good:
+            one = getattr(timing, name)
+            values += one if isinstance(one, list) else [one]
+        found |= _spread(name, np.asarray(values or [0.0]) * 1e3, percentiles)
+    return found
+
+
+def _spread(name: str, values: Any, percentiles: Sequence[float]) -> dict[str, float]:
+    figures = {
+        f"mean_{name}_ms": float(values.mean()),
+        f"median_{name}_ms": float(np.median(values)),
+        f"std_{name}_ms": float(values.std()),
+    }
+    for percentile in percentiles:
+        figures[f"p{percentile:g}_{name}_ms"] = float(np.percentile(values, percentile))
+    return figures

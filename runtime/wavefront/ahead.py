@@ -6,16 +6,19 @@ or choice of the user runs on what is only a guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.workflow import (
     Edge,
+    Embedding,
     Generation,
     Name,
     Place,
     Retrieval,
+    State,
     Terminal,
     Workflow,
     render,
@@ -42,14 +45,33 @@ def prompts_after(run: WorkflowRun, call: Call, value: object) -> list[Prompt]:
     fork = run.fork()
     try:
         fork.finish(call, value)
-        calls = fork.ready()
+        return [
+            Prompt(call.node, call.round, text_of(call))
+            for call in fork.ready()
+            if isinstance(call.node, Generation)
+        ]
     except WorkflowError:  # it will be raised when it is true
         return []
-    return [
-        Prompt(call.node, call.round, render(call.node.prompt, call.state))
-        for call in calls
-        if isinstance(call.node, Generation)
-    ]
+
+
+def text_of(call: Call) -> str:
+    """Return the prompt, the query or the text of a call's node.
+
+    Raises WorkflowError where a value of the state cannot be turned into text.
+    """
+    try:
+        return _TEXTS[type(call.node)](call.node, call.state)
+    except Exception as error:
+        raise WorkflowError(
+            f"node {call.node.name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+_TEXTS: dict[type, Callable[[Any, State], str]] = {
+    Generation: lambda node, state: render(node.prompt, state),
+    Retrieval: lambda node, state: str(state[node.query]),
+    Embedding: lambda node, state: str(state[node.text]),
+}
 
 
 def search_after(workflow: Workflow, name: Name) -> Retrieval | None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.errors import DovetailError, WorkflowError
-from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval, render
-from dovetail.runtime.wavefront.ahead import search_after
+from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval
+from dovetail.runtime.wavefront.ahead import search_after, text_of
 from dovetail.runtime.wavefront.board import Board, Waiter
 from dovetail.runtime.wavefront.costs import Learned, StageCosts
 from dovetail.runtime.wavefront.hot import HotClusters
@@ -128,15 +128,14 @@ class Wavefront:
     def _advance(self, ticket: Ticket, now: float) -> None:
         """Begin what is ready; deliver when all is over."""
         try:
-            calls = ticket.run.ready()
+            for call in ticket.run.ready():
+                if ticket.over:
+                    return
+                ticket.trace.begin(call)
+                _BEGIN[type(call.node)](self, ticket, call, now)
         except WorkflowError as error:
             self._deliver(ticket, None, error)
             return
-        for call in calls:
-            if ticket.over:
-                return
-            ticket.trace.begin(call)
-            _BEGIN[type(call.node)](self, ticket, call, now)
         if not ticket.over and ticket.run.done:
             self._deliver(ticket, ticket.run.result, None)
 
@@ -174,7 +173,7 @@ class Wavefront:
 
     def _generate(self, ticket: Ticket, call: Call, now: float) -> None:
         assert isinstance(call.node, Generation)
-        prompt = render(call.node.prompt, call.state)
+        prompt = text_of(call)
         reply = self._speculation.commit(ticket, call, prompt, self._replies)
         ticket.trace.begin_guesses(call, ticket.attempts.pop((call.node.name, call.round), ()))
         if reply is None:
@@ -192,7 +191,7 @@ class Wavefront:
         if isinstance(query, np.ndarray):
             self._search(ticket, call, query, now)
             return
-        source, text = ticket.source(call), str(query)
+        source, text = ticket.source(call), text_of(call)
         self._board.post(
             lambda job: Embed(job, source, text, query=True, index=node.index),
             self._waiter(
@@ -211,11 +210,9 @@ class Wavefront:
 
     def _embed(self, ticket: Ticket, call: Call, now: float) -> None:
         assert isinstance(call.node, Embedding)
-        source, node, text = ticket.source(call), call.node, str(call.state[call.node.text])
+        source, text, model = ticket.source(call), text_of(call), call.node.model
         self._board.add(Started(source))
-        self._board.post(
-            lambda job: Embed(job, source, text, node.model), self._waiter(ticket, call)
-        )
+        self._board.post(lambda job: Embed(job, source, text, model), self._waiter(ticket, call))
 
     def _invoke(self, ticket: Ticket, call: Call, now: float) -> None:
         source = ticket.source(call)

@@ -190,6 +190,21 @@ def test_an_error_of_a_function_or_a_limit_ends_the_request_as_the_plain_run_doe
     assert front.idle
 
 
+class Shy:
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_a_value_without_text_ends_its_request_alone() -> None:
+    world = HashWorld(0)
+    front = Wavefront(WavefrontSettings(), COSTS, world)
+    workflow = workflows.hyde().workflow()
+    made = [WorkflowRun(workflow, {"input": value}) for value in (Shy(), "fine")]
+    found = Simulation(front, world, machine(0)).run([(0.0, run) for run in made])
+    errors = {outcome.request: outcome.error for outcome in found}
+    assert str(errors[1]) == "node 'imagine' failed: ValueError: no words" and errors[2] is None
+
+
 def test_looking_ahead_changes_nothing_and_sees_only_declared_ways() -> None:
     workflow = workflows.multistep().workflow()
     ahead = search_after(workflow, "next")

@@ -18,7 +18,8 @@ from dovetail.runtime.workflow_run import Call
 class Search:
     """A search under way. call: what waits for it; None for a scout, which only makes history.
 
-    counts: clusters of each sub-stage that is over. taken: clusters of the one under way.
+    counts: clusters of each sub-stage that is over. taken: clusters of the one under way. left:
+    vectors that are not scanned yet.
     """
 
     source: Source
@@ -32,6 +33,7 @@ class Search:
     homes: dict[int, int] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)
     taken: int = 0
+    left: int = 0
     scans: int = 0  # under way
     found: list[Hit] = field(default_factory=list)
     slowest: float = 0.0  # seconds of the longest scan of the sub-stage under way

@@ -109,8 +109,7 @@ class Searches:
 
     def _alone(self, search: Search) -> float:
         """Predict the seconds of scanning all that is left of a search, and nothing else."""
-        sizes = self._catalog.sizes(search.node.index)
-        return self._learned.scan_seconds([sum(sizes[c] for c in search.steps.left)])
+        return self._learned.scan_seconds([search.left])
 
     def dispatch(self, now: float) -> None:
         """Order the next scans of devices that are idle, and copies of clusters that got hot."""
@@ -221,6 +220,8 @@ class Searches:
     ) -> None:
         search.centroids = dict(zip(report.clusters, report.centroids, strict=True))
         search.cursor = begin_search(report.clusters, search.node.topk, used, report.known)
+        sizes = self._catalog.sizes(search.node.index)
+        search.left = sum(sizes[cluster] for cluster in report.clusters)
         if used is not None:
             search.homes.update(used.homes)
         if self._learned.stage is None:
@@ -232,7 +233,9 @@ class Searches:
         del self._lanes[lot.device]
         if lot.device == "cpu":
             self._learned.scanned(lot.predicted, report.seconds, elapsed)
+        sizes = self._catalog.sizes(lot.takes[0][0].node.index)
         for (search, clusters), found in zip(lot.takes, report.found, strict=True):
+            search.left -= sum(sizes[cluster] for cluster in clusters)
             if (hot := self._hot.get(search.node.index)) is not None:
                 hot.count(clusters)
             if not search.over and search.find(found, report.seconds):

@@ -57,14 +57,16 @@ class Speculation:
     ) -> None:
         self._settings, self._learned = settings, learned
         self._board, self._catalog, self._tickets = board, catalog, tickets
+        self._changed = False  # since the last look for guesses
         self.statistics = Statistics()
 
     # ---- speculative generation ----
 
     def guess(self, searches: Searches, replies: Replies, now: float) -> None:
         """Begin generations on partial results, the nearest k-th document first, while it pays."""
-        if not self._settings.allows(SPECULATE_GENERATION):
+        if not self._changed or not self._settings.allows(SPECULATE_GENERATION):
             return
+        self._changed = False
         if replies.load >= self._settings.generation_load:
             return
         open_ = [search for search in searches.active if self._may_guess(search)]
@@ -102,11 +104,16 @@ class Speculation:
             ticket.attempts.setdefault(key, []).append(at)
             self.statistics.attempted += 1
 
+    def look_again(self) -> None:
+        """Take that the engine has more room, or a search has found more, than before."""
+        self._changed = True
+
     def check(self, search: Search, replies: Replies) -> None:
         """Roll back what was begun on documents that are not the nearest any more.
 
         Documents once displaced do not come back, so waiting for the end would only cost time.
         """
+        self.look_again()
         for key, guess in self._guesses(search):
             if guess.ids != search.partial_ids:
                 self._reject(key, guess, replies)
@@ -145,6 +152,7 @@ class Speculation:
         del self._tickets[guess.reply.source.request].guesses[key]
         self._learned.guessed(guess.share, held=False)
         self.statistics.rejected += 1
+        self.look_again()
         replies.drop(guess.reply)
 
     # ---- speculative retrieval ----

@@ -164,6 +164,7 @@ class Wavefront:
     def _close(self, ticket: Ticket) -> None:
         """Free all that a request holds."""
         ticket.over = True
+        self._speculation.look_again()
         self._searches.drop_request(ticket.number)
         self._replies.drop_request(ticket.number)
         self._board.cancel_request(ticket.number)
@@ -256,12 +257,14 @@ class Wavefront:
         self._speculation.sense(reply, self._searches)
 
     def _replied(self, reply: Reply, now: float) -> None:
+        self._speculation.look_again()
         if reply.call is not None:
             ticket = self._tickets[reply.source.request]
             ticket.trace.end_reply(reply)
             self._finish(ticket, reply.call, reply.text, now)
 
     def _reply_failed(self, reply: Reply, error: DovetailError, now: float) -> None:
+        self._speculation.look_again()
         if reply.call is None:
             self._speculation.lose(reply, self._replies)
         else:

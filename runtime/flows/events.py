@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dovetail.ir.workflow import Name
+from dovetail.runtime.wavefront.messages import Graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,11 @@ class WorkflowResult:
     """What a workflow came to.
 
     outputs: the inputs, and what the nodes on the ways to END have written. timeline: its nodes
-    in the order in which they ended. seconds: from its submission to its end.
+    in the order in which they ended. seconds: from its submission to its end. graphs: what was
+    computed, `plain()`, and what ran after all transformations, `graph()`.
     """
 
     outputs: Mapping[str, Any]
     timeline: tuple[NodeTime, ...]
     seconds: float
+    graphs: Graphs

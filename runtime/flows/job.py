@@ -21,6 +21,7 @@ from dovetail.runtime.flows.events import (
     WorkflowResult,
 )
 from dovetail.runtime.mailbox import Mailbox
+from dovetail.runtime.wavefront.messages import Graphs
 
 
 class WorkflowJob:
@@ -104,9 +105,10 @@ class WorkflowJob:
         if self._events is not None:
             self._events.put(event)
 
-    def end(self, state: Mapping[str, Any]) -> None:
+    def end(self, state: Mapping[str, Any], graphs: Graphs) -> None:
         """Give the result to those who wait."""
-        self._result.set_result(WorkflowResult(state, tuple(self._timeline), self.seconds))
+        timeline = tuple(self._timeline)
+        self._result.set_result(WorkflowResult(state, timeline, self.seconds, graphs))
         self._close()
 
     def fail(self, error: Exception) -> None:

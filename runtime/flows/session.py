@@ -202,7 +202,8 @@ class Session:
         if order.error is not None:
             job.fail(order.error)
         else:
-            job.end(order.state or {})
+            assert order.state is not None and order.trace is not None
+            job.end(order.state, order.trace)
 
 
 _DO: dict[type, Callable[[Session, Any], None]] = {

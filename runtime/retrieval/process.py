@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.runtime.retrieval.wire import (
     Body,
@@ -92,15 +94,23 @@ class RetrievalProcess:
         with self._lock:
             return tuple(self._sent)
 
-    def open(self, index: str, path: str | os.PathLike[str]) -> Opened:
+    def open(
+        self, index: str, path: str | os.PathLike[str], *, kernels: bool | None = None
+    ) -> Opened:
         """Open an index in the worker, and in those that follow it.
 
+        Args:
+            index: what requests call it.
+            path: its folder.
+            kernels: whether its kernels scan it, or faiss; None: what is measured to be faster.
+
         Raises:
-            SpecError: there is no index at `path`, or faiss is not installed.
+            ArtifactError: there is no index at `path`, or it is damaged.
+            SpecError: faiss is not installed.
             DeviceError: the worker cannot be started.
             RequestError: this is closed.
         """
-        body = OpenIndex(index, str(Path(path).resolve()))
+        body = OpenIndex(index, str(Path(path).resolve()), self._threads, kernels)
         opened = self.ask(body).result().body
         assert isinstance(opened, Opened)
         return opened
@@ -149,8 +159,10 @@ class RetrievalProcess:
         with self._lock:
             asked = self._sent.pop(reply.number)
             self._suspects.discard(reply.number)
-            if isinstance(reply.body, Opened) and isinstance(asked.request.body, OpenIndex):
-                self._opened[asked.request.body.index] = asked.request.body
+            body = asked.request.body
+            if isinstance(reply.body, Opened) and isinstance(body, OpenIndex):
+                # Later workers scan as this one does: a search may go on in one of them
+                self._opened[body.index] = replace(body, kernels=reply.body.kernels)
             self._pump()
         if isinstance(reply.body, Refused):
             asked.future.set_exception(reply.body.make())

@@ -30,10 +30,16 @@ T = TypeVar("T")
 
 
 class OpenIndex(msgspec.Struct, frozen=True, tag=True):
-    """Open the index folder at `path` under a name -> Opened."""
+    """Open the index folder at `path` under a name -> Opened.
+
+    threads: that search together. kernels: whether generated kernels scan its lists, or faiss;
+    None: whichever is measured to be faster.
+    """
 
     index: str
     path: str
+    threads: int = 1
+    kernels: bool | None = None
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -85,12 +91,13 @@ class Request(msgspec.Struct, frozen=True):
 class Opened(msgspec.Struct, frozen=True, tag=True):
     """What is in an index: values of a vector, `l2` or `ip`, and vectors in each cluster.
 
-    query_prompt: what goes before the text of a query.
+    kernels: whether generated ones scan it. query_prompt: what goes before the text of a query.
     """
 
     dim: int
     metric: str
     sizes: tuple[int, ...]
+    kernels: bool = False
     query_prompt: str = ""
 
 

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,7 +24,9 @@ import numpy as np
 from dovetail.ir.errors import DovetailError, SpecError
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, Vectors
+from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, Scanner, Vectors
+from dovetail.runtime.retrieval.list_kernels import open_list_kernels
+from dovetail.runtime.retrieval.scanner import KernelScanner, choose_scanner
 from dovetail.runtime.retrieval.wire import (
     Answer,
     Body,
@@ -44,11 +48,19 @@ from dovetail.runtime.retrieval.wire import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """An index, its documents, and what scans its lists."""
+
+    collection: Collection
+    scanner: Scanner
+
+
 class Shelf:
     """The indexes that a worker has open."""
 
     def __init__(self) -> None:
-        self._indexes: dict[str, Collection] = {}
+        self._indexes: dict[str, _Served] = {}
 
     def answer(self, body: Body) -> Answer:
         """Do what is asked for; what goes wrong is an answer, too."""
@@ -61,14 +73,21 @@ class Shelf:
 
     def open(self, body: OpenIndex) -> Opened:
         """Map an index from its files."""
-        found = self._indexes[body.index] = open_index(body.path)
+        found = open_index(body.path)
         index, embedder = found.snapshot.index, found.embedder
-        prompt = "" if embedder is None else embedder.query_prompt
-        return Opened(index.dim, index.metric, tuple(index.sizes), prompt)
+        scanner = _choose_scanner(body, index)
+        self._indexes[body.index] = _Served(found, scanner)
+        return Opened(
+            dim=index.dim,
+            metric=index.metric,
+            sizes=tuple(index.sizes),
+            kernels=isinstance(scanner, KernelScanner),
+            query_prompt="" if embedder is None else embedder.query_prompt,
+        )
 
     def probe(self, body: ProbeQueries) -> ProbedQueries:
         """Find the clusters of queries; their filters are looked at here for the first time."""
-        found = self._indexes[body.index]
+        found = self._indexes[body.index].collection
         index = found.snapshot.index
         vectors = _read_vectors(index, [query.vector for query in body.queries])
         for query in body.queries:
@@ -87,8 +106,8 @@ class Shelf:
 
     def scan(self, body: ScanPieces) -> ScannedPieces:
         """Scan the clusters of all pieces as one batch, as deep as the deepest one is to go."""
-        found = self._indexes[body.index]
-        index = found.snapshot.index
+        served = self._indexes[body.index]
+        found, index = served.collection, served.collection.snapshot.index
         vectors = _read_vectors(index, [piece.vector for piece in body.pieces])
         scans = [
             Scan(
@@ -99,13 +118,20 @@ class Shelf:
             )
             for vector, piece in zip(vectors, body.pieces, strict=True)
         ]
-        rows = index.scan(scans, max(piece.depth for piece in body.pieces))
+        rows = index.scan(scans, max(piece.depth for piece in body.pieces), served.scanner)
         pieces = []
         for piece, hits in zip(body.pieces, rows, strict=True):
             kept = tuple(hits[: piece.depth])
             homes = tuple(home for _, id_ in kept if (home := index.home(id_)) is not None)
             pieces.append(ScannedPiece(kept, homes))
         return ScannedPieces(tuple(pieces))
+
+
+def _choose_scanner(body: OpenIndex, index: IvfIndex) -> Scanner:
+    library = None if body.kernels is False else open_list_kernels(Path(body.path))
+    if body.kernels and library is not None:
+        return KernelScanner(library, index, body.threads)
+    return choose_scanner(library, index, queries=2 * body.threads, threads=body.threads).scanner
 
 
 def _read_vectors(index: IvfIndex, packed: Sequence[bytes]) -> Vectors:

@@ -64,6 +64,8 @@ def test_library_workflows_give_the_answers_of_the_plain_order(
         result = app.run(name, question(i))
         assert result.outputs == plain(services, graph, question(i))
         assert all(0 <= node.start <= node.end <= result.seconds for node in result.timeline)
+        assert len(result.graphs.plain().nodes) == len(result.timeline)
+        assert len(result.graphs.graph().nodes) >= len(result.timeline)
 
 
 def test_threads_and_event_loops_run_workflows_side_by_side(

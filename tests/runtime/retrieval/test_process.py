@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("faiss")
 
+from dovetail.codegen.targets import host_target
 from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import (
     ArtifactError,
@@ -131,6 +132,31 @@ def test_filters_leave_documents_out(
     odd, whole, both = ([id_ for _, id_ in piece.hits] for piece in reply.pieces)
     assert whole == both == [id_ for _, id_ in index.find(vectors[:1], DEPTH, CLUSTERS)[0]]
     assert all(id_ % 2 for id_ in odd) and set(odd) >= {id_ for id_ in whole if id_ % 2}
+
+
+def test_kernels_scan_as_faiss_does_and_later_workers_go_on_with_them(
+    tmp_path: Path, index: IvfIndex
+) -> None:
+    path = tmp_path / "idx"
+    passages = [Passage(key=f"p{i}", text=str(i)) for i in range(len(VECTORS))]
+    request = IndexRequest(output=path, clusters=CLUSTERS, targets=(host_target(),))
+    entry = EmbedderEntry(name="given", fingerprint="")
+    build_index_folder(passages, Given(), entry, request, lambda *_: None)
+    worker = RetrievalProcess(2)
+    try:
+        assert worker.open("a", path, kernels=True).kernels
+        found = []
+        for _ in range(2):
+            body = worker.ask(scan(VECTORS[0], tuple(range(CLUSTERS)))).result().body
+            assert isinstance(body, ScannedPieces)
+            found.append(body.pieces[0].hits)
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+        (wanted,) = index.find(VECTORS[:1], DEPTH, CLUSTERS)
+        assert found[0] == found[1] and [i for _, i in found[0]] == [i for _, i in wanted]
+        assert not worker.open("b", path, kernels=False).kernels
+    finally:
+        worker.close()
 
 
 def test_bad_input_is_an_error_and_the_worker_goes_on(

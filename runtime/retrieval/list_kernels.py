@@ -1,0 +1,45 @@
+"""The kernels of an index folder that scan its lists, for the CPU at hand.
+
+In: the folder. Out: the library of the best target that runs here, checked against the manifest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.index_file import IndexManifest
+from dovetail.runtime.isa import REQUIREMENTS, supports
+from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.retrieval.folder import check_file, damaged, read_manifest
+from dovetail.topology.hardware import read_hardware
+
+
+def open_list_kernels(folder: Path) -> KernelLibrary | None:
+    """Return the library, None where the folder has none that runs here.
+
+    Raises ArtifactError where it is missing or not the one that the manifest lists.
+    """
+    manifest, hardware = read_manifest(folder), read_hardware()
+    offered = (t for t in REQUIREMENTS if t in manifest.targets and supports(t, hardware))
+    target = next(offered, None)
+    if target is None:
+        return None
+    name = f"kernels/{target}/index.json"
+    try:
+        kernels = msgspec.json.decode(
+            _listed(folder, manifest, name).read_bytes(), type=KernelIndex
+        )
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise damaged(folder, name, f"cannot be decoded ({error})") from None
+    return KernelLibrary(_listed(folder, manifest, f"kernels/{target}/{kernels.library}"), kernels)
+
+
+def _listed(folder: Path, manifest: IndexManifest, name: str) -> Path:
+    """Return the path of a file whose contents are those that the manifest lists."""
+    if name not in manifest.files:
+        raise damaged(folder, "manifest.json", f"lists no {name}")
+    check_file(folder, manifest, name, contents=True)
+    return folder / name

@@ -3,9 +3,11 @@
 `simulated`: 38M x 1024, IVF4096 and an H100 beside 64 cores, in virtual time on documented figures.
 `cpu`: 1M x 384, IVF1024, searched here by faiss on one thread, beside an *emulated* H100 that takes
 its time and replies by script. All planes of a scale meet the same engine, scans and questions.
+`tiny`: the bundled world on the real engine, `App.run` beside LangGraph with our nodes.
 
     python benchmarks/rag.py --scale simulated --json benchmarks/results/rag_simulated.json --resume
     python benchmarks/rag.py --scale cpu --json benchmarks/results/rag_cpu.json
+    python benchmarks/rag.py --scale tiny --requests 16 --json benchmarks/results/rag_tiny.json
 """
 
 from __future__ import annotations
@@ -242,6 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         "slo": SLO,
     }
     report = open_report("rag", options, config, tuple(config))
+    if options.scale == "tiny":
+        return _run_tiny(options, report)
     stage = STAGES[options.scale](options)
     started = time.perf_counter()
     for cell in make_cells(options.scale, groups, options.requests):
@@ -255,6 +259,19 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         report.summary = summarize(report.rows)
         report.write(options.json)
     report.print(COLUMNS)
+    return report
+
+
+def _run_tiny(options: argparse.Namespace, report: Report) -> Report:
+    from rag_tiny import measure_tiny
+
+    report.rows = measure_tiny(options)
+    report.summary = {
+        f"tiny_vs_langgraph_{way}_min": min(row[f"vs_{way}"] for row in report.rows)
+        for way in ("one", "batch")
+    }
+    report.write(options.json)
+    report.print()
     return report
 
 
@@ -276,7 +293,7 @@ STAGES = {"simulated": simulated_stage, "cpu": cpu_stage}
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--scale", choices=tuple(STAGES), default="simulated")
+    parser.add_argument("--scale", choices=(*STAGES, "tiny"), default="simulated")
     parser.add_argument("--only", nargs="*", choices=GROUPS, help="groups of cells")
     parser.add_argument("--requests", type=int, default=160, help="of a cell")
     parser.add_argument("--vectors", type=int, default=1_000_000, help="of scale cpu")

@@ -5,16 +5,13 @@ In: a scene. Out: a control plane. `dovetail` has all techniques; `no_<technique
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from baselines.speculation import PipeRag, RalmSpec
 from baselines.stages import AsyncUnsplit, FixedSplit, StageSequential
+from dovetail.runtime.retrieval.hot import HotSet
 from dovetail.runtime.wavefront.costs import StageCosts, StepCost
-from dovetail.runtime.wavefront.hot import Swap
 from dovetail.runtime.wavefront.settings import (
     PREFETCH,
     REORDER,
@@ -40,42 +37,6 @@ SPECULATION = frozenset({SPECULATE_GENERATION, SPECULATE_RETRIEVAL})
 ALL = frozenset(TRANSFORMATIONS)
 
 
-class HotSet:
-    """The clusters that were scanned most often, as many as fit `room` vectors."""
-
-    def __init__(self, sizes: Iterable[int], room: int) -> None:
-        self._sizes, self._room = np.array(list(sizes)), room
-        self._counts: Counter[int] = Counter()
-        self._held: set[int] = set()
-        self._moving: set[int] = set()
-        self._dropped: set[int] = set()
-
-    def resident(self, cluster: int) -> bool:
-        """See HotClusters."""
-        return cluster in self._held and cluster not in self._moving
-
-    def count(self, clusters: Iterable[int]) -> None:
-        """See HotClusters."""
-        self._counts.update(clusters)
-
-    def refresh(self) -> Swap | None:
-        """See HotClusters."""
-        ranked = [cluster for cluster, _ in self._counts.most_common()]
-        fits = np.cumsum(self._sizes[ranked]) <= self._room if ranked else []
-        wanted = {cluster for cluster, fit in zip(ranked, fits, strict=True) if fit}
-        load, drop = wanted - self._held, self._held - wanted
-        if not load:
-            return None
-        self._held, self._moving = wanted | drop, load | drop
-        self._dropped = drop
-        return Swap(tuple(sorted(load)), tuple(sorted(drop)))
-
-    def settle(self) -> None:
-        """See HotClusters."""
-        self._held -= self._dropped
-        self._moving = set()
-
-
 def stage_costs(scene: Scene, engine: EngineCost) -> StageCosts:
     """Return what is measured beforehand, of the engine two points."""
     one, many = (engine.seconds([], n, n * STORED) for n in (1, 33))
@@ -90,7 +51,7 @@ def make_plane(name: str, scene: Scene, engine: EngineCost, room: int = 0) -> Pl
 
 def _ours(without: frozenset[str] = frozenset(), **settings: Any) -> Maker:
     def make(scene: Scene, engine: EngineCost, room: int) -> Plane:
-        hot = {None: HotSet(scene.index.sizes, room)} if room and scene.device else {}
+        hot = {None: HotSet(scene.index.sizes, room)} if room and scene.device else {}  # in vectors
         chosen = WavefrontSettings(
             transformations=ALL - without, **{"generation_load": ENGINE_ROOM, **settings}
         )

@@ -146,22 +146,6 @@ def test_the_wall_clock_gives_the_answers_of_virtual_time(bench: Any, stage: Any
         assert outcome.vectors["cpu"] > 0 and outcome.scans > 0
 
 
-def test_a_hot_set_holds_what_is_scanned_most_and_fits(bench: Any) -> None:
-    hot = bench.rag_planes.HotSet([10, 10, 10, 10], 25)
-    hot.count([3, 3, 1, 1, 1, 0])
-    swap = hot.refresh()
-    assert swap.load == (1, 3) and not swap.drop
-    assert not hot.resident(1), "in transfer"
-    hot.settle()
-    assert [hot.resident(c) for c in range(4)] == [False, True, False, True]
-    assert hot.refresh() is None
-    hot.count([0] * 5)
-    swap = hot.refresh()
-    assert (swap.load, swap.drop) == ((0,), (3,))
-    hot.settle()
-    assert [hot.resident(c) for c in range(4)] == [True, True, False, False]
-
-
 def test_cells_cover_workflows_probes_and_figures(bench: Any) -> None:
     for scale in ("simulated", "cpu"):
         made = list(bench.rag.make_cells(scale, bench.rag.GROUPS, 10))

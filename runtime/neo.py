@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.lateness import Lateness
 from dovetail.runtime.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.plan import Batch, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor
@@ -45,6 +46,8 @@ class NeoScheduler(Scheduler):
         self._offloading = self._at_once = False
         self._weighed = (0, 0)  # plans and requests when the verdict was found
         self._known = 0  # requests that had come by then
+        self.lateness = Lateness()
+        self._running: tuple[Pipeline, float] | None = None  # the step under way, when it began
 
     @property
     def homes(self) -> tuple[Home, ...]:
@@ -56,6 +59,7 @@ class NeoScheduler(Scheduler):
         if self.settings.offload == "off":
             return self.plan_alone(Home.GPU)
         self.tick()
+        self._running = None  # a step that failed tells nothing
         self._weigh()
         draft = self.start_draft()
         self._serve_overdue(draft)
@@ -69,6 +73,15 @@ class NeoScheduler(Scheduler):
             self._admit_to_cpu(draft)
         draft.tokens += kept
         return self._choose(draft)
+
+    def complete(self, batch: Batch) -> tuple[Request, ...]:
+        """See RequestBook; the first batch to be reported tells how long the step took."""
+        if self._running is not None:
+            pipeline, start = self._running
+            seconds = (self.clock() - start) / self.limits.n_layers
+            self.lateness.learn(pipeline.stages, seconds - pipeline.starts)
+            self._running = None
+        return super().complete(batch)
 
     # ---- who lives where ----
 
@@ -95,7 +108,7 @@ class NeoScheduler(Scheduler):
             left=tuple(max(1, round(answer) - r.generated) for r in running),
             on_gpu=len(self.running[Home.GPU]),
         )
-        self.verdict = weigh_offload(demand, self.limits, self.predictor)
+        self.verdict = weigh_offload(demand, self.limits, self.predictor, self.lateness.seconds)
         self._offloading = self._gains(self.verdict, len(running))
         self._at_once = self._offloading and self.verdict.at_once
         self._weighed, self._known = (self.plans, len(requests)), self._next_id
@@ -198,7 +211,11 @@ class NeoScheduler(Scheduler):
     # ---- which CPU requests decode, and in which batch ----
 
     def _choose(self, draft: Draft) -> StepPlan:
-        """Build the schedules without CPU decodes, with one batch and with two; take the best."""
+        """Build the schedules without CPU decodes, with one batch and with two; take the best.
+
+        By the tables alone: lateness is paid by the step. A step's rate that counts it favours
+        steps without the CPU, whose time is then lost; how many requests it has is the answer.
+        """
         times = LayerTimes(self.predictor)
         forced = list(draft.decodes[Home.CPU])
         idle = not draft.chunks and not draft.decodes[Home.GPU]
@@ -291,12 +308,15 @@ class NeoScheduler(Scheduler):
             blocks_for(c.length) for c in draft.chunks if self.requests[c.request].home is Home.CPU
         )
         swap = pipeline.times.swap(sent * self.limits.block_bytes)
+        seconds = pipeline.layer_seconds * self.limits.n_layers
+        if any(pipeline.sequences) and seconds > swap:
+            self._running = pipeline, self.clock()
         return StepPlan(
             (first, second) if second.tokens else (first,),
             swap_out=tuple(move.request for move in draft.swapped_out),
             swap_in=tuple(move.request for move in draft.swapped_in),
             preempt=tuple(draft.preempted),
-            predicted_seconds=max(pipeline.layer_seconds * self.limits.n_layers, swap),
+            predicted_seconds=max(seconds, swap),
             moves=moves,
             forced=tuple(request.id for request in forced),
         )

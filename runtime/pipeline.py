@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from dovetail.runtime.lateness import Stages
 from dovetail.runtime.plan import PrefillChunk
 from dovetail.runtime.predictor import Predictor
 
@@ -15,10 +16,13 @@ NO_TIME = 1e-12
 
 
 class LayerTimes:
-    """Seconds of the parts of one layer; what was asked before is remembered."""
+    """Seconds of the parts of one layer; what was asked before is remembered.
 
-    def __init__(self, predictor: Predictor) -> None:
-        self.predictor = predictor
+    late: what each stage of CPU attention takes beside what the predictor says (`Lateness`).
+    """
+
+    def __init__(self, predictor: Predictor, late: float = 0.0) -> None:
+        self.predictor, self.late = predictor, late
         self.launch = predictor.launch().seconds
         self._linear: dict[int, float] = {0: 0.0}
         self._cpu: dict[tuple[int, int], float] = {(0, 0): 0.0}
@@ -90,10 +94,10 @@ class Pipeline:
 
     def cpu(self, batch: int) -> float:
         """Return Tca of a batch, with the cost of starting it."""
-        count = self.sequences[batch]
+        count, times = self.sequences[batch], self.times
         if not count:
             return 0.0
-        return self.times.cpu_decode(count, self.tokens[batch]) + self.times.launch
+        return times.cpu_decode(count, self.tokens[batch]) + times.launch + times.late
 
     def gpu(self, batch: int) -> float:
         """Return what runs on the accelerator beside the CPU attention of `batch`."""
@@ -112,9 +116,17 @@ class Pipeline:
     @property
     def layer_seconds(self) -> float:
         """Return max(Tl0, Tca1) + max(Tl1 + Tga0, Tca0), and a launch for each batch."""
-        batches = 2 if self.rows[1] else 1
-        stages = sum(max(self.gpu(batch), self.cpu(batch)) for batch in (0, 1))
-        return stages + batches * self.times.launch
+        return sum(max(self.gpu(batch), self.cpu(batch)) for batch in (0, 1)) + self.starts
+
+    @property
+    def starts(self) -> float:
+        """Return what starting the batches takes."""
+        return (2 if self.rows[1] else 1) * self.times.launch
+
+    @property
+    def stages(self) -> Stages:
+        """Return what runs at once on the accelerator and on the CPU, for both stages."""
+        return tuple((self.gpu(batch), self.cpu(batch)) for batch in (0, 1))
 
     @property
     def rate(self) -> float:

@@ -20,9 +20,13 @@ from dovetail.runtime.predictor import Predictor
 GROWTH = 1.25
 """Ratio of the numbers of CPU requests that are tried."""
 NEAR = 1.02
-"""Ends of the queue that differ less count as equal: then fewer requests are put on the CPU."""
-ROUGH = 1.1
-"""What the steady end must be better by than the one of `AtOnce`, which is played forward.
+"""Ends of the queue that differ less count as equal: of these the one in the middle is taken.
+
+Fewer requests on the CPU leave it idle whenever prompts come late, more are begun for nothing.
+"""
+ROUGH = 0.1
+"""What the steady end must be better by than the one of `AtOnce`, as a part of it, where all run at
+once; half of that where many more wait.
 
 The steady one leaves out how steps fill up and empty: of simulated queues of 30 to 150 requests it
 promised 0 to 25 % more than came, the played one 2 to 14 %.
@@ -67,15 +71,20 @@ class OffloadVerdict:
     cpu_only: bool = False
 
 
-def weigh_offload(demand: Demand, limits: Limits, predictor: Predictor) -> OffloadVerdict:
-    """Return how much sooner the requests end with decodes on the CPU."""
+def weigh_offload(
+    demand: Demand, limits: Limits, predictor: Predictor, late: float = 0.0
+) -> OffloadVerdict:
+    """Return how much sooner the requests end with decodes on the CPU.
+
+    late: seconds of `Lateness`.
+    """
     stored = max(1, round(demand.prompt + demand.answer / 2))
     held = (blocks_for(stored) + 1) * KV_BLOCK  # admission keeps a block free for each one running
     room = max(demand.gpu_tokens // held, demand.on_gpu)
     on_gpu = min(demand.requests, room, limits.max_step_sequences)
     left = min(demand.requests, limits.max_step_sequences) - on_gpu
     most = min(left, demand.cpu_tokens // held)
-    steady = _Steady(demand, limits, LayerTimes(predictor), stored, on_gpu)
+    steady = _Steady(demand, limits, LayerTimes(predictor, late), stored, on_gpu)
     alone = steady.finish(0, 0)
     counts = _spread(most)
     plans = [
@@ -83,17 +92,19 @@ def weigh_offload(demand: Demand, limits: Limits, predictor: Predictor) -> Offlo
         for count in counts
     ]
     least = min(end for end, _, _ in plans)
+    near = [plan for plan in plans if plan[0] <= least * NEAR]
+    end, count, other = near[len(near) // 2]
     if most:
         on_cpu = min(demand.requests, limits.max_step_sequences, demand.cpu_tokens // held)
         mixed, pure = steady.finish_at_once(on_gpu + most), steady.finish_at_once(on_cpu, on_gpu=0)
         whole = min(mixed, pure)
-        if whole < min(least * ROUGH, alone):
+        flight = min(1.0, (on_gpu + count) / demand.requests)
+        if whole < min(least * (1 + ROUGH * (1 + flight) / 2), alone):
             gain = steady.finish_at_once(on_gpu) / max(whole, NO_TIME)
             if gain > 1.0:
-                return OffloadVerdict(gain, most, gain, at_once=True, cpu_only=pure < mixed)
+                return OffloadVerdict(gain, most, gain, at_once=True, cpu_only=pure < mixed * NEAR)
     if not least < alone:
         return OffloadVerdict(1.0, 0)
-    end, count, other = next(plan for plan in plans if plan[0] <= least * NEAR)
     served = steady.rate(count, other) / max(steady.rate(0, 0), NO_TIME)
     return OffloadVerdict(alone / max(end, NO_TIME), count, served)
 

@@ -20,6 +20,7 @@ from tests.runtime.two_pools import (
     T4,
     Memory,
     Noise,
+    PlannedClock,
     Roofline,
     check_hidden,
     check_plan,
@@ -29,15 +30,17 @@ from tests.runtime.two_pools import (
 )
 
 
-def rate_of(scheduler: NeoScheduler, plan: StepPlan, *, cpu: bool) -> float:
-    """Return requests per second of a layer by the two-max formula, with or without CPU decodes."""
+def pipeline_of(
+    scheduler: NeoScheduler, plan: StepPlan, *, cpu: bool = True, late: float = 0.0
+) -> Pipeline:
+    """Return the stages of a plan, with or without its CPU decodes."""
     requests, first = scheduler.requests, plan.batches[0]
     gpu = [len(requests[i].tokens) for i in first.gpu_decode]
-    pipeline = Pipeline(LayerTimes(scheduler.predictor), first.prefill, gpu)
+    pipeline = Pipeline(LayerTimes(scheduler.predictor, late), first.prefill, gpu)
     for index, batch in enumerate(plan.batches if cpu else ()):
         stored = sum(len(requests[i].tokens) for i in batch.cpu_decode)
         pipeline.add(index, stored, len(batch.cpu_decode))
-    return pipeline.rate
+    return pipeline
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -56,8 +59,8 @@ def test_both_inequalities_and_the_greedy_choice_on_random_queues_and_times(seed
             check_plan(scheduler, plan)
             check_hidden(scheduler, plan)
             if not late:
-                chosen = rate_of(scheduler, plan, cpu=True)
-                assert chosen >= rate_of(scheduler, plan, cpu=False) * (1 - 1e-9)
+                chosen = pipeline_of(scheduler, plan).rate
+                assert chosen >= pipeline_of(scheduler, plan, cpu=False).rate * (1 - 1e-9)
             plans += 1
             hidden += bool(not plan.forced and any(b.cpu_decode for b in plan.batches))
             beyond += bool(plan.forced)
@@ -117,6 +120,37 @@ def test_a_large_accelerator_is_never_slower_with_the_cpu(blocks: int) -> None:
     assert (
         seconds["auto"] <= seconds["off"] * 1.0001 and seconds["auto"] <= seconds["full"] * 1.0001
     )
+
+
+@pytest.mark.parametrize("late", [0.0, 1e-4])
+def test_what_steps_take_beyond_the_tables_is_learnt_and_weighed(late: float) -> None:
+    scheduler = make(100, 8000, H200, tokens=20480)
+    load_up(scheduler, 300, 1000, 40)
+    counts: list[int] = []
+    learnt = 0.0
+    for _ in range(120):
+        plan = scheduler.plan()
+        counts.append(scheduler.verdict.cpu_requests)
+        learnt = max(learnt, scheduler.lateness.seconds)
+        seconds = pipeline_of(scheduler, plan, late=late).layer_seconds * 32
+        assert isinstance(scheduler.clock, PlannedClock)
+        scheduler.clock.seconds += max(0.0, seconds - plan.predicted_seconds)
+        report(scheduler, plan)
+    assert learnt == pytest.approx(late, rel=0.1, abs=1e-9)
+    assert (max(counts) > 1.5 * counts[0]) == bool(late)  # larger steps pay it less often
+
+
+def test_a_step_that_failed_teaches_nothing() -> None:
+    scheduler = make(100, 8000, H200, tokens=20480, offload="full")
+    load_up(scheduler, 60, 1000, 40)
+    for step in range(120):
+        plan = scheduler.plan()
+        if step % 2:
+            report(scheduler, plan)
+        else:  # nothing is reported, and much time passes
+            assert isinstance(scheduler.clock, PlannedClock)
+            scheduler.clock.seconds += 100.0
+    assert scheduler.lateness.seconds == 0.0
 
 
 def test_a_request_larger_than_the_gpu_runs_on_the_cpu() -> None:

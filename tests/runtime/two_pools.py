@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from array import array
 from dataclasses import dataclass
@@ -76,6 +75,22 @@ class Noise(ZeroPredictor):
         return Estimate(1e-5)
 
 
+@dataclass
+class PlannedClock:
+    """Time passes as plans predict it, when they are reported."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def pass_time(scheduler: Scheduler, plan: StepPlan) -> None:
+    """Let a step take what was predicted, where the clock is one of plans."""
+    if isinstance(scheduler.clock, PlannedClock):
+        scheduler.clock.seconds += plan.predicted_seconds
+
+
 def make(
     gpu: int = 54,
     cpu: int = 4000,
@@ -85,14 +100,13 @@ def make(
     context: int = 4096,
     **options: object,
 ) -> NeoScheduler:
-    ticks = itertools.count()
     limits = Limits(tokens, sequences, context, 1000, n_layers=32, block_bytes=1 << 20)
     return NeoScheduler(
         limits,
         KvPool(gpu),
         KvPool(cpu),
         predictor,
-        lambda: float(next(ticks)),
+        PlannedClock(),
         SchedulerSettings(**options),  # type: ignore[arg-type]
     )
 
@@ -106,6 +120,7 @@ def submit(
 
 def report(scheduler: Scheduler, plan: StepPlan) -> None:
     """Give token 1 to every request that a computed plan asks one for."""
+    pass_time(scheduler, plan)
     for batch in plan.batches:
         for request in scheduler.complete(batch):
             scheduler.append(request, 1, scheduler.clock())
@@ -160,6 +175,7 @@ class Memory:
 
     def run(self, plan: StepPlan) -> None:
         """Make the moves, store what is computed, read all that came before, report tokens."""
+        pass_time(self.scheduler, plan)
         for index, move in enumerate(plan.moves):
             homes = (Home.GPU, Home.CPU) if index < len(plan.swap_out) else (Home.CPU, Home.GPU)
             for source, target in zip(move.source, move.target, strict=True):

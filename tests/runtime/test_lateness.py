@@ -1,0 +1,65 @@
+"""What is learnt from steps that took longer than told: with noise, behind products, with stops."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dovetail.runtime.lateness import FEWEST, WINDOW, Lateness, Stages
+
+STAGES: Stages = ((4e-4, 6e-4), (1e-4, 5e-4))
+
+
+def taken(stages: Stages, late: float, noise: float, rng: random.Random) -> float:
+    """Return what a layer takes whose attention is late, with noise on every part."""
+
+    def disturb(seconds: float) -> float:
+        return seconds * rng.uniform(1 - noise, 1 + noise)
+
+    return sum(max(disturb(gpu), disturb(cpu) + late if cpu else 0.0) for gpu, cpu in stages)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("late", [2e-5, 1e-4, 1e-3])
+def test_lateness_is_found_among_noise(late: float, noise: float) -> None:
+    rng, found = random.Random(1), Lateness()
+    for _ in range(3 * WINDOW):
+        size = rng.uniform(0.5, 2.0)
+        stages = tuple((gpu, cpu * size) for gpu, cpu in STAGES)
+        found.learn(stages, taken(stages, late, noise, rng))
+    assert found.seconds == pytest.approx(late, abs=1e-5 + noise * 2e-4)
+
+
+def test_what_stays_hidden_is_not_seen_and_none_is_added() -> None:
+    rng, found = random.Random(2), Lateness()
+    hidden: Stages = ((4e-4, 1e-4), (4e-4, 1e-4))
+    for _ in range(3 * WINDOW):
+        found.learn(hidden, taken(hidden, 5e-5, 0.1, rng))
+    assert found.seconds < 4e-4 - 1e-4  # less than would show
+    for _ in range(3 * WINDOW):
+        found.learn(hidden, taken(hidden, 5e-5, 0.0, rng))
+    assert found.seconds == 0.0
+
+
+def test_it_is_forgotten_when_steps_are_told_right_again() -> None:
+    rng, found = random.Random(3), Lateness()
+    for late in (1e-3, 0.0):
+        for _ in range(WINDOW):
+            found.learn(STAGES, taken(STAGES, late, 0.0, rng))
+        assert found.seconds == pytest.approx(late, abs=1e-6)
+
+
+def test_few_steps_and_one_stop_of_the_machine_say_nothing() -> None:
+    found = Lateness()
+    told = sum(max(stage) for stage in STAGES)
+    for _ in range(FEWEST - 1):
+        found.learn(STAGES, 2 * told)
+    assert found.seconds == 0.0
+    stopped = Lateness()
+    for step in range(WINDOW):
+        stopped.learn(STAGES, told * (1.0 if step != 5 else 1e6))
+    assert stopped.seconds < 1e-4
+    stopped.learn(((0.0, 0.0),), 1.0)
+    stopped.learn(STAGES, 0.0)  # a clock that stands still
+    assert stopped.seconds < 1e-4

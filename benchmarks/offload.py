@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 
 from common import Report, add_report_options, geometric_mean, open_report
 from dovetail.compiler.workload import read_times, read_workload
+from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.machines import MACHINES
 from dovetail.runtime.scenario import make_scenario, schedule, synthesize
 from dovetail.runtime.simulator import Arrival, Simulation
 from offload_emulated import GROUP, measure_emulated, summarize_emulated
@@ -36,6 +39,10 @@ AZURE = {"a10g": 0.6, "h100": 1.3}
 """Speed at which recorded arrivals are passed through: about what the GPU alone can take."""
 
 
+HELD_OUT, HELD_OUT_SEED = 16, 9
+"""Settings that are drawn, of no figure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One setting: a machine and what it is asked. `trace` stands for synthetic lengths."""
@@ -49,6 +56,7 @@ class Cell:
     model: str | None = None
     cpu: float = 1.0
     trace: Path | None = None
+    seed: int = 0  # beside that of the run
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -61,12 +69,13 @@ class Cell:
             "cpu": self.cpu,
             "lengths": self.trace.name if self.trace else f"{self.prompt}/{self.output}",
             "requests": self.requests,
+            "cell_seed": self.seed,
         }
 
     def arrivals(self, seed: int) -> list[Arrival]:
         """Return the requests: a trace with its times, or synthetic ones all at once."""
         if self.trace is None:
-            return synthesize(self.prompt, self.output, self.requests, seed=seed)
+            return synthesize(self.prompt, self.output, self.requests, seed=seed + self.seed)
         workload = read_workload(self.trace)
         lengths = list(zip(workload.prompt_lengths, workload.output_lengths, strict=True))
         times = read_times(self.trace)
@@ -149,6 +158,7 @@ def make_cells(traces: Path | None, scale: float = 1.0) -> Iterator[Cell]:
         for output in FIG10:
             count = 800 if output <= 200 else 400
             yield Cell("fig10a", "a10g", 1000, output, some(count), cpu=times)
+    yield from draw_cells()
     if traces is not None:
         osc = traces / "osc_summarize_lengths_neo.csv"
         azure = traces / "AzureLLMInferenceTrace_code.csv"
@@ -156,6 +166,25 @@ def make_cells(traces: Path | None, scale: float = 1.0) -> Iterator[Cell]:
             yield Cell("osc", "t4", requests=some(400), trace=osc)
         for machine in AZURE if azure.exists() else ():
             yield Cell("azure", machine, requests=some(800), trace=azure)
+
+
+def draw_cells() -> Iterator[Cell]:
+    """Yield settings that no figure has: drawn, so that no constant can be chosen by them."""
+    draw = random.Random(HELD_OUT_SEED)
+    for number in range(HELD_OUT):
+        machine = draw.choice(sorted(MACHINES))
+        prompt, output = round(150 * 12 ** draw.random()), round(15 * 15 ** draw.random())
+        least = (prompt + output) * 1.25 / KV_BLOCK  # a request fits
+        yield Cell(
+            "held_out",
+            machine,
+            prompt,
+            output,
+            draw.randrange(50, 151),
+            round(least * 30 ** draw.random()),
+            cpu=draw.choice((0.5, 1.0, 2.0, 4.0)),
+            seed=number + 1,
+        )
 
 
 def run_cell(cell: Cell, seed: int) -> dict[str, Any]:
@@ -171,7 +200,7 @@ def run_cell(cell: Cell, seed: int) -> dict[str, Any]:
             cpu=cell.cpu,
             noise=0.0 if exact else NOISE,
             hidden=not exact,
-            seed=seed,
+            seed=seed + cell.seed,
         )
         return scenario.run(arrivals)
 
@@ -262,7 +291,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     traces = Path(corpus) / "traces" if corpus else None
     parser.add_argument("--traces", type=Path, default=traces, help="folder of recorded traces")
     parser.add_argument(
-        "--only", nargs="*", help="groups: settings fig8b fig9 fig10a osc azure emulated"
+        "--only", nargs="*", help="groups: settings fig8b fig9 fig10a osc azure held_out emulated"
     )
     parser.add_argument("--scale", type=float, default=1.0, help="share of the requests")
     parser.add_argument("--seed", type=int, default=0)

@@ -47,8 +47,9 @@ class Lateness:
     added. Errors of steps are averaged in parts of their time, as is the noise of machines.
     """
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, first: float = 0.0) -> None:
+        """first: the answer until steps have told."""
+        self.seconds = first
         self._steps: deque[_Step] = deque(maxlen=WINDOW)
         self._seen = 0
 

@@ -46,7 +46,8 @@ class NeoScheduler(Scheduler):
         self._offloading = self._at_once = False
         self._weighed = (0, 0)  # plans and requests when the verdict was found
         self._known = 0  # requests that had come by then
-        self.lateness = Lateness()
+        known = predictor.launch().seconds > 0.0
+        self.lateness = Lateness(0.0 if known else settings.first_lateness)
         self._running: tuple[Pipeline, float] | None = None  # the step under way, when it began
 
     @property

@@ -121,6 +121,8 @@ class SchedulerSettings:
     """Arrivals beyond so many waiting requests are refused with a time to come back."""
     min_gain: float = 1.05
     """Requests begin to go to the CPU where the known queue should end sooner by this factor."""
+    first_lateness: float = 50e-6
+    """Seconds for starting the CPU's part of a stage until steps tell, where no table does."""
     weigh_every: int = 32
     """Plans between two answers to whether offloading pays."""
     prompt_tokens: int | None = None

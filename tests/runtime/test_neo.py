@@ -140,6 +140,16 @@ def test_what_steps_take_beyond_the_tables_is_learnt_and_weighed(late: float) ->
     assert (max(counts) > 1.5 * counts[0]) == bool(late)  # larger steps pay it less often
 
 
+def test_starting_the_cpu_costs_something_until_steps_or_tables_tell() -> None:
+    silent = Roofline(H200.weights, H200.kv, H200.gpu_bytes, H200.gpu_flops, start=0.0)
+    unknown = make(100, 8000, silent, tokens=20480)
+    assert unknown.lateness.seconds == unknown.settings.first_lateness > 0
+    assert make(100, 8000, H200).lateness.seconds == 0.0  # its tables have it
+    load_up(unknown, 100, 1000, 40)
+    serve(unknown)
+    assert unknown.lateness.seconds == 0.0
+
+
 def test_a_step_that_failed_teaches_nothing() -> None:
     scheduler = make(100, 8000, H200, tokens=20480, offload="full")
     load_up(scheduler, 60, 1000, 40)

@@ -6,13 +6,11 @@ that `dovetail.runtime.retrieval.folder.open_index` opens.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail import __version__
 from dovetail.cli.options import AsJson, Threads
 from dovetail.cli.report import (
     Terminated,
@@ -25,7 +23,7 @@ from dovetail.cli.report import (
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
-    from dovetail.compiler.index_build import IndexReport, Progress
+    from dovetail.compiler.index_build import IndexReport
 
 
 @report_errors
@@ -86,13 +84,15 @@ def _build(
     seed: int,
     threads: int | None,
 ) -> IndexReport:
+    from dovetail.cli.serve_models import compile_once
     from dovetail.codegen.targets import host_target
     from dovetail.compiler.corpus import read_corpus
     from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
     from dovetail.runtime.app import load
 
     passages = read_corpus(corpus, words)
-    with progress_bars() as progress, load(_open(embedder, progress), threads=threads) as app:
+    artifact = embedder if (embedder / "manifest.json").exists() else compile_once(embedder, {})
+    with progress_bars() as progress, load(artifact, threads=threads) as app:
         if not app.artifact.encoders:
             raise SpecError(f"{embedder} has no encoder; give a model that embeds texts")
         spec = next(iter(app.artifact.encoders.values())).file.spec
@@ -111,22 +111,3 @@ def _build(
             targets=(host_target(),),
         )
         return build_index_folder(passages, app, entry, request, progress)
-
-
-def _open(embedder: Path, progress: Progress) -> Path:
-    """Return the artifact of an encoder; a model directory is compiled into the cache, once."""
-    from dovetail.codegen.toolchain import cache_directory
-    from dovetail.compiler.encoder_spec import is_encoder
-    from dovetail.compiler.pipeline import compile_model
-
-    if (embedder / "manifest.json").exists():
-        return embedder
-    if not is_encoder(embedder):
-        raise SpecError(f"{embedder} is neither an artifact nor the directory of a text encoder")
-    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(embedder.iterdir())]
-    key = hashlib.sha256(repr((__version__, embedder.resolve(), files)).encode()).hexdigest()[:16]
-    artifact = cache_directory() / "embedders" / f"{embedder.resolve().name}-{key}.dove"
-    if not artifact.exists():
-        artifact.parent.mkdir(parents=True, exist_ok=True)
-        compile_model(embedder, output=artifact, effort="none", progress=progress)
-    return artifact

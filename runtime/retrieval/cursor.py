@@ -81,7 +81,7 @@ class Cursor:
         """How many hits are kept: `topk`, and no less than a history holds."""
         return max(self.topk, HISTORY)
 
-    def advance(self, count: int, found: Iterable[Hit]) -> None:
+    def advance(self, count: int, found: Sequence[Hit]) -> None:
         """Take the nearest documents of the next `count` clusters: their best `depth` at least.
 
         `found` may be shorter where these clusters hold no more.
@@ -93,7 +93,11 @@ class Cursor:
             self.seeds.pop(cluster, None)
         self.position += count
         self._partial = None
-        self.best = merge_hits((self.best, found), self.depth)
+        if len(self.best) == self.depth:  # most of what later clusters hold is too far away
+            last = self.best[-1]
+            found = [hit for hit in found if hit < last]
+        if found:
+            self.best = merge_hits((self.best, found), self.depth)
         self.unchanged = self.unchanged + count if self.best[: self.topk] == before else 0
 
     @property

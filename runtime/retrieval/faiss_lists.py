@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.runtime.retrieval.cursor import Hit, merge_hits
+from dovetail.runtime.retrieval.cursor import Hit
 
 if TYPE_CHECKING:
     from dovetail.runtime.retrieval.ivf import Ids, Mask, Scan, Vectors
@@ -33,11 +33,15 @@ def scan_lists(
     width = max((len(scan.clusters) for scan in scans), default=0)
     if not width:
         return [[] for _ in scans]
-    clusters = np.full((len(scans), width), -1, np.int64)
-    centroids = np.zeros((len(scans), width), np.float32)
-    for row, scan in enumerate(scans):
-        clusters[row, : len(scan.clusters)] = scan.clusters
-        centroids[row, : len(scan.clusters)] = scan.distances
+    if all(len(scan.clusters) == width for scan in scans):
+        clusters = np.array([scan.clusters for scan in scans], np.int64)
+        centroids = np.array([scan.distances for scan in scans], np.float32)
+    else:
+        clusters = np.full((len(scans), width), -1, np.int64)
+        centroids = np.zeros((len(scans), width), np.float32)
+        for row, scan in enumerate(scans):
+            clusters[row, : len(scan.clusters)] = scan.clusters
+            centroids[row, : len(scan.clusters)] = scan.distances
     queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
     wanted, asked = np.arange(len(scans)), depth + 1
     sign = -1.0 if index.metric_type == faiss.METRIC_INNER_PRODUCT else 1.0
@@ -47,8 +51,10 @@ def scan_lists(
             index, queries[wanted], clusters[wanted], centroids[wanted], asked, selector
         )
         open_ = (ids[:, -1] >= 0) & (found[:, depth - 1] == found[:, -1])
-        for number in np.flatnonzero(~open_):
-            hits[wanted[number]] = _hits(sign * found[number], ids[number], depth)
+        closed = ~open_
+        rows = _rows(sign * found[closed], ids[closed], depth)
+        for number, row in zip(wanted[closed].tolist(), rows, strict=True):
+            hits[number] = row
         wanted, asked = wanted[open_], 2 * asked
     return hits
 
@@ -78,10 +84,15 @@ def _search(
     return found, ids
 
 
-def _hits(distances: Vectors, ids: Ids, depth: int) -> list[Hit]:
-    real = ids >= 0
-    pairs = zip(distances[real].tolist(), ids[real].tolist(), strict=True)
-    return merge_hits([pairs], depth)
+def _rows(distances: Vectors, ids: Ids, depth: int) -> list[list[Hit]]:
+    """Return the nearest `depth` of each row; faiss has them by distance, and fills up with -1."""
+    if (distances[:, 1:] == distances[:, :-1]).any():
+        order = np.lexsort((ids, np.where(ids < 0, np.inf, distances)), axis=1)
+        distances = np.take_along_axis(distances, order, 1)
+        ids = np.take_along_axis(ids, order, 1)
+    counts = (ids >= 0).sum(axis=1).clip(max=depth).tolist()
+    pairs = zip(distances.tolist(), ids.tolist(), counts, strict=True)
+    return [list(zip(d[:count], i[:count], strict=True)) for d, i, count in pairs]
 
 
 def entries(index: faiss.IndexIVF, cluster: int) -> tuple[Ids, NDArray[np.uint8]]:

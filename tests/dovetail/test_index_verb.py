@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from dovetail.cli.index import _open
+from dovetail.cli.serve_models import compile_once
 from dovetail.compiler import index_build
 from dovetail.runtime.app import load
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.tiny_world import ENCODER, LLAMA, corpus
+from dovetail.tiny_world import ENCODER, corpus
 from tests.dovetail.commands import dovetail
 
 
@@ -34,6 +34,7 @@ def written(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_directory_embeds_a_corpus(
     written: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compiled = compile_once(ENCODER, {})  # what the verb finds, and else would make
     output, arguments = written.with_name("idx"), ("--embedder", ENCODER, "--threads", 1)
     monkeypatch.setattr(index_build, "SLICE", 16)
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +48,7 @@ def test_a_model_directory_embeds_a_corpus(
     result = dovetail("index", "build", written, "-o", output, *arguments, "--clusters", 4)
     assert result.code == 0 and "60 passages, 128 values" in result.out, result.err
     opened = open_index(output, check=True)
-    with load(_open(ENCODER, lambda *_: None), threads=1) as app:
+    with load(compiled, threads=1) as app:
         rows = app.embed(texts[:5])
     assert [opened.find(row, 1, 4)[0].text for row in rows] == texts[:5]
 
@@ -59,7 +60,6 @@ def test_bad_input_is_one_sentence(written: Path, tmp_path: Path) -> None:
         (tmp_path / "none", "-o", tmp_path / "idx", *model),
         (written, "-o", tmp_path / "no" / "idx", *model),
         (written, "-o", tmp_path / "idx", "--embedder", tmp_path),
-        (written, "-o", tmp_path / "idx", "--embedder", LLAMA),
         (written, "-o", tmp_path / "idx", *model, "--clusters", 61),
         (written, "-o", tmp_path / "idx", *model, "--codes", "zip"),
     ):

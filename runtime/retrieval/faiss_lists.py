@@ -53,8 +53,8 @@ def scan_lists(
         open_ = (ids[:, -1] >= 0) & (found[:, depth - 1] == found[:, -1])
         closed = ~open_
         rows = _rows(sign * found[closed], ids[closed], depth)
-        for number, row in zip(wanted[closed].tolist(), rows, strict=True):
-            hits[number] = row
+        for number, near in zip(wanted[closed].tolist(), rows, strict=True):
+            hits[number] = near
         wanted, asked = wanted[open_], 2 * asked
     return hits
 

@@ -13,6 +13,8 @@ from dovetail.runtime.retrieval.budget import ScanCost, best_budget
 
 FRESH = 0.1
 """Weight of the newest figure in a running mean."""
+TINY = 1e-12
+"""Seconds that nothing takes less of: what is divided by may have been measured as nothing."""
 BUCKETS = 8
 """Parts of a search for which it is counted apart how often what was best then stayed so."""
 
@@ -65,9 +67,16 @@ class Learned:
         """Seconds that a sub-stage should take (mb); each pays its scan's fixed part, too."""
         return best_budget(self.overhead + self.costs.scan.fixed, self.stage or 0.0)
 
+    @property
+    def device_weight(self) -> float:
+        """Seconds of a vector on the device over those that it takes of all threads of the CPU."""
+        scan, device = self.costs.scan, self.costs.device
+        assert device is not None, "there is no device"
+        return device.per_vector * scan.threads / max(scan.per_vector, TINY)
+
     def steps(self, batch: int) -> int:
         """Return how many decode steps fit in a sub-stage; at least one."""
-        return max(1, int(self.budget / max(self.costs.step.seconds(batch), 1e-9)))
+        return max(1, int(self.budget / max(self.costs.step.seconds(batch), TINY)))
 
     def scan_seconds(self, vectors: Sequence[int]) -> float:
         """Predict a scan on the CPU of so many vectors for each search."""
@@ -85,7 +94,7 @@ class Learned:
             load: generations under way.
         """
         step, overlap, chance = self.costs.step, min(left, self.reply), self.chance(scanned)
-        slower = step.per_sequence / max(step.seconds(load + 1), 1e-9)
+        slower = step.per_sequence / max(step.seconds(load + 1), TINY)
         return chance * overlap - (1 - chance) * overlap * load * slower
 
     def chance(self, scanned: float) -> float:
@@ -104,7 +113,7 @@ class Learned:
         """Take what a scan on the CPU took, and how long it was until its report came."""
         self.overhead = _mean(self.overhead, max(0.0, elapsed - seconds))
         if predicted > 0:
-            self.speed = _mean(self.speed, self.speed * seconds / predicted)
+            self.speed = max(TINY, _mean(self.speed, self.speed * seconds / predicted))
 
     def searched(self, seconds: float) -> None:
         """Take the seconds of a whole search."""

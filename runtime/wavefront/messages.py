@@ -106,7 +106,7 @@ class Probe:
 class Part:
     """Some clusters of one search, in the order they are wanted, with their centroids' distances.
 
-    depth: nearest documents wanted of these clusters.
+    search: the request that it is of. depth: nearest documents wanted of these clusters.
     """
 
     search: int

@@ -99,12 +99,13 @@ class Replies:
 
     def _told(self, reply: Reply, report: Progressed | Finished, now: float) -> None:
         if isinstance(report, Progressed):
-            reply.text = report.text
             if report.tokens > (reply.marks or [0])[-1]:
+                reply.text = report.text
                 reply.marks.append(report.tokens)
-            self._reader.grown(reply, now)
+                self._reader.grown(reply, now)
             return
         del self._active[reply.job]
+        self._board.cancel(reply.embedding)
         self._learned.replied(now - reply.began)
         reply.text, reply.over = report.value, True
         self._reader.ended(reply, now)

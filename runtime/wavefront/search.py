@@ -27,7 +27,7 @@ class Search:
     call: Call | None
     vector: Any
     began: float
-    job: int = 0  # of its probe, until that is told
+    job: int = 0  # of its probe
     cursor: Cursor | None = None  # None until its clusters are known
     centroids: dict[int, float] = field(default_factory=dict)
     homes: dict[int, int] = field(default_factory=dict)

@@ -141,7 +141,7 @@ class Searches:
         hot = self._hot.get(chosen[0].node.index)
         device = self._learned.costs.device
         if self._settings.allows(SPLIT_DEVICES) and hot and device and "gpu" not in self._lanes:
-            takes = self._planned(chosen, _OnCpu(sizes, hot))
+            takes = self._planned(chosen, _Weighed(sizes, hot, self._learned.device_weight))
             here = _filter(takes, lambda cluster: not hot.resident(cluster))
             there = _filter(takes, hot.resident)
             seconds = device.seconds(_vectors(there, sizes)) if there else 0.0
@@ -224,7 +224,7 @@ class Searches:
         search.left = sum(sizes[cluster] for cluster in report.clusters)
         if used is not None:
             search.homes.update(used.homes)
-        if self._learned.stage is None:
+        if self._learned.stage is None and search.left:
             self._learned.searched(self._alone(search))
         if search.cursor.done:
             self._end(search, now)
@@ -281,17 +281,21 @@ class Searches:
                 assert not search.cursor.done, "a search that is done is over"
 
 
-class _OnCpu(Sequence[int]):
-    """Sizes of clusters as the CPU sees them: those on the device are no work."""
+class _Weighed(Sequence[int]):
+    """Sizes of clusters as a sub-stage feels them: those on the device take `weight` of the time.
 
-    def __init__(self, sizes: Sequence[int], hot: HotClusters) -> None:
-        self._sizes, self._hot = sizes, hot
+    Both devices work at once; counting their times together keeps each of them to the budget.
+    """
+
+    def __init__(self, sizes: Sequence[int], hot: HotClusters, weight: float) -> None:
+        self._sizes, self._hot, self._weight = sizes, hot, weight
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __getitem__(self, cluster: int) -> int:  # type: ignore[override]
-        return 0 if self._hot.resident(cluster) else self._sizes[cluster]
+        size = self._sizes[cluster]
+        return round(size * self._weight) if self._hot.resident(cluster) else size
 
 
 def _filter(takes: Takes, keep: Callable[[int], bool]) -> Takes:

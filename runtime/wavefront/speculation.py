@@ -31,7 +31,7 @@ from dovetail.runtime.workflow_run import Call
 
 @dataclass(slots=True)
 class Statistics:
-    """Guesses begun, those that held, and scouts sent. accuracy: of guesses that are settled."""
+    """Guesses begun, those that held, those that did not, and scouts sent."""
 
     attempted: int = 0
     accepted: int = 0
@@ -91,9 +91,9 @@ class Speculation:
     def _begin(self, search: Search, replies: Replies, now: float) -> None:
         ticket, call = self._tickets[search.source.request], search.call
         assert call is not None
-        search.tried = search.partial_ids
         documents = self._catalog.documents(search.node, search.steps.partial)
         for prompt in prompts_after(ticket.run, call, documents):
+            search.tried = search.partial_ids
             source = Source(ticket.number, prompt.node.name, prompt.round)
             ahead = search_after(ticket.run.workflow, prompt.node.name)
             reply = Reply(source, prompt.node, prompt.text, None, now, ahead, guessed=True)
@@ -171,7 +171,7 @@ class Speculation:
 
         reply.embedding = self._board.post(
             lambda job: Embed(job, reply.source, text, query=True, index=index, provisional=True),
-            Waiter(reply.source.request, embedded, lambda error, now: None),
+            Waiter(reply.source.request, embedded, lambda error, now: None),  # and no scout is sent
         )
 
     def scout(self, searches: Searches, replies: Replies, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import Any
 
 import pytest
 
@@ -18,3 +19,41 @@ def test_a_sub_stage_is_long_enough_to_pay_for_its_scan_however_quick_reports_ar
     for _ in range(200):  # reports come at once
         learned.scanned(0.05, 0.05, 0.05)
     assert learned.budget == pytest.approx(sqrt(2 * 0.001 * 1.0), rel=1e-3)
+
+
+def made(per_sequence: float = 1e-3, **options: Any) -> Learned:
+    scan = ScanCost(fixed=0.0, per_vector=1e-6, threads=4)
+    step = StepCost(fixed=1e-3, per_sequence=per_sequence)
+    return Learned(StageCosts(scan=scan, overhead=0.0, step=step, reply=2.0, **options))
+
+
+def test_a_guess_pays_by_what_overlaps_and_costs_what_others_lose() -> None:
+    assert made().guess_gain(left=1.0, scanned=0.5, load=0) == pytest.approx(0.5 * 1.0)
+    assert made().guess_gain(left=9.0, scanned=0.5, load=0) == pytest.approx(0.5 * 2.0)
+    assert made().guess_gain(left=1.0, scanned=0.5, load=1) < 0.5
+    assert made(per_sequence=0.0).guess_gain(left=1.0, scanned=0.5, load=99) == 0.5
+
+
+def test_guesses_that_never_hold_are_not_made_where_others_pay_for_them() -> None:
+    learned = made()
+    for _ in range(50):
+        learned.guessed(0.1, held=False)
+        learned.guessed(0.9, held=True)
+    assert learned.guess_gain(left=1.0, scanned=0.1, load=8) < 0
+    assert learned.guess_gain(left=1.0, scanned=0.95, load=8) > 0
+    assert learned.chance(0.5) == 0.5, "other parts of a search are counted apart"
+
+
+def test_a_device_counts_by_its_speed_beside_all_threads() -> None:
+    assert made(device=ScanCost(1e-4, 1e-8)).device_weight == pytest.approx(0.04)
+
+
+def test_costs_that_were_measured_as_nothing_divide_nothing_by_zero() -> None:
+    zero = ScanCost(fixed=0.0, per_vector=0.0)
+    learned = Learned(
+        StageCosts(scan=zero, overhead=0.0, step=StepCost(fixed=0.0), device=zero, reply=0.0)
+    )
+    for _ in range(20_000):
+        learned.scanned(1.0, 0.0, 0.0)
+    assert learned.steps(3) >= 1 and learned.speed > 0 and learned.device_weight == 0.0
+    assert learned.guess_gain(left=0.0, scanned=1.0, load=3) == 0.0

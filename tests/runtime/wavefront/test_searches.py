@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 from statistics import mean, pstdev
 from typing import Any
 
@@ -107,6 +108,20 @@ def test_a6_2_sub_stages_keep_to_their_budget_and_vary_less_than_those_of_fixed_
         alone = sum(len(part.clusters) for part in scan.parts) == 1
         assert seconds(scan) <= budget * (1 + 1e-9) or alone
     assert spread() < spread(fixed_clusters=2) / 2
+
+
+def test_a6_3_the_budget_follows_what_is_measured_while_serving() -> None:
+    world = HashWorld(0, clusters=60, probes=40)
+    wrong = replace(COSTS, overhead=1.0, scan=ScanCost(1e-4, 1e-3, threads=2))
+    front = Wavefront(WavefrontSettings(), wrong, world)
+    workflow = search_only(3).workflow()
+    runs = [(n * 0.02, WorkflowRun(workflow, {"input": f"q {n}"})) for n in range(120)]
+    Simulation(front, world, MACHINE).run(runs)
+    known = front.learned
+    assert known.stage is not None and known.speed == pytest.approx(0.1, rel=0.2)
+    assert known.overhead == pytest.approx(MACHINE.turn, rel=0.05)
+    mb = sqrt(2 * (MACHINE.turn + MACHINE.scan.fixed) * known.stage)
+    assert known.budget == pytest.approx(mb, rel=0.05)
 
 
 def test_a6_4_the_search_after_another_begins_where_that_found_something() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.runtime.wavefront.by_hand import Hand
 from tests.runtime.wavefront.world import COSTS
 
 NEAR = [(1.0, 1), (2.0, 2)]
+TOKENS = count(1)
 
 
 def guesses(orders: list[Order]) -> list[Generate]:
@@ -150,7 +152,7 @@ def follow(hand: Hand) -> Generate:
 
 def words(hand: Hand, reply: Generate, vector: list[float]) -> list[Order]:
     """Let a reply grow, and its embedding come; return what follows."""
-    hand.tell(Progressed(reply.job, "some words", 2))
+    hand.tell(Progressed(reply.job, "some words", next(TOKENS)))
     embed = hand.last(Embed)
     assert embed.provisional and embed.source == reply.source
     return hand.tell(Finished(embed.job, vector))
@@ -182,7 +184,7 @@ def test_a6_7_searches_are_guessed_below_a_load_of_32(load: int, sent: int) -> N
     if sent:
         words(hand, reply, [0.0, 0.1])
     else:
-        hand.tell(Progressed(reply.job, "some words", 2))
+        hand.tell(Progressed(reply.job, "some words", next(TOKENS)))
     assert hand.front.statistics.scouts == sent
 
 

@@ -42,7 +42,7 @@ WORKFLOWS = tuple(GRAPHS)
 class Cell:
     """One setting. workflows take turns. point: sustained, burst, or the part of a rate.
 
-    of: whose sustained rate `point` is a part of.
+    of: whose sustained rate `point` is a part of; bound: of what index and engine can take.
     """
 
     group: str
@@ -50,7 +50,7 @@ class Cell:
     nprobe: int
     planes: tuple[str, ...]
     point: float | str = "sustained"
-    of: str = "async"
+    of: str = "bound"
     model: str = "llama-3-8b"
     requests: int = 160
     room: float = 0.0  # part of the index that the device's cache holds
@@ -184,10 +184,12 @@ def _sustained(stage: Stage, cell: Cell, plane: str, bound: float) -> float:
 
 
 def _reference(cell: Cell, rows: Sequence[dict[str, Any]], bound: float) -> float:
-    """Return the sustained rate that a cell's load is a part of, the bound where it is unknown."""
-    wanted = {"group": "online", "workflows": "+".join(cell.workflows)}
+    """Return the rate that a cell's load is a part of."""
+    if cell.of == "bound":
+        return bound
+    wanted = {"group": "rates", "workflows": "+".join(cell.workflows)}
     wanted |= {"nprobe": cell.nprobe, "model": cell.model}
     for row in rows:
         if wanted.items() <= row.items() and f"{cell.of}_rate" in row:
             return float(row[f"{cell.of}_rate"])
-    return bound
+    raise SystemExit(f"rates of {cell.of} are wanted first: --only rates online")

@@ -164,11 +164,12 @@ def test_a_small_run_writes_the_keys_and_resumes(
     cells = bench.rag_cells
     one = {"workflows": ("irg",), "nprobe": 16, "requests": 10}
     made = [
-        cells.Cell(group="online", planes=("sequential", "async", "dovetail"), **one),
-        cells.Cell(group="online", planes=bench.rag.SINGLE, point=0.6, **one),
+        cells.Cell(group="rates", planes=("sequential", "async", "dovetail"), **one),
+        cells.Cell(group="online", planes=bench.rag.SINGLE, point=0.6, of="async", **one),
         cells.Cell(group="ablation", planes=bench.rag.ABLATION, point=0.8, **one),
         cells.Cell(group="cache", planes=("dovetail", "no_cache"), point=0.8, room=0.2, **one),
         cells.Cell(group="offline", planes=bench.rag.SINGLE, point="burst", **one),
+        cells.Cell(group="saturation", planes=("async",), point=1.5, **one),
     ]
     monkeypatch.setattr(bench.rag, "make_cells", lambda *_: made)
     monkeypatch.setitem(bench.rag.STAGES, "simulated", lambda options: stage)
@@ -178,7 +179,8 @@ def test_a_small_run_writes_the_keys_and_resumes(
     assert len(body["rows"]) == len(made)
     wanted = {"rate_vs_sequential_irg_16", "rate_vs_async_min", "latency_vs_async_min"}
     wanted |= {"latency_vs_sequential_loaded_min", "split_gain", "spec_gain", "cache_gain"}
-    assert wanted | {"min_cell", "speculation_accuracy"} <= set(body["summary"])
+    wanted |= {"min_cell", "speculation_accuracy", "async_saturation_min"}
+    assert wanted <= set(body["summary"])
     rate, latency = body["rows"][:2]
     assert latency["rate"] == pytest.approx(0.6 * rate["async_rate"])
     monkeypatch.setattr(bench.rag, "run_cell", None)  # nothing is run again

@@ -84,6 +84,17 @@ def serve_command(
     max_model_len: Annotated[
         int | None, flag("--max-model-len", "Context of models that are compiled.", PANEL_MODELS)
     ] = None,
+    workflow: Annotated[
+        list[str] | None,
+        flag("--workflow", "A workflow file, or one of the five; repeatable.", PANEL_MODELS),
+    ] = None,
+    index: Annotated[
+        list[Path] | None,
+        flag("--index", "An index folder for workflows; repeatable.", PANEL_MODELS),
+    ] = None,
+    nprobe: Annotated[
+        int | None, flag("--nprobe", "Clusters that a search scans.", PANEL_MODELS)
+    ] = None,
     host: Annotated[str, flag("--host", "Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, flag("--port", "Port to listen on, 0 for any.")] = 8000,
     api_key: Annotated[
@@ -134,13 +145,14 @@ def serve_command(
     ] = False,
 ) -> None:
     """Serve models behind one OpenAI-compatible port."""
-    from dovetail.cli.serve_models import find_artifacts
+    from dovetail.cli.serve_models import find_artifacts, read_graph
     from dovetail.runtime.app import load
     from dovetail.runtime.plan import ON_CPU
 
     try:
         from dovetail.runtime.server.run import open_models, serve
         from dovetail.runtime.server.settings import ServeSettings
+        from dovetail.runtime.server.workflows import add_workflows
     except ModuleNotFoundError as error:
         raise SpecError(
             f"the server needs {error.name}; install dovetail with the extra `serve`"
@@ -176,10 +188,13 @@ def serve_command(
         deterministic=deterministic,
         settings=replace(ON_CPU, max_waiting=max_queue),
     )
+    graphs = [read_graph(text) for text in workflow or ()]
     opened = open_models(artifacts, load_one)
     try:
+        flows = add_workflows(opened, graphs, index or (), nprobe)
         with suppress(Terminated, KeyboardInterrupt):  # uvicorn sends them again once it is done
-            serve(opened, settings, ready=partial(_say_ready, list(artifacts)))
+            ready = partial(_say_ready, [*artifacts, *flows])
+            serve(opened, settings, workflows=flows, ready=ready)
     finally:
         opened.close()
 

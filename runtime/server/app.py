@@ -36,6 +36,7 @@ from dovetail.runtime.server.replies import (
     ModelCard,
     ModelList,
     RerankReply,
+    RunReply,
     Text,
     TextReply,
     Tokens,
@@ -47,9 +48,11 @@ from dovetail.runtime.server.schema import (
     DetokenizeRequest,
     EmbeddingRequest,
     RerankRequest,
+    RunRequest,
     TokenizeRequest,
 )
 from dovetail.runtime.server.vectors import embeddings, rerank
+from dovetail.runtime.server.workflows import run_workflow
 
 Handler: TypeAlias = Callable[[ServerContext, Request], Awaitable[Response]]
 
@@ -65,6 +68,10 @@ ENDPOINTS: tuple[tuple[Endpoint, Handler], ...] = (
     (Endpoint("POST", "/v1/embeddings", EmbeddingRequest, EmbeddingReply), embeddings),
     (Endpoint("POST", "/v1/rerank", RerankRequest, RerankReply), rerank),
     (Endpoint("POST", "/rerank", RerankRequest, RerankReply), rerank),
+    (
+        Endpoint("POST", "/v1/workflows/{name}/runs", RunRequest, RunReply, streams=True),
+        run_workflow,
+    ),
     (Endpoint("GET", "/v1/models", None, ModelList), facts.models),
     (Endpoint("GET", "/v1/models/{model:path}", None, ModelCard), facts.model),
     (Endpoint("POST", "/tokenize", TokenizeRequest, Tokens), facts.tokenize),

@@ -16,6 +16,7 @@ from dovetail.runtime.server.generation import (
     check_context,
     include_usage,
     new_id,
+    processing_headers,
     read_options,
     refuse_unknown_wishes,
 )
@@ -30,17 +31,20 @@ from dovetail.runtime.server.replies import (
     Usage,
 )
 from dovetail.runtime.server.schema import ChatRequest
+from dovetail.runtime.server.workflow_chat import chat_with
 
 
 async def chat(server: ServerContext, request: Request) -> Response:
     """Answer a conversation."""
     body = await server.read(request, ChatRequest)
+    if (workflow := server.workflows.get(body.model or "")) is not None:
+        return await chat_with(server, workflow, request, body)
     asked = read_chat(server, body)
     if body.stream:
         return await server.stream(request, _events(server, asked, usage=include_usage(body)))
     include_usage(body)
     found, usage = await while_present(request, asked.complete(server))
-    return JsonReply(_reply(asked, found, usage))
+    return JsonReply(_reply(asked, found, usage), headers=processing_headers(found))
 
 
 def read_chat(server: ServerContext, body: ChatRequest) -> Asked:

@@ -17,6 +17,7 @@ from dovetail.runtime.server.generation import (
     check_context,
     include_usage,
     new_id,
+    processing_headers,
     read_options,
     refuse_unknown_wishes,
 )
@@ -59,7 +60,8 @@ async def completions(server: ServerContext, request: Request) -> Response:
         return await server.stream(request, _events(server, text, usage=usage))
     found, counted = await while_present(request, text.asked.complete(server))
     choices = [text.choice(i, one) for i, one in enumerate(found)]
-    return JsonReply(TextReply(**text.asked.head, choices=choices, usage=counted))
+    reply = TextReply(**text.asked.head, choices=choices, usage=counted)
+    return JsonReply(reply, headers=processing_headers(found))
 
 
 def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:

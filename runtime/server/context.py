@@ -6,9 +6,9 @@ In: requests. Out: their decoded bodies, and responses that stream or wait while
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 
@@ -17,6 +17,9 @@ from dovetail.runtime.server.metrics import Metrics
 from dovetail.runtime.server.models import Models
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import ServerTimeline
+
+if TYPE_CHECKING:
+    from dovetail.runtime.server.workflows import ServedWorkflow
 
 T = TypeVar("T")
 
@@ -27,6 +30,7 @@ class ServerContext:
 
     models: Models
     settings: ServeSettings
+    workflows: Mapping[str, ServedWorkflow] = field(default_factory=dict)
     timeline: ServerTimeline | None = None
     draining: bool = False
     metrics: Metrics = field(init=False)

@@ -11,18 +11,24 @@ from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import Health, ModelCard, ModelList, Text, Tokens, Version
 from dovetail.runtime.server.schema import DetokenizeRequest, TokenizeRequest
+from dovetail.runtime.server.workflows import ServedWorkflow
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def models(server: ServerContext, _request: Request) -> Response:
     """List what is served."""
-    return JsonReply(ModelList(data=[_card(model) for model in server.models]))
+    cards = [_card(model) for model in server.models]
+    cards += [_workflow_card(workflow) for workflow in server.workflows.values()]
+    return JsonReply(ModelList(data=cards))
 
 
 async def model(server: ServerContext, request: Request) -> Response:
     """Show one model."""
-    return JsonReply(_card(server.models.find(request.path_params["model"])))
+    name = request.path_params["model"]
+    if (workflow := server.workflows.get(name)) is not None:
+        return JsonReply(_workflow_card(workflow))
+    return JsonReply(_card(server.models.find(name)))
 
 
 async def tokenize(server: ServerContext, request: Request) -> Response:
@@ -69,3 +75,12 @@ async def metrics(server: ServerContext, _request: Request) -> Response:
 
 def _card(served: ServedModel) -> ModelCard:
     return ModelCard(id=served.id, created=served.created, max_model_len=served.context)
+
+
+def _workflow_card(served: ServedWorkflow) -> ModelCard:
+    return ModelCard(
+        id=served.id,
+        created=served.created,
+        owned_by="workflow",
+        max_model_len=served.model.context,
+    )

@@ -91,6 +91,12 @@ class Asked:
         )
 
 
+def processing_headers(found: Sequence[Completion]) -> dict[str, str]:
+    """Return the header that tells the engine's own milliseconds, from arrival to last token."""
+    ends = [one.metrics.last_token - one.metrics.arrival for one in found if one.metrics.last_token]
+    return {"openai-processing-ms": f"{max(ends, default=0.0) * 1e3:.3f}"}
+
+
 def new_id(prefix: str) -> str:
     """Return an id that no other reply has."""
     return f"{prefix}-{secrets.token_hex(12)}"

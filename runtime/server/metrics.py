@@ -22,6 +22,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.job import Job
 from dovetail.runtime.server.models import Models, ServedModel
 
@@ -68,6 +69,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "request_success": ("Requests that ended, by reason.", (*LABELS, "finished_reason")),
     "admission_rejections": ("Requests that were refused, by reason.", ("reason",)),
     "http_requests": ("Replies by path and status.", ("path", "status")),
+    "workflow_runs": ("Runs of workflows that ended well.", ("workflow",)),
     "embedded_texts": ("Texts that were embedded or ranked.", LABELS),
 }
 
@@ -93,6 +95,13 @@ class Metrics:
             name: Counter(f"{prefix}:{name}", text, labels, registry=self._registry)
             for name, (text, labels) in COUNTERS.items()
         }
+        self._nodes = Histogram(
+            f"{prefix}:workflow_latency_seconds",
+            "Of the nodes of workflows.",
+            ("workflow", "node"),
+            registry=self._registry,
+            buckets=REQUEST,
+        )
         self._registry.register(_Engines(models, prefix))
         self._progress: dict[str, _Progress] = {}
 
@@ -107,6 +116,12 @@ class Metrics:
     def reject(self, reason: str) -> None:
         """Count a refusal for lack of room."""
         self._counters["admission_rejections"].labels(reason).inc()
+
+    def workflow(self, id: str, result: WorkflowResult) -> None:
+        """Count a run that has ended, and the seconds of its nodes."""
+        self._counters["workflow_runs"].labels(id).inc()
+        for ran in result.timeline:
+            self._nodes.labels(id, str(ran.node)).observe(ran.end - ran.start)
 
     def embed(self, model: ServedModel, texts: int, tokens: int) -> None:
         """Count texts that went through an encoder."""

@@ -5,6 +5,8 @@ Usage counts tokens; `created` is in seconds since 1970.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -180,6 +182,27 @@ class RerankReply(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     usage: EmbeddingUsage
     results: list[RerankResult]
+
+
+class RunNode(msgspec.Struct, frozen=True, kw_only=True):
+    """When a node ran, in seconds since the run began."""
+
+    node: str | int
+    round: int
+    kind: str
+    start: float
+    end: float
+
+
+class RunReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply of `/v1/workflows/{name}/runs`: all that was written, and when."""
+
+    id: str
+    object: str = "workflow.run"
+    workflow: str
+    outputs: dict[str, Any]
+    timeline: list[RunNode]
+    seconds: float
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

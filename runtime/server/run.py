@@ -22,6 +22,7 @@ from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import recording
+from dovetail.runtime.server.workflows import ServedWorkflow
 
 log = logging.getLogger("dovetail.server")
 
@@ -39,12 +40,18 @@ def open_models(artifacts: Mapping[str, Path], load: Callable[[Path], App]) -> M
     return Models(opened)
 
 
-def serve(models: Models, settings: ServeSettings, *, ready: Callable[[str], None]) -> None:
-    """Serve `models` until a signal comes; `ready` is given the URL once requests are taken.
+def serve(
+    models: Models,
+    settings: ServeSettings,
+    *,
+    workflows: Mapping[str, ServedWorkflow],
+    ready: Callable[[str], None],
+) -> None:
+    """Serve models and workflows until a signal comes; `ready` gets the URL when it has begun.
 
     Raises OSError where the address cannot be listened on, SpecError where TLS files are wrong.
     """
-    context = ServerContext(models, settings)
+    context = ServerContext(models, settings, workflows)
     with _listen(settings) as listening:
         scheme = "https" if settings.ssl_certfile else "http"
         host, port = listening.getsockname()[:2]

@@ -148,6 +148,13 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/v1/workflows/{name}/runs`: the workflow's inputs by name."""
+
+    inputs: dict[str, Any]
+    stream: bool = False
+
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),

@@ -1,0 +1,111 @@
+"""A chat with a workflow: any client of OpenAI's API can run one, its name as the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.runtime.flows.events import NodeText
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.edge import DONE, JsonReply, event, while_present
+from dovetail.runtime.server.errors import ApiError
+from dovetail.runtime.server.generation import include_usage, new_id
+from dovetail.runtime.server.replies import (
+    CachedTokens,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    ChatReply,
+    Usage,
+)
+from dovetail.runtime.server.schema import ChatRequest, Message
+from dovetail.runtime.server.workflows import ServedWorkflow, finish
+
+
+async def chat_with(
+    server: ServerContext, served: ServedWorkflow, request: Request, body: ChatRequest
+) -> Response:
+    """Answer a conversation by a workflow. Sampling is what its nodes say."""
+    if (body.n or 1) != 1 or body.logprobs:
+        raise ApiError(400, "a workflow gives one answer, without log probabilities", param="n")
+    question = _question(body.messages)
+    inputs = served.ask(question)
+    read = len(served.model.tokenizer.encode(question))
+    head: dict[str, Any] = {
+        "id": new_id("chatcmpl"),
+        "created": int(time.time()),
+        "model": served.id,
+        "system_fingerprint": served.model.fingerprint,
+    }
+    if body.stream:
+        usage = include_usage(body)
+        return await server.stream(
+            request, _events(server, served, inputs, head, read if usage else None)
+        )
+    include_usage(body)
+    result = await while_present(request, finish(server, served, served.start(inputs)))
+    text = served.answer(result)
+    choice = ChatChoice(
+        index=0, message=ChatMessage(content=text), logprobs=None, finish_reason="stop"
+    )
+    return JsonReply(ChatReply(**head, choices=[choice], usage=_usage(served, read, text)))
+
+
+def _question(messages: list[Message]) -> str:
+    last = next((message for message in reversed(messages) if message.role == "user"), None)
+    if last is None or last.content is None:
+        raise ApiError(400, "a workflow needs a message of the user", param="messages")
+    if isinstance(last.content, str):
+        return last.content
+    return "\n".join(part.text for part in last.content)
+
+
+def _usage(served: ServedWorkflow, read: int, text: str) -> Usage:
+    """Return the tokens of question and answer; what nodes read and wrote is not counted."""
+    written = len(served.model.tokenizer.encode(text))
+    return Usage(
+        prompt_tokens=read,
+        completion_tokens=written,
+        total_tokens=read + written,
+        prompt_tokens_details=CachedTokens(cached_tokens=0),
+    )
+
+
+async def _events(
+    server: ServerContext,
+    served: ServedWorkflow,
+    inputs: dict[str, object],
+    head: dict[str, Any],
+    read: int | None,
+) -> AsyncGenerator[bytes]:
+    """Yield the answer as it is written, where its node is known by then; `read` asks for usage."""
+    shared = head if read is None else {**head, "usage": None}
+
+    def chunk(delta: ChatDelta, reason: str | None = None) -> bytes:
+        choice = ChatChunkChoice(index=0, delta=delta, finish_reason=reason)
+        return event(ChatChunk(**shared, choices=[choice]))
+
+    job, shown = served.start(inputs), ""
+    try:
+        yield chunk(ChatDelta(role="assistant", content=""))
+        async for told in job:
+            if isinstance(told, NodeText) and told.node in served.speakers and told.text:
+                shown += told.text
+                yield chunk(ChatDelta(content=told.text))
+        result = await job
+    finally:
+        job.cancel()
+    server.metrics.workflow(served.id, result)
+    answer = served.answer(result)
+    if rest := answer.removeprefix(shown):
+        yield chunk(ChatDelta(content=rest))
+    yield chunk(ChatDelta(), "stop")
+    if read is not None:
+        yield event(ChatChunk(**head, choices=[], usage=_usage(served, read, answer)))
+    yield DONE

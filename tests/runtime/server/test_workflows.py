@@ -1,0 +1,137 @@
+"""Workflows over HTTP: as runs with events and as models of chats, equal to `App.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+pytest.importorskip("faiss")
+
+import dovetail
+from dovetail import workflows
+from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.flows.events import WorkflowResult
+from tests.runtime.server.live import Live, http, serving
+
+TEXTS = ("Melkar is the capital of Zorvia.", "Zorvia lies on the river Ossa.", "Apples grow.")
+QUESTION = "What is the capital of Zorvia?"
+PAIR = """
+name: pair
+inputs: [left, right]
+nodes:
+  - {kind: generation, name: join, prompt: "Question: {left} {right}", output: reply,
+     options: {max_tokens: 4}}
+edges:
+  - {from: START, to: join}
+  - {from: join, to: END}
+"""
+
+
+@pytest.fixture(scope="module")
+def index(artifacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("index") / "idx"
+    passages = [Passage(key=str(i), text=text) for i, text in enumerate(TEXTS)]
+    entry = EmbedderEntry(name="encoder", fingerprint="")
+    with dovetail.load(artifacts["encoder"]) as app:
+        build_index_folder(passages, app, entry, IndexRequest(output=folder), lambda *_: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flows(
+    artifacts: dict[str, Path], index: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("flows")
+    (folder / "pair.yaml").write_text(PAIR)
+    graphs = ("--workflow", "one-shot", "--workflow", folder / "pair.yaml")
+    with serving(*artifacts.values(), *graphs, "--index", index, log=folder / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(artifacts: dict[str, Path], index: Path) -> WorkflowResult:
+    """The same run in this process."""
+    with (
+        dovetail.load(artifacts["encoder"]) as encoder,
+        dovetail.load(artifacts["llama"]) as app,
+    ):
+        app.add_index(index, embed=encoder.embed)
+        return app.run(workflows.one_shot(max_tokens=64), {"input": QUESTION})
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [msgspec.json.decode(line) for line in lines]
+
+
+def test_a_run_gives_what_was_written_and_when(flows: Live, expected: WorkflowResult) -> None:
+    url = f"{flows.v1}/workflows/one-shot/runs"
+    found = http.post(url, json={"inputs": {"input": QUESTION}}).json()
+    assert found["object"] == "workflow.run" and found["workflow"] == "one-shot"
+    assert found["outputs"]["answer"] == expected.outputs["answer"]
+    assert found["outputs"]["docs"][0]["text"] == TEXTS[0]
+    assert [ran["node"] for ran in found["timeline"]] == ["search", "answer"]
+    assert all(0 <= ran["start"] <= ran["end"] <= found["seconds"] for ran in found["timeline"])
+
+
+def test_a_streamed_run_tells_of_its_nodes(flows: Live, expected: WorkflowResult) -> None:
+    url = f"{flows.v1}/workflows/one-shot/runs"
+    reply = http.post(url, json={"inputs": {"input": QUESTION}, "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    found = events(reply.text)
+    finished = [one["node"] for one in found if one["type"] == "node_finished"]
+    assert finished == ["search", "answer"] and found[-1]["type"] == "run_finished"
+    assert {"node_started", "sub_stage", "node_text"} <= {one["type"] for one in found}
+    text = "".join(one["text"] for one in found if one["type"] == "node_text")
+    assert text == found[-1]["outputs"]["answer"] == expected.outputs["answer"]
+
+
+def test_workflows_are_models_of_chats(flows: Live, expected: WorkflowResult) -> None:
+    messages: Any = [{"role": "system", "content": "x"}, {"role": "user", "content": QUESTION}]
+    with openai.OpenAI(base_url=flows.v1, api_key="x", timeout=200) as client:
+        assert {"one-shot", "pair"} <= {model.id for model in client.models.list()}
+        assert client.models.retrieve("pair").owned_by == "workflow"
+        whole = client.chat.completions.create(model="one-shot", messages=messages)
+        assert whole.choices[0].message.content == expected.outputs["answer"]
+        assert whole.choices[0].finish_reason == "stop" and whole.usage is not None
+        stream = client.chat.completions.create(
+            model="one-shot", messages=messages, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks[:-1])
+        assert text == expected.outputs["answer"] and chunks[-1].usage is not None
+        with pytest.raises(openai.BadRequestError, match="has the inputs left, right"):
+            client.chat.completions.create(model="pair", messages=messages)
+
+
+def test_files_run_with_all_their_inputs(flows: Live) -> None:
+    url = f"{flows.v1}/workflows/pair/runs"
+    inputs = {"left": "Where", "right": "is Melkar?"}
+    assert http.post(url, json={"inputs": inputs}).json()["outputs"]["reply"]
+    missing = http.post(url, json={"inputs": {"left": "a"}})
+    assert missing.status_code == 400 and "'right'" in missing.json()["error"]["message"]
+    unknown = http.post(f"{flows.v1}/workflows/none/runs", json={"inputs": {}})
+    assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "workflow_not_found"
+
+
+def test_a_node_that_fails_is_named(flows: Live) -> None:
+    url = f"{flows.v1}/workflows/pair/runs"
+    inputs = {"left": "a " * 3000, "right": "b"}
+    reply = http.post(url, json={"inputs": inputs})
+    assert reply.status_code == 500 and "node 'join' failed" in reply.json()["error"]["message"]
+    streamed = events(http.post(url, json={"inputs": inputs, "stream": True}).text)
+    assert "node 'join' failed" in streamed[-1]["error"]["message"]
+
+
+def test_runs_are_counted(flows: Live) -> None:
+    inputs = {"left": "Where", "right": "is Melkar?"}
+    http.post(f"{flows.v1}/workflows/pair/runs", json={"inputs": inputs})
+    text = http.get(f"{flows.url}/metrics").text
+    assert 'dovetail:workflow_latency_seconds_count{node="join",workflow="pair"}' in text

@@ -24,7 +24,8 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.codegen.lower import find_kernel
 from dovetail.compiler.measure import SKIPPED, AttentionCase, Candidate, Measurement, Measurer
-from dovetail.compiler.schedules import OWN_SCHEDULES, make_schedule
+from dovetail.compiler.schedules import make_schedule
+from dovetail.compiler.tables import OWN_SCHEDULES
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec

@@ -38,13 +38,13 @@ from dovetail.compiler.recorder import (
     describe_disturbed,
     describe_failed,
 )
-from dovetail.compiler.schedules import default_tables, unique_tables
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
 from dovetail.compiler.search.policy import DEFAULT, PREDICTED, Policy, SearchTask
 from dovetail.compiler.search.recall import Known, Recall, case_key, known_candidates
 from dovetail.compiler.search.rules import Rules
 from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
+from dovetail.compiler.tables import default_tables, unique_tables
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import TuningRecord, encode_record
 from dovetail.runtime.cpu_time import QUIET_CORES, busy_cores

@@ -16,8 +16,8 @@ from dovetail.compiler.attention_search import attention_library, attention_task
 from dovetail.compiler.jobs import Item, plan_job
 from dovetail.compiler.payload import Payload
 from dovetail.compiler.recorder import Identity
-from dovetail.compiler.schedules import plan_teams
 from dovetail.compiler.search.tables import Effort, search_tasks, tuning_library
+from dovetail.compiler.tables import plan_teams
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.model import ModelSpec

@@ -47,12 +47,13 @@ from dovetail.compiler.request import (
     can_measure,
     read_inputs,
 )
-from dovetail.compiler.schedules import deterministic_kernels, gemm_kernels, unique_tables
+from dovetail.compiler.schedules import deterministic_kernels, gemm_kernels
 from dovetail.compiler.service import (
     describe_choice,
     mark_tuned,
     service_plan,
 )
+from dovetail.compiler.tables import unique_tables
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries

@@ -11,18 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dovetail.codegen.catalog import KernelRequest, kernel_request, model_kernels
+from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
-from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec
-from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
+from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
-from dovetail.runtime.kv_parts import PART_TOKENS
 from dovetail.runtime.shard import split_model
-from dovetail.topology.hardware import HardwareSpec
 
 LINEAR, SILU, GEGLU = "linear", "silu", "geglu"
 ACTIVATED = ("gelu", "gelu_tanh")
@@ -337,96 +334,3 @@ def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -
     """Return rows covering every M >= 1."""
     points = breakpoints(op, target)
     return merge_rows(default_row(op, target, m, threads, l3_bytes) for m in points)
-
-
-@dataclass(frozen=True, slots=True)
-class Team:
-    """What tables are made for: threads of each of `processes` that share a model, in a phase.
-
-    plan: of the first process. phase: `any` where both phases have the same threads.
-    """
-
-    processes: int
-    phase: str
-    plan: PhasePlan
-
-
-def plan_teams(plans: Iterable[ServicePlan]) -> tuple[Team, ...]:
-    """Return the teams that need tables of their own, so that each plan finds its tables."""
-    found: dict[tuple[int, int], dict[str, PhasePlan]] = {}
-    for plan in plans:
-        for name, phase in (("prefill", plan.prefill), ("decode", plan.decode)):
-            first = PhasePlan(threads=phase.threads, cpus=phase.cpus[: phase.threads])
-            found.setdefault((plan.processes, phase.threads), {}).setdefault(name, first)
-    return tuple(
-        Team(processes, "any" if len(phases) > 1 else next(iter(phases)), [*phases.values()][-1])
-        for (processes, _), phases in found.items()
-    )
-
-
-OP_NAMES = {"embed_packed": "embed"}
-REDUCE = {"decode_attention": "decode_attention_merge"}
-"""Kernels whose second phase, after a barrier, is another kernel."""
-OWN_SCHEDULES = {"decode_attention": make_schedule(block_k=PART_TOKENS)}
-"""Kernels that are no matrix products and yet have a schedule."""
-
-
-def other_tables(spec: Spec, target: Target, phase: str, threads: int) -> Iterator[ScheduleTable]:
-    """Yield the one-row tables of all operators that are no matrix product."""
-    names = {request.kernel: request.name for request in model_kernels(spec, target)}
-    for kernel, name in names.items():
-        if kernel in REDUCE.values():
-            continue
-        reduce = names.get(REDUCE.get(kernel, ""))
-        schedule = OWN_SCHEDULES.get(kernel, make_schedule())
-        row = Row(m_lo=1, kernel=name, schedule=schedule, reduce_kernel=reduce)
-        yield ScheduleTable(
-            target=target.name,
-            op=OP_NAMES.get(kernel, kernel),
-            n=0,
-            k=0,
-            dtype="f32",
-            phase=phase,
-            threads=threads,
-            rows=(row,),
-        )
-
-
-def gemm_table(
-    op: GemmOp, target: Target, phase: str, threads: int, rows: Sequence[Row]
-) -> ScheduleTable:
-    """Return the table of one matrix product."""
-    return ScheduleTable(
-        target=target.name,
-        op=op.op,
-        n=op.n,
-        k=op.k,
-        dtype=op.dtype,
-        phase=phase,
-        threads=threads,
-        rows=tuple(rows),
-    )
-
-
-def unique_tables(tables: Iterable[ScheduleTable]) -> tuple[ScheduleTable, ...]:
-    """Return the first table of each key: teams of as many threads share some."""
-    found: dict[tuple[object, ...], ScheduleTable] = {}
-    for table in tables:
-        key = (table.target, table.op, table.n, table.k, table.dtype, table.phase, table.threads)
-        found.setdefault(key, table)
-    return tuple(found.values())
-
-
-def default_tables(
-    spec: Spec, target: Target, plans: Iterable[ServicePlan], hardware: HardwareSpec
-) -> ScheduleFile:
-    """Return schedule tables of every operator of `spec`, for all teams of `plans`."""
-    l3_bytes = hardware.cache_bytes(3)
-    tables: list[ScheduleTable] = []
-    for team in plan_teams(plans):
-        threads = team.plan.threads
-        for op in gemm_ops(spec, team.processes):
-            rows = default_gemm_rows(op, target, threads, l3_bytes)
-            tables.append(gemm_table(op, target, team.phase, threads, rows))
-        tables += other_tables(spec, target, team.phase, threads)
-    return ScheduleFile(tables=unique_tables(tables))

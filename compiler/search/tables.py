@@ -15,20 +15,13 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.compiler.measure import Measurer
 from dovetail.compiler.payload import GemmUse, Payload
-from dovetail.compiler.schedules import (
-    GemmOp,
-    gemm_kinds,
-    gemm_requests,
-    gemm_table,
-    other_tables,
-    plan_teams,
-    unique_tables,
-)
+from dovetail.compiler.schedules import GemmOp, gemm_kinds, gemm_requests
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.panels import choose_panels, keep_panels
 from dovetail.compiler.search.policy import DEFAULT, Choice, Policy, SearchTask
 from dovetail.compiler.search.rows import find_alone, make_rows, measure_losses
 from dovetail.compiler.search.sandwich import Sandwich
+from dovetail.compiler.tables import gemm_table, other_tables, plan_teams, unique_tables
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError

@@ -25,7 +25,8 @@ from dovetail.compiler.attention_search import (
 from dovetail.compiler.measure import Measurement, Meter
 from dovetail.compiler.paired import PairedRatio
 from dovetail.compiler.recorder import Identity, NoMachine, Recorder
-from dovetail.compiler.schedules import make_schedule, other_tables
+from dovetail.compiler.schedules import make_schedule
+from dovetail.compiler.tables import other_tables
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec, RopeSpec

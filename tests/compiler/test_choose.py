@@ -13,13 +13,13 @@ from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.recorder import Identity, Recorder
-from dovetail.compiler.schedules import default_tables
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, PREDICTED
 from dovetail.compiler.search.tables import search_tables, tuning_library
+from dovetail.compiler.tables import default_tables
 from dovetail.compiler.workload import DEFAULT_WORKLOAD
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.search.landscape import TARGET, Landscape
-from tests.compiler.test_schedules import SPEC, plan
+from tests.compiler.test_tables import SPEC, plan
 
 WIDE = msgspec.structs.replace(SPEC, weight_dtype="f32")
 THERE = msgspec.structs.replace(

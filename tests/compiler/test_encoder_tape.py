@@ -11,8 +11,9 @@ from dovetail.compiler.encoder_spec import read_encoder_spec
 from dovetail.compiler.encoder_tape import build_encode_tape
 from dovetail.compiler.encoder_tensors import encoder_sources
 from dovetail.compiler.payload import make_encoder_payload
-from dovetail.compiler.schedules import default_tables, gemm_kernels, gemm_kinds
+from dovetail.compiler.schedules import gemm_kernels, gemm_kinds
 from dovetail.compiler.search.tables import tuning_library
+from dovetail.compiler.tables import default_tables
 from dovetail.compiler.weights import plan_sources
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.tiny_world import ENCODER

@@ -28,7 +28,7 @@ from dovetail.topology.hardware import read_hardware
 from dovetail.topology.values import HardwareSpec, PuSpec
 from tests.compiler.records import WHEN, make_record
 from tests.compiler.test_recorder import identity
-from tests.compiler.test_schedules import SPEC, plan
+from tests.compiler.test_tables import SPEC, plan
 
 
 def items_of(spec, phases):

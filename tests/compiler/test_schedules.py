@@ -1,4 +1,4 @@
-"""Default schedules: total cover, tiles that fit the registers, a table for every operator."""
+"""Default schedules: total cover, and tiles that fit the registers."""
 
 from __future__ import annotations
 
@@ -16,43 +16,13 @@ from dovetail.compiler.schedules import (
     MicroKernel,
     built_tiles,
     default_gemm_rows,
-    default_tables,
-    gemm_kernels,
-    gemm_requests,
     make_schedule,
     merge_rows,
     micro_kernels,
     thread_grid,
 )
-from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.model import ModelSpec, RopeSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row
-from dovetail.ir.tape import FORWARD_ARGS
-from dovetail.topology.hardware import read_hardware
-
-SPEC = ModelSpec(
-    family="llama",
-    vocab_size=1000,
-    hidden_size=192,
-    intermediate_size=500,
-    n_layers=2,
-    n_heads=6,
-    n_kv_heads=2,
-    head_dim=32,
-    max_position=256,
-    max_context=256,
-    norm_eps=1e-5,
-    rope=RopeSpec(rotary_dim=32),
-    weight_dtype="bf16",
-    checkpoint_dtype="bf16",
-)
-
-
-def plan(prefill: int, decode: int) -> ServicePlan:
-    return ServicePlan(
-        prefill=PhasePlan(threads=prefill, cpus=()), decode=PhasePlan(threads=decode, cpus=())
-    )
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
@@ -116,31 +86,3 @@ def test_merging_keeps_the_first_of_equal_rows():
 def test_unknown_schedule_values_are_refused():
     with pytest.raises(ScheduleError, match="m_tiles"):
         make_schedule(m_tiles=4)
-
-
-@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-def test_every_operator_has_one_table_per_phase(target):
-    tables = default_tables(SPEC, target, [plan(4, 2)], read_hardware()).tables
-    keys = [(t.op, t.phase, t.threads) for t in tables]
-    assert len(set(keys)) == len(keys)
-    ops = {"embed", "rmsnorm", "qkv", "rope_store", "prefill_attention", "decode_attention", "o"}
-    ops |= {"gate_up", "down", "gather_rows", "head", "sample"}
-    for phase, threads in (("prefill", 4), ("decode", 2)):
-        assert {t.op for t in tables if (t.phase, t.threads) == (phase, threads)} == ops
-    assert "kv_splits" in FORWARD_ARGS  # why decode attention has a second phase
-    merge = [t.rows[0].reduce_kernel for t in tables if t.op == "decode_attention"]
-    assert merge == ["decode_attention_merge_f32"] * 2
-
-
-def test_equal_phases_share_tables():
-    tables = default_tables(SPEC, TARGETS["generic"], [plan(3, 3)], read_hardware()).tables
-    assert {(t.phase, t.threads) for t in tables} == {("any", 3)}
-
-
-@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
-def test_rows_name_kernels_that_are_built(target):
-    """And no others: the library holds what its tables use."""
-    tables = default_tables(SPEC, target, [plan(2, 1)], read_hardware()).tables
-    named = {row.kernel for table in tables if table.n for row in table.rows}
-    assert {request.name for request in gemm_kernels(SPEC, target, tables)} == named
-    assert named < {request.name for request in gemm_requests(("bf16",), target)}

@@ -19,7 +19,7 @@ from dovetail.ir.tuning import Reference
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.records import make_record
 from tests.compiler.search.landscape import TARGET, Landscape, bowl, task
-from tests.compiler.test_schedules import SPEC
+from tests.compiler.test_tables import SPEC
 
 WIDE = msgspec.structs.replace(SPEC, weight_dtype="f32")
 IDENTITY = Identity.of(read_hardware(), index_library(tuning_library(WIDE, TARGET)))

@@ -22,7 +22,7 @@ from dovetail.compiler.search.tables import tuning_library
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import ORDERS
 from tests.compiler.search.landscape import Landscape, task
-from tests.compiler.test_schedules import SPEC
+from tests.compiler.test_tables import SPEC
 
 POINTS = (1, 4, 16, 64, 256)
 

@@ -10,7 +10,7 @@ from dovetail.codegen.library import build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import Meter
 from dovetail.compiler.payload import Payload, make_payload
-from dovetail.compiler.schedules import default_tables, gemm_ops
+from dovetail.compiler.schedules import gemm_ops
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice
 from dovetail.compiler.search.tables import (
     EFFORTS,
@@ -20,11 +20,12 @@ from dovetail.compiler.search.tables import (
     search_tasks,
     tuning_library,
 )
+from dovetail.compiler.tables import default_tables
 from dovetail.compiler.workload import DEFAULT_WORKLOAD
 from dovetail.ir.errors import SpecError
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.search.landscape import TARGET, Landscape, task
-from tests.compiler.test_schedules import SPEC, plan
+from tests.compiler.test_tables import SPEC, plan
 
 PAYLOAD = make_payload(SPEC, DEFAULT_WORKLOAD, 64, 8)
 

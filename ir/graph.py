@@ -8,6 +8,7 @@ content hash. Transformations (`ir/place.py`, `ir/transform.py`) are functions f
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -87,7 +88,10 @@ class ExecutionGraph:
     """A checked graph. Nodes and edges keep the order they were given in; equal by content."""
 
     def __init__(self, nodes: Iterable[GraphNode], edges: Iterable[GraphEdge] = ()) -> None:
-        """Raises WorkflowError naming the node: twice there, unknown, of no kind, in a cycle."""
+        """Raises WorkflowError for the first fault, naming the node.
+
+        It is there twice, unknown, of no kind, in a cycle, or takes what is provisional for true.
+        """
         self.file = GraphFile(nodes=tuple(nodes), edges=tuple(edges))
         self._graph: nx.DiGraph = nx.DiGraph()
         self._graph.add_nodes_from((node.name, {"node": node}) for node in self.file.nodes)
@@ -151,7 +155,7 @@ class ExecutionGraph:
 
     def _faults(self) -> Iterator[str]:
         names = [node.name for node in self.nodes]
-        yield from (f"{n!r} is there twice" for n in dict.fromkeys(names) if names.count(n) > 1)
+        yield from (f"{n!r} is there twice" for n, count in Counter(names).items() if count > 1)
         for node in self.nodes:
             if node.kind not in KINDS:
                 yield f"{node.name!r} is of no known kind but {node.kind!r}"
@@ -160,6 +164,9 @@ class ExecutionGraph:
                 yield f"an edge at {edge.source!r} is of no known kind but {edge.kind!r}"
             if unknown := {edge.source, edge.target} - set(names):
                 yield f"an edge leads to or from {min(unknown)!r}, which is no node"
+            source, target = self.node(edge.source), self.node(edge.target)
+            if edge.kind == DATA and source.provisional and source.root != target.root:
+                yield f"{edge.source!r} is provisional, and {edge.target!r} takes it for the truth"
         if self._graph.number_of_edges() < len(self.edges):
             yield "two edges join the same nodes"
         try:

@@ -53,6 +53,14 @@ def test_wrong_graphs_are_refused(names: list[str], edges: list[GraphEdge], said
         ExecutionGraph(nodes(*names), edges)
 
 
+def test_what_is_provisional_leads_to_its_own_node_alone() -> None:
+    guess = GraphNode(name="a/guess", kind="generation", origin="a", provisional=True)
+    check = GraphNode(name="a/check", kind="validate", origin="a")
+    ExecutionGraph([guess, check], [edge("a/guess", "a/check")])
+    with pytest.raises(WorkflowError, match="'b' takes it for the truth"):
+        ExecutionGraph([guess, *nodes("b")], [edge("a/guess", "b")])
+
+
 def test_unknown_kinds_and_other_files_are_refused() -> None:
     with pytest.raises(WorkflowError, match="'dream'"):
         ExecutionGraph(nodes("a", kind="dream"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from dovetail.ir.errors import DeviceError
 from dovetail.ir.graph import contract
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Workflow
+from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.wavefront.ahead import prompts_after, search_after
 from dovetail.runtime.wavefront.messages import Deliver, Failed, Order, Report
 from dovetail.runtime.wavefront.settings import TRANSFORMATIONS, WavefrontSettings
-from dovetail.runtime.wavefront.simulation import Outcome, Simulation
+from dovetail.runtime.wavefront.simulation import Machine, Outcome, Simulation
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun, run_in_order
 from tests.runtime.wavefront.world import COSTS, CountedClusters, Exact, HashWorld, machine, rng
@@ -218,3 +221,41 @@ def test_looking_ahead_changes_nothing_and_sees_only_declared_ways() -> None:
     run.finish(call, ["truth"])
     (true,) = run.ready()
     assert true.state["docs"] == ["truth"]
+
+
+def mean_latency(subset: frozenset[str], rate: float, *, slow: bool) -> float:
+    """Return the mean latency of 60 requests on a machine whose scans are slow, or its replies."""
+    world = HashWorld(2, count=400, clusters=40, probes=30)
+    scan = ScanCost(1e-4, 3e-5 if slow else 1e-6, threads=2)
+    costs = replace(COSTS, scan=scan)
+    machine = Machine(step=COSTS.step, scan=scan, turn=1e-4)
+    workflow = workflows.one_shot(topk=1).workflow()
+    made = [(n / rate, WorkflowRun(workflow, {"input": f"q {n}"})) for n in range(60)]
+    front = Wavefront(WavefrontSettings(transformations=subset), costs, world)
+    return mean(o.latency for o in Simulation(front, world, machine).run(made))
+
+
+def test_sub_stages_let_requests_wait_less() -> None:
+    none, split = frozenset[str](), frozenset({"split"})
+    assert mean_latency(split, 150.0, slow=True) < 0.95 * mean_latency(none, 150.0, slow=True)
+    assert mean_latency(split, 5.0, slow=False) < 1.05 * mean_latency(none, 5.0, slow=False)
+
+
+def test_guesses_overlap_searches_and_replies() -> None:
+    split, guess = frozenset({"split"}), frozenset({"split", "speculate_generation"})
+    assert mean_latency(guess, 50.0, slow=True) < 0.9 * mean_latency(split, 50.0, slow=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a6_6_a_guess_never_makes_a_lone_request_later_than_a_sub_stage(seed: int) -> None:
+    world = HashWorld(seed, longest=40)
+    ends = {}
+    for guess in (True, False):
+        allowed = frozenset({"split", *(["speculate_generation"] if guess else [])})
+        front = Wavefront(WavefrontSettings(transformations=allowed), COSTS, world)
+        run = WorkflowRun(workflows.one_shot(topk=2).workflow(), {"input": f"question {seed}"})
+        machine = Machine(step=COSTS.step, scan=COSTS.scan, turn=COSTS.overhead)
+        (outcome,) = Simulation(front, world, machine).run([(0.0, run)])
+        ends[guess] = outcome.end
+    one = front.learned.budget + COSTS.step.seconds(2)
+    assert ends[True] <= ends[False] + one

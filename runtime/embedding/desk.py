@@ -75,8 +75,8 @@ class Desk:
         return self._end_all(self.manager.fail(batch), error) + self.refill(now)
 
     def lose(self, batch: Batch) -> list[EmbedJob]:
-        """Note that an instance died under a batch."""
-        error = DeviceError(f"{batch.device}: embedding processes died while they ran this query")
+        """Note that an instance died, or hung, under a batch."""
+        error = DeviceError(f"{batch.device}: embedding processes died or hung at this query")
         return self._end_all(self.manager.lose(batch), error)
 
     def give_up(self, name: str, now: float) -> list[EmbedJob]:

@@ -277,14 +277,17 @@ class EmbeddingService:
 
     def _revive(self, name: str, instance: Instance, batch: Batch) -> bool:
         """Start a dead instance again; False where it cannot be, or the service is closed."""
-        log.warning("%s: an embedding process has died; starting it again", name)
+        log.warning("%s: an embedding process has died or hangs; starting it again", name)
         with self._lock:
             self._lost[name] += 1
             if self._lost[name] == len(self._instances[name]):
                 self.manager.close_device(name)
             done = self._desk.lose(batch)
             self._wake()
+            closed = self._closed
         _settle(done)
+        if closed:
+            return False
         for _ in range(RESTARTS):
             try:
                 instance.restart()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
+from dovetail.runtime.embedding.device_queue import FIRST_LIMIT, LEAST_LIMIT
 from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.query import Batch, Query, QueueSpec, State
 from dovetail.runtime.embedding.queues import QueueManager
@@ -49,6 +50,46 @@ def place(manager: QueueManager, count: int, now: float = 0.0) -> list[str]:
 
 def test_algorithm_1_fills_the_accelerator_then_the_cpu_then_is_busy() -> None:
     assert place(pair(arrival="closed"), 7) == ["gpu"] * 3 + ["cpu"] * 2 + ["BUSY"] * 2
+
+
+def test_a_batch_is_given_ten_times_its_predicted_seconds_and_some_at_least() -> None:
+    slow = QueueManager([spec("gpu", 20, Line(0.1, 1.0))], (512,), margin=0.5)
+    slow.submit(queries(10, target=math.inf), 0.0)
+    batch = slow.take("gpu", 0.0)
+    assert batch is not None and batch.limit == pytest.approx(10 * 1.5 * (10 * 0.1 + 1.0))
+    manager = pair()
+    manager.submit(queries(1), 0.0)
+    batch = manager.take("gpu", 0.0)
+    assert batch is not None and batch.limit == LEAST_LIMIT
+    manager = QueueManager([spec("gpu", 2, Line(0.0, 0.0))], (512,))
+    manager.submit(queries(1), 0.0)
+    batch = manager.take("gpu", 0.0)
+    assert batch is not None and batch.limit == FIRST_LIMIT
+
+
+def test_a_device_whose_batch_is_overdue_promises_less_the_longer_it_lasts() -> None:
+    manager = QueueManager([spec("gpu", 20, Line(0.1, 1.0))], (512,))
+    manager.submit(queries(4, target=10.0), 0.0)  # to be done at 1.4
+    batch = manager.take("gpu", 0.0)
+    assert batch is not None
+    with pytest.raises(CapacityError) as busy:
+        manager.submit(queries(1, 10, target=7.4 + 7.0), 7.4)  # six seconds late, maybe six more
+    assert busy.value.retry_after == pytest.approx(6.0)
+    manager.submit(queries(1, 20, target=7.4 + 7.2), 7.4)
+    manager.complete(batch, 7.5)
+    manager.check_integrity()
+
+
+def test_more_queries_than_all_queues_hold_are_told_so() -> None:
+    manager = pair(arrival="closed")
+    with pytest.raises(CapacityError, match="6 texts at once are more") as error:
+        manager.submit(queries(6), 0.0)
+    assert error.value.retry_after is None
+    manager.submit(queries(1), 0.0)
+    with pytest.raises(CapacityError) as busy:  # those that are there may end
+        manager.submit(queries(5, 10), 0.0)
+    assert busy.value.retry_after is not None
+    assert manager.queries == 1
 
 
 def test_without_heterogeneous_mode_the_cpu_stays_empty() -> None:

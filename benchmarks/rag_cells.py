@@ -52,7 +52,7 @@ class Cell:
     point: float | str = "sustained"
     of: str = "bound"
     model: str = "llama-3-8b"
-    requests: int = 160
+    requests: int = 160  # 0: as many as come while rates are looked for
     room: float = 0.0  # part of the index that the device's cache holds
 
     @property
@@ -137,7 +137,7 @@ def run_cell(stage: Stage, cell: Cell, rows: Sequence[dict[str, Any]]) -> dict[s
         arrivals = stage.arrivals(cell, 1e6, cell.requests)
     else:
         rate = row["rate"] = float(cell.point) * _reference(cell, rows, bound)
-        arrivals = stage.arrivals(cell, rate, cell.requests)
+        arrivals = stage.arrivals(cell, rate, cell.requests or round(rate * stage.seconds))
     answers = None
     for plane in cell.planes:
         outcome = stage.run(cell, plane, arrivals)
@@ -165,9 +165,9 @@ def _figures(outcome: Outcome) -> dict[str, float]:
 
 
 def _middle_rate(outcome: Outcome) -> float:
-    """Return requests/s over the middle 40 % of answers, where neither start nor end counts."""
+    """Return requests/s over the middle 80 % of answers, where neither start nor end counts."""
     ends = sorted(outcome.ends)
-    low, high = int(0.3 * len(ends)), int(0.7 * len(ends))
+    low, high = int(0.1 * len(ends)), int(0.9 * len(ends))
     return (high - low) / max(ends[high] - ends[low], 1e-9)
 
 

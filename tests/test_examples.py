@@ -31,6 +31,7 @@ def test_every_example_is_tested() -> None:
     assert {p.name for p in EXAMPLES.iterdir() if p.is_file()} == {
         "call_kernel.py",
         "generate.py",
+        "rag.py",
         "saxpy.dk",
     }
 
@@ -48,3 +49,15 @@ def test_generate_compiles_once(tmp_path: Path) -> None:
     assert first[0].startswith("compiled ") and first[-1].startswith("'The sea': ")
     second = run_example("generate.py", LLAMA, artifact, "Once", "The sea")
     assert second == first[1:]
+
+
+@pytest.mark.long
+def test_rag_writes_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    page = tmp_path / "rag.md"
+    (*_, told) = run_example("rag.py", page)
+    assert told == "Who is the founder of Komosburg? The founder of Komosburg is Copa Grorsky."
+    kept = (ROOT / "docs" / "rag.md").read_text(encoding="utf-8")
+    built = page.read_text(encoding="utf-8").partition("`draw_graph(result.graphs.graph())`")[0]
+    assert built == kept.partition("`draw_graph(result.graphs.graph())`")[0]
+    assert page.read_text(encoding="utf-8").count("```mermaid") == 4

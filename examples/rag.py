@@ -1,0 +1,165 @@
+"""Build a workflow, draw it, run it on the bundled tiny world, and write a page of what happened.
+
+    python examples/rag.py docs/rag.md
+
+The page shows the workflow, the execution graph of one request before and after the scheduler's
+transformations, and when each node ran. Needs the extra `rag`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import dovetail
+from dovetail import END, START, RAGraph
+from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.ir.graph_draw import draw_graph
+from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.flows.events import NodeTime, WorkflowResult
+from dovetail.tiny_world import ENCODER, LLAMA, corpus
+
+CLUSTERS, NPROBE = 64, 32
+READ = "Documents:\n{docs}\nQuestion: {input}\nAnswer:"
+READ_MORE = "Documents:\n{more}\nQuestion: {input}\nAnswer:"
+PAGE = """\
+# Workflows
+
+This page was written by `python examples/rag.py docs/rag.md`: it compiled the bundled Llama and
+encoder, indexed the bundled corpus, and ran the workflow below for one question.
+
+## Build it
+
+```python
+from itertools import pairwise
+
+from dovetail import END, START, RAGraph
+
+READ = {read!r}
+READ_MORE = {more!r}
+
+
+{source}
+g = build_graph()
+```
+
+A node reads what others wrote by name; each name has one writer. `g.workflow()` checks all of it,
+and names the node at fault. Several edges from a node are taken side by side; a function in place
+of a target chooses, so that loops end. `dovetail.workflows` has five workflows of the literature
+(one-shot, HyDE, RECOMP, IRG, multistep), and `dovetail.from_langgraph` and `from_haystack` import
+graphs of these frameworks.
+
+## Draw it
+
+`print(g.mermaid())`; `g.svg()` gives a picture that needs nothing else.
+
+```mermaid
+{drawn}```
+
+## Run it
+
+```python
+with dovetail.load("app.dove") as app, dovetail.load("encoder.dove") as encoder:
+    app.add_index("idx", nprobe={nprobe}, embed=encoder.embed)
+    result = app.run(g, {{"input": {question!r}}})
+    print(result.outputs["answer"])
+```
+
+> {answer}
+
+`await app.arun(...)` does the same in an event loop. `app.submit_workflow(...)` returns a job at
+once, which yields events as nodes begin and end, as text is written and as searches advance.
+
+## What was computed, and what ran
+
+`draw_graph(result.graphs.plain())`: what each node's run read from which.
+
+```mermaid
+{plain}```
+
+`draw_graph(result.graphs.graph())`: the same after the scheduler's transformations. Searches were
+cut into sub-stages and ordered by the history of the request; what was begun on a guess is dashed,
+a diamond checks it. [Execution graphs](execution-graphs.md) shows each transformation by itself.
+Answers are the same with any subset of them.
+
+```mermaid
+{graph}```
+
+## When it ran
+
+`result.timeline`, in milliseconds since the request came. `with app.record("trace.json"):` writes a
+timeline with the engine, the retrieval worker and arrows along each request, for ui.perfetto.dev.
+
+```mermaid
+{timeline}```
+
+How workflows in sub-stages compare with whole stages is measured by `benchmarks/rag.py`.
+"""
+
+
+def build_graph() -> RAGraph:
+    """Return the workflow of the page."""
+    g = RAGraph("search-twice")
+    g.add_retrieval("search", query="input", output="docs", topk=2)
+    g.add_generation("draft", prompt=READ, output="draft", max_tokens=48)
+    g.add_function("query", lambda state: f"{state['input']} {state['draft']}", "query")
+    g.add_retrieval("again", query="query", output="more", topk=2)
+    g.add_generation("answer", prompt=READ_MORE, output="answer", max_tokens=48)
+    for source, target in pairwise((START, "search", "draft", "query", "again", "answer", END)):
+        g.add_edge(source, target)
+    return g
+
+
+def draw_times(times: Sequence[NodeTime]) -> str:
+    """Return a Mermaid chart of when nodes ran."""
+    lines = ["gantt", "  dateFormat x", "  axisFormat %Q ms"]
+    for ran in sorted(times, key=lambda ran: ran.start):
+        start, end = round(ran.start * 1e3), max(round(ran.end * 1e3), round(ran.start * 1e3) + 1)
+        lines += [f"  section {ran.kind}", f"  {ran.node} :{start}, {end}"]
+    return "\n".join(lines) + "\n"
+
+
+def run_question(graph: RAGraph, question: str, folder: Path) -> WorkflowResult:
+    """Compile, index and run, all in `folder`."""
+    dovetail.compile(LLAMA, output=folder / "app.dove", effort="none")
+    dovetail.compile(ENCODER, output=folder / "encoder.dove", effort="none")
+    passages = [Passage(key=str(p.id), text=p.document) for p in corpus.passages()]
+    with (
+        dovetail.load(folder / "app.dove") as app,
+        dovetail.load(folder / "encoder.dove") as encoder,
+    ):
+        request = IndexRequest(output=folder / "idx", clusters=CLUSTERS)
+        entry = EmbedderEntry(name="tiny-world-encoder", fingerprint="")
+        build_index_folder(passages, encoder, entry, request, lambda *_: None)
+        app.add_index(folder / "idx", nprobe=NPROBE, embed=encoder.embed)
+        app.run(graph, {"input": question})  # the first run measures what stages cost
+        return app.run(graph, {"input": question})
+
+
+def main(page: str) -> None:
+    """Write the page."""
+    graph, question = build_graph(), corpus.questions("dev")[0].question
+    with tempfile.TemporaryDirectory() as folder:
+        result = run_question(graph, question, Path(folder))
+    text = PAGE.format(
+        read=READ,
+        more=READ_MORE,
+        source=inspect.getsource(build_graph),
+        drawn=graph.mermaid(),
+        nprobe=NPROBE,
+        question=question,
+        answer=result.outputs["answer"].strip(),
+        plain=draw_graph(result.graphs.plain()),
+        graph=draw_graph(result.graphs.graph()),
+        timeline=draw_times(result.timeline),
+    )
+    Path(page).write_text(text, encoding="utf-8")
+    print(f"{question} {result.outputs['answer'].strip()}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -227,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "accelerator": "emulated: the CPU's line by the paper's ratios, alpha x 0.21, beta x 0.84",
     }
     report: Report = open_report("embed", options, config, ("artifact", "length", "threads"))
+    report.summary = summarize(report.rows)
     queries = None
     if options.artifact:
         with closing(open_encoder(str(options.artifact), 1)) as encoder:

@@ -120,7 +120,7 @@ class _Graph(Side):
 
 
 class OnnxRuntime(_Graph):
-    """The peer: ONNX Runtime, the graph fused by its own optimizer for BERT where that helps."""
+    """The peer: ONNX Runtime with all of its graph optimizations."""
 
     def __init__(self, folder: str, graph: str, threads: int) -> None:
         import onnxruntime

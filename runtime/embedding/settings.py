@@ -5,8 +5,11 @@ In: an SLO and choices. Out: a frozen value that `open_service` reads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import get_args
 
+from dovetail.ir.errors import SpecError
 from dovetail.runtime.embedding.line import Arrival, Line
 
 CLASSES = (32, 128, 512)
@@ -25,6 +28,9 @@ class EmbeddingSettings:
         cpu_instances: processes of the CPU, each with the model; one is best.
         emulated: the lines of accelerators that are not there, for queries of 75 tokens.
         stress: whether to refine the depths by a stress test at load; seconds per class.
+
+    Raises:
+        SpecError: a value that cannot be meant.
     """
 
     slo: float = 1.0
@@ -34,3 +40,13 @@ class EmbeddingSettings:
     cpu_instances: int = 1
     emulated: tuple[Line, ...] = ()
     stress: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise SpecError for what cannot be meant."""
+        if not 0 < self.slo < math.inf:
+            raise SpecError(f"an SLO of {self.slo:g} s cannot be met; give a positive time")
+        if self.arrival not in get_args(Arrival):
+            known = " or ".join(get_args(Arrival))
+            raise SpecError(f"arrival must be {known}, not {self.arrival!r}")
+        if any(each < 1 for each in self.classes):
+            raise SpecError(f"length classes must be at least 1 token, not {self.classes}")

@@ -33,8 +33,9 @@ ORDER = (
 
 
 def label(node: Name, round_: int) -> str:
-    """Return the name in a graph of one run of a node."""
-    return f"{node}#{round_}"
+    """Return the name in a graph of one run of a node; a text of digits is no number."""
+    digits = isinstance(node, str) and node.lstrip("-").isdigit()
+    return f"{node!r}#{round_}" if digits else f"{node}#{round_}"
 
 
 @dataclass(slots=True)

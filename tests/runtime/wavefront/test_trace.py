@@ -17,6 +17,7 @@ from dovetail.runtime.wavefront.messages import (
     Progressed,
     Scan,
 )
+from dovetail.runtime.wavefront.trace import label
 from tests.runtime.wavefront.by_hand import Hand
 from tests.runtime.wavefront.world import COSTS, CountedClusters
 
@@ -108,3 +109,7 @@ def test_a_scan_on_two_devices_is_in_the_graph() -> None:
         ("search#0/gpu", (1,), "gpu"),
         ("search#0/merge", (), None),
     ]
+
+
+def test_a_number_and_its_text_name_two_nodes() -> None:
+    assert len({label(name, 0) for name in (1, "1", -1, "-1", "a")}) == 5

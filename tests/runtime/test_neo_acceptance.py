@@ -9,7 +9,7 @@
 | B6.5 | any arrivals on any pools: nothing lost, all end in time | here, `test_queues.py` |
 | B6.6 | where the CPU is slow the plans are those without it; where memory is short it pays | here, `test_neo.py` |
 | B6.7 | tokens of two batches are those of one device | `test_pipelined.py: test_b6_7` |
-| B6.8 | KV that moves or is staged is read where it was stored | `test_pipelined.py: test_b6_8` |
+| B6.8 | KV that moves or is staged is read where it was stored | `test_pipelined.py: test_b6_8`, B6.7 |
 | B6.9 | a step takes the two maxima, not the sum, and the accelerator is not idle | `test_timed.py: test_b6_9` |
 """  # noqa: E501
 

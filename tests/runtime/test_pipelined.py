@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
-from dovetail.ir.errors import DeviceError, SpecError
+from dovetail.ir.errors import DeviceError, DovetailError, SpecError
 from dovetail.runtime import neo
 from dovetail.runtime.app import App, load
 from dovetail.runtime.device import Segment
@@ -22,9 +22,10 @@ from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.machines import find_machine
 from dovetail.runtime.memory import allocate
 from dovetail.runtime.neo import NeoScheduler
+from dovetail.runtime.pair import KvLink, Lane
 from dovetail.runtime.pipelined import PipelinedEngine
-from dovetail.runtime.plan import SchedulerSettings, StepPlan
-from dovetail.runtime.request import Request, SamplingParams
+from dovetail.runtime.plan import Move, SchedulerSettings, StepPlan
+from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Draft
 from dovetail.runtime.steady import OffloadVerdict
 from dovetail.runtime.step import StepBuffers, StepShape
@@ -116,6 +117,50 @@ def test_the_tokens_are_those_of_one_device(
         assert decoded == {"gpu_decode": offload == "off", "cpu_decode": offload == "full"}
     if max(gpu, cpu) < 13:
         assert any(plan.preempt for plan in plans)
+
+
+@pytest.mark.parametrize("lost", ["send", "bring", "attend_on"])
+def test_b6_7_fails_where_a_part_of_the_pipeline_is_left_out(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """B6.7 is the test above; tokens must tell when KV is not sent, or not brought, or not read."""
+    attend = Lane.attend_on
+
+    def attend_on_the_accelerator(lane: Lane, home: Home, layer: int) -> None:
+        if home is Home.GPU:
+            attend(lane, home, layer)
+
+    if lost == "attend_on":
+        monkeypatch.setattr(Lane, lost, attend_on_the_accelerator)
+    else:
+        monkeypatch.setattr(KvLink, lost, lambda *_: None)
+    options = {"offload": "full", "chunked": True}
+    with emulate(artifact, 1, 200, **options) as (app, _):
+        try:
+            found = [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
+        except DovetailError:  # what is read in its place is no number
+            return
+    assert found != alone
+
+
+def test_b6_8_fails_where_a_layer_of_what_moves_is_left_out(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6.8 is the test below."""
+    pays, move = OffloadVerdict(2.0, len(PROMPTS), 2.0), KvLink.move
+
+    def skip(link: KvLink, layer: int, moved: Move, target: Home) -> None:
+        if layer != 1:
+            move(link, layer, moved, target)
+
+    monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
+    monkeypatch.setattr(KvLink, "move", skip)
+    moved, different = 0, False
+    for gpu, cpu, gain in ((8, 60, 0.0), (9, 30, 9.0), (6, 12, 9.0)):
+        with emulate(artifact, gpu, cpu, min_gain=gain, patience=4) as (app, plans):
+            different |= [done.token_ids for done in app.generate(PROMPTS, **ASKED)] != alone
+        moved += sum(len(plan.moves) for plan in plans)
+    assert moved and different
 
 
 def test_swaps_both_ways_and_two_batches_are_run(

@@ -20,11 +20,12 @@ from dovetail.runtime.app import load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.machines import find_machine
+from dovetail.runtime.pair import Lane
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import SamplingParams
 from dovetail.runtime.simulated_step import Stage, StepTime
 from dovetail.runtime.steady import OffloadVerdict
-from dovetail.runtime.timed import TimedEngine, TimedStep, _plan_rounds
+from dovetail.runtime.timed import TimedDevice, TimedEngine, TimedStep, _plan_rounds
 from dovetail.runtime.timeline import check_timeline
 from dovetail.topology.parameters import Figure
 from tests.models import save_model
@@ -185,6 +186,71 @@ def test_rounds_are_the_layers_shifted_by_their_attention() -> None:
     seconds = [s for _, _, s in rounds]
     assert seconds == [1.0, 1.5, 4.0, 3.0, 4.0, 3.0, 3.0, 1.5]
     assert sum(seconds) == told.gpu == 21.0
+
+
+ACCELERATOR, ATTENTION, MADE_LAYERS = 4e-3, 3e-3, 16
+
+
+class MadeTime:
+    """A clock that only work moves: the accelerator is waited for, attention takes its time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: TimedEngine) -> None:
+        self.seconds = 0.0
+        stages = (Stage(ACCELERATOR, ATTENTION),) * 2
+        told = StepTime(0.0, MADE_LAYERS, stages, (ACCELERATOR,) * 2, 0.0, 0.0, 0.0)
+        monkeypatch.setattr(TimedDevice, "now", lambda _: self.seconds)
+        monkeypatch.setattr(TimedDevice, "wait", lambda _, event: self.reach(event.seconds))
+        monkeypatch.setattr(engine.accelerator.truth, "step", lambda *_: told)
+        monkeypatch.setattr(Lane, "append", lambda *_: None)
+        monkeypatch.setattr(Lane, "attend_on", lambda *_: self.reach(self.seconds + ATTENTION))
+
+    def reach(self, seconds: float) -> None:
+        self.seconds = max(self.seconds, seconds)
+
+
+def run_made(path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool) -> Iterator[TimedStep]:
+    """Yield steps of two batches whose attention is shorter than the products beside it.
+
+    at_once: whatever is queued has been done before the host goes on, as without the pipeline.
+    """
+    pays = OffloadVerdict(2.0, len(PROMPTS), 2.0)
+    monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
+    with load(path, threads=1, kv_blocks=80, emulation=emulation()) as app:
+        engine = app.engine
+        assert isinstance(engine, TimedEngine)
+        clock, queue = MadeTime(monkeypatch, engine), TimedDevice.queue
+
+        def queue_and_wait(device: TimedDevice, seconds: float, stream: int = 0) -> Any:
+            span = queue(device, seconds, stream)
+            clock.reach(span[1])
+            return span
+
+        if at_once:
+            monkeypatch.setattr(TimedDevice, "queue", queue_and_wait)
+        for prompt in PROMPTS:
+            engine.submit(prompt, PARAMS)
+        while engine.scheduler.busy:
+            engine.step()
+            assert engine.last_step is not None
+            if any(batch.cpu_decode for batch in engine.last_step.plan.batches):
+                yield engine.last_step
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_b6_9_a_step_takes_the_maxima_of_its_stages(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    """B6.9 on a clock of the test's: no sum of both, and the accelerator idles under 5 %."""
+    steps = list(run_made(artifact, monkeypatch, at_once=at_once))
+    assert steps
+    for step in steps:
+        attended = sum(bool(batch.cpu_decode) for batch in step.plan.batches)
+        maxima = 2 * MADE_LAYERS * ACCELERATOR
+        if at_once:
+            assert step.seconds == pytest.approx(maxima + attended * MADE_LAYERS * ATTENTION)
+        else:
+            assert step.seconds == pytest.approx(maxima, rel=0.1)
+            assert 1 - step.told.gpu / step.seconds < 0.05
 
 
 def test_measured_tables_stand_for_those_about_the_cpu(artifact: Path) -> None:

@@ -89,7 +89,8 @@ _TILES: dict[tuple[str, str], dict[str, int]] = {
     ("decode_attention", "neon"): {**_CPU_CHUNK, "KT": 4, "VT": 4, "DV": 4},
     ("decode_attention", "generic"): {**_CPU_CHUNK, "HT": 2, "VT": 2},
     ("decode_attention", "cuda"): {"CHUNK": 32, "ROWS": 32, "KT": 4, "DV": 4},
-    ("ivf_scan", "avx512"): {"QT": 4, "NT": 4},
+    ("ivf_scan", "avx512"): {"QT": 4, "NT": 1},  # one vector after the other: memory is read ahead
+    ("ivf_scan", "avx2"): {"QT": 4, "NT": 1},
     ("ivf_scan", "neon"): {"QT": 4, "NT": 4},
     ("ivf_scan", "cuda"): {"QT": 4, "NT": 4},
 }

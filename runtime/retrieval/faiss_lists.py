@@ -6,6 +6,7 @@ In: a `faiss.IndexIVF`. Out: hits, ids and stored vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import faiss
@@ -43,19 +44,18 @@ def scan_lists(
             clusters[row, : len(scan.clusters)] = scan.clusters
             centroids[row, : len(scan.clusters)] = scan.distances
     queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
-    wanted, asked = np.arange(len(scans)), depth + 1
-    sign = -1.0 if index.metric_type == faiss.METRIC_INNER_PRODUCT else 1.0
     hits: list[list[Hit]] = [[] for _ in scans]
-    while len(wanted):
-        found, ids = _search(
-            index, queries[wanted], clusters[wanted], centroids[wanted], asked, selector
-        )
-        open_ = (ids[:, -1] >= 0) & (found[:, depth - 1] == found[:, -1])
-        closed = ~open_
-        rows = _rows(sign * found[closed], ids[closed], depth)
-        for number, near in zip(wanted[closed].tolist(), rows, strict=True):
-            hits[number] = near
-        wanted, asked = wanted[open_], 2 * asked
+    wanted, asked = list(range(len(scans))), depth + 1
+    while wanted:
+        rows = _search(index, queries, clusters, centroids, asked, selector)
+        again = []
+        for place, (number, distances, ids) in enumerate(zip(wanted, *rows, strict=True)):
+            if ids[-1] >= 0 and distances[depth - 1] == distances[-1]:
+                again.append(place)
+            else:
+                hits[number] = _nearest(distances, ids, depth)
+        wanted, asked = [wanted[place] for place in again], 2 * asked
+        queries, clusters, centroids = queries[again], clusters[again], centroids[again]
     return hits
 
 
@@ -66,33 +66,43 @@ def _search(
     centroids: Vectors,
     count: int,
     selector: object,
-) -> tuple[Vectors, Ids]:
+) -> tuple[list[list[float]], list[list[int]]]:
+    """Return distances and ids of the nearest `count` of each query; the smaller the nearer."""
     found = np.empty((len(queries), count), np.float32)
     ids = np.empty((len(queries), count), np.int64)
-    options = faiss.SearchParametersIVF(nprobe=clusters.shape[1], sel=selector)
+    width = clusters.shape[1]
+    options = (
+        _probe_all(width)
+        if selector is None
+        else faiss.SearchParametersIVF(nprobe=width, sel=selector)
+    )
     index.search_preassigned_c(
         len(queries),
-        faiss.swig_ptr(np.ascontiguousarray(queries)),
+        faiss.swig_ptr(queries),
         count,
-        faiss.swig_ptr(np.ascontiguousarray(clusters)),
-        faiss.swig_ptr(np.ascontiguousarray(centroids)),
+        faiss.swig_ptr(clusters),
+        faiss.swig_ptr(centroids),
         faiss.swig_ptr(found),
         faiss.swig_ptr(ids),
         False,
         options,
     )
-    return found, ids
+    if index.metric_type == faiss.METRIC_INNER_PRODUCT:
+        np.negative(found, out=found)
+    return found.tolist(), ids.tolist()
 
 
-def _rows(distances: Vectors, ids: Ids, depth: int) -> list[list[Hit]]:
-    """Return the nearest `depth` of each row; faiss has them by distance, and fills up with -1."""
-    if (distances[:, 1:] == distances[:, :-1]).any():
-        order = np.lexsort((ids, np.where(ids < 0, np.inf, distances)), axis=1)
-        distances = np.take_along_axis(distances, order, 1)
-        ids = np.take_along_axis(ids, order, 1)
-    counts = (ids >= 0).sum(axis=1).clip(max=depth).tolist()
-    pairs = zip(distances.tolist(), ids.tolist(), counts, strict=True)
-    return [list(zip(d[:count], i[:count], strict=True)) for d, i, count in pairs]
+def _nearest(distances: list[float], ids: list[int], depth: int) -> list[Hit]:
+    """Return the nearest `depth` of a row; faiss has it by distance, and fills it up with -1."""
+    hits = [hit for hit in zip(distances, ids, strict=True) if hit[1] >= 0]
+    if len(set(distances)) < len(distances):
+        hits.sort()
+    return hits[:depth]
+
+
+@lru_cache
+def _probe_all(nprobe: int) -> faiss.SearchParametersIVF:
+    return faiss.SearchParametersIVF(nprobe=nprobe)
 
 
 def entries(index: faiss.IndexIVF, cluster: int) -> tuple[Ids, NDArray[np.uint8]]:

@@ -149,7 +149,12 @@ class IvfIndex:
         return sum(len(part.ids) for part in self._parts()) - self._gone_count()
 
     def probe(self, queries: Vectors, nprobe: int) -> list[Probe]:
-        """Return the `nprobe` clusters whose centroids are nearest to each query [n, d]."""
+        """Return the `nprobe` clusters whose centroids are nearest to each query [n, d].
+
+        Raises SpecError for queries of another length than the index's vectors.
+        """
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
+            raise SpecError(f"queries must have {self.dim} values each, not {queries.shape[1:]}")
         distances, clusters = self.empty.quantizer.search(
             np.ascontiguousarray(queries, np.float32), min(nprobe, self.clusters)
         )
@@ -161,8 +166,10 @@ class IvfIndex:
         """Return of each scan the nearest `depth` documents in its clusters, nearest first.
 
         Scans of different lengths run together. `scanner` scans the base, faiss by default; what
-        was added since is always scanned by faiss.
+        was added since is always scanned by faiss. SpecError for queries of another length.
         """
+        if any(scan.query.shape != (self.dim,) for scan in scans):  # faiss would read beyond
+            raise SpecError(f"queries must have {self.dim} values each")
         found: list[list[Hit]] = [[] for _ in scans]
         for numbers, only in _by_mask(scans):
             chosen = [scans[n] for n in numbers]

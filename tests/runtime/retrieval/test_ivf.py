@@ -198,3 +198,11 @@ def test_a6_4_history_lets_a_drifted_query_reach_its_nearest_sooner() -> None:
                 cursor.advance(1, found)
                 steps[-1] += 1
     assert sum(ordered) <= sum(plain)
+
+
+def test_queries_of_another_length_are_refused() -> None:
+    index = build_index(VECTORS, clusters=4)
+    with pytest.raises(SpecError, match="16 values each"):
+        index.probe(QUERIES[:, :8], 2)
+    with pytest.raises(SpecError, match="16 values each"):
+        index.scan([Scan(QUERIES[0, :8], (1,), np.zeros(1, np.float32))], 5)

@@ -19,7 +19,7 @@ from dovetail.runtime.engine import Engine
 from dovetail.runtime.job import Job
 from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.queues import check_priority
-from dovetail.runtime.request import SamplingParams
+from dovetail.runtime.request import Request, SamplingParams
 from dovetail.runtime.tokenizer import TextStream, Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -101,15 +101,13 @@ class Generator:
 
     def _start(self, ask: Ask, arrival: float, jobs: Sequence[Job]) -> None:
         """Queue the requests of `ask`. On the engine's thread."""
+        requests: list[Request] = []
         try:
             for prompt in ask.prompts:
-                self.engine.scheduler.check(prompt, ask.params)
-            requests = [
-                request
-                for prompt in ask.prompts
-                for request in self.engine.submit(prompt, ask.params, ask.priority)
-            ]
+                requests += self.engine.submit(prompt, ask.params, ask.priority)
         except DovetailError as error:
+            for request in requests:  # all or none: those before it in the call
+                self.engine.finish(request, "abort")
             for job in jobs:
                 job.fail(error)
             return

@@ -86,9 +86,13 @@ def _key(model: Path, options: Mapping[str, object]) -> str:
     from dovetail.codegen.toolchain import content_key
 
     ours = digest_sources(dovetail.codegen, dovetail.compiler, dovetail.ir)
-    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(model.iterdir())]
+    files = [_facts(file) for file in sorted(model.rglob("*")) if file.is_file()]
     content = [ours, platform.machine(), str(model.resolve()), files, dict(options)]
     return content_key(content)[:16]
+
+
+def _facts(file: Path) -> tuple[str, int, int]:
+    return str(file), file.stat().st_size, file.stat().st_mtime_ns
 
 
 def _fits(artifact: Path) -> bool:

@@ -153,9 +153,9 @@ class Gate:
     def _check_key(self, request: Request) -> None:
         if not self._keys or request.url.path in OPEN:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all: equal time
-        if not any(matches):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]  # equal time
+        if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(
                 401,
                 "no valid API key was given in the header `Authorization: Bearer KEY`",
@@ -164,13 +164,14 @@ class Gate:
             )
 
     def _note(self, request: Request, seen: _Seen) -> None:
-        path = getattr(request.scope.get("route"), "path", "")
-        self._server.metrics.reply(path, seen.status)
+        route = getattr(request.scope.get("route"), "path", "")
+        self._server.metrics.reply(route, seen.status)
+        path = request.scope["raw_path"].decode("latin-1")  # as sent: no line breaks in the log
         if self._server.timeline is not None:
-            self._server.timeline.serve(request.url.path, seen.id, seen.started, seen.status)
+            self._server.timeline.serve(path, seen.id, seen.started, seen.status)
         if self._server.settings.log_requests:
             took = (time.perf_counter() - seen.started) * 1e3
-            line = (request.method, request.url.path, seen.status, took, seen.id)
+            line = (request.method, path, seen.status, took, seen.id)
             log.info("%s %s %d %.1f ms id=%s", *line)
 
 

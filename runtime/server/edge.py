@@ -21,6 +21,8 @@ T = TypeVar("T")
 PING = b": ping\n\n"
 """A comment: keeps proxies from closing a stream in which nothing happens."""
 DONE = b"data: [DONE]\n\n"
+CLOSE = {"connection": "close"}
+"""For replies to bodies that are not read to their end."""
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -50,7 +52,8 @@ async def read_json(request: Request, kind: type[T], *, most: int, seconds: floa
         async with asyncio.timeout(seconds):
             body = await _read_body(request, most)
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {seconds:g} s") from None
+        message = f"the body did not arrive within {seconds:g} s"
+        raise ApiError(408, message, headers=CLOSE) from None
     except ClientDisconnect:
         raise ClientGone from None
     try:
@@ -76,7 +79,7 @@ def _too_large(most: int) -> ApiError:
         413,
         f"the body may have {most} bytes",
         code="body_too_large",
-        headers={"connection": "close"},
+        headers=CLOSE,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -57,3 +58,9 @@ def serving(*arguments: object, log: Path, env: Mapping[str, str] | None = None)
             process.send_signal(signal.SIGTERM)
         process.wait(60)
         process.stdout.close()
+
+
+def connect(live: Live) -> socket.socket:
+    """Return a bare connection, for requests that no client would send."""
+    host, port = live.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=200)

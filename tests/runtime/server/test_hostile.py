@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
-from tests.runtime.server.live import Live, http, serving
+from tests.runtime.server.live import Live, connect, http
 
 MIB = 1 << 20
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -95,11 +94,6 @@ def test_paths_lead_nowhere_else(live: Live, path: str) -> None:
         assert b" 404 " in read(client)
 
 
-def connect(live: Live) -> socket.socket:
-    host, port = live.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=200)
-
-
 def read(client: socket.socket) -> bytes:
     found = b""
     while part := client.recv(1 << 16):
@@ -142,14 +136,6 @@ def test_half_requests_hold_nobody_up(live: Live) -> None:
     for client in clients:
         client.close()
     assert http.post(live.url + TEXT, content=text()).status_code == 200
-
-
-def test_a_body_that_does_not_come_times_out(artifacts: dict[str, Path], tmp_path: Path) -> None:
-    flags = ("--body-seconds", 0.2)
-    with serving(artifacts["encoder"], *flags, log=tmp_path / "log") as server:
-        with connect(server) as client:
-            client.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
-            assert b" 408 " in client.recv(1 << 16)
 
 
 @pytest.mark.long

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from dovetail.errors import DeviceError
+from dovetail.runtime.server.edge import DONE, PING, EventStream
+from dovetail.runtime.server.errors import ClientGone
+
+
+class Client:
+    """What a stream is sent to: it leaves when told to."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.leaving, self.pinged = asyncio.Event(), asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.leaving.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self.bodies.append(message["body"])
+        if message.get("body") == PING:
+            self.pinged.set()
+
+
+async def stream(client: Client, events: AsyncGenerator[bytes], ping: float = 60) -> None:
+    scope: Any = {"type": "http"}
+    first = asyncio.ensure_future(anext(events))
+    await EventStream(first, events, ping)(scope, client.receive, client.send)
+
+
+def test_silence_is_filled_with_comments() -> None:
+    async def run() -> list[bytes]:
+        client = Client()
+
+        async def events() -> AsyncGenerator[bytes]:
+            yield b"one"
+            await client.pinged.wait()
+            yield b"two"
+
+        await stream(client, events(), 0.01)
+        return client.bodies
+
+    bodies = asyncio.run(run())
+    assert bodies[0] == b"one" and bodies[-2:] == [b"two", b""] and set(bodies[1:-2]) == {PING}
+
+
+def test_a_client_that_leaves_ends_the_events() -> None:
+    ended = []
+
+    async def run() -> None:
+        client = Client()
+
+        async def events() -> AsyncGenerator[bytes]:
+            try:
+                yield b"one"
+                client.leaving.set()
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        await stream(client, events())
+
+    with pytest.raises(ClientGone):
+        asyncio.run(run())
+    assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(DeviceError("a step failed"), b"a step failed"), (KeyError("secret"), b"fault of its own")],
+)
+def test_what_fails_on_the_way_is_an_event(error: Exception, said: bytes) -> None:
+    async def run() -> list[bytes]:
+        client = Client()
+
+        async def events() -> AsyncGenerator[bytes]:
+            yield b"one"
+            raise error
+
+        await stream(client, events())
+        return client.bodies
+
+    bodies = asyncio.run(run())
+    assert bodies[0] == b"one" and said in bodies[1] and bodies[1].endswith(DONE)
+    assert b"secret" not in bodies[1]

@@ -39,7 +39,8 @@ def choose_patience(
     """Return the least patience with which searches keep a recall of `recall`, or the whole search.
 
     Larger steps than one cluster stop later, so they find no less. The bound holds for queries
-    drawn as `queries` were: it needs many of them, about 150 for a recall of 0.9.
+    drawn as `queries` were, in the order of centroids; it needs many of them, about 350 for 0.9.
+    A history changes the order, and so what a patience leaves out.
 
     Raises:
         SpecError: there are no queries, or `recall` is not within 0..1.

@@ -31,6 +31,8 @@ from dovetail.runtime.retrieval.ivf import (
 )
 
 MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 15
+MEASURED_BYTES, LEAST_ROUNDS = 256 << 20, 3
+"""Bytes of lists that each side reads at most, unless LEAST_ROUNDS take more."""
 LEAST_GAIN = 0.95
 """Part of faiss's time that kernels take at most to be preferred."""
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
@@ -203,16 +205,18 @@ def choose_scanner(
     in their last bits from those of a search in one.
     """
     plain = FaissScanner()
-    if library is None or index.codes != "flat" or not len(index):
+    if library is None or index.codes != "flat" or not len(index.base.ids):
         return ScannerChoice(plain, queries, 0.0, 0.0)
     kernels = KernelScanner(library, index, threads)
-    sizes = np.array(index.sizes)
+    sizes = np.array([len(index.lists(cluster)[0]) for cluster in range(index.clusters)])
     largest = np.argsort(-sizes, kind="stable")[: max(MEASURED_CLUSTERS, index.clusters // 2)]
+    once = MEASURED_CLUSTERS * float(sizes[largest].mean()) * index.code_bytes
+    rounds = int(min(MEASURED_ROUNDS, max(LEAST_ROUNDS, MEASURED_BYTES // once)))
     turns = cycle(largest.tolist())
     rows = [index.lists(int(largest[0]))[1][:1].view(np.float32).ravel()] * queries
     rivals: tuple[Scanner, Scanner] = (kernels, plain)
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(MEASURED_ROUNDS):
+    for _ in range(rounds):
         for scanner, seconds in zip(rivals, times, strict=True):
             clusters = list(dict.fromkeys(islice(turns, MEASURED_CLUSTERS)))
             scans = [Scan(row, clusters, np.zeros(len(clusters), np.float32)) for row in rows]

@@ -157,6 +157,9 @@ def test_a_file_gives_the_same_index_and_others_are_refused(tmp_path: Path) -> N
     index.write(tmp_path / "vectors.faiss")
     again = read_index(tmp_path / "vectors.faiss")
     assert again.find(QUERIES, 5, 9) == index.find(QUERIES, 5, 9) and again.sizes == index.sizes
+    changed = again.change(QUERIES[:1], [COUNT], remove=[5])  # the file stays as it is
+    assert changed.find(QUERIES, 5, 9) == changed.rewrite().find(QUERIES, 5, 9)
+    assert len(changed) == COUNT == len(read_index(tmp_path / "vectors.faiss"))
     (tmp_path / "text").write_text("no index")
     faiss.write_index(faiss.IndexFlatL2(4), str(tmp_path / "flat"))
     for name, said in (("text", "no index"), ("none", "no index"), ("flat", "which is no IVF")):

@@ -24,9 +24,9 @@ NEAR = 1.02
 
 Fewer requests on the CPU leave it idle whenever prompts come late, more are begun for nothing.
 """
-ROUGH = 0.1
-"""What the steady end must be better by than the one of `AtOnce`, as a part of it, where all run at
-once; half of that where many more wait.
+ROUGH = 0.08
+"""What the steady end must be better by than the one of `AtOnce`, beyond `NEAR`, where all run at
+once: a part of it, and less where many more wait.
 
 The steady one leaves out how steps fill up and empty: of simulated queues of 30 to 150 requests it
 promised 0 to 25 % more than came, the played one 2 to 14 %.
@@ -99,7 +99,7 @@ def weigh_offload(
         mixed, pure = steady.finish_at_once(on_gpu + most), steady.finish_at_once(on_cpu, on_gpu=0)
         whole = min(mixed, pure)
         flight = min(1.0, (on_gpu + count) / demand.requests)
-        if whole < min(least * (1 + ROUGH * (1 + flight) / 2), alone):
+        if whole < min(least * (NEAR + ROUGH * flight), alone):
             gain = steady.finish_at_once(on_gpu) / max(whole, NO_TIME)
             if gain > 1.0:
                 return OffloadVerdict(gain, most, gain, at_once=True, cpu_only=pure < mixed * NEAR)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeAlias
 
 import msgspec
@@ -60,15 +61,17 @@ class Timeline:
         self._events: list[_Event] = []
         self._arrows: dict[int, list[_Event]] = defaultdict(list)
         self._points = 0
+        self._lock = Lock()  # of tracks; lists are appended to by one thread at a time anyway
 
     def track(self, process: str, thread: str) -> Track:
         """Return the track of that name, the same one each time."""
-        found = self._tracks.get((process, thread))
-        if found is None:
-            numbers = {name: track.process for (name, _), track in self._tracks.items()}
-            number = numbers.get(process, len(set(numbers.values())) + 1)
-            found = self._tracks[process, thread] = Track(number, len(self._tracks) + 1)
-        return found
+        with self._lock:
+            found = self._tracks.get((process, thread))
+            if found is None:
+                numbers = {name: track.process for (name, _), track in self._tracks.items()}
+                number = numbers.get(process, len(set(numbers.values())) + 1)
+                found = self._tracks[process, thread] = Track(number, len(self._tracks) + 1)
+            return found
 
     def span(self, track: Track, name: str, start: float, end: float, **args: Any) -> None:
         """Add what `track` did from `start` to `end`; spans of a track nest or follow on."""

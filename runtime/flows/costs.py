@@ -21,6 +21,8 @@ from dovetail.runtime.wavefront.costs import StepCost
 ROUNDS = 3
 MOST_CLUSTERS = 64
 STEPS, SEQUENCES = 4, 4
+FIRST = -100
+"""Priority of the few steps that are measured: a workflow waits for them."""
 UNKNOWN_SCAN = ScanCost(fixed=1e-4, per_vector=1e-7)
 """Before there is an index: nothing is scanned by it."""
 UNKNOWN_STEP = StepCost(fixed=1e-2)
@@ -66,7 +68,7 @@ def measure_step(generator: Generator) -> StepCost:
 
 def _time_step(generator: Generator, sequences: int) -> float:
     options = {"max_tokens": STEPS, "ignore_eos": True, "n": sequences, "temperature": 1.0}
-    jobs = generator.accept(generator.read([[0]], options))
+    jobs = generator.accept(generator.read([[0]], options, FIRST))
     metrics = [job.result().metrics for job in jobs]
     first = max(found.first_token or 0.0 for found in metrics)
     return (min(found.last_token or 0.0 for found in metrics) - first) / (STEPS - 1)

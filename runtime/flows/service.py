@@ -115,7 +115,7 @@ class FlowService:
         """Open an index in the worker and measure it; see `App.add_index`."""
         if nprobe is not None and nprobe < 1:
             raise SpecError(f"nprobe must be at least 1, not {nprobe}")
-        folder, worker = Path(path), self._hands.worker
+        folder, worker = Path(path).resolve(), self._hands.worker
         called = folder.name if name is None else name
         opened = worker.open(called, folder)
         documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)

@@ -135,7 +135,7 @@ class Session:
 
     def _show(self, source: Source, chunk: Chunk) -> None:
         job = self._jobs.get(source.request)
-        if job is not None and chunk.token_ids:
+        if job is not None and (chunk.text or chunk.token_ids):
             piece = chunk.text, chunk.token_ids
             job.tell(NodeText(source.node, source.round, *piece, job.seconds))
 

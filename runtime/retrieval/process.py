@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -37,6 +38,9 @@ from dovetail.runtime.retrieval.wire import (
 
 START_SECONDS = 120.0
 END_SECONDS = 2.0
+SEND_SECONDS = 30
+"""A worker that takes no request for so long is replaced: it always reads, unless it is stopped."""
+TIMEOUT = struct.Struct("@ll")
 STARTS = 3
 """Workers in a row that die before they are ready; what waits is given up then."""
 DEATHS = 3
@@ -140,8 +144,7 @@ class RetrievalProcess:
             self._closed = True
             link, thread = self._link, self._thread
             if link is not None:
-                with suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)
+                _hang_up(link)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -152,8 +155,11 @@ class RetrievalProcess:
         while self._link is not None and self._waiting and not (self._suspects and self._sent):
             asked = self._waiting.popleft()
             self._sent[asked.request.number] = asked
-            with suppress(OSError):  # a worker that is gone is noticed when it is read
+            try:
                 send(self._link, asked.request)
+            except OSError:  # it is gone, or has read nothing for long: its end is read elsewhere
+                _hang_up(self._link)
+                self._link = None
 
     def _take(self, reply: Reply) -> None:
         with self._lock:
@@ -227,8 +233,11 @@ class RetrievalProcess:
                 return
             self._link = link
             self._pump()
-        while (reply := receive_struct(link, Reply)) is not None:
-            self._take(reply)
+        try:
+            while (reply := receive_struct(link, Reply)) is not None:
+                self._take(reply)
+        except Exception:
+            log.exception("a retrieval worker said what it should not")
 
     def _end(self, link: socket.socket, process: subprocess.Popen[bytes]) -> bool:
         with self._lock:
@@ -287,6 +296,12 @@ class RetrievalProcess:
             if isinstance(reply.body, Refused):
                 raise reply.body.make()
         link.settimeout(None)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEOUT.pack(SEND_SECONDS, 0))
+
+
+def _hang_up(link: socket.socket) -> None:
+    with suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 def _end_process(link: socket.socket, process: subprocess.Popen[bytes]) -> None:

@@ -25,6 +25,7 @@ from dovetail.ir.errors import (
     SpecError,
 )
 from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.retrieval import process
 from dovetail.runtime.retrieval.folder import open_index
 from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.process import RetrievalProcess
@@ -215,6 +216,21 @@ def test_a_request_that_kills_workers_fails_alone(
         deadly.result()
     assert all(other.result() for other in others)
     assert worker.deaths == len(killed) == 4  # the first took all, the others only this one
+
+
+def test_a_worker_that_reads_no_more_is_replaced(
+    path: Path, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "SEND_SECONDS", 1)
+    worker = RetrievalProcess()
+    worker.open("a", path)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    (piece,) = scan(vectors[0], (1,)).pieces
+    large = worker.ask(ScanPieces("a", (piece,) * 20_000))  # more than a socket holds
+    body = large.result().body
+    assert isinstance(body, ScannedPieces) and len(set(body.pieces)) == 1 and worker.deaths == 1
+    worker.close()
 
 
 def test_closing_ends_the_worker_and_fails_what_waits(path: Path, vectors: np.ndarray) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from dovetail import RAGraph, load, workflows
+from dovetail import END, START, RAGraph, load, workflows
 from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import Passage
@@ -23,7 +23,7 @@ from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.folder import open_index
 from dovetail.runtime.services import Document, perform
 from dovetail.runtime.workflow_run import run_in_order
-from dovetail.tiny_world import ENCODER, corpus
+from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP, Question
 
 OPTIONS: dict[str, Any] = {"topk": 3, "max_tokens": 48}
@@ -108,6 +108,26 @@ def test_answers_are_those_of_the_plain_order(world: World) -> None:
         assert comparable(got) == comparable(wanted)
     one_shot = results[0]["answer"], world.questions[0].statement
     assert one_shot[0].strip() == one_shot[1]
+
+
+@pytest.mark.long
+def test_an_artifact_with_an_encoder_embeds_its_own_queries(world: World, tmp_path: Path) -> None:
+    models = {"llm": LLAMA, "embedder": ENCODER}
+    compile_model(models, output=tmp_path / "app.dove", effort="none")
+    graph = RAGraph("by vector")
+    graph.add_embedding("embed", text="input", output="vector", model="embedder")
+    graph.add_retrieval("search", query="vector", output="docs", topk=3, index="idx")
+    for source, target in ((START, "embed"), ("embed", "search"), ("search", END)):
+        graph.add_edge(source, target)
+    inputs = {"input": world.questions[0].question}
+    with load(tmp_path / "app.dove", deterministic=True) as app:
+        app.add_index(world.folder, nprobe=NPROBE)
+        got = app.run(graph, inputs).outputs
+        by_text = app.run(GRAPHS["one-shot"], inputs).outputs
+        np.testing.assert_allclose(got["vector"], app.embed(inputs["input"])[0], atol=1e-5)
+    assert [d.id for d in got["docs"]] == [d.id for d in by_text["docs"]]
+    assert got["docs"][0].title and got["docs"][0].metadata["key"] in world.questions[0].gold
+    assert by_text["answer"] == world.app.run(GRAPHS["one-shot"], inputs).outputs["answer"]
 
 
 def test_text_streams_as_it_is_written(world: World) -> None:

@@ -23,7 +23,9 @@ from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.wavefront.settings import WavefrontSettings
 from tests.runtime.flows.conftest import PlainServices
 from tests.runtime.flows.test_service import GRAPHS, check_events, plain, question
+from tests.runtime.throttle import Throttle
 
+MANY = 20_000
 ONE_CLUSTER = FlowSettings(wavefront=WavefrontSettings(fixed_clusters=1))
 
 
@@ -40,14 +42,17 @@ def test_workflows_outlive_a_worker_that_is_killed_among_them(
     app = open_app(ONE_CLUSTER)
     cases = [(list(GRAPHS.values())[i % 5], question(i)) for i in range(64)]
     expected = [plain(services, *case) for case in cases]
+    engine = throttled(app)
     jobs = [app.submit_workflow(*case) for case in cases]
+    engine.allow(5)  # no workflow ends with so few
     kill_worker(app)
+    engine.allow(MANY)
     jobs[10].result()
     kill_worker(app)
     for job, wanted in zip(jobs, expected, strict=True):
         assert job.result(timeout=300).outputs == wanted
         check_events(list(job), job.result())
-    assert app._flows.worker.deaths >= 1 and app._flows.statistics.attempted > 0
+    assert app._flows.worker.deaths >= 1
 
 
 def endless() -> RAGraph:
@@ -58,6 +63,12 @@ def endless() -> RAGraph:
     return g
 
 
+def throttled(app: App) -> Throttle:
+    """Return what allows steps of the engine, which has been measured already."""
+    app.run(endless(), {"input": "w1"})
+    return Throttle(app)
+
+
 def is_idle(app: App) -> bool:
     app.generator.loop.call(lambda: None).result()
     return app.engine.pool.free_blocks == app.engine.pool.n_blocks and not (
@@ -66,33 +77,37 @@ def is_idle(app: App) -> bool:
 
 
 def test_a_cancelled_workflow_frees_what_it_held(app: App) -> None:
+    engine = throttled(app)
     job = app.submit_workflow(endless(), {"input": "w2"})
+    engine.allow(20)
     next(event for event in job if isinstance(event, NodeText))
     job.cancel()
     with pytest.raises(WorkflowError, match="'endless' was cancelled"):
         job.result()
     assert is_idle(app)
     job.cancel()
+    engine.allow(MANY)
     assert len(app.run(endless(), {"input": "w2"}).outputs["answer"].split()) == 200
 
 
 def test_a_task_that_is_cancelled_ends_its_workflow(app: App) -> None:
+    engine = throttled(app)
+    other = app.submit_workflow(endless(), {"input": "w3"})
+
     async def begin_and_leave() -> None:
         task = asyncio.create_task(app.arun(endless(), {"input": "w2"}))
-        async for event in app.submit_workflow(endless(), {"input": "w3"}):
-            if isinstance(event, NodeText):  # the other one was submitted first
+        engine.allow(20)
+        async for event in other:
+            if isinstance(event, NodeText):
                 break
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(begin_and_leave())
-    left = app.submit_workflow(endless(), {"input": "w4"})
-    next(event for event in left if isinstance(event, NodeText))
-    left.cancel()
+    other.cancel()  # is dealt with after all that came before
     with pytest.raises(WorkflowError, match="cancelled"):
-        left.result()
-    app.run(endless(), {"input": "w2"})  # whatever came before has been dealt with
+        other.result()
     assert is_idle(app)
 
 
@@ -106,17 +121,24 @@ def test_generations_wait_for_room_in_a_full_queue(
         assert job.result().outputs == plain(services, graph, question(i))
 
 
-def test_a_fault_of_the_program_fails_what_runs_and_later_ones_are_served(app: App) -> None:
-    class Fault:
-        def __str__(self) -> str:
-            raise KeyError("fault")
+def test_a_fault_of_the_program_fails_what_runs_and_later_ones_are_served(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(now: float) -> None:
+        raise KeyError("fault")
 
-    graph = endless()
+    graph, engine = endless(), throttled(app)
+    session = app._flows._driver._session
+    assert session is not None
     running = app.submit_workflow(graph, {"input": "w2"})
-    broken = app.submit_workflow(graph, {"input": Fault()})
-    for job in (running, broken):
+    engine.allow(20)
+    next(event for event in running if isinstance(event, NodeText))
+    monkeypatch.setattr(session._control, "orders", fail)
+    other = app.submit_workflow(graph, {"input": "w3"})
+    for job in (running, other):
         with pytest.raises(KeyError, match="fault"):
             job.result()
+    engine.allow(MANY)
     assert app.run(graph, {"input": "w2"}).outputs["answer"]
     assert is_idle(app)
 

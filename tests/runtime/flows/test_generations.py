@@ -1,0 +1,86 @@
+"""Generations of workflows: what is told of them, and what is shown, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from queue import SimpleQueue
+
+from dovetail.ir.workflow import Generation
+from dovetail.runtime.app import App
+from dovetail.runtime.flows.generations import Generations
+from dovetail.runtime.wavefront.messages import (
+    Failed,
+    Finished,
+    Generate,
+    Progressed,
+    Report,
+    Source,
+)
+
+NODE = Generation("say", "", "answer", {"max_tokens": 20, "ignore_eos": True})
+PROMPT = "w1 w2 w3"
+
+
+class Desk:
+    """Takes what generations tell and show, as a session would."""
+
+    def __init__(self, app: App) -> None:
+        self.told: list[Report] = []
+        self.shown: list[str] = []
+        self._later: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.generations = Generations(
+            app.generator,
+            self.told.append,
+            lambda source, chunk: self.shown.append(chunk.text),
+            self._later.put,
+        )
+
+    def order(self, job: int, prompt: str = PROMPT, *, steps: int = 0, guess: bool = False) -> None:
+        source = Source(1, NODE.name, 0)
+        self.generations.begin(Generate(job, source, NODE, prompt, steps, guess))
+
+    def wait(self) -> Report:
+        """Return the report that ends a generation."""
+        while not self.told or isinstance(self.told[-1], Progressed):
+            self._later.get()()
+        return self.told[-1]
+
+
+def test_progress_is_told_every_few_steps_and_text_shown_as_it_comes(app: App) -> None:
+    (wanted,) = app.generate(PROMPT, **NODE.options)
+    desk = Desk(app)
+    desk.order(1, steps=4)
+    assert desk.wait() == Finished(1, wanted.text)
+    assert "".join(desk.shown) == wanted.text and len(desk.shown) > 1
+    grown = [report for report in desk.told if isinstance(report, Progressed)]
+    assert all(wanted.text and wanted.text.startswith(report.text) for report in grown)
+    counts = [0, *(report.tokens for report in grown)]
+    assert all(b - a >= 4 for a, b in pairwise(counts))
+
+
+def test_a_guess_shows_nothing_until_it_is_revealed(app: App) -> None:
+    desk = Desk(app)
+    desk.order(1, guess=True)
+    done = desk.wait()
+    assert isinstance(done, Finished) and not desk.shown
+    desk.generations.reveal(1)
+    assert "".join(desk.shown) == done.value
+    desk.generations.reveal(1)
+    assert "".join(desk.shown) == done.value
+
+
+def test_a_guess_that_fails_to_hold_is_never_shown(app: App) -> None:
+    desk = Desk(app)
+    desk.order(1, guess=True)
+    desk.wait()
+    desk.generations.forget(1)
+    desk.generations.reveal(1)
+    assert not desk.shown
+
+
+def test_a_prompt_that_cannot_be_read_is_told_of(app: App) -> None:
+    desk = Desk(app)
+    desk.order(1, prompt="w1 " * 400)
+    failed = desk.wait()
+    assert isinstance(failed, Failed) and "256" in str(failed.error)

@@ -135,6 +135,10 @@ def serve_command(
     max_queue: Annotated[
         int, flag("--max-queue", "Requests that may wait; later ones get 429.", PANEL_ENGINE)
     ] = 1024,
+    embed_slo: Annotated[
+        float | None,
+        flag("--embed-slo", "Seconds a text may take to embed; else 429.", PANEL_ENGINE),
+    ] = None,
     deterministic: Annotated[
         bool,
         typer.Option(
@@ -147,6 +151,7 @@ def serve_command(
     """Serve models behind one OpenAI-compatible port."""
     from dovetail.cli.serve_models import find_artifacts, read_graph
     from dovetail.runtime.app import load
+    from dovetail.runtime.embedding.settings import EmbeddingSettings
     from dovetail.runtime.plan import ON_CPU
 
     try:
@@ -185,6 +190,7 @@ def serve_command(
     load_one = partial(
         load,
         **engine,
+        embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
         deterministic=deterministic,
         settings=replace(ON_CPU, max_waiting=max_queue),
     )

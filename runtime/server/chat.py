@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,7 +40,7 @@ async def chat(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, ChatRequest)
     if (workflow := server.workflows.get(body.model or "")) is not None:
         return await chat_with(server, workflow, request, body)
-    asked = read_chat(server, body)
+    asked = await server.aside(request, partial(read_chat, server, body))
     if body.stream:
         return await server.stream(request, _events(server, asked, usage=include_usage(body)))
     include_usage(body)

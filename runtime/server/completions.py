@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,7 +25,7 @@ from dovetail.runtime.server.generation import (
 from dovetail.runtime.server.logprobs import text_logprobs
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import CachedTokens, TextChoice, TextReply, Usage
-from dovetail.runtime.server.schema import CompletionRequest
+from dovetail.runtime.server.schema import MAX_INPUTS, CompletionRequest
 
 DEFAULT_TOKENS = 16
 """Tokens of a completion whose request does not say, as OpenAI has it."""
@@ -52,7 +53,7 @@ class TextAsked:
 async def completions(server: ServerContext, request: Request) -> Response:
     """Continue texts."""
     body = await server.read(request, CompletionRequest)
-    text = _read(server, body)
+    text = await server.aside(request, partial(_read, server, body))
     usage = include_usage(body)
     if body.max_tokens == 0:
         return _only_echo(text, body)
@@ -77,6 +78,9 @@ def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
         message = "`max_tokens` must be at least 1, or `echo` be true without `stream`"
         raise ApiError(400, message, param="max_tokens")
     given = as_inputs(body.prompt, param="prompt")
+    if len(given) * n > MAX_INPUTS:
+        message = f"a request has {MAX_INPUTS} choices at most: `n` for each prompt"
+        raise ApiError(400, message, param="n", headers=FINAL)
     prompts = [model.encode(one) if isinstance(one, str) else one for one in given]
     check_context(model, prompts, param="prompt")
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens

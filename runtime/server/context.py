@@ -6,7 +6,7 @@ In: requests. Out: their decoded bodies, and responses that stream or wait while
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dovetail.runtime.server.workflows import ServedWorkflow
 
 T = TypeVar("T")
+INLINE_BYTES = 1 << 16
+"""Bodies up to this size are rendered and tokenised at once: it takes less than a step."""
 
 
 @dataclass
@@ -44,6 +46,13 @@ class ServerContext:
         return await read_json(
             request, kind, most=settings.max_body_bytes, seconds=settings.body_seconds
         )
+
+    async def aside(self, request: Request, work: Callable[[], T]) -> T:
+        """Return the result of `work` on a body: on another thread where that may be long."""
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) <= INLINE_BYTES:
+            return work()
+        return await asyncio.to_thread(work)
 
     async def stream(self, request: Request, events: AsyncGenerator[bytes]) -> EventStream:
         """Return the response that sends `events`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -37,10 +39,7 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt")
     served = server.models.find(body.model, "generate")
-    if body.messages is not None:
-        ids = served.render(body.messages, add_generation_prompt=body.add_generation_prompt)
-    else:
-        ids = served.encode(body.prompt or "", special=body.add_special_tokens)
+    ids = await server.aside(request, partial(_read_ids, served, body))
     return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))
 
 
@@ -48,7 +47,8 @@ async def detokenize(server: ServerContext, request: Request) -> Response:
     """Turn token ids to text."""
     body = await server.read(request, DetokenizeRequest)
     served = server.models.find(body.model, "generate")
-    return JsonReply(Text(prompt=served.tokenizer.decode(body.tokens)))
+    text = await server.aside(request, partial(served.tokenizer.decode, body.tokens))
+    return JsonReply(Text(prompt=text))
 
 
 async def live(_server: ServerContext, _request: Request) -> Response:
@@ -71,6 +71,12 @@ async def show_version(server: ServerContext, _request: Request) -> Response:
 async def metrics(server: ServerContext, _request: Request) -> Response:
     """Show all figures for Prometheus."""
     return Response(server.metrics.render(), media_type=METRICS_TYPE)
+
+
+def _read_ids(served: ServedModel, body: TokenizeRequest) -> list[int]:
+    if body.messages is not None:
+        return served.render(body.messages, add_generation_prompt=body.add_generation_prompt)
+    return served.encode(body.prompt or "", special=body.add_special_tokens)
 
 
 def _card(served: ServedModel) -> ModelCard:

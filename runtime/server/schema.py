@@ -15,7 +15,8 @@ from dovetail.runtime.request import MAX_LOGPROBS, MAX_N
 MAX_TOKENS = 1 << 30
 MAX_STOPS = 16
 MAX_INPUTS = 2048
-"""Texts of one embedding call, as OpenAI bounds them."""
+"""Texts of one embedding call, as OpenAI bounds them; and choices of one completion call."""
+MAX_DETOKENIZED = 1 << 17
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -144,7 +145,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/detokenize`."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_DETOKENIZED)]
     model: str | None = None
 
 

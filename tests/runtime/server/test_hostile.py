@@ -47,6 +47,12 @@ BODIES: dict[str, tuple[str, bytes, int]] = {
     "NaN as temperature": (TEXT, b'{"prompt": "a", "temperature": NaN}', 400),
     "infinite temperature": (TEXT, b'{"prompt": "a", "temperature": 1e999}', 400),
     "negative n": (TEXT, text(n=-1), 400),
+    "half a million choices": (TEXT, text(prompt=["a"] * 2048, n=256), 400),
+    "a million ids to decode": (
+        "/detokenize",
+        msgspec.json.encode({"tokens": [5] * MIB}),
+        400,
+    ),
     "a huge n": (TEXT, text(n=1 << 40), 400),
     "a huge max_tokens": (TEXT, b'{"prompt": "a", "max_tokens": ' + b"9" * 400 + b"}", 400),
     "null bytes": (TEXT, text(prompt="\0\0\0"), 200),

@@ -36,6 +36,7 @@ STEPS = 6
 """Queries that a request can make at most."""
 ROUNDS = (2, 3, 4)
 """Sub-questions of a multistep request, equally likely."""
+CHUNK = 65536
 _KEY = re.compile(r"q(\d+):(\d+)")
 
 
@@ -87,12 +88,16 @@ def make_corpus(
     centres = topics[topic] + geometry.spread * random.normal(size=(clusters, d)) / np.sqrt(d)
     sizes = random.lognormal(0, 0.5, clusters)
     homes = np.sort(random.choice(clusters, count, p=sizes / sizes.sum()))
-    documents = centres[homes] + geometry.blur * random.normal(size=(count, d)) / np.sqrt(d)
+    documents = np.empty((count, d), np.float32)
+    for at in range(0, count, CHUNK):  # in float64 all of them would be large
+        part = homes[at : at + CHUNK]
+        aside = geometry.blur * random.normal(size=(len(part), d)) / np.sqrt(d)
+        documents[at : at + CHUNK] = centres[part] + aside
     ranks = 1 + random.permutation(geometry.topics)
     popular = (ranks**-geometry.skew)[topic] * random.permutation(1 + np.arange(clusters)) ** -0.3
     return Corpus(
         centres.astype(np.float32),
-        documents.astype(np.float32),
+        documents,
         homes.astype(np.int64),
         popular / popular.sum(),
     )

@@ -180,6 +180,7 @@ class World:
         self._arrived: dict[int, tuple[int, float]] = {}
         self._texts: list[m.Embed] = []
         self._encoding = self._stepping = False
+        self._ended: float | None = None  # of the engine's step that is just over
         self._guessed: set[int] = set()
 
     def run(self, arrivals: Iterable[Arrival]) -> Outcome:
@@ -272,14 +273,23 @@ class World:
     # ---- devices that work in batches ----
 
     def _step(self, now: float) -> None:
-        if self._stepping or (seconds := self.engine.begin_step()) is None:
+        """Begin a step where none is under way.
+
+        One that follows another begins at that one's end, however late this thread is: an engine
+        does not wait for the scheduler.
+        """
+        if self._stepping:
+            return
+        start, self._ended = (now if self._ended is None else self._ended), None
+        if (seconds := self.engine.begin_step()) is None:
             return
         self._stepping = True
         self.outcome.busy["engine"] += seconds
-        self._at(now + seconds, self._stepped)
+        end = start + seconds
+        self._at(end, lambda now: self._stepped(end, now))
 
-    def _stepped(self, now: float) -> None:
-        self._stepping = False
+    def _stepped(self, end: float, now: float) -> None:
+        self._stepping, self._ended = False, end
         for report in self.engine.end_step():
             self.plane.tell(report, now)
 

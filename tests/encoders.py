@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300,
@@ -76,14 +76,25 @@ def write_modules(directory: Path, pooling: dict[str, Any], *, unit: bool = True
 
 
 def last_rows(model: Any, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return float64 [tokens][hidden] of each text: the last hidden states, each text alone."""
+    """Return float64 [tokens][hidden] of each text: the last hidden states, each text alone.
+
+    On one thread: these models are so small that others would only wait for each other.
+    """
     import torch
 
-    with torch.inference_mode():
-        return [
-            model(torch.tensor(text.astype(np.int64))[None]).last_hidden_state[0].double().numpy()
-            for text in texts
-        ]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            return [
+                model(torch.tensor(text.astype(np.int64))[None])
+                .last_hidden_state[0]
+                .double()
+                .numpy()
+                for text in texts
+            ]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def random_texts(lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]:
@@ -167,8 +178,8 @@ class Jina:
             x = self.norm(f"{here}.attention.output.LayerNorm", x)
             pair = x @ self.get(f"{here}.mlp.gated_layers.weight").T
             gate, value = pair[:, : self.inner], pair[:, self.inner :]
-            gate = gate / 2 * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
-            x = self.norm(f"{here}.mlp.layernorm", x + self.linear(f"{here}.mlp.wo", gate * value))
+            inner = gate * ndtr(gate) * value
+            x = self.norm(f"{here}.mlp.layernorm", x + self.linear(f"{here}.mlp.wo", inner))
         return x
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -177,7 +188,7 @@ class Jina:
         out = np.empty_like(q)
         for head in range(self.heads):  # a power of two
             at = slice(head * size, (head + 1) * size)
-            scores = q[:, at] @ k[:, at].T / math.sqrt(size)
+            scores = q[:, at] @ k[:, at].T / np.sqrt(size)
             scores -= 2.0 ** (-8 * (head + 1) / self.heads) * far
             weights = np.exp(scores - scores.max(1, keepdims=True))
             out[:, at] = weights @ v[:, at] / weights.sum(1, keepdims=True)

@@ -226,7 +226,7 @@ def test_passes_hold_every_text_once_in_order(lengths: list[int], tokens: int, m
 def test_500_texts_of_1_to_512_tokens(folder: Path, family: str, options: dict) -> None:
     where = folder / f"{family}-500"
     model = save_encoder(where, family, **options)
-    found = load_encoder(compiled(where, folder / f"{family}-500.dove"), threads=2)
+    found = load_encoder(compiled(where, folder / f"{family}-500.dove"))
     texts = random_texts(np.random.default_rng(1).integers(1, 513, 500).tolist(), seed=2)
     wanted = np.array([rows.mean(0) for rows in last_rows(model, texts)])
     assert cosines(found.embed_tokens(texts), wanted).min() >= 0.99999
@@ -235,9 +235,9 @@ def test_500_texts_of_1_to_512_tokens(folder: Path, family: str, options: dict) 
 
 @pytest.mark.long
 def test_500_texts_of_jina(folder: Path) -> None:
-    model = Jina(heads=8, hidden=128, inner=200)
+    model = Jina()
     model.save(folder / "jina-500")
-    found = load_encoder(compiled(folder / "jina-500", folder / "jina-500.dove"), threads=2)
+    found = load_encoder(compiled(folder / "jina-500", folder / "jina-500.dove"))
     texts = random_texts(np.random.default_rng(1).integers(1, 513, 500).tolist(), seed=2)
     wanted = np.array([model.rows(text).mean(0) for text in texts])
     assert cosines(found.embed_tokens(texts), wanted).min() >= 0.99999

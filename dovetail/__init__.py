@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from dovetail.ir.workflow import END, START
     from dovetail.runtime.app import load
     from dovetail.runtime.embedding.settings import EmbeddingSettings
+    from dovetail.runtime.flows.service import FlowSettings
     from dovetail.runtime.plan import SchedulerSettings
+    from dovetail.runtime.wavefront.settings import WavefrontSettings
 
 __version__ = "0.1.0"
 
@@ -40,6 +42,7 @@ __all__ = [
     "CapacityError",
     "DovetailError",
     "EmbeddingSettings",
+    "FlowSettings",
     "RAGraph",
     "RequestError",
     "ScheduleError",
@@ -47,6 +50,7 @@ __all__ = [
     "SpecError",
     "SyntaxDiagnostic",
     "ToolchainError",
+    "WavefrontSettings",
     "WorkflowError",
     "__version__",
     "compile",
@@ -60,9 +64,11 @@ __all__ = [
 _HOMES = {
     "END": ("dovetail.ir.workflow", "END"),
     "EmbeddingSettings": ("dovetail.runtime.embedding.settings", "EmbeddingSettings"),
+    "FlowSettings": ("dovetail.runtime.flows.service", "FlowSettings"),
     "RAGraph": ("dovetail.ir.ragraph", "RAGraph"),
     "START": ("dovetail.ir.workflow", "START"),
     "SchedulerSettings": ("dovetail.runtime.plan", "SchedulerSettings"),
+    "WavefrontSettings": ("dovetail.runtime.wavefront.settings", "WavefrontSettings"),
     "compile": ("dovetail.compiler.pipeline", "compile_model"),
     "from_haystack": ("dovetail.import_haystack", "from_haystack"),
     "from_langgraph": ("dovetail.import_langgraph", "from_langgraph"),

@@ -203,7 +203,7 @@ def test_a_request_that_kills_workers_fails_alone(
     worker: RetrievalProcess, vectors: np.ndarray
 ) -> None:
     """A signal stands for what a search may die of: it comes whenever the long one is in hand."""
-    pieces = scan(vectors[0], tuple(range(CLUSTERS)), 100).pieces * 5000
+    pieces = scan(vectors[0], tuple(range(CLUSTERS)), 100).pieces * 20_000
     deadly = worker.ask(ScanPieces("a", pieces))
     others = [worker.ask(scan(vector, (1,))) for vector in vectors[:20]]
     killed: set[int] = set()

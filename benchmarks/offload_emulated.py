@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
 import dovetail
 from common import timed_region
@@ -41,6 +42,8 @@ REQUESTS, PROMPT, OUTPUT = 32, 330, 45
 """NEO's setting for the T4, with fewer requests."""
 PROFILE_SECONDS = 10.0
 LAUNCHES = 50
+STORES, STORED = 50, 8
+"""Times that so many sequences' keys and values are stored."""
 SHAPES["7b-heads"] = {  # what is loaded: the KV of Llama-2-7B, and next to no weights
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -105,12 +108,38 @@ def _compile(folder: Path) -> Path:
 
 
 def _profile(path: Path) -> ProfileFile:
-    """Measure this CPU's attention, and what it takes to start it behind the accelerator."""
+    """Measure this CPU's attention, what its new keys and values take to store, and its start.
+
+    One device stores them beside its products; here the CPU does, in cold pages, before it attends.
+    """
     with load(path, threads=THREADS, kv_blocks=CPU_BLOCKS) as app:
         key = profile_key(app.artifact, app.engine, read_hardware())
         found = measure_profile(app.engine, key, PROFILE_SECONDS, ("cpu_decode",))
-    row = CostRow(at=(), seconds=_measure_launch(path), origin="measured")
-    return msgspec.structs.replace(found, tables={**found.tables, "launch": (row,)})
+    start = CostRow(at=(), seconds=_measure_launch(path), origin="measured")
+    store = _measure_store(path)
+    attention = tuple(
+        msgspec.structs.replace(row, seconds=row.seconds + row.at[0] * store)
+        for row in found.tables["cpu_decode"]
+    )
+    tables = {**found.tables, "cpu_decode": attention, "launch": (start,)}
+    return msgspec.structs.replace(found, tables=tables)
+
+
+def _measure_store(path: Path) -> float:
+    """Return the seconds to store the new key and value of a sequence in one layer of the pool."""
+    made = Emulation(find_machine(MACHINE), timed=True)
+    with load(path, threads=THREADS, kv_blocks=CPU_BLOCKS, emulation=made) as app:
+        engine = app.engine
+        assert isinstance(engine, TimedEngine)
+        places = np.random.default_rng(0).permutation(CPU_BLOCKS * KV_BLOCK)
+        times = []
+        for number in range(STORES):
+            slots = places[number * STORED : (number + 1) * STORED]
+            start = engine.accelerator.now()
+            for layer in range(LAYERS):
+                engine.link.send(layer, slots)
+            times.append((engine.accelerator.now() - start) / (LAYERS * STORED))
+    return statistics.median(times)
 
 
 def _measure_launch(path: Path) -> float:

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 import pytest
 
+from dovetail.codegen.toolchain import cache_directory
 from dovetail.tiny_world import LLAMA
 from tests.runtime.server.live import Live, connect, http, serving
 
@@ -142,8 +143,14 @@ def test_what_runs_ends_before_the_server_does(
     assert "waiting for those under way" in log and "Traceback" not in log
 
 
-def test_a_model_is_compiled_once_and_served(tmp_path: Path) -> None:
-    env = {"DOVETAIL_CACHE": str(tmp_path / "cache"), "DOVETAIL_SERVE_KV_DTYPE": "bf16"}
+def test_a_model_is_compiled_once_and_served(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    assert artifacts["llama"].is_dir()  # its kernels are in the cache
+    cache = tmp_path / "cache"  # with the kernels that have been built, without artifacts
+    cache.mkdir()
+    for entry in cache_directory().iterdir():
+        if entry.name != "served":
+            (cache / entry.name).symlink_to(entry)
+    env = {"DOVETAIL_CACHE": str(cache)}
     for i, name in enumerate(("one", "two")):
         log = tmp_path / name
         with serving(LLAMA, "--served-model-name", name, log=log, env=env) as server:

@@ -31,10 +31,11 @@ from dovetail.tiny_world.world import Fact, Passage, World, capitalize
 SPLIT = "train"
 BLOCKS, EASY_BLOCKS = 6, 12
 """Prompts of a lesson, at most: no reply is wanted twice, or it could be copied from the first."""
-PASSAGES, STATEMENTS = (1, 2, 3, 4, 5, 5), (2, 3, 4, 6, 8, 10, 12)
+PASSAGES = (1, 2, 3, 4, 5, 5)
+FEW, MANY = (2, 3, 4), (2, 3, 4, 6, 8, 10, 12)
 """How many documents a lesson holds: passages, or single statements in easy lessons."""
-CROWDED, CROWD_SAMPLE = 0.8, 60
-"""Share of lessons whose documents look alike, as those a search brings; facts to choose from."""
+CROWD_SAMPLE = 60
+"""Facts that a crowd is chosen from."""
 CHAT_SHARE, PLAIN_SHARE = 0.3, 0.15
 """Shares of lessons in the chat form, and without documents."""
 
@@ -58,23 +59,37 @@ class Shelf:
 
 Maker = TypeVar("Maker")
 Mix = dict[Callable[[random.Random, World, Shelf], Block | None], float]
+PlainMix = dict[Callable[[random.Random, World], Block], float]
 Segment = tuple[str, bool]
 """Text, and whether it is a reply."""
 
 
-def draw_lesson(rng: random.Random, world: World, mix: Mix, easy: float) -> list[Segment]:
-    """Return a lesson as segments whose texts, joined, are one training sequence.
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What lessons are like.
 
-    `easy` is the share of lessons with documents whose documents are single statements, which the
-    replies repeat word for word: that is learnt first.
+    `easy` is the share, of those with documents, whose documents are single statements (one of
+    `statements` many), which the replies repeat word for word: that is learnt first. `crowded` is
+    the share whose documents look alike, as those a search brings. `plain` is what is asked in
+    lessons without documents, every PLAIN_SHAREth part of all.
     """
+
+    mix: Mix
+    easy: float
+    crowded: float
+    plain: PlainMix
+    statements: tuple[int, ...] = MANY
+
+
+def draw_lesson(rng: random.Random, world: World, course: Course) -> list[Segment]:
+    """Return a lesson as segments whose texts, joined, are one training sequence."""
     if rng.random() < PLAIN_SHARE:
-        blocks = [_draw(rng, PLAIN)(rng, world) for _ in range(BLOCKS)]
+        blocks = [_draw(rng, course.plain)(rng, world) for _ in range(BLOCKS)]
         return _join(rng, "", blocks)
-    is_easy = rng.random() < easy
-    shelf = _fill_shelf(rng, world, easy=is_easy)
+    is_easy = rng.random() < course.easy
+    shelf = _fill_shelf(rng, world, course, easy=is_easy)
     count = EASY_BLOCKS if is_easy else BLOCKS
-    drawn = (_draw(rng, mix)(rng, world, shelf) for _ in range(2 * count))
+    drawn = (_draw(rng, course.mix)(rng, world, shelf) for _ in range(2 * count))
     wanted = {block.reply: block for block in drawn if block is not None}
     lines = list(shelf.lines)
     rng.shuffle(lines)
@@ -103,11 +118,11 @@ def _draw(rng: random.Random, weighted: dict[Maker, float]) -> Maker:
 # ---- documents ----
 
 
-def _fill_shelf(rng: random.Random, world: World, *, easy: bool) -> Shelf:
-    """Return statements of facts where `easy`, else passages; half of the shelves hold a crowd."""
-    crowded = rng.random() < CROWDED
+def _fill_shelf(rng: random.Random, world: World, course: Course, *, easy: bool) -> Shelf:
+    """Return statements of facts where `easy`, else passages; some shelves hold a crowd."""
+    crowded = rng.random() < course.crowded
     if easy:
-        return _statements(rng, world, crowded=crowded)
+        return _statements(rng, world, rng.choice(course.statements), crowded=crowded)
     chosen: dict[str, Passage] = {}
     wanted = rng.choice(PASSAGES)
     while len(chosen) < wanted:
@@ -121,9 +136,8 @@ def _fill_shelf(rng: random.Random, world: World, *, easy: bool) -> Shelf:
     return _shelf(tuple(passage.document for passage in chosen.values()), held, told)
 
 
-def _statements(rng: random.Random, world: World, *, crowded: bool) -> Shelf:
-    """Return a shelf of single statements: a crowd's, or those of any facts."""
-    wanted = rng.choice(STATEMENTS)
+def _statements(rng: random.Random, world: World, wanted: int, *, crowded: bool) -> Shelf:
+    """Return a shelf of `wanted` single statements: a crowd's, or those of any facts."""
     fact = rng.choice(world.by_split[SPLIT])
     held = _crowd(rng, world, fact) if crowded else rng.sample(world.by_split[SPLIT], wanted)
     held = held[:wanted]
@@ -287,13 +301,21 @@ def _decompose(rng: random.Random, world: World) -> Block:
     return Block(f"Question: {question.question}\nKnown:\n{lines}\nNext question:", reply)
 
 
+def _conclude(rng: random.Random, world: World) -> Block:
+    """The answer from what the steps of a question found: a document for each."""
+    question = draw_question(rng, world, rng.choice((TWO_HOP, TWO_HOP, COMPARISON)), SPLIT)
+    found = prompts.bullets(step.statement for step in question.steps)
+    prompt = prompts.ANSWER.format(docs=found, question=question.question)
+    return Block(prompt, question.statement)
+
+
 def _hypothetical(rng: random.Random, world: World) -> Block:
     question = draw_question(rng, world, rng.choice((SINGLE, SINGLE, TWO_HOP)), SPLIT)
     return Block(f"Question: {question.question}\nPassage:", question.statement)
 
 
 COPYING: Mix = {_ask_single: 1.0}
-"""As many answers to find as a lesson holds: that comes first."""
+"""As many answers to find as a lesson holds: a drill."""
 READING: Mix = {
     _ask_single: 0.44,
     _ask_two_hop: 0.08,
@@ -314,8 +336,45 @@ JUDGING: Mix = {
 }
 """The same with more comparisons, things the documents do not name, and fewer unknown answers:
 in doubt the likest sentence is wanted."""
-PLAIN: dict[Callable[[random.Random, World], Block], float] = {
+WEIGHING: Mix = {
+    _ask_single: 0.42,
+    _ask_two_hop: 0.08,
+    _ask_comparison: 0.25,
+    _ask_unknown: 0.1,
+    _ask_stranger: 0.03,
+    _compress: 0.04,
+    _refine: 0.08,
+}
+"""The same with what is learnt last: twice the comparisons, and more that has no answer."""
+RELATING: Mix = {
+    _ask_single: 0.28,
+    _ask_two_hop: 0.1,
+    _ask_comparison: 0.24,
+    _ask_unknown: 0.1,
+    _ask_stranger: 0.03,
+    _compress: 0.15,
+    _refine: 0.1,
+}
+"""The same with fewer single facts: the sentences that matter, and what two of them tell."""
+FINISHING: Mix = {
+    _ask_single: 0.42,
+    _ask_two_hop: 0.07,
+    _ask_comparison: 0.18,
+    _ask_unknown: 0.09,
+    _ask_stranger: 0.04,
+    _compress: 0.12,
+    _refine: 0.08,
+}
+"""Everything once more, mostly what the documents say."""
+PLANNING: PlainMix = {
     _decompose: 0.7,
     _closed_book: 0.1,
     _hypothetical: 0.2,
 }
+CONCLUDING: PlainMix = {
+    _decompose: 0.3,
+    _conclude: 0.4,
+    _closed_book: 0.1,
+    _hypothetical: 0.2,
+}
+"""To ask for the next step of a question, and at last to join what the steps found."""

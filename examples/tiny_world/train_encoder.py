@@ -34,6 +34,8 @@ from dovetail.tiny_world.world import World
 VOCABULARY = 3000
 CONTEXT = 256
 BATCHES_PER_WORLD = 4
+ALIKE = 0.5
+"""Share of worlds whose names look alike."""
 TEMPERATURE = 0.05
 WARM_UP = 100
 LOG_EVERY = 50
@@ -70,7 +72,7 @@ def draw_batches(seed: int, size: int, taken: frozenset[str]) -> Iterator[list[P
     """Yield batches without end, from a new world every BATCHES_PER_WORLD."""
     rng = random.Random(seed)
     while True:
-        world = lesson_world(rng.getrandbits(48), taken)
+        world = lesson_world(rng.getrandbits(48), taken, ALIKE)
         for _ in range(BATCHES_PER_WORLD):
             yield draw_pairs(rng, world, size)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.progress import track
 from safetensors.torch import save_file
@@ -24,7 +24,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dovetail.tiny_world import SEED
 from dovetail.tiny_world.corpus import bundled_world
-from dovetail.tiny_world.lessons import COPYING, JUDGING, READING, Mix, Segment, draw_lesson
+from dovetail.tiny_world.lessons import (
+    CONCLUDING,
+    COPYING,
+    FEW,
+    FINISHING,
+    JUDGING,
+    PLANNING,
+    READING,
+    RELATING,
+    WEIGHING,
+    Course,
+    Segment,
+    draw_lesson,
+)
 from dovetail.tiny_world.names import Syllables
 from dovetail.tiny_world.prompts import ASSISTANT, END, PAD, USER
 from dovetail.tiny_world.world import World, build_world
@@ -32,17 +45,63 @@ from dovetail.tiny_world.world import World, build_world
 LESSON_COUNTS = {"country": 60, "city": 150, "river": 60, "person": 300, "company": 90, "book": 100}
 """A lesson world is small, so that its entities meet each other often."""
 LESSONS_PER_WORLD = 480
-ALIKE, FEWEST = 0.5, 16
-"""Share of lesson worlds whose names look alike, and the fewest syllables of each sort there."""
-VOCABULARY = 1536
+ALIKE, FEWEST = 0.6, 16
+"""Share of lesson worlds whose names look alike, where all lessons are crowded, and the fewest
+syllables of each sort there."""
+VOCABULARY = 768
 CONTEXT = 1024
 PIECES = r" ?\d{1,2}"
 """Cut off before the merges: two digits, so that a year is copied as two tokens."""
-STEPS, WARM_UP = 6000, 200
+RATES = {
+    0: 0.0,
+    200: 1.0,
+    3290: 1.0,
+    4000: 0.65,
+    4700: 0.38,
+    5330: 0.2,
+    6400: 0.2,
+    6500: 0.5,
+    8500: 0.5,
+    9800: 0.24,
+    11800: 0.24,
+    12400: 0.2,
+    13000: 0.2,
+    14600: 0.0,
+    14700: 0.25,
+    15900: 0.25,
+    17100: 0.0,
+    17200: 0.25,
+    18600: 0.25,
+    20100: 0.0,
+    20200: 0.25,
+    21300: 0.25,
+    22500: 0.0,
+}
+"""Step to the share of the full rates there, on lines between them: the last step is the end."""
 MUON_RATE, ADAMW_RATE = 0.02, 0.003
 """Full rates: Muon's for the matrices of the layers, AdamW's for the embedding and the norms."""
-EASY_STEPS, EASY_AT_LAST = 700, 0.15
-PROMPT_WEIGHT = 0.1
+COURSES = {
+    0: Course(READING, easy=1.0, crowded=0.0, plain=PLANNING, statements=FEW),
+    1000: Course(COPYING, easy=1.0, crowded=0.5, plain=PLANNING),
+    1600: Course(COPYING, easy=1.0, crowded=0.9, plain=PLANNING),
+    2000: Course(COPYING, easy=0.5, crowded=0.8, plain=PLANNING),
+    3000: Course(READING, easy=0.2, crowded=0.7, plain=PLANNING),
+    3600: Course(JUDGING, easy=0.4, crowded=0.9, plain=PLANNING),
+    5500: Course(JUDGING, easy=0.3, crowded=0.7, plain=CONCLUDING),
+    6400: Course(JUDGING, easy=0.2, crowded=0.5, plain=CONCLUDING),
+    10000: Course(WEIGHING, easy=0.1, crowded=0.6, plain=CONCLUDING),
+    12400: Course(COPYING, easy=0.6, crowded=0.9, plain=CONCLUDING),
+    13000: Course(WEIGHING, easy=0.15, crowded=0.8, plain=CONCLUDING),
+    14600: Course(COPYING, easy=0.1, crowded=1.0, plain=CONCLUDING),
+    15800: Course(WEIGHING, easy=0.1, crowded=0.8, plain=CONCLUDING),
+    17100: Course(RELATING, easy=0.1, crowded=0.75, plain=CONCLUDING),
+    20100: Course(FINISHING, easy=0.1, crowded=0.9, plain=CONCLUDING),
+}
+"""First step of each course. To find and copy comes first, then to compare whole names, in drills
+of look-alikes; to read passages, to say that there is no answer and to conclude comes last."""
+CUT = Course(JUDGING, easy=0.15, crowded=0.8, plain=PLANNING)
+"""What the lessons are like that the tokenizer is trained on."""
+PROMPT_WEIGHT = 0.2
 """Weight of the loss on prompt tokens; replies weigh 1 (names in documents cannot be foreseen)."""
 BATCHES_SORTED = 8
 """Lessons of this many batches are sorted by length: little padding."""
@@ -58,7 +117,7 @@ CHAT_TEMPLATE = (
 
 
 def config() -> LlamaConfig:
-    """Return the architecture: 1.9 M parameters, grouped queries, tied embeddings."""
+    """Return the architecture: 1.8 M parameters, grouped queries, tied embeddings."""
     return LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=192,
@@ -85,48 +144,35 @@ def held_out_names() -> frozenset[str]:
     return frozenset(names | languages)
 
 
-def lesson_world(seed: int, taken: frozenset[str]) -> World:
-    """Return a fresh world for lessons; in half of them names are made of few syllables."""
+def lesson_world(seed: int, taken: frozenset[str], alike: float) -> World:
+    """Return a fresh world for lessons; a share of `alike` have names made of few syllables."""
     rng = random.Random(seed)
     syllables = Syllables()
-    if rng.random() < ALIKE:
+    if rng.random() < alike:
         syllables = syllables.few(rng, rng.randint(FEWEST, len(syllables.closed)))
     return build_world(seed, LESSON_COUNTS, taken=taken, syllables=syllables)
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Return the share of the full rates at `step` of `steps`: a warm-up, then half a cosine."""
-    falling = max(0.02, (1 + math.cos(math.pi * step / steps)) / 2)
-    return falling * min(1.0, (step + 1) / WARM_UP)
+def learning_rate(step: int) -> float:
+    """Return the share of the full rates at `step`."""
+    return float(np.interp(step + 1, list(RATES), list(RATES.values())))
 
 
-def mix_of(step: int) -> Mix:
-    """Return the mix at `step`: to find and copy comes first, to say that there is none later."""
-    return (COPYING, READING, JUDGING)[min(2, step // EASY_STEPS)]
+def course_of(step: int) -> Course:
+    """Return the course at `step`."""
+    return COURSES[max(first for first in COURSES if first <= step)]
 
 
-def easy_share(step: int) -> float:
-    """Return the share of easy lessons: all at first, then fewer, EASY_AT_LAST in the end."""
-    left = 1 - (step - EASY_STEPS) / EASY_STEPS
-    return min(1.0, max(EASY_AT_LAST, left))
-
-
-Plan = Callable[[int], tuple[Mix, float]]
-"""Number of a lesson to its mix and the share of easy ones."""
-
-
-def tokenizer_plan(lesson: int) -> tuple[Mix, float]:
-    """Plan the lessons that the tokenizer is trained on."""
-    return READING, easy_share(lesson)
-
-
-def draw_lessons(seed: int, taken: frozenset[str], plan: Plan) -> Iterator[list[Segment]]:
-    """Yield lessons without end, from a new world every LESSONS_PER_WORLD."""
+def draw_lessons(
+    seed: int, taken: frozenset[str], plan: Callable[[int], Course]
+) -> Iterator[list[Segment]]:
+    """Yield lessons without end, as `plan` wants each; from a new world every LESSONS_PER_WORLD."""
     rng = random.Random(seed)
     for i in itertools.count():
+        course = plan(i)
         if i % LESSONS_PER_WORLD == 0:
-            world = lesson_world(rng.getrandbits(48), taken)
-        yield draw_lesson(rng, world, *plan(i))
+            world = lesson_world(rng.getrandbits(48), taken, ALIKE * course.crowded)
+        yield draw_lesson(rng, world, course)
 
 
 def train_tokenizer(lessons: Iterator[list[Segment]], count: int = 4000) -> Tokenizer:
@@ -214,10 +260,10 @@ def whole_replies(right: torch.Tensor, replies: torch.Tensor) -> float:
 class Trainer:
     """The model with its optimizers and the steps done."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self) -> None:
         torch.manual_seed(SEED)
         self.model = LlamaForCausalLM(config())
-        self.done, self._steps = 0, steps
+        self.done = 0
         named = dict(self.model.named_parameters())
         matrices = [n for n, p in named.items() if p.ndim == 2 and "embed" not in n]
         muon = torch.optim.Muon([named[n] for n in matrices], MUON_RATE, weight_decay=0.01)
@@ -228,7 +274,7 @@ class Trainer:
 
     def step(self, batch: Batch) -> tuple[float, float]:
         """Learn from a batch; return its loss and the share of right replies."""
-        share = learning_rate(self.done, self._steps)
+        share = learning_rate(self.done)
         loss, right = loss_of(self.model, batch)
         self.model.zero_grad(set_to_none=True)
         loss.backward()
@@ -258,18 +304,13 @@ def train(
     settings: argparse.Namespace, tokenizer: Tokenizer, taken: frozenset[str]
 ) -> LlamaForCausalLM:
     """Return the model after `settings.steps` steps."""
-    trainer = Trainer(settings.steps)
+    trainer = Trainer()
     checkpoint = settings.work / "checkpoint.pt"
     if checkpoint.is_file():
         trainer.restore(checkpoint)
     seed = SEED + 1 + trainer.done
     first = trainer.done
-
-    def plan(lesson: int) -> tuple[Mix, float]:
-        step = first + lesson // settings.batch
-        return mix_of(step), easy_share(step)
-
-    lessons = draw_lessons(seed, taken, plan)
+    lessons = draw_lessons(seed, taken, lambda i: course_of(first + i // settings.batch))
     source = batches(tokenizer, lessons, settings.batch, random.Random(seed))
     recent: list[tuple[float, float]] = []
     left = range(trainer.done, settings.steps)
@@ -320,7 +361,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("build/tiny_llama"))
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=max(RATES))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--save-every", type=int, default=100)
@@ -329,7 +370,7 @@ def main() -> None:
     settings.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(settings.threads)
     taken = held_out_names()
-    tokenizer = train_tokenizer(draw_lessons(SEED, taken, tokenizer_plan))
+    tokenizer = train_tokenizer(draw_lessons(SEED, taken, lambda _: CUT))
     save(train(settings, tokenizer, taken), tokenizer, settings.out)
 
 

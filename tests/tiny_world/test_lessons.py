@@ -1,11 +1,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from dovetail.tiny_world import prompts
-from dovetail.tiny_world.lessons import EASY_BLOCKS, JUDGING, READING, draw_lesson
+from dovetail.tiny_world.lessons import (
+    CONCLUDING,
+    EASY_BLOCKS,
+    FEW,
+    JUDGING,
+    PLANNING,
+    READING,
+    Course,
+    draw_lesson,
+)
 from dovetail.tiny_world.world import World, build_world
 
 COUNTS = {"country": 30, "city": 70, "river": 30, "person": 140, "company": 40, "book": 40}
@@ -22,11 +32,12 @@ def test_replies_follow_from_what_stands_before_them(world: World) -> None:
     cues: dict[str, int] = {}
     chats = 0
     for _ in range(400):
-        lesson = draw_lesson(rng, world, JUDGING, 0.3)
+        lesson = draw_lesson(rng, world, Course(JUDGING, easy=0.3, crowded=0.8, plain=CONCLUDING))
         chats += prompts.ASSISTANT in lesson[0][0]
         head = lesson[0][0]
         for (prompt, is_reply), (reply, _) in zip(lesson[::2], lesson[1::2], strict=True):
             assert not is_reply and reply.endswith(prompts.END)
+            head = prompt if "Documents:" in prompt else head
             cue = prompt.removesuffix(prompts.ASSISTANT).removesuffix(prompts.END)
             cue = cue.rpartition("\n")[2]
             cues[cue] = cues.get(cue, 0) + 1
@@ -42,19 +53,51 @@ def test_replies_follow_from_what_stands_before_them(world: World) -> None:
 def test_no_reply_of_a_lesson_with_documents_is_wanted_twice(world: World) -> None:
     rng = random.Random(5)
     for _ in range(200):
-        lesson = draw_lesson(rng, world, JUDGING, 0.5)
+        lesson = draw_lesson(rng, world, Course(JUDGING, easy=0.5, crowded=0.8, plain=PLANNING))
         if "Documents:" in lesson[0][0]:
             replies = [text for text, is_reply in lesson if is_reply]
             assert len(set(replies)) == len(replies) <= EASY_BLOCKS
 
 
-def test_easy_lessons_hold_crowds_of_one_relation(world: World) -> None:
-    """Half of them ask for one of many things of a kind, whose names alone tell them apart."""
+def test_what_the_steps_of_a_question_found_is_joined_to_its_answer(world: World) -> None:
+    """Such lessons show each step's statement as a document; the answer ends the last of them."""
+    rng = random.Random(8)
+    joined = 0
+    for _ in range(400):
+        lesson = draw_lesson(rng, world, Course(JUDGING, easy=0.0, crowded=0.0, plain=CONCLUDING))
+        for (prompt, _), (reply, _) in zip(lesson[::2], lesson[1::2], strict=True):
+            documents = prompt.rpartition("Documents:\n")[2].partition("\nQuestion:")[0]
+            last = documents.splitlines()[-1] if documents else ""
+            two_hop = " of the " in reply and ": " not in documents
+            if two_hop and prompt.count("Documents:") == 1 and "Answer:" in prompt:
+                assert reply.split(" is ")[-1].startswith(last.split(" is ")[-1].removesuffix("."))
+                joined += 1
+    assert joined >= 20
+
+
+def count_crowds(world: World, course: Course) -> int:
+    """Return how many of 300 lessons hold three or more statements of one relation only."""
     rng = random.Random(6)
     crowds = 0
     for _ in range(300):
-        head = draw_lesson(rng, world, READING, 1.0)[0][0]
+        head = draw_lesson(rng, world, course)[0][0]
         lines = [line for line in head.splitlines() if line.startswith("- ")]
         starts = {" ".join(line.partition(": ")[2].split()[:3]) for line in lines}
-        crowds += len(lines) >= 6 and len(starts) == 1
-    assert crowds >= 30
+        crowds += len(lines) >= 3 and len(starts) == 1
+    return crowds
+
+
+def test_easy_lessons_of_a_crowded_course_hold_things_that_names_alone_tell_apart(
+    world: World,
+) -> None:
+    crowded = Course(READING, easy=1.0, crowded=0.8, plain=PLANNING)
+    assert count_crowds(world, crowded) >= 60
+    assert count_crowds(world, replace(crowded, crowded=0.0)) <= 6
+
+
+def test_a_course_says_how_many_statements_an_easy_lesson_holds(world: World) -> None:
+    rng = random.Random(7)
+    course = Course(READING, easy=1.0, crowded=0.0, plain=PLANNING, statements=FEW)
+    heads = [draw_lesson(rng, world, course)[0][0] for _ in range(100)]
+    held = {head.split("\nQuestion:")[0].count("\n- ") for head in heads if "Documents:" in head}
+    assert held == set(FEW)

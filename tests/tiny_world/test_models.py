@@ -20,8 +20,8 @@ from dovetail.tiny_world.index import PassageIndex
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP, UNANSWERABLE, Question
 
 SHA256 = {
-    LLAMA / "model.safetensors": "a94b8d888dd9b1d9fc321908a6a81c81ec5c98e22783c82fac720e98a129806c",
-    LLAMA / "tokenizer.json": "1befcac76721eb9004d18fb216c8daa870d337c3880725e104b265fd7b2748b0",
+    LLAMA / "model.safetensors": "3c9b5ad3fb7d6b6335ef736fcd2a637a909f8d89d04048e5b3df9bc82834d60d",
+    LLAMA / "tokenizer.json": "fa308cfb7632322f0bd6264dcfbc2458cf47783f5bb3a599e316bb45ca5d017d",
     ENCODER
     / "model.safetensors": "4d99c58ce2e87fd8914df8828507996c41a0569cde76db3a70c056a9d4e18082",
     ENCODER / "tokenizer.json": "c759ac9ef56d7abf8ca9ebfa44802f15dbbfd22c58387b0c1ac5d03b5e5e66f1",
@@ -110,7 +110,7 @@ def test_two_hops_over_the_index(generate: workflows.Generate, index: PassageInd
     asked = pick(TWO_HOP, 10)
     answers = [workflows.multistep(generate, index.search, q.question) for q in asked]
     right = [workflows.exact_match(a.short, q.answer) for a, q in zip(answers, asked, strict=True)]
-    assert sum(right) >= 6 and all(len(a.hops) >= 1 for a in answers)
+    assert sum(right) >= 5 and all(len(a.hops) >= 1 for a in answers)
 
 
 def test_the_encoder_finds_gold_passages_with_unit_vectors(index: PassageIndex) -> None:

@@ -19,7 +19,7 @@ from dovetail.tiny_world.train_llama import lesson_world
 
 
 def test_pairs_are_a_question_and_the_passage_that_answers_it() -> None:
-    world = lesson_world(3, frozenset())
+    world = lesson_world(3, frozenset(), 0.5)
     pairs = draw_pairs(random.Random(1), world, 50)
     texts = {passage.document for passage in world.passages}
     assert len({passage for _, passage in pairs}) == 50

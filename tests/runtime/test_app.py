@@ -28,8 +28,11 @@ Answer = Callable[..., list[int]]
 LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "dovetail"]
+def engine_thread(app: App) -> threading.Thread:
+    """Return the thread of an app that has been asked for something."""
+    thread = app._loop._thread
+    assert thread is not None
+    return thread
 
 
 def is_idle(app: App) -> bool:
@@ -320,7 +323,8 @@ def test_closing_fails_what_runs(make_artifact: MakeArtifact) -> None:
     with pytest.raises(RequestError, match="closed while"):
         job.result()
     caller.join()
-    assert len(errors) == 1 and not engine_threads() and not app.engine.scheduler.busy
+    assert len(errors) == 1 and not app.engine.scheduler.busy
+    assert not engine_thread(app).is_alive()
     app.close()
     for refused in (lambda: app.submit([1]), lambda: list(app.stream([1]))):
         with pytest.raises(RequestError, match="closed; load"):
@@ -331,7 +335,8 @@ def test_closing_fails_what_runs(make_artifact: MakeArtifact) -> None:
 def test_a_forgotten_app_ends_its_thread(make_artifact: MakeArtifact) -> None:
     app = load(make_artifact())
     app.generate([1, 2], max_tokens=2)
-    (thread,) = engine_threads()
+    thread = engine_thread(app)
+    assert thread.is_alive()
     del app
     gc.collect()
     thread.join(10)

@@ -96,7 +96,11 @@ class Generator:
         count = len(ask.prompts) * ask.params.n
         jobs = [Job(self._text_stream(ask.params), chunks=ask.chunks) for _ in range(count)]
         arrival = self.engine.device.now()  # a step may be under way
-        self.loop.call(lambda: self._start(ask, arrival, jobs))
+        try:
+            self.loop.call(lambda: self._start(ask, arrival, jobs))
+        except KeyboardInterrupt:  # Ctrl-C came before the caller has them to drop
+            self.abandon(jobs)
+            raise
         return jobs
 
     def _start(self, ask: Ask, arrival: float, jobs: Sequence[Job]) -> None:

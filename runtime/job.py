@@ -20,11 +20,11 @@ from dovetail.runtime.tokenizer import TextStream
 class Job:
     """One request. What it has generated can be read once, by one reader, as chunks."""
 
-    request: Request  # once the engine has it
+    request: Request  # once it has begun
 
     def __init__(self, text: TextStream | None, *, chunks: bool) -> None:
         """`text` turns tokens into text; `chunks` False leaves only the result."""
-        self._text = text
+        self._text, self.begun = text, False
         self._result: Future[Completion] = Future()
         self._result.set_running_or_notify_cancel()  # who stops waiting does not cancel it
         self._chunks: Mailbox[Chunk] | None = Mailbox() if chunks else None
@@ -73,7 +73,7 @@ class Job:
 
     def begin(self, request: Request) -> None:
         """Take the request that was made for this job."""
-        self.request = request
+        self.request, self.begun = request, True
 
     @property
     def done(self) -> bool:

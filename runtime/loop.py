@@ -55,7 +55,8 @@ class EngineLoop:
     def drop(self, jobs: Iterable[Job]) -> None:
         """End the unfinished ones of `jobs` and give back their blocks. As for `watch`."""
         for job in jobs:
-            if not job.finished and self._jobs.pop(job.request.id, None) is not None:
+            under_way = job.begun and not job.finished
+            if under_way and self._jobs.pop(job.request.id, None) is not None:
                 self.engine.finish(job.request, "abort")
                 job.end()
 

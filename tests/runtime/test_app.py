@@ -30,7 +30,7 @@ LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 def engine_thread(app: App) -> threading.Thread:
     """Return the thread of an app that has been asked for something."""
-    thread = app._loop._thread
+    thread = app.generator.loop._thread
     assert thread is not None
     return thread
 

@@ -28,8 +28,8 @@ from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.folder import open_index
 from dovetail.runtime.services import Document
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
+from dovetail.tiny_world.prompts import MAX_TOKENS
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP
-from dovetail.tiny_world.workflows import MAX_TOKENS
 from rag_cells import GRAPHS
 
 CLUSTERS = 64

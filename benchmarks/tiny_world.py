@@ -11,11 +11,20 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from common import Report
-from dovetail.tiny_world import ENCODER, LLAMA, corpus, prompts, workflows
+from dovetail import workflows
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import Embedding, Generation, Retrieval
+from dovetail.runtime.services import Document, perform
+from dovetail.runtime.workflow_run import run_in_order
+from dovetail.tiny_world import ENCODER, LLAMA, corpus, prompts
 from dovetail.tiny_world.index import Embeds, PassageIndex
 from dovetail.tiny_world.questions import (
     COMPARISON,
@@ -24,8 +33,9 @@ from dovetail.tiny_world.questions import (
     UNANSWERABLE,
     Question,
     deny,
+    short_answer,
 )
-from dovetail.tiny_world.workflows import Answer, exact_match
+from dovetail.tiny_world.scoring import exact_match
 
 TIE = 1e-4
 """A step whose two best float logits are closer than this share of max|logit| counts as a tie."""
@@ -46,17 +56,42 @@ class Reader:
         fresh = [prompt for prompt in dict.fromkeys(asked) if prompt not in self.said]
         for start in range(0, len(fresh), CHUNK):
             part = fresh[start : start + CHUNK]
-            found = self._app.generate(part, max_tokens=workflows.MAX_TOKENS)
+            found = self._app.generate(part, max_tokens=prompts.MAX_TOKENS)
             for prompt, completion in zip(part, found, strict=True):
                 self.said[prompt] = completion.token_ids
                 self._text[prompt] = completion.text
         return [self._text[prompt] for prompt in asked]
 
 
-def share(answers: Sequence[Answer], questions: Sequence[Question]) -> float:
-    """Return the share of short answers that match."""
-    pairs = zip(answers, questions, strict=True)
-    return sum(exact_match(a.short, q.answer) for a, q in pairs) / len(questions)
+Search = Callable[[str, int], Sequence[str]]
+"""A query and a number -> that many passages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What workflows call, one call at a time; see `dovetail.runtime.services`."""
+
+    reader: Reader
+    search: Search
+
+    def generate(self, prompt: str, node: Generation) -> str:
+        """Return the reply to a prompt."""
+        return self.reader([prompt])[0]
+
+    def retrieve(self, query: str | NDArray[np.float32], node: Retrieval) -> list[Document]:
+        """Return the passages of a text."""
+        found = self.search(str(query).strip(), node.topk)
+        return [Document(id=i, text=text) for i, text in enumerate(found)]
+
+    def embed(self, text: str, node: Embedding) -> NDArray[np.float32]:
+        """No workflow here embeds."""
+        raise NotImplementedError
+
+
+def share(replies: Sequence[str], questions: Sequence[Question]) -> float:
+    """Return the share of replies that end with the right short answer."""
+    pairs = zip(replies, questions, strict=True)
+    return sum(exact_match(short_answer(r), q.answer) for r, q in pairs) / len(questions)
 
 
 def gold_texts(question: Question) -> list[str]:
@@ -65,19 +100,21 @@ def gold_texts(question: Question) -> list[str]:
     return [texts[i] for i in question.gold]
 
 
-def read_all(reader: Reader, questions: Sequence[Question], documents: Callable[..., Any]) -> float:
-    """Return exact match of reading `documents(question)` once."""
-    answers = [
-        workflows.one_shot(reader, lambda _text, _k, q=q: documents(q), q.question)
-        for q in questions
-    ]
-    return share(answers, questions)
-
-
-def step_all(reader: Reader, questions: Sequence[Question], search: Callable[..., Any]) -> float:
-    """Return exact match of the multistep workflow; `search(question)` gives its search."""
-    answers = [workflows.multistep(reader, search(q), q.question) for q in questions]
-    return share(answers, questions)
+def answer_all(
+    graph: RAGraph,
+    reader: Reader,
+    questions: Sequence[Question],
+    search: Callable[[Question], Search],
+) -> float:
+    """Return exact match of a workflow; `search(question)` gives what it searches with."""
+    workflow, replies = graph.workflow(), []
+    for question in questions:
+        services = Services(reader, search(question))
+        state = run_in_order(
+            workflow, {"input": question.question}, lambda call, s=services: perform(call, s)
+        )
+        replies.append(state["answer"])
+    return share(replies, questions)
 
 
 # ---- the other skills ----
@@ -170,16 +207,23 @@ def measure(reader: Reader, encoder: Embeds) -> dict[str, float]:
     ids = [p.id for p in corpus.passages()]
     found = index.find([q.question for q in single], 5)
     hits = [q.gold[0] in {ids[i] for i in row} for q, row in zip(single, found, strict=True)]
-    closed = [workflows.closed_book(reader, q.question) for q in single]
+    closed = reader([prompts.CLOSED_BOOK.format(question=q.question) for q in single])
+    steps = workflows.multistep()
+    at_once = {kind: (workflows.one_shot(), reader, asked) for kind, asked in of_kind.items()}
+
+    def gold(question: Question) -> Search:
+        texts = gold_texts(question)
+        return lambda _text, _topk: texts
+
     return {
-        "em_gold_1hop": read_all(reader, single, gold_texts),
-        "em_gold_2hop": step_all(reader, two_hop, lambda q: lambda _text, _k: gold_texts(q)),
-        "em_gold_comparison": read_all(reader, of_kind[COMPARISON], gold_texts),
+        "em_gold_1hop": answer_all(*at_once[SINGLE], gold),
+        "em_gold_2hop": answer_all(steps, reader, two_hop, gold),
+        "em_gold_comparison": answer_all(*at_once[COMPARISON], gold),
         "em_closed": share(closed, single),
-        "em_rag_1hop": read_all(reader, single, lambda q: index.search(q.question, 5)),
-        "em_rag_2hop": step_all(reader, two_hop, lambda _q: index.search),
+        "em_rag_1hop": answer_all(*at_once[SINGLE], lambda _q: index.search),
+        "em_rag_2hop": answer_all(steps, reader, two_hop, lambda _q: index.search),
         "recall_at_5": sum(hits) / len(hits),
-        "unknown_accuracy": read_all(reader, of_kind[UNANSWERABLE], gold_texts),
+        "unknown_accuracy": answer_all(*at_once[UNANSWERABLE], gold),
         "next_question": next_questions(reader, [*single, *two_hop, *of_kind[COMPARISON]]),
         "compress": compressions(reader, [*single, *two_hop]),
         "refine": refinements(reader, single),

@@ -24,6 +24,8 @@ from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.compiler.index_build import IndexReport
+    from dovetail.ir.index_file import EmbedderEntry
+    from dovetail.runtime.app import App
 
 
 @report_errors
@@ -87,21 +89,13 @@ def _build(
     from dovetail.cli.serve_models import compile_once
     from dovetail.codegen.targets import host_target
     from dovetail.compiler.corpus import read_corpus
-    from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
+    from dovetail.compiler.index_build import IndexRequest, build_index_folder
     from dovetail.runtime.app import load
 
     passages = read_corpus(corpus, words)
     artifact = embedder if (embedder / "manifest.json").exists() else compile_once(embedder, {})
     with progress_bars() as progress, load(artifact, threads=threads) as app:
-        if not app.artifact.encoders:
-            raise SpecError(f"{embedder} has no encoder; give a model that embeds texts")
-        spec = next(iter(app.artifact.encoders.values())).file.spec
-        entry = describe_embedder(
-            embedder.resolve().name.removesuffix(".dove"),
-            app.artifact.manifest.model_fingerprint,
-            spec.prompts,
-            spec.default_prompt,
-        )
+        entry = describe_encoder(app, embedder)
         request = IndexRequest(
             output=output,
             codes=codes,
@@ -111,3 +105,14 @@ def _build(
             targets=(host_target(),),
         )
         return build_index_folder(passages, app, entry, request, progress)
+
+
+def describe_encoder(app: App, path: Path) -> EmbedderEntry:
+    """Return what an index keeps of the app that embeds its passages, given as `path`."""
+    from dovetail.compiler.index_build import describe_embedder
+
+    if not app.artifact.encoders:
+        raise SpecError(f"{path} has no encoder; give a model that embeds texts")
+    spec = next(iter(app.artifact.encoders.values())).file.spec
+    name, mark = path.resolve().name.removesuffix(".dove"), app.artifact.manifest.model_fingerprint
+    return describe_embedder(name, mark, spec.prompts, spec.default_prompt)

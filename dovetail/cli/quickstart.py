@@ -1,34 +1,56 @@
 """`dovetail quickstart`: the whole road on the bundled tiny world.
 
-In: nothing. Out: the corpus, the artifacts of the small encoder and the small Llama, and five
-questions answered from retrieved passages beside the answers without them, with tokens/s.
+In: nothing. Out: the corpus, its index, the artifact of both small models and two workflows, and
+five questions answered from retrieved passages beside the answers without them, with tokens/s.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from dovetail import workflows
 from dovetail.cli.compile import describe_report
+from dovetail.cli.index import describe_encoder, describe_index
 from dovetail.cli.report import print_json, progress_bars, report_errors
+from dovetail.cli.run import decode_rate
 from dovetail.errors import ArtifactError
-from dovetail.tiny_world import ENCODER, LLAMA, corpus, workflows
-from dovetail.tiny_world.index import PassageIndex
-from dovetail.tiny_world.questions import SINGLE, TWO_HOP, UNANSWERABLE, Question
+from dovetail.tiny_world import ENCODER, LLAMA, SEED, corpus, prompts
+from dovetail.tiny_world.questions import (
+    COMPARISON,
+    SINGLE,
+    TWO_HOP,
+    UNANSWERABLE,
+    Question,
+    short_answer,
+)
+from dovetail.tiny_world.scoring import exact_match
 
 if TYPE_CHECKING:
     from dovetail.runtime.app import App
+    from dovetail.runtime.flows.events import NodeFinished
     from dovetail.runtime.request import Completion
 
-ASKED = {SINGLE: 2, TWO_HOP: 2, UNANSWERABLE: 1}
-"""How many questions of each kind are asked, all from the dev split."""
+ASKED = {SINGLE: 2, TWO_HOP: 1, COMPARISON: 1, UNANSWERABLE: 1}
+"""How many questions of each kind are drawn from the dev split."""
 SEARCH_SECONDS = 20.0
-"""Budget of the schedule search: the model is small."""
+"""Budget of the schedule search: the models are small."""
+Say = Callable[[str], None]
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """A question put to the corpus, the passages found and the reply read from them."""
+
+    question: str
+    passages: tuple[str, ...]
+    reply: str
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +60,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     wanted: str
     workflow: str
     closed_book: str
-    answer: workflows.Answer
+    hops: tuple[Hop, ...]
+    answer: str
     right: bool
+    seconds: float
 
 
 class QuickstartReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the quickstart did; rates in tokens per second, times in seconds."""
 
     artifact: str
+    index: str
     passages: int
     index_seconds: float
     compile_seconds: float
@@ -53,6 +78,7 @@ class QuickstartReport(msgspec.Struct, frozen=True, kw_only=True):
     asked: tuple[Asked, ...]
     new_tokens: int
     decode_tokens_per_second: float
+    serve: str
 
 
 @report_errors
@@ -62,126 +88,157 @@ def quickstart_command(
     ),
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compile the bundled model, index the bundled corpus, and answer questions from it."""
-    from dovetail.compiler.pipeline import compile_model
+    """Index the bundled corpus, compile the bundled models, and answer questions from it."""
     from dovetail.runtime.app import load
-    from dovetail.runtime.verify import verify_artifact
 
-    say = (lambda _line: None) if json else print
-    artifact = directory / "app.dove"
-    written = corpus.write(directory)
-    texts = [passage.document for passage in corpus.passages()]
-    say(f"1. {written[0]}: {len(texts)} passages of a synthetic world, and questions beside it")
-    embedder = directory / "embedder.dove"
-    say(f"2. compiling the bundled encoder into {embedder}")
-    with progress_bars(quiet=json) as progress:
-        say(
-            describe_report(
-                compile_model(ENCODER, output=embedder, effort="none", progress=progress)
-            )
-        )
-    say(f"3. compiling the bundled Llama into {artifact}")
-    with progress_bars(quiet=json) as progress:
-        compiled = compile_model(LLAMA, output=artifact, budget=SEARCH_SECONDS, progress=progress)
-    say(describe_report(compiled))
-    for written_now in (embedder, artifact):
-        checked = verify_artifact(written_now)
-        if not checked.ok:
-            raise ArtifactError(
-                "the artifact just written is damaged: " + "; ".join(checked.faults)
-            )
-        say(f"4. verified {written_now}: {checked.files} files, whole, runs here")
+    say: Say = (lambda _line: None) if json else print
+    artifact, index = directory / "app.dove", directory / "idx"
+    passages, index_seconds = index_corpus(directory, index, say, quiet=json)
+    compile_seconds = compile_app(artifact, say, quiet=json)
     start = time.perf_counter()
-    with load(artifact) as app, load(embedder) as encoder:
+    with load(artifact) as app:
+        app.add_index(index)
+        for graph in (workflows.one_shot, workflows.multistep):
+            app.add_workflow(graph(max_tokens=prompts.MAX_TOKENS))
         load_seconds = time.perf_counter() - start
-        start = time.perf_counter()
-        index = PassageIndex(encoder, texts)
-        index_seconds = time.perf_counter() - start
-        say(f"5. loaded in {load_seconds * 1e3:.0f} ms, indexed in {index_seconds:.2f} s;")
-        say("   questions of the dev split:")
-        reader = Reader(app)
-        asked = []
-        for question in pick_questions(corpus.questions("dev")):
-            asked.append(ask(reader, index, question))
+        say(f"4. loaded in {load_seconds * 1e3:.0f} ms; questions drawn from the dev split:")
+        reader, asked = Reader(app), []
+        for question in draw_questions(corpus.questions("dev")):
+            asked.append(reader.ask(question))
             say(describe_asked(asked[-1]))
     report = QuickstartReport(
         artifact=str(artifact),
-        passages=len(texts),
+        index=str(index),
+        passages=passages,
         index_seconds=index_seconds,
-        compile_seconds=sum(compiled.seconds.values()),
+        compile_seconds=compile_seconds,
         load_seconds=load_seconds,
         asked=tuple(asked),
         new_tokens=reader.new_tokens,
         decode_tokens_per_second=reader.decode_rate,
+        serve=f"dovetail serve {artifact} --index {index} --workflow one-shot --workflow multistep",
     )
     if json:
         print_json(report)
         return
     right = sum(one.right for one in asked)
-    print(f"{right} of {len(asked)} right; {report.decode_tokens_per_second:.0f} tokens/s decoding")
+    print(f"\n{right} of {len(asked)} right; {report.decode_tokens_per_second:.0f} tokens/s")
     print(f"Next: dovetail inspect {artifact}; dovetail run {artifact} --prompt '...'")
-    print(f"Chat with it on an OpenAI-compatible port: dovetail serve {artifact} {embedder}")
+    print(f"Chat with model and workflows on an OpenAI-compatible port: {report.serve}")
 
 
-class Reader:
-    """Generates replies with an app, and counts tokens and seconds of decoding."""
+def index_corpus(directory: Path, index: Path, say: Say, *, quiet: bool) -> tuple[int, float]:
+    """Write the corpus, embed and index it; return the number of passages, and seconds."""
+    from dovetail.compiler.corpus import read_corpus
+    from dovetail.compiler.index_build import IndexRequest, build_index_folder
+    from dovetail.compiler.pipeline import compile_model
+    from dovetail.runtime.app import load
 
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self.new_tokens = self._decoded = 0
-        self._seconds = 0.0
-
-    def __call__(self, prompts: Sequence[str]) -> list[str]:
-        """Return the replies to `prompts`."""
-        found = self._app.generate(list(prompts), max_tokens=workflows.MAX_TOKENS)
-        self._count(found)
-        return [completion.text or "" for completion in found]
-
-    @property
-    def decode_rate(self) -> float:
-        """Tokens per second after each reply's first."""
-        return self._decoded / self._seconds if self._seconds else 0.0
-
-    def _count(self, completions: Iterable[Completion]) -> None:
-        for found in completions:
-            first, last = found.metrics.first_token, found.metrics.last_token
-            self.new_tokens += len(found.token_ids)
-            if first is not None and last is not None:
-                self._decoded += len(found.token_ids) - 1
-                self._seconds += last - first
+    start = time.perf_counter()
+    written, encoder = corpus.write(directory)[0], directory / "encoder.dove"
+    passages = read_corpus(written)
+    say(f"1. {written}: {len(passages)} passages of a synthetic world, and questions beside it")
+    say(f"2. indexing them by the bundled encoder, compiled into {encoder}")
+    with progress_bars(quiet=quiet) as progress:
+        compile_model(ENCODER, output=encoder, effort="none", progress=progress)
+        with load(encoder) as app:
+            request, entry = IndexRequest(output=index), describe_encoder(app, encoder)
+            report = build_index_folder(passages, app, entry, request, progress)
+    say(describe_index(report))
+    return len(passages), time.perf_counter() - start
 
 
-def pick_questions(questions: Sequence[Question]) -> list[Question]:
-    """Return the first questions of each kind, as many as ASKED says."""
+def compile_app(artifact: Path, say: Say, *, quiet: bool) -> float:
+    """Compile both models into an artifact and verify it; return the seconds of the compile."""
+    from dovetail.compiler.pipeline import compile_model
+    from dovetail.runtime.verify import verify_artifact
+
+    say(f"3. compiling the bundled Llama and encoder into {artifact}")
+    models = {"llm": LLAMA, "embedder": ENCODER}
+    with progress_bars(quiet=quiet) as progress:
+        report = compile_model(models, output=artifact, budget=SEARCH_SECONDS, progress=progress)
+    say(describe_report(report))
+    checked = verify_artifact(artifact)
+    if not checked.ok:
+        raise ArtifactError("the artifact just written is damaged: " + "; ".join(checked.faults))
+    say(f"verified: {checked.files} files, whole, runs here")
+    return sum(report.seconds.values())
+
+
+def draw_questions(questions: Sequence[Question]) -> list[Question]:
+    """Return a fixed draw of each kind, as many as ASKED says."""
+    rng = random.Random(SEED)
     return [
         question
         for kind, count in ASKED.items()
-        for question in [q for q in questions if q.kind == kind][:count]
+        for question in rng.sample([q for q in questions if q.kind == kind], count)
     ]
 
 
-def ask(reader: Reader, index: PassageIndex, question: Question) -> Asked:
-    """Answer a question without documents, and with them: two-hop questions in several steps."""
-    workflow = workflows.multistep if question.kind == TWO_HOP else workflows.one_shot
-    answer = workflow(reader, index.search, question.question)
-    return Asked(
-        question=question.question,
-        wanted=question.answer,
-        workflow=workflow.__name__,
-        closed_book=workflows.closed_book(reader, question.question).reply,
-        answer=answer,
-        right=workflows.exact_match(answer.short, question.answer),
-    )
+class Reader:
+    """Answers questions with an app, and counts tokens and how fast they come."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._said: list[Completion] = []
+
+    def ask(self, question: Question) -> Asked:
+        """Answer without documents, and with them: in steps what no single passage tells."""
+        from dovetail.runtime.flows.events import NodeFinished
+
+        text = question.question
+        closed = prompts.CLOSED_BOOK.format(question=text)
+        self._said += self._app.generate(closed, max_tokens=prompts.MAX_TOKENS)
+        workflow = "multistep" if len(question.steps) > 1 else "one-shot"
+        job = self._app.submit_workflow(workflow, {"input": text})
+        ended = [event for event in job if isinstance(event, NodeFinished)]
+        result = job.result()
+        answer = result.outputs["answer"].strip()
+        return Asked(
+            question=text,
+            wanted=question.answer,
+            workflow=workflow,
+            closed_book=(self._said[-1].text or "").strip(),
+            hops=tuple(read_hops(text, ended)),
+            answer=answer,
+            right=exact_match(short_answer(answer), question.answer),
+            seconds=result.seconds,
+        )
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the replies without documents."""
+        return sum(len(found.token_ids) for found in self._said)
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second after the first one of a reply: the median of these replies."""
+        rates = [rate for found in self._said if (rate := decode_rate(found)) is not None]
+        return median(rates) if rates else 0.0
+
+
+def read_hops(question: str, ended: Sequence[NodeFinished]) -> list[Hop]:
+    """Return what was searched for, found and read, search by search; see `dovetail.workflows`."""
+    written = {(event.node, event.round): event.value for event in ended}
+    return [
+        Hop(
+            question=str(written.get(("next", round_), question)).strip(),
+            passages=tuple(map(str, found)),
+            reply=str(written.get(("read", round_)) or written["answer", round_]).strip(),
+        )
+        for (node, round_), found in sorted(written.items(), key=lambda item: item[0][1])
+        if node == "search"
+    ]
 
 
 def describe_asked(asked: Asked) -> str:
     """Return the question, what was read for it, and both replies."""
-    lines = [f"\n   Q: {asked.question}   ({asked.workflow})"]
-    for hop in asked.answer.hops:
-        if len(asked.answer.hops) > 1:
+    lines = [f"\n   Q: {asked.question}   ({asked.workflow}, {asked.seconds * 1e3:.0f} ms)"]
+    for hop in asked.hops:
+        if asked.workflow == "multistep":
             lines.append(f"      {hop.question}  ->  {hop.reply}")
         lines += [f"      - {text}" for text in hop.passages]
     verdict = "right" if asked.right else f"wrong: it is {asked.wanted}"
     lines.append(f"      closed book: {asked.closed_book}")
-    lines.append(f"      open book:   {asked.answer.reply}   [{verdict}]")
+    lines.append(f"      open book:   {asked.answer}   [{verdict}]")
     return "\n".join(lines)

@@ -19,6 +19,8 @@ NEXT_QUESTION = "Question: {question}\nKnown:\n{known}\nNext question:"
 HYPOTHETICAL = "Question: {question}\nPassage:"
 NOTHING = "- nothing"
 """What stands for `known` before the first step."""
+MAX_TOKENS = 96
+"""Longer than any reply the model was taught."""
 
 
 def bullets(texts: Iterable[str]) -> str:

@@ -38,6 +38,7 @@ from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import Chunk, Completion
+from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu
 from dovetail.runtime.timed import TimedEngine
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import Tokenizer
@@ -108,16 +109,19 @@ def load(
         return App(artifact, None, None, open_all(), workflows)
     part = next(iter(artifact.models.values()))
     make: Callable[..., Engine] = Engine
+    gpu: Gpu | None = None
     if emulation is not None:
         settings = settings or emulation.settings
         emulation = replace(emulation, settings=settings)
         kind = TimedEngine if emulation.timed else PipelinedEngine
         make = partial(kind, emulation, ranks=ranks)
+        gpu = EmulatedGpu.of(emulation.machine)
     elif ranks is not None:
         raise SpecError("`ranks` are for processes with accelerators; give an `emulation`, too")
     if cuda is not None:
         settings = settings or cuda.settings
         make = partial(CudaEngine, replace(cuda, settings=settings))
+        gpu = CudaGpu(cuda.ordinal)
     embeddings = open_all()
     try:
         engine = make(
@@ -134,7 +138,7 @@ def load(
         embeddings.close()
         raise
     tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
-    return App(artifact, engine, tokenizer, embeddings, workflows)
+    return App(artifact, engine, tokenizer, embeddings, workflows, gpu)
 
 
 class App:
@@ -147,13 +151,15 @@ class App:
         tokenizer: Tokenizer | None,
         embeddings: Embeddings = NO_EMBEDDINGS,
         workflows: FlowSettings | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
+        """`gpu`: where hot clusters of indexes may lie."""
         self.artifact, self.tokenizer, self.embeddings = artifact, tokenizer, embeddings
         self._generator = Generator(engine, tokenizer, artifact.path) if engine else None
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
         self._flows = FlowService(
-            self._generator, embed, settings, (*artifact.models, *artifact.encoders)
+            self._generator, embed, settings, (*artifact.models, *artifact.encoders), gpu
         )
         self._end = weakref.finalize(self, _close, self._flows, self._generator, embeddings)
 

@@ -1,7 +1,7 @@
 """Draws workflows on a timeline, beside what the engine draws of its steps.
 
-In: nodes, batches and scans as they end. Out: tracks `workflows` (nodes), `encoder` and `retrieval
-worker`, and an arrow for each workflow through all that was done for it.
+In: nodes, batches and scans as they end. Out: tracks `workflows` (nodes), `encoder`, `retrieval
+worker` and `hot clusters`, and an arrow for each workflow through all that was done for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class FlowRecorder:
         clusters = sum(len(part.clusters) for part in parts)
         numbers = {part.search for part in parts}
         args = {"searches": len(parts), "clusters": clusters}
-        self._span("retrieval worker", "scan", start, start + seconds, numbers, **args)
+        track = "hot clusters" if order.device == "gpu" else "retrieval worker"
+        self._span(track, "scan", start, start + seconds, numbers, **args)
 
     def ran(self, request: int, workflow: str, node: NodeTime, began: float) -> None:
         """Add a node that has ended; its times are since the workflow `began`."""

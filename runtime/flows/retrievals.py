@@ -1,6 +1,6 @@
 """Searches of workflows on the retrieval worker.
 
-In: orders to probe and to scan. Out: reports to the control plane; spans on the timeline.
+In: orders to probe, scan and copy. Out: reports to the control plane; spans on the timeline.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from concurrent.futures import Future
 from functools import partial
 
 from dovetail.ir.errors import DovetailError
+from dovetail.runtime.flows.hot import HotIndexes
 from dovetail.runtime.flows.indexes import Indexes
 from dovetail.runtime.flows.lanes import as_ours
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
     Body,
+    Copied,
+    CopyClusters,
     Piece,
     ProbedQueries,
     ProbeQueries,
@@ -26,7 +29,9 @@ from dovetail.runtime.retrieval.wire import (
     pack_vector,
 )
 from dovetail.runtime.wavefront.messages import (
+    Copy,
     Failed,
+    Finished,
     Found,
     Probe,
     Probed,
@@ -43,6 +48,7 @@ class Retrievals:
         self,
         worker: RetrievalProcess,
         indexes: Indexes,
+        hot: HotIndexes,
         tell: Callable[[Report], None],
         scanned: Callable[[Scan, Reply], None],
         later: Callable[[Callable[[], None]], None],
@@ -51,7 +57,7 @@ class Retrievals:
 
         `later` has a function called soon on the driver's thread; it is called on any.
         """
-        self._worker, self._indexes = worker, indexes
+        self._worker, self._indexes, self._hot = worker, indexes, hot
         self._tell, self._scanned, self._later = tell, scanned, later
 
     def probe(self, orders: Sequence[Probe]) -> None:
@@ -85,7 +91,17 @@ class Retrievals:
         )
         try:
             index = self._indexes.find(order.index)
-            self._ask(ScanPieces(index.name, pieces), partial(self._take_scanned, order))
+            body = ScanPieces(index.name, pieces, hot=order.device == "gpu")
+            self._ask(body, partial(self._take_scanned, order))
+        except DovetailError as error:
+            self._fail([order], error)
+
+    def copy(self, order: Copy) -> None:
+        """Swap hot clusters of an index."""
+        try:
+            index, keep = self._indexes.find(order.index), self._hot[order.index].residents
+            body = CopyClusters(index.name, order.load, tuple(sorted(keep)))
+            self._ask(body, partial(self._take_copied, order))
         except DovetailError as error:
             self._fail([order], error)
 
@@ -116,12 +132,25 @@ class Retrievals:
             self._fail([order], error)
             return
         reply = future.result()
-        assert isinstance(reply.body, ScannedPieces)
+        body = reply.body
+        assert isinstance(body, ScannedPieces)
         self._scanned(order, reply)
-        found = tuple(Found(piece.hits, piece.homes) for piece in reply.body.pieces)
-        self._tell(Scanned(order.job, found, reply.seconds))
+        hot, clusters = order.device == "gpu", sum(len(part.clusters) for part in order.parts)
+        self._hot.scanned(self._indexes.find(order.index).name, clusters, body.absent, hot=hot)
+        found = tuple(Found(piece.hits, piece.homes) for piece in body.pieces)
+        seconds = body.seconds if hot else reply.seconds
+        self._tell(Scanned(order.job, found, seconds, body.absent))
 
-    def _fail(self, orders: Sequence[Probe | Scan], error: BaseException) -> None:
+    def _take_copied(self, order: Copy, future: Future[Reply]) -> None:
+        if (error := future.exception()) is not None:
+            self._fail([order], error)
+            return
+        body = future.result().body
+        assert isinstance(body, Copied)
+        self._hot.copied(self._indexes.find(order.index).name, order.load, body.held)
+        self._tell(Finished(order.job))
+
+    def _fail(self, orders: Sequence[Probe | Scan | Copy], error: BaseException) -> None:
         if not isinstance(error, DovetailError):
             raise error
         for order in orders:

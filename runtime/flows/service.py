@@ -6,6 +6,7 @@ index or job, so an app that runs no workflow has none of them.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -22,20 +23,25 @@ from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver
+from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
 from dovetail.runtime.flows.indexes import BoundIndex, EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.recorder import FlowRecorder
 from dovetail.runtime.flows.session import Hands
 from dovetail.runtime.generator import Generator
 from dovetail.runtime.request import SamplingParams
+from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.wire import Gpu
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.wavefront.costs import StageCosts
 from dovetail.runtime.wavefront.settings import WavefrontSettings
 from dovetail.runtime.wavefront.speculation import Statistics
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun
+
+log = logging.getLogger("dovetail")
 
 AnyWorkflow: TypeAlias = str | RAGraph | Workflow
 LEAST_PROBES = 16
@@ -54,16 +60,20 @@ class FlowSettings:
     """How an app runs workflows.
 
     wavefront: how the control plane schedules. threads: of a search in the retrieval worker; None:
-    half of the CPUs that this process may use.
+    half of the CPUs that this process may use. cluster_bytes: memory for hot clusters of indexes on
+    the GPU that the app is loaded with, or emulates.
     """
 
     wavefront: WavefrontSettings = field(default_factory=WavefrontSettings)
     threads: int | None = None
+    cluster_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Raises SpecError for no threads at all."""
+        """Raises SpecError for no threads at all, or less than no memory."""
         if self.threads is not None and self.threads < 1:
             raise SpecError(f"threads must be at least 1, not {self.threads}")
+        if self.cluster_bytes < 0:
+            raise SpecError(f"hot clusters cannot have {self.cluster_bytes} bytes")
 
 
 class FlowService:
@@ -75,18 +85,22 @@ class FlowService:
         embed: EmbedPrompted,
         settings: FlowSettings,
         models: Collection[str] = (),
+        gpu: Gpu | None = None,
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
 
-        `models`: that nodes may ask for by name.
+        `models`: that nodes may ask for by name. `gpu`: what may hold hot clusters.
         """
         self._settings, self._embed, self._models = settings, embed, models
         self._threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // 2)
         self._scan, self._overhead, self._vectors = UNKNOWN_SCAN, 0.0, 0
+        self._device: ScanCost | None = None
         self._lock = Lock()
         self._workflows: dict[str, Workflow] = {}
         worker = RetrievalProcess(self._threads)
-        self._hands = Hands(generator, embed, worker, Indexes())
+        indexes = Indexes()
+        hot = HotIndexes(gpu, settings.cluster_bytes, indexes)
+        self._hands = Hands(generator, embed, worker, indexes, hot)
         self._driver = Driver(self._hands, self._make_control)
 
     @property
@@ -98,6 +112,11 @@ class FlowService:
     def statistics(self) -> Statistics:
         """What came of guesses so far."""
         return self._driver.statistics
+
+    @property
+    def hot(self) -> Mapping[str, HotStatistics]:
+        """What came of hot clusters so far, by the names of the indexes that have some."""
+        return self._hands.hot.statistics
 
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
         """Have a workflow run by its name from now on; WorkflowError where it is malformed."""
@@ -117,7 +136,10 @@ class FlowService:
             raise SpecError(f"nprobe must be at least 1, not {nprobe}")
         folder, worker = Path(path).resolve(), self._hands.worker
         called = folder.name if name is None else name
-        opened = worker.open(called, folder)
+        room = self._hands.hot.room(called)
+        opened = worker.open(called, folder, room=room)
+        if opened.why_cold:
+            log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
         documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
         probed = min(nprobe or max(LEAST_PROBES, len(opened.sizes) // 8), len(opened.sizes))
         asked = embed or partial(self._embed, prompt=opened.query_prompt)
@@ -125,8 +147,9 @@ class FlowService:
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
                 self._scan, self._overhead = measure_scan(worker, index, self._threads)
-                self._vectors = vectors
-        self._hands.indexes.add(index)
+                self._vectors, self._device = vectors, opened.hot
+            self._hands.indexes.add(index)
+            self._hands.hot.add(index, room)
 
     def submit(
         self, workflow: AnyWorkflow, inputs: Mapping[str, object], *, events: bool
@@ -156,8 +179,11 @@ class FlowService:
         generator = self._hands.generator
         step = UNKNOWN_STEP if generator is None else measure_step(generator)
         with self._lock:
-            costs = StageCosts(scan=self._scan, overhead=self._overhead, step=step)
-        return Wavefront(self._settings.wavefront, costs, self._hands.indexes)
+            costs = StageCosts(
+                scan=self._scan, overhead=self._overhead, step=step, device=self._device
+            )
+            self._hands.hot.renew()
+        return Wavefront(self._settings.wavefront, costs, self._hands.indexes, self._hands.hot)
 
     # ---- checks before anything is started ----
 

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.ir.errors import DovetailError, WorkflowError
 from dovetail.runtime.flows.events import NodeFinished, NodeStarted, NodeText, SubStage
 from dovetail.runtime.flows.generations import Generations
+from dovetail.runtime.flows.hot import HotIndexes
 from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.lanes import EmbeddingLane, FunctionLane
@@ -26,6 +27,7 @@ from dovetail.runtime.retrieval.wire import Reply
 from dovetail.runtime.wavefront.messages import (
     Cancel,
     Commit,
+    Copy,
     Deliver,
     Embed,
     Ended,
@@ -54,6 +56,7 @@ class Hands:
     embed: EmbedTexts
     worker: RetrievalProcess
     indexes: Indexes
+    hot: HotIndexes
     recorder: FlowRecorder | None = None
 
 
@@ -69,8 +72,9 @@ class Session:
         self._numbers: dict[WorkflowJob, int] = {}
         self._over = False
         self._generations = Generations(hands.generator, self.told, self._show, self._soon)
-        worker, indexes = hands.worker, hands.indexes
-        self._retrievals = Retrievals(worker, indexes, self.told, self._scanned, self._soon)
+        self._retrievals = Retrievals(
+            hands.worker, hands.indexes, hands.hot, self.told, self._scanned, self._soon
+        )
         self._embedding = EmbeddingLane(self.told, self._embedded, time.perf_counter)
         self._functions = FunctionLane(self.told)
 
@@ -173,6 +177,9 @@ class Session:
     def _scan(self, order: Scan) -> None:
         self._retrievals.scan(order)
 
+    def _copy(self, order: Copy) -> None:
+        self._retrievals.copy(order)
+
     def _stop(self, order: Cancel) -> None:
         """Free what a generation holds; other work ends by itself, and nobody is told of it."""
         self._generations.cancel(order.job)
@@ -211,6 +218,7 @@ _DO: dict[type, Callable[[Session, Any], None]] = {
     Embed: Session._embed,
     Invoke: Session._invoke,
     Scan: Session._scan,
+    Copy: Session._copy,
     Cancel: Session._stop,
     Commit: Session._pass,
     Started: Session._started,

@@ -6,6 +6,7 @@ run on a stream beside scans.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,11 @@ class CudaLists:
         self._staging = self._copying.pinned(STAGING)
         self._room: dict[str, tuple[int, int]] = {}
 
+    @property
+    def seconds(self) -> float:
+        """See `DeviceLists`."""
+        return time.perf_counter()
+
     def load(self, index: IvfIndex, clusters: Iterable[int]) -> None:
         """See `DeviceLists`."""
         self._device.activate()
@@ -76,6 +82,7 @@ class CudaLists:
 
     def drop(self, clusters: Iterable[int]) -> None:
         """See `DeviceLists`."""
+        self._device.activate()
         for cluster in clusters:
             found = self._lists.pop(cluster, None)
             if found is not None:
@@ -86,6 +93,10 @@ class CudaLists:
         """See `DeviceLists`."""
         found = self._lists.get(cluster)
         return found is not None and found.base is index.base
+
+    def held(self) -> set[int]:
+        """See `DeviceLists`."""
+        return set(self._lists)
 
     def scan(
         self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
@@ -118,7 +129,6 @@ class CudaLists:
 
     def close(self) -> None:
         """See `DeviceLists`."""
-        self._device.activate()
         self.drop(list(self._lists))
         for address, _ in self._room.values():
             self._device.free(address)

@@ -1,4 +1,4 @@
-"""Hot clusters in the memory of a device beside the CPU, and searches that use both at once.
+"""Hot clusters in the memory of a device beside the CPU, and the scans that are given to it.
 
 In: an index, clusters to copy to the device, scans. Out: the same hits as the CPU alone finds
 (HedraRAG §4.4). `EmulatedLists` is a device one does not have; `cuda_lists.py` has the real one.
@@ -7,20 +7,32 @@ In: an index, clusters to copy to the device, scans. Out: the same hits as the C
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from threading import Lock
 from typing import Protocol
 
+import numpy as np
+
 from dovetail.ir.errors import CapacityError, DeviceError
-from dovetail.runtime.machines import Machine
+from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
 from dovetail.runtime.retrieval.faiss_lists import append, clear, clone_empty, scan_lists
 from dovetail.runtime.retrieval.ivf import FaissScanner, IvfIndex, Mask, Scan, Scanner
+from dovetail.runtime.retrieval.wire import EmulatedGpu
+
+MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 5
 
 
 class DeviceLists(Protocol):
-    """Lists of one index in a device's memory. One thread loads and drops, another scans."""
+    """Lists of one index in a device's memory. One thread loads while another scans or drops."""
+
+    used: int
+    """Bytes of stored vectors that are there."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds on the clock by which its scans are timed."""
 
     def load(self, index: IvfIndex, clusters: Iterable[int]) -> None:
         """Copy clusters of the base there; returns when they can be scanned.
@@ -29,10 +41,13 @@ class DeviceLists(Protocol):
         """
 
     def drop(self, clusters: Iterable[int]) -> None:
-        """Forget clusters; no scan that is under way may use them."""
+        """Forget clusters that are there; no scan that is under way may use them."""
 
     def holds(self, index: IvfIndex, cluster: int) -> bool:
         """Tell whether a cluster is there as the base of `index` has it."""
+
+    def held(self) -> set[int]:
+        """Return the clusters that are there, those of an older base too."""
 
     def scan(
         self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
@@ -43,20 +58,6 @@ class DeviceLists(Protocol):
         """Give the memory back."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListCosts:
-    """Seconds on a device: `launch` for each scan and copy; bytes/s of its memory and its link."""
-
-    launch: float
-    bandwidth: float
-    link: float
-
-    @classmethod
-    def of(cls, machine: Machine) -> ListCosts:
-        """Return the costs on one accelerator of a machine class: a scan is bound by memory."""
-        return cls(machine.stage.value, machine.bandwidth.value, machine.link.value)
-
-
 class EmulatedLists:
     """A device in exact mode (design §7): memory of its own, results by the CPU, a virtual clock.
 
@@ -64,13 +65,18 @@ class EmulatedLists:
     and `copy_seconds` are what it was to take: scans and copies run beside each other.
     """
 
-    def __init__(self, index: IvfIndex, capacity: int, costs: ListCosts) -> None:
+    def __init__(self, index: IvfIndex, capacity: int, costs: EmulatedGpu) -> None:
         """`capacity`: bytes of stored vectors that fit."""
         self._lists = clone_empty(index.empty)
         self._capacity, self._costs = capacity, costs
         self._bases: dict[int, object] = {}
         self.used = 0
         self.scan_seconds = self.copy_seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """See `DeviceLists`."""
+        return self.scan_seconds
 
     def load(self, index: IvfIndex, clusters: Iterable[int]) -> None:
         """See `DeviceLists`."""
@@ -97,6 +103,10 @@ class EmulatedLists:
         """See `DeviceLists`."""
         return self._bases.get(cluster) is index.base
 
+    def held(self) -> set[int]:
+        """See `DeviceLists`."""
+        return set(self._bases)
+
     def scan(
         self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
@@ -113,49 +123,96 @@ class EmulatedLists:
         self.drop(list(self._bases))
 
 
-class HybridScanner:
-    """Scans what a device holds there and the rest on the CPU, both at once, and merges."""
+class DeviceScanner:
+    """Scans on a device what it holds, and on the CPU what it does not hold or fails to scan.
+
+    One thread scans while another swaps.
+    """
 
     def __init__(self, device: DeviceLists, host: Scanner | None = None) -> None:
         """`host` scans on the CPU, faiss by default."""
         self.device, self._host = device, host or FaissScanner()
-        self._thread = ThreadPoolExecutor(1, "device-scan")
+        self._absent: set[int] = set()
+        self._lock = Lock()  # nothing is dropped that a scan uses
 
     def scan(
         self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
     ) -> list[list[Hit]]:
-        """See `Scanner`. What the device fails to scan, the CPU scans."""
-        there = {c for s in scans for c in s.clusters if self.device.holds(index, c)}
-        if not there:
-            return self._host.scan(index, scans, depth, allowed)
-        inside = [_keep(scan, there, inside=True) for scan in scans]
-        beside = self._thread.submit(self.device.scan, index, inside, depth, allowed)
-        outside = [_keep(scan, there, inside=False) for scan in scans]
-        here = self._host.scan(index, outside, depth, allowed)
-        try:
-            found = beside.result()
-        except (DeviceError, CapacityError):
-            found = self._host.scan(index, inside, depth, allowed)
-        return [merge_hits(parts, depth) for parts in zip(here, found, strict=True)]
+        """See `Scanner`."""
+        wanted = {cluster for scan in scans for cluster in scan.clusters}
+        parts = []
+        with self._lock:
+            there = {cluster for cluster in wanted if self.device.holds(index, cluster)}
+            try:
+                if there:
+                    inside = [_keep(scan, there) for scan in scans]
+                    parts.append(self.device.scan(index, inside, depth, allowed))
+            except (DeviceError, CapacityError):
+                there = set()
+        if left := wanted - there:
+            self._absent |= left
+            outside = [_keep(scan, left) for scan in scans]
+            parts.append(self._host.scan(index, outside, depth, allowed))
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return [[] for _ in scans]
+        return [merge_hits(found, depth) for found in zip(*parts, strict=True)]
 
-    def swap(self, index: IvfIndex, load: Sequence[int], drop: Sequence[int]) -> None:
-        """Do a swap of the hot set; beside scans, which use none of these clusters meanwhile.
+    def take_absent(self) -> set[int]:
+        """Return the clusters that were scanned on the CPU since the last call."""
+        absent, self._absent = self._absent, set()
+        return absent
+
+    def swap(self, index: IvfIndex, load: Sequence[int], keep: Iterable[int]) -> int:
+        """Drop all but the clusters `keep`, copy `load` there; return the bytes that it holds then.
 
         A cluster that finds no room is scanned on the CPU, as any that is not there.
         """
-        self.device.drop(drop)
+        with self._lock:
+            self.device.drop(self.device.held().difference(keep))
         with suppress(CapacityError, DeviceError):
             self.device.load(index, load)
+        return self.device.used
 
     def close(self) -> None:
-        """End the thread and give the device's memory back."""
-        self._thread.shutdown()
+        """Give the device's memory back."""
         self.device.close()
 
 
-def _keep(scan: Scan, clusters: set[int], *, inside: bool) -> Scan:
-    """Return the part of a scan whose clusters are, or are not, among `clusters`."""
-    places = [i for i, cluster in enumerate(scan.clusters) if (cluster in clusters) == inside]
+def measure_lists(lists: DeviceLists, index: IvfIndex, room: int) -> ScanCost | None:
+    """Return what scans on the device cost, None where no cluster fits in `room` bytes of it.
+
+    One cluster and the largest that fit are scanned for one query in turns, then dropped.
+    """
+    sizes = index.sizes
+    chosen, vectors = list[int](), 0
+    for cluster in np.argsort(sizes, kind="stable")[::-1].tolist():
+        if 0 < sizes[cluster] and (vectors + sizes[cluster]) * index.code_bytes <= room:
+            chosen.append(cluster)
+            vectors += sizes[cluster]
+        if len(chosen) == MEASURED_CLUSTERS:
+            break
+    if not chosen:
+        return None
+    lists.load(index, chosen)
+    query = np.zeros(index.dim, np.float32)
+    times = []
+    for _ in range(MEASURED_ROUNDS):
+        for count in (1, len(chosen)):
+            scan = Scan(query, chosen[:count], np.zeros(count, np.float32))
+            start = lists.seconds
+            lists.scan(index, [scan], 1, None)
+            times.append(lists.seconds - start)
+    lists.drop(chosen)
+    one, all_, first = min(times[::2]), min(times[1::2]), sizes[chosen[0]]
+    per_vector = max(0.0, all_ - one) / (vectors - first) if vectors > first else 0.0
+    return ScanCost(max(0.0, one - per_vector * first), per_vector)
+
+
+def _keep(scan: Scan, clusters: set[int]) -> Scan:
+    """Return the part of a scan whose clusters are among `clusters`."""
+    places = [i for i, cluster in enumerate(scan.clusters) if cluster in clusters]
     return replace(
         scan, clusters=[scan.clusters[i] for i in places], distances=scan.distances[places]
     )

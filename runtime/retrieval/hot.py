@@ -67,10 +67,13 @@ class HotSet:
         self._there |= set(self._swap.load)
         self._swap = None
 
-    def forget(self, bytes_: Sequence[int]) -> None:
-        """Take that the index was rewritten: nothing on the device is of use. Not amid a swap."""
-        assert self._swap is None
-        self._bytes, self._there = list(bytes_), set()
+    def lose(self, clusters: Iterable[int]) -> None:
+        """Take that clusters are not there, or not as they are now; the next swap brings them."""
+        self._there.difference_update(clusters)
+
+    def resize(self, bytes_: Sequence[int]) -> None:
+        """Take the bytes of clusters of an index that was changed."""
+        self._bytes = list(bytes_)
 
     def _hottest(self) -> list[int]:
         order = sorted(self._counts, key=lambda c: (-self._counts[c], c not in self._there, c))

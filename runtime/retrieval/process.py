@@ -32,6 +32,7 @@ from dovetail.runtime.retrieval.wire import (
     Refused,
     Reply,
     Request,
+    Room,
     receive_struct,
     send,
 )
@@ -99,7 +100,12 @@ class RetrievalProcess:
             return tuple(self._sent)
 
     def open(
-        self, index: str, path: str | os.PathLike[str], *, kernels: bool | None = None
+        self,
+        index: str,
+        path: str | os.PathLike[str],
+        *,
+        kernels: bool | None = None,
+        room: Room | None = None,
     ) -> Opened:
         """Open an index in the worker, and in those that follow it.
 
@@ -107,6 +113,7 @@ class RetrievalProcess:
             index: what requests call it.
             path: its folder.
             kernels: whether its kernels scan it, or faiss; None: what is measured to be faster.
+            room: memory of a GPU for its hot clusters; a new worker begins with none of them.
 
         Raises:
             ArtifactError: there is no index at `path`, or it is damaged.
@@ -114,7 +121,7 @@ class RetrievalProcess:
             DeviceError: the worker cannot be started.
             RequestError: this is closed.
         """
-        body = OpenIndex(index, str(Path(path).resolve()), self._threads, kernels)
+        body = OpenIndex(index, str(Path(path).resolve()), self._threads, kernels, room)
         opened = self.ask(body).result().body
         assert isinstance(opened, Opened)
         return opened

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from dovetail.ir import errors
 from dovetail.ir.errors import DeviceError, DovetailError
+from dovetail.runtime.cuda import DRIVER
+from dovetail.runtime.machines import Machine
 from dovetail.runtime.ranks import receive
+from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.cursor import Hit
 
 LENGTH = struct.Struct("<Q")
@@ -29,17 +32,48 @@ T = TypeVar("T")
 # ---- requests ----
 
 
+class EmulatedGpu(msgspec.Struct, frozen=True, tag=True):
+    """A GPU one does not have: seconds of each scan and copy; bytes/s of its memory and link."""
+
+    launch: float
+    bandwidth: float
+    link: float
+
+    @classmethod
+    def of(cls, machine: Machine) -> EmulatedGpu:
+        """Return one accelerator of a machine class: a scan is bound by its memory."""
+        return cls(machine.stage.value, machine.bandwidth.value, machine.link.value)
+
+
+class CudaGpu(msgspec.Struct, frozen=True, tag=True):
+    """An NVIDIA GPU by its number; driver: the library of the CUDA driver."""
+
+    ordinal: int = 0
+    driver: str = DRIVER
+
+
+Gpu: TypeAlias = EmulatedGpu | CudaGpu
+
+
+class Room(msgspec.Struct, frozen=True):
+    """Memory of a GPU for hot clusters of an index: `bytes` of stored vectors."""
+
+    gpu: Gpu
+    bytes: int
+
+
 class OpenIndex(msgspec.Struct, frozen=True, tag=True):
     """Open the index folder at `path` under a name -> Opened.
 
     threads: that search together. kernels: whether generated kernels scan its lists, or faiss;
-    None: whichever is measured to be faster.
+    None: whichever is measured to be faster. room: for hot clusters on a GPU, None for none.
     """
 
     index: str
     path: str
     threads: int = 1
     kernels: bool | None = None
+    room: Room | None = None
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -69,13 +103,25 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class ScanPieces(msgspec.Struct, frozen=True, tag=True):
-    """Scan pieces of several searches together -> ScannedPieces."""
+    """Scan pieces of several searches together -> ScannedPieces.
+
+    hot: where the index has its hot clusters, beside other work of the worker.
+    """
 
     index: str
     pieces: tuple[Piece, ...]
+    hot: bool = False
 
 
-Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces
+class CopyClusters(msgspec.Struct, frozen=True, tag=True):
+    """Drop all hot clusters but `keep`, and copy `load` to the GPU, beside scans -> Copied."""
+
+    index: str
+    load: tuple[int, ...]
+    keep: tuple[int, ...]
+
+
+Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces | CopyClusters
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -92,6 +138,8 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     """What is in an index: values of a vector, `l2` or `ip`, and vectors in each cluster.
 
     kernels: whether generated ones scan it. query_prompt: what goes before the text of a query.
+    code_bytes: of a stored vector. hot: what scans of hot clusters cost, None where there can be
+    none; why_cold: the reason, where it is not the size of their memory.
     """
 
     dim: int
@@ -99,6 +147,9 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     sizes: tuple[int, ...]
     kernels: bool = False
     query_prompt: str = ""
+    code_bytes: int = 0
+    hot: ScanCost | None = None
+    why_cold: str = ""
 
 
 class ProbedQuery(msgspec.Struct, frozen=True):
@@ -123,9 +174,20 @@ class ScannedPiece(msgspec.Struct, frozen=True):
 
 
 class ScannedPieces(msgspec.Struct, frozen=True, tag=True):
-    """Piece by piece."""
+    """Piece by piece. seconds: by the clock of what scanned.
+
+    absent: clusters that were to be among the hot ones, and were scanned where the others are.
+    """
 
     pieces: tuple[ScannedPiece, ...]
+    seconds: float = 0.0
+    absent: tuple[int, ...] = ()
+
+
+class Copied(msgspec.Struct, frozen=True, tag=True):
+    """The hot clusters hold so many bytes of vectors now."""
+
+    held: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -141,7 +203,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
         return (found if known else DeviceError)(self.message)
 
 
-Answer: TypeAlias = Opened | ProbedQueries | ScannedPieces | Refused
+Answer: TypeAlias = Opened | ProbedQueries | ScannedPieces | Copied | Refused
 
 
 class Reply(msgspec.Struct, frozen=True):

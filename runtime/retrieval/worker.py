@@ -1,7 +1,8 @@
 """The retrieval worker: `python -P -m dovetail.runtime.retrieval.worker FD`.
 
 In: an inherited socket, and requests on it (`wire.py`). Out: replies. It alone of an app's
-processes loads faiss. It ends at once when the app hangs up, whatever it is doing.
+processes loads faiss. Hot clusters are scanned, and copied, beside what the CPU scans. It ends at
+once when the app hangs up, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +22,27 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.ir.errors import DovetailError, SpecError
+from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, SpecError
+from dovetail.runtime.cuda import CudaDevice
+from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.collection import Collection
+from dovetail.runtime.retrieval.cuda_lists import CudaLists
+from dovetail.runtime.retrieval.device_lists import (
+    DeviceLists,
+    DeviceScanner,
+    EmulatedLists,
+    measure_lists,
+)
 from dovetail.runtime.retrieval.folder import open_index
 from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, Scanner, Vectors
-from dovetail.runtime.retrieval.list_kernels import open_list_kernels
+from dovetail.runtime.retrieval.list_kernels import find_list_module, open_list_kernels
 from dovetail.runtime.retrieval.scanner import KernelScanner, choose_scanner
 from dovetail.runtime.retrieval.wire import (
     Answer,
     Body,
+    Copied,
+    CopyClusters,
+    EmulatedGpu,
     Opened,
     OpenIndex,
     ProbedQueries,
@@ -50,10 +63,11 @@ from dovetail.runtime.retrieval.wire import (
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """An index, its documents, and what scans its lists."""
+    """An index, its documents, what scans its lists, and its hot clusters on a GPU."""
 
     collection: Collection
     scanner: Scanner
+    hot: DeviceScanner | None = None
 
 
 class Shelf:
@@ -76,14 +90,25 @@ class Shelf:
         found = open_index(body.path)
         index, embedder = found.snapshot.index, found.embedder
         scanner = _choose_scanner(body, index)
-        self._indexes[body.index] = _Served(found, scanner)
+        self.close(body.index)
+        hot, cost, why_cold = _open_hot(body, index, scanner)
+        self._indexes[body.index] = _Served(found, scanner, hot)
         return Opened(
             dim=index.dim,
             metric=index.metric,
             sizes=tuple(index.sizes),
             kernels=isinstance(scanner, KernelScanner),
             query_prompt="" if embedder is None else embedder.query_prompt,
+            code_bytes=index.code_bytes,
+            hot=cost,
+            why_cold=why_cold,
         )
+
+    def close(self, name: str) -> None:
+        """Give back what an index of that name has on a GPU."""
+        served = self._indexes.get(name)
+        if served is not None and served.hot is not None:
+            served.hot.close()
 
     def probe(self, body: ProbeQueries) -> ProbedQueries:
         """Find the clusters of queries; their filters are looked at here for the first time."""
@@ -108,6 +133,8 @@ class Shelf:
         """Scan the clusters of all pieces as one batch, as deep as the deepest one is to go."""
         served = self._indexes[body.index]
         found, index = served.collection, served.collection.snapshot.index
+        hot = served.hot if body.hot else None
+        start = _seconds(hot)
         vectors = _read_vectors(index, [piece.vector for piece in body.pieces])
         scans = [
             Scan(
@@ -118,13 +145,23 @@ class Shelf:
             )
             for vector, piece in zip(vectors, body.pieces, strict=True)
         ]
-        rows = index.scan(scans, max(piece.depth for piece in body.pieces), served.scanner)
+        depth = max(piece.depth for piece in body.pieces)
+        rows = index.scan(scans, depth, served.scanner if hot is None else hot)
         pieces = []
         for piece, hits in zip(body.pieces, rows, strict=True):
             kept = tuple(hits[: piece.depth])
             homes = tuple(home for _, id_ in kept if (home := index.home(id_)) is not None)
             pieces.append(ScannedPiece(kept, homes))
-        return ScannedPieces(tuple(pieces))
+        absent = () if hot is None else tuple(sorted(hot.take_absent()))
+        return ScannedPieces(tuple(pieces), _seconds(hot) - start, absent)
+
+    def copy(self, body: CopyClusters) -> Copied:
+        """Swap hot clusters."""
+        served = self._indexes[body.index]
+        if served.hot is None:
+            raise SpecError(f"index {body.index!r} has no room for hot clusters")
+        index = served.collection.snapshot.index
+        return Copied(served.hot.swap(index, body.load, body.keep))
 
 
 def _choose_scanner(body: OpenIndex, index: IvfIndex) -> Scanner:
@@ -132,6 +169,36 @@ def _choose_scanner(body: OpenIndex, index: IvfIndex) -> Scanner:
     if body.kernels and library is not None:
         return KernelScanner(library, index, body.threads)
     return choose_scanner(library, index, queries=2 * body.threads, threads=body.threads).scanner
+
+
+def _open_hot(
+    body: OpenIndex, index: IvfIndex, host: Scanner
+) -> tuple[DeviceScanner | None, ScanCost | None, str]:
+    """Return what scans hot clusters, its costs, and why there is none where that can be mended."""
+    if body.room is None:
+        return None, None, ""
+    try:
+        lists = _open_lists(body, index)
+        cost = measure_lists(lists, index, body.room.bytes)
+    except (SpecError, DeviceError, CapacityError) as error:
+        return None, None, str(error)
+    if cost is None:
+        lists.close()
+        return None, None, ""
+    return DeviceScanner(lists, host), cost, ""
+
+
+def _open_lists(body: OpenIndex, index: IvfIndex) -> DeviceLists:
+    assert body.room is not None
+    gpu, room = body.room.gpu, body.room.bytes
+    if isinstance(gpu, EmulatedGpu):
+        return EmulatedLists(index, room, gpu)
+    device = CudaDevice(gpu.ordinal, gpu.driver)
+    return CudaLists(device, device.load(*find_list_module(Path(body.path))), index, room)
+
+
+def _seconds(hot: DeviceScanner | None) -> float:
+    return time.perf_counter() if hot is None else hot.device.seconds
 
 
 def _read_vectors(index: IvfIndex, packed: Sequence[bytes]) -> Vectors:
@@ -151,27 +218,46 @@ _DO: dict[type, Callable[[Shelf, Any], Answer]] = {
     OpenIndex: Shelf.open,
     ProbeQueries: Shelf.probe,
     ScanPieces: Shelf.scan,
+    CopyClusters: Shelf.copy,
 }
 
 
 def serve(link: socket.socket) -> None:
-    """Answer requests in order until the app hangs up."""
+    """Answer requests until the app hangs up, those of each lane in order."""
     send(link, Ready())
-    requests: SimpleQueue[Request] = SimpleQueue()
-    threading.Thread(target=_read, args=(link, requests), daemon=True).start()
-    shelf = Shelf()
+    shelf, sending = Shelf(), threading.Lock()
+    lanes: dict[str, SimpleQueue[Request]] = {name: SimpleQueue() for name in ("gpu", "copy")}
+    for requests in lanes.values():
+        threading.Thread(target=_work, args=(link, shelf, requests, sending), daemon=True).start()
+    lanes["cpu"] = SimpleQueue()
+    threading.Thread(target=_read, args=(link, lanes), daemon=True).start()
+    _work(link, shelf, lanes["cpu"], sending)
+
+
+def _work(
+    link: socket.socket, shelf: Shelf, requests: SimpleQueue[Request], sending: threading.Lock
+) -> None:
     while True:
         request = requests.get()
         began = time.perf_counter()
         body = shelf.answer(request.body)
-        send(link, Reply(request.number, body, began, time.perf_counter() - began))
+        reply = Reply(request.number, body, began, time.perf_counter() - began)
+        with sending, suppress(ConnectionError):  # `_read` ends the process then
+            send(link, reply)
 
 
-def _read(link: socket.socket, requests: SimpleQueue[Request]) -> None:
+def _read(link: socket.socket, lanes: Mapping[str, SimpleQueue[Request]]) -> None:
     """Take requests in while others are worked on: who sends them never waits for a search."""
     while (request := receive_struct(link, Request)) is not None:
-        requests.put(request)
+        lanes[_lane(request.body)].put(request)
     os._exit(0)  # a search under way has nobody left who waits for it
+
+
+def _lane(body: Body) -> str:
+    """Return what works on a request: the CPU, the GPU with its hot clusters, or its link."""
+    if isinstance(body, CopyClusters):
+        return "copy"
+    return "gpu" if isinstance(body, ScanPieces) and body.hot else "cpu"
 
 
 if __name__ == "__main__":

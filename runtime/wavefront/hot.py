@@ -29,3 +29,6 @@ class HotClusters(Protocol):
 
     def settle(self) -> None:
         """Take that the swap is done."""
+
+    def lose(self, clusters: Iterable[int]) -> None:
+        """Take that clusters were not on the device any more when they were to be scanned."""

@@ -238,11 +238,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """A scan is done, part by part. seconds: that its device was busy with it."""
+    """A scan is done, part by part. seconds: that its device was busy with it.
+
+    absent: clusters that were to be on the device and were not: they were scanned elsewhere.
+    """
 
     job: int
     found: tuple[Found, ...]
     seconds: float
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

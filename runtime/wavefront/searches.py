@@ -113,7 +113,8 @@ class Searches:
 
     def dispatch(self, now: float) -> None:
         """Order the next scans of devices that are idle, and copies of clusters that got hot."""
-        self._prefetch()
+        if "gpu" not in self._lanes:  # a scan under way may use what is to be dropped
+            self._prefetch()
         while "cpu" not in self._lanes and (chosen := self._chosen()):
             for lot in self._divided(chosen, self._catalog.sizes(chosen[0].node.index)):
                 self._start(lot, now)
@@ -233,10 +234,13 @@ class Searches:
         del self._lanes[lot.device]
         if lot.device == "cpu":
             self._learned.scanned(lot.predicted, report.seconds, elapsed)
-        sizes = self._catalog.sizes(lot.takes[0][0].node.index)
+        index = lot.takes[0][0].node.index
+        sizes, hot = self._catalog.sizes(index), self._hot.get(index)
+        if hot is not None:
+            hot.lose(report.absent)
         for (search, clusters), found in zip(lot.takes, report.found, strict=True):
             search.left -= sum(sizes[cluster] for cluster in clusters)
-            if (hot := self._hot.get(search.node.index)) is not None:
+            if hot is not None:
                 hot.count(clusters)
             if not search.over and search.find(found, report.seconds):
                 self._stepped(search, now)

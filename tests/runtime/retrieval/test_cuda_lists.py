@@ -19,7 +19,7 @@ from dovetail.ir.errors import CapacityError, SpecError  # noqa: E402
 from dovetail.runtime.cuda import CudaDevice, CudaModule  # noqa: E402
 from dovetail.runtime.retrieval import cuda_lists  # noqa: E402
 from dovetail.runtime.retrieval.cuda_lists import CudaLists  # noqa: E402
-from dovetail.runtime.retrieval.device_lists import HybridScanner  # noqa: E402
+from dovetail.runtime.retrieval.device_lists import DeviceScanner  # noqa: E402
 from dovetail.runtime.retrieval.ivf import Scan, build_index  # noqa: E402
 from tests.emulated_gpu import build_driver  # noqa: E402
 
@@ -68,9 +68,9 @@ def test_gpu_and_cpu_find_what_the_cpu_finds(
     monkeypatch.setattr(cuda_lists, "STAGING", 1000)  # copies in several parts
     index = build_index(VECTORS, clusters=LISTS, metric=metric)
     lists = CudaLists(device, module, index, 1 << 20)
-    hybrid = HybridScanner(lists)
+    hybrid = DeviceScanner(lists)
     hybrid.swap(index, [0, 3, 4, 7, 9], [])
-    hybrid.swap(index, [1], [3])
+    hybrid.swap(index, [1], [0, 4, 7, 9])
     held = [c for c in range(LISTS) if lists.holds(index, c)]
     assert held == [0, 1, 4, 7, 9]
     assert lists.used == sum(index.sizes[c] for c in held) * index.code_bytes

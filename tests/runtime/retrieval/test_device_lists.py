@@ -16,9 +16,9 @@ from dovetail.ir.errors import CapacityError, DeviceError  # noqa: E402
 from dovetail.runtime.machines import MACHINES  # noqa: E402
 from dovetail.runtime.retrieval.cursor import Hit  # noqa: E402
 from dovetail.runtime.retrieval.device_lists import (  # noqa: E402
+    DeviceScanner,
     EmulatedLists,
-    HybridScanner,
-    ListCosts,
+    measure_lists,
 )
 from dovetail.runtime.retrieval.faiss_lists import scan_lists  # noqa: E402
 from dovetail.runtime.retrieval.hot import HotSet  # noqa: E402
@@ -29,13 +29,14 @@ from dovetail.runtime.retrieval.ivf import (  # noqa: E402
     Scan,
     build_index,
 )
+from dovetail.runtime.retrieval.wire import EmulatedGpu  # noqa: E402
 
 DIM, COUNT, LISTS = 16, 800, 20
 RNG = np.random.default_rng(13)
 VECTORS = RNG.standard_normal((COUNT, DIM)).astype(np.float32)
 VECTORS[600:] = VECTORS[RNG.integers(9, size=200)]  # equally near: ids decide
 QUERIES = RNG.standard_normal((6, DIM)).astype(np.float32)
-COSTS = ListCosts(1e-5, 1e12, 5e10)
+COSTS = EmulatedGpu(1e-5, 1e12, 5e10)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,12 +91,13 @@ def test_a6_9_two_devices_find_what_one_finds(
 ) -> None:
     rng, index = random.Random(seed), indexes[codes, metric]
     there = rng.sample(range(LISTS), rng.randint(0, LISTS))
-    hybrid = HybridScanner(EmulatedLists(index, 1 << 20, COSTS), OnlyElsewhere(set(there)))
+    hybrid = DeviceScanner(EmulatedLists(index, 1 << 20, COSTS), OnlyElsewhere(set(there)))
     hybrid.swap(index, there, ())
     if rng.random() < 0.5:  # what changes later is seen, too, though the device has the old lists
         index = index.change(QUERIES[:2], [COUNT, COUNT + 1], remove=range(0, COUNT, 5))
     scans = scans_of(index, rng)
     assert index.scan(scans, depth, hybrid) == index.scan(scans, depth)
+    assert hybrid.take_absent() == {c for s in scans for c in s.clusters}.difference(there)
     hybrid.close()
 
 
@@ -105,7 +107,7 @@ def test_a6_8_clusters_in_transfer_are_served_by_the_cpu(
     index = indexes["flat", "l2"]
     bytes_ = [size * index.code_bytes for size in index.sizes]
     device = EmulatedLists(index, sum(bytes_), COSTS)
-    hot, hybrid = HotSet(bytes_, sum(sorted(bytes_)[:4])), HybridScanner(device)
+    hot, hybrid = HotSet(bytes_, sum(sorted(bytes_)[:4])), DeviceScanner(device)
     wanted = index.find(QUERIES, 10, 8)
     probes = index.probe(QUERIES, 8)
     scans = [Scan(q, p.clusters, p.distances) for q, p in zip(QUERIES, probes, strict=True)]
@@ -114,7 +116,7 @@ def test_a6_8_clusters_in_transfer_are_served_by_the_cpu(
     swap = hot.refresh()
     assert swap is not None
     assert index.scan(scans, 10, hybrid) == wanted and device.scan_seconds == 0
-    hybrid.swap(index, swap.load, swap.drop)
+    hybrid.swap(index, swap.load, hot.residents)
     hot.settle()
     assert hot.residents and all(device.holds(index, c) for c in hot.residents)
     assert index.scan(scans, 10, hybrid) == wanted and device.scan_seconds > 0
@@ -135,8 +137,8 @@ def test_what_finds_no_room_or_fails_is_scanned_on_the_cpu(
     device = EmulatedLists(index, room, COSTS)
     with pytest.raises(CapacityError, match="does not fit"):
         device.load(index, [3, 4])
-    hybrid = HybridScanner(device)
-    hybrid.swap(index, [5, 6], [])  # neither has room
+    hybrid = DeviceScanner(device)
+    hybrid.swap(index, [5, 6], [3])  # neither has room
     assert device.holds(index, 3) and device.used == room
     wanted = index.find(QUERIES, 10, LISTS)
     scans = [Scan(q, range(LISTS), np.zeros(LISTS, np.float32)) for q in QUERIES]
@@ -145,10 +147,26 @@ def test_what_finds_no_room_or_fails_is_scanned_on_the_cpu(
     def fail(*_: object) -> list[list[Hit]]:
         raise DeviceError("a kernel failed")
 
+    assert hybrid.take_absent() == set(range(LISTS)) - {3}
     device.scan = fail  # type: ignore[method-assign]
     assert index.scan(scans, 10, hybrid) == wanted
+    assert hybrid.take_absent() == set(range(LISTS))  # nothing is left on a device that fails
 
 
 def test_costs_come_from_a_machine_class() -> None:
-    costs = ListCosts.of(MACHINES["h100"])
+    costs = EmulatedGpu.of(MACHINES["h100"])
     assert 0 < costs.launch < 1e-3 and costs.bandwidth > costs.link > 1e9
+
+
+@pytest.mark.parametrize("room", [1 << 20, 3000])
+def test_a_device_is_measured_by_its_own_clock_and_left_empty(
+    indexes: dict[tuple[str, str], IvfIndex], room: int
+) -> None:
+    index = indexes["flat", "l2"]
+    device = EmulatedLists(index, room, COSTS)
+    cost = measure_lists(device, index, room)
+    assert cost is not None and cost.fixed == pytest.approx(COSTS.launch, rel=1e-3)
+    one = index.code_bytes / COSTS.bandwidth
+    assert cost.per_vector == pytest.approx(one if room > 3000 else 0.0, rel=1e-6)
+    assert device.used == 0
+    assert measure_lists(device, index, 1) is None

@@ -63,8 +63,14 @@ def test_clusters_of_other_sizes_fill_the_memory_by_frequency() -> None:
     hot.count([1] * 9 + [0] * 8 + [3] * 7 + [2] * 6 + [4] * 5)
     assert hot.refresh() == Swap(load=(0, 2), drop=())  # 1 is too large, 3 empty, 4 has no room
     hot.settle()
-    hot.forget([50] * 5)
-    assert not hot.residents
+    hot.lose([0])
+    assert hot.residents == {2}
+    hot.resize([100] * 5)
+    hot.count([0] * 3)
+    assert hot.refresh() == Swap(load=(0,), drop=(2,))
+    hot.lose([0, 2])
+    hot.settle()
+    assert hot.residents == {0}
     with pytest.raises(SpecError):
         HotSet([1], -1)
 

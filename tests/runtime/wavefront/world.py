@@ -152,6 +152,9 @@ class CountedClusters:
     def settle(self) -> None:
         self.kept, self.coming = self.kept | self.coming, frozenset()
 
+    def lose(self, clusters: Any) -> None:
+        self.kept -= set(clusters)
+
 
 COSTS = StageCosts(
     scan=ScanCost(1e-4, 1e-4, threads=2),

@@ -1,0 +1,104 @@
+"""Hot clusters on an app's GPU: found out, copied, scanned there, lost and brought again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.app import App
+from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.flows.events import SubStage
+from dovetail.runtime.flows.hot import HotStatistics
+from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.machines import find_machine
+from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
+from dovetail.topology.parameters import Figure
+from tests.runtime.flows.conftest import DIM, PlainServices
+from tests.runtime.flows.test_recovery import kill_worker
+from tests.runtime.flows.test_service import GRAPHS, plain, question
+
+VECTOR = 4 * DIM
+ROOM = 200 * VECTOR
+GPU = Emulation(
+    replace(find_machine("h100"), gpu_blocks=64, cpu_blocks=256, stage=Figure(1e-9, "a test's"))
+)
+"""Nothing costs anything on it: what it has is scanned there."""
+
+
+def settings(room: int = ROOM, **changes: Any) -> FlowSettings:
+    wavefront = WavefrontSettings(**{"refresh": 3, "fixed_clusters": 6, **changes})
+    return FlowSettings(wavefront=wavefront, cluster_bytes=room)
+
+
+def statistics(app: App) -> HotStatistics:
+    return app._flows.hot["idx"]
+
+
+def run_some(app: App, services: PlainServices, first: int = 0) -> list[SubStage]:
+    """Run workflows, and check their answers; return what was scanned."""
+    cases = [(graph, question(first + i)) for i in range(3) for graph in GRAPHS.values()]
+    jobs = [app.submit_workflow(*case) for case in cases]
+    for job, case in zip(jobs, cases, strict=True):
+        assert job.result().outputs == plain(services, *case)
+    return [event for job in jobs for event in job if isinstance(event, SubStage)]
+
+
+def test_hot_clusters_are_copied_and_scanned_on_the_gpu(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    app = open_app(settings(), emulation=GPU)
+    assert statistics(app) == HotStatistics(room_bytes=ROOM)
+    steps = run_some(app, services)
+    found = statistics(app)
+    on_gpu = [step for step in steps if step.device == "gpu"]
+    assert on_gpu and found.hits == sum(step.clusters for step in on_gpu)
+    assert found.scanned == sum(step.clusters for step in steps) > found.hits
+    assert found.copies and found.copied_bytes >= found.held_bytes
+    assert 0 < found.held_bytes <= ROOM and found.held_bytes % VECTOR == 0
+    assert found.absent == 0
+
+
+def test_a_new_worker_has_no_clusters_until_they_are_copied_again(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    app = open_app(settings(), emulation=GPU)
+    run_some(app, services)
+    before = statistics(app)
+    kill_worker(app)
+    while statistics(app).copies == before.copies or statistics(app).absent == 0:
+        run_some(app, services, 40)
+    lost = statistics(app)
+    while statistics(app).hits == lost.hits:
+        run_some(app, services, 60)
+    assert statistics(app).absent < before.hits
+
+
+def test_nothing_is_scanned_there_without_room_device_or_leave(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    small = open_app(settings(VECTOR), emulation=GPU)  # no cluster is as small
+    without = frozenset(TRANSFORMATIONS) - {SPLIT_DEVICES}
+    unused = open_app(settings(transformations=without), emulation=GPU)
+    for app in (small, open_app(settings()), unused):
+        jobs = [app.submit_workflow(GRAPHS["irg"], question(i)) for i in range(3)]
+        steps = [event for job in jobs for event in job if isinstance(event, SubStage)]
+        assert {step.device for step in steps} == {"cpu"}
+        assert not any(found.hits for found in app._flows.hot.values())
+    assert not small._flows.hot and statistics(unused).scanned
+    with pytest.raises(SpecError, match="-1 bytes"):
+        FlowSettings(cluster_bytes=-1)
+
+
+def test_indexes_share_the_room(open_app: Callable[..., App], folder: Any) -> None:
+    whole = 300 * VECTOR
+    app = open_app(settings(whole + 1000), emulation=GPU)
+    app.add_index(folder, name="other")
+    app.add_index(folder, name="third")
+    rooms = {name: found.room_bytes for name, found in app._flows.hot.items()}
+    assert rooms["idx"] == whole and rooms.get("other", 0) <= 1000 and len(rooms) <= 2
+    app.add_index(folder, name="idx")  # in the place of the first
+    assert app._flows.hot["idx"].room_bytes == whole

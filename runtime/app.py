@@ -240,7 +240,8 @@ class App:
             prompts: one prompt or several, each a text or a list of token ids.
             priority: -100..100; requests of a lower one go first, so that these overtake a bounded
                 number of others and nobody waits for ever.
-            **options: `max_tokens temperature top_p top_k min_p seed stop ignore_eos logprobs n`.
+            **options: `max_tokens temperature top_p top_k min_p seed stop ignore_eos logprobs n`,
+                penalties and the other fields of `SamplingParams`.
 
         Raises:
             RequestError: an option or a prompt is wrong; nothing has been generated. Or a prompt

@@ -289,7 +289,10 @@ class CudaEngine(TwoPoolEngine):
         return True
 
     def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
-        self._accept(shape, buffers)  # the GPU has chosen
+        if any(request.params.changes_logits for request in shape.outputs):
+            super()._sample(shape, buffers)  # from logits that the host changes
+        else:
+            self._accept(shape, buffers, {})  # the GPU has chosen
 
 
 def find_products() -> MakeProducts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
@@ -30,13 +30,14 @@ from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block
 from dovetail.runtime.kv_parts import PART_TOKENS, count_parts
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.logit_rules import LogitRules, Logits
 from dovetail.runtime.memory import available_memory
 from dovetail.runtime.plan import ON_CPU, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.ranks import Group, RankGroup, RankSetup, make_setups, plan_ranks
 from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import FAILED, Request, SamplingParams, State, TokenLogprob
-from dovetail.runtime.sampling import draw_uniform, top_logprobs
+from dovetail.runtime.sampling import draw_uniform, logprob_of, top_logprobs
 from dovetail.runtime.scheduler import Scheduler
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.runtime.tape import Operands
@@ -260,13 +261,32 @@ class Engine:
         return count_parts(units, shape.longest_decode, threads, least)
 
     def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
+        raw = self._apply_rules(shape, buffers)
         args = buffers.sample_args(shape, draw_uniform)
         plan = _first_threads(self.sampler.plan, len(shape.outputs))
         self.device.run(Segment(self.sampler.tape, plan, args))
-        self._accept(shape, buffers)
+        self._accept(shape, buffers, raw)
 
-    def _accept(self, shape: StepShape, buffers: StepBuffers) -> None:
-        """Hand the tokens that were chosen to their requests."""
+    def _apply_rules(self, shape: StepShape, buffers: StepBuffers) -> dict[int, Logits]:
+        """Change logits as their requests ask for; return the raw ones of rows that show them."""
+        raw: dict[int, Logits] = {}
+        for row, request in enumerate(shape.outputs):
+            if not request.params.changes_logits:
+                continue
+            if request.rules is None:
+                prompt = request.tokens[: request.prompt_length]
+                request.rules = LogitRules(request.params, prompt, self.spec.eos_token_ids)
+            logits = buffers.logits(row)
+            if request.params.logprobs is not None:
+                raw[row] = logits.copy()
+            request.rules.apply(logits, request.tokens)
+        return raw
+
+    def _accept(self, shape: StepShape, buffers: StepBuffers, raw: Mapping[int, Logits]) -> None:
+        """Hand the tokens that were chosen to their requests.
+
+        `raw`: the model's logits of rows that were changed; log probabilities are always theirs.
+        """
         now = self.device.now()
         ids = buffers.arrays["out_ids"][: len(shape.outputs)].tolist()
         logprobs = buffers.arrays["out_logprobs"][: len(shape.outputs)].tolist()
@@ -275,12 +295,19 @@ class Engine:
                 self._fail(request, _poisoned(request))
                 continue
             if request.params.logprobs is not None:
-                top = top_logprobs(buffers.logits(row), request.params.logprobs)
-                request.logprobs.append(TokenLogprob(ids[row], logprobs[row], top))
+                logits = raw.get(row, buffers.logits(row))
+                top = top_logprobs(logits, request.params.logprobs)
+                chosen = logprob_of(logits, ids[row]) if row in raw else logprobs[row]
+                request.logprobs.append(TokenLogprob(ids[row], chosen, top))
             self.scheduler.append(request, ids[row], now)
 
 
 def _poisoned(request: Request) -> RequestError:
+    if request.params.excludes:
+        return RequestError(
+            f"no token is left after token {len(request.tokens)} of the request: "
+            "allowed_token_ids, bad_words and min_tokens exclude all that there are"
+        )
     return RequestError(
         f"the logits after token {len(request.tokens)} of the request are not finite: a weight "
         "that it meets is damaged or a value overflowed; `dovetail verify` checks the weights"

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -62,13 +62,23 @@ class Generator:
         see Ask.
         """
         params = SamplingParams.make(options)
-        if params.stop and self.tokenizer is None:
-            raise RequestError(f"{self._path} has no tokenizer, so `stop` cannot be used")
+        params = self._read_words(params)
         if single and params.n != 1:
             raise RequestError(f"a stream has one completion: n must be 1, not {params.n}")
         check_priority(priority)
         read = [self._encode(prompt) for prompt in prompts]
         return Ask(read, params, priority, chunks=single or chunks, flow=flow)
+
+    def _read_words(self, params: SamplingParams) -> SamplingParams:
+        """Return `params` with the ids of their bad words; RequestError without a tokenizer."""
+        if not (params.stop or params.bad_words):
+            return params
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{self._path} has no tokenizer, so `stop` and `bad_words` cannot be used"
+            )
+        ids = [found for word in params.bad_words for found in _spellings(self.tokenizer, word)]
+        return replace(params, bad_word_ids=tuple(ids))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -123,7 +133,14 @@ class Generator:
         self.loop.watch(jobs)
 
     def _text_stream(self, params: SamplingParams) -> TextStream | None:
-        return TextStream(self.tokenizer, params.stop) if self.tokenizer else None
+        if self.tokenizer is None:
+            return None
+        return TextStream(
+            self.tokenizer,
+            params.stop,
+            keeps_stop=params.include_stop_str_in_output,
+            least=params.min_tokens,
+        )
 
     def drop(self, jobs: Sequence[Job]) -> Future[None] | None:
         """Have the unfinished ones of `jobs` ended; None where there are none."""
@@ -145,6 +162,18 @@ class Generator:
         future = self.drop(jobs)
         if future is not None:
             await asyncio.wrap_future(future)
+
+
+def _spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
+    """Return the ids of a word at the start of a text, and after a space where it has others.
+
+    Those after a space count where they begin otherwise and are as many, as vLLM has it.
+    """
+    first, inside = (
+        tuple(tokenizer.encode(space + word.lstrip(), special=False)) for space in ("", " ")
+    )
+    differs = len(inside) == len(first) > 0 and inside[0] != first[0]
+    return [ids for ids in ((first, inside) if differs else (first,)) if ids]
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

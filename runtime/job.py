@@ -93,6 +93,9 @@ class Job:
         request, text = self.request, self._text
         if text is None:
             return False
+        if self.done and request.finish_reason == "stop" and not text.keeps_stop:
+            text.close()  # an end token is no text
+            return False
         text.push(request.tokens[-1])
         if text.stopped and self.done:
             request.finish_reason = "stop"

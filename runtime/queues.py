@@ -81,7 +81,8 @@ class RequestBook:
                 f"the prompt has {len(prompt)} tokens, the context holds {limits.max_context} and "
                 f"one must be left for the answer; shorten the prompt"
             )
-        wrong = next((t for t in prompt if not 0 <= t < limits.vocab_size), None)
+        named = params.named_tokens
+        wrong = next((t for t in (*prompt, *named) if not 0 <= t < limits.vocab_size), None)
         if wrong is not None:
             raise RequestError(f"token id {wrong} is outside 0..{limits.vocab_size - 1}")
         answer = min(params.max_tokens, limits.max_context - len(prompt))
@@ -168,7 +169,7 @@ class RequestBook:
         metrics = request.metrics
         metrics.first_token = now if metrics.first_token is None else metrics.first_token
         metrics.last_token = now
-        if token in self.limits.eos_token_ids and not request.params.ignore_eos:
+        if request.ends_at(token, self.limits.eos_token_ids):
             self.finish(request, "stop")
         elif request.generated >= request.max_tokens:
             self.finish(request, "length")

@@ -8,13 +8,21 @@ from __future__ import annotations
 import enum
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from dovetail.ir.errors import DovetailError, RequestError
 
+if TYPE_CHECKING:
+    from dovetail.runtime.logit_rules import LogitRules
+
 MAX_LOGPROBS = 100
 MAX_N = 256
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_LISTED = 1024
+"""Token ids or words that one option may list."""
 
 FAILED = "error"
 """Finish reason of requests that could not be computed; `Request.error` says why."""
@@ -26,6 +34,8 @@ class SamplingParams:
 
     Order as in vLLM: temperature, top_k (0 = off), top_p, min_p. `seed` None draws one.
     `logprobs` asks for that many most likely tokens per step, 0 for the chosen one's only.
+    `min_tokens` come before any end. `stop_token_ids` end the answer as end tokens do. What
+    penalties, biases, `bad_words` and `allowed_token_ids` mean: `logit_rules`.
     """
 
     max_tokens: int = 16
@@ -38,18 +48,49 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # made of `bad_words` by who has a tokenizer
+    allowed_token_ids: tuple[int, ...] = ()
 
     @staticmethod
     def make(options: Mapping[str, object]) -> SamplingParams:
         """Return checked parameters from keyword options; RequestError names the wrong one."""
-        known = {f.name for f in fields(SamplingParams)}
         for name in options:
-            if name not in known:
+            if name not in _CHECKS:
                 raise RequestError(
-                    f"unknown option {name!r}; the options are {', '.join(sorted(known))}"
+                    f"unknown option {name!r}; the options are {', '.join(sorted(_CHECKS))}"
                 )
         checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
-        return SamplingParams(**checked)  # type: ignore[arg-type]
+        params = SamplingParams(**checked)  # type: ignore[arg-type]
+        if params.min_tokens > params.max_tokens:
+            raise RequestError(
+                f"min_tokens must be at most max_tokens ({params.max_tokens}), "
+                f"not {params.min_tokens}"
+            )
+        return params
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether tokens are chosen from other logits than the model's."""
+        return any(getattr(self, f.name) != f.default for f in _LOGIT_FIELDS)
+
+    @property
+    def excludes(self) -> bool:
+        """Whether tokens may be excluded: then none may be left."""
+        return bool(self.bad_word_ids or self.allowed_token_ids or self.min_tokens)
+
+    @property
+    def named_tokens(self) -> tuple[int, ...]:
+        """All token ids that the options name."""
+        biased = tuple(token for token, _ in self.logit_bias)
+        return biased + self.stop_token_ids + self.allowed_token_ids
 
 
 def _wrong(name: str, value: object, expected: str) -> RequestError:
@@ -85,6 +126,44 @@ def _stop(name: str, value: object) -> tuple[str, ...]:
     return tuple(found)  # type: ignore[arg-type]
 
 
+def _listed(name: str, value: object) -> Sequence[object]:
+    """Return the items of a list that is not too long; None is an empty one."""
+    found = () if value is None else value
+    if isinstance(found, str) or not isinstance(found, Sequence) or len(found) > MAX_LISTED:
+        raise _wrong(name, value, f"a list of at most {MAX_LISTED}")
+    return found
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    return tuple(_integer(name, item, 0, (1 << 31) - 1) for item in _listed(name, value))
+
+
+def _allowed(name: str, value: object) -> tuple[int, ...]:
+    found = _token_ids(name, value)
+    if value is not None and not found:
+        raise _wrong(name, value, "a list with at least one token id")
+    return found
+
+
+def _words(name: str, value: object) -> tuple[str, ...]:
+    found = _listed(name, value)
+    if not all(isinstance(item, str) and item.strip() for item in found):
+        raise _wrong(name, value, "a list of texts that are not blank")
+    return tuple(map(str, found))
+
+
+def _bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    """Return (token id, bias) pairs; JSON's ids are texts of digits."""
+    found = {} if value is None else value
+    if not isinstance(found, Mapping) or len(found) > MAX_LISTED:
+        raise _wrong(name, value, f"an object of at most {MAX_LISTED} token ids and their biases")
+    pairs = {}
+    for key, bias in found.items():
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        pairs[_integer(name, token, 0, (1 << 31) - 1)] = _number(name, bias, -MAX_BIAS, MAX_BIAS)
+    return tuple(pairs.items())
+
+
 _CHECKS: dict[str, Callable[[str, object], object]] = {
     "max_tokens": lambda name, v: _integer(name, v, 1, 1 << 30),
     "temperature": lambda name, v: _number(name, v, 0.0, 100.0),
@@ -96,7 +175,25 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "ignore_eos": _flag,
     "logprobs": lambda name, v: None if v is None else _integer(name, v, 0, MAX_LOGPROBS),
     "n": lambda name, v: _integer(name, v, 1, MAX_N),
+    "presence_penalty": lambda name, v: _number(name, v, -MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": lambda name, v: _number(name, v, -MAX_PENALTY, MAX_PENALTY),
+    "repetition_penalty": lambda name, v: _number(name, v, 0.0, 100.0, open_low=True),
+    "logit_bias": _bias,
+    "min_tokens": lambda name, v: _integer(name, v, 0, 1 << 30),
+    "stop_token_ids": _token_ids,
+    "include_stop_str_in_output": _flag,
+    "bad_words": _words,
+    "allowed_token_ids": _allowed,
 }
+_LOGIT_FIELDS = [
+    field
+    for field in fields(SamplingParams)
+    if field.name
+    in (
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+        *("min_tokens", "bad_word_ids", "allowed_token_ids"),
+    )
+]
 
 
 class State(enum.Enum):
@@ -160,6 +257,7 @@ class Request:
     served: int = 0  # number of the plan it was last part of
     hashes: list[bytes] | None = None  # of the full blocks it had on its first try to start
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    rules: LogitRules | None = None  # once a token was chosen, where its options change logits
     finish_reason: str | None = None
     error: DovetailError | None = None  # why it failed, where its reason is `error`
 
@@ -182,6 +280,13 @@ class Request:
     def decoding(self) -> bool:
         """Whether only the token generated last is pending."""
         return self.pending == 1 and self.generated > 0
+
+    def ends_at(self, token: int, ends: Container[int]) -> bool:
+        """Whether the answer ends with `token`, its newest one; `ends`: the model's end tokens."""
+        params = self.params
+        if self.generated <= params.min_tokens:
+            return False
+        return token in params.stop_token_ids or (token in ends and not params.ignore_eos)
 
     def admit(self, home: Home, shared: int) -> None:
         """WAITING -> RUNNING on `home`, with `shared` tokens stored there already."""

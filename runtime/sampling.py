@@ -31,6 +31,15 @@ def top_logprobs(logits: npt.NDArray[np.float32], count: int) -> tuple[tuple[int
     wide = logits.astype(np.float64)
     best = np.argpartition(wide, -count)[-count:]
     best = best[np.lexsort((best, -wide[best]))]
-    peak = float(wide.max())
-    total = peak + float(np.log(np.exp(wide - peak).sum()))
+    total = _log_sum(wide)
     return tuple((int(i), float(wide[i]) - total) for i in best)
+
+
+def logprob_of(logits: npt.NDArray[np.float32], token: int) -> float:
+    """Return the log softmax of one token of a row [vocab]."""
+    return float(logits[token]) - _log_sum(logits.astype(np.float64))
+
+
+def _log_sum(wide: npt.NDArray[np.float64]) -> float:
+    peak = float(wide.max())
+    return peak + float(np.log(np.exp(wide - peak).sum()))

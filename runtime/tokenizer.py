@@ -110,11 +110,21 @@ class TextStream:
     """The text of one completion as it grows.
 
     `push` returns the text that is certain: no half characters, nothing that may turn out to be
-    the start of a stop text. The text before the stop text is all there is after a stop.
+    the start of a stop text. The text before the stop text is all there is after a stop, with
+    `keeps_stop` that text, too. Stop texts that end within the first `least` tokens do not count.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        keeps_stop: bool = False,
+        least: int = 0,
+    ) -> None:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self.keeps_stop, self._least = keeps_stop, least
+        self._early = 0  # letters of what is held that came within the first `least` tokens
         self._ids: list[int] = []
         self._anchor = 0  # decoding starts here, so that joining spaces come out right
         self._read = 0  # ids up to here are in the text
@@ -145,16 +155,26 @@ class TextStream:
         if self.stopped:
             return ""
         pending = self._held + new
-        places = [at for stop in self._stop if (at := pending.find(stop)) >= 0]
+        early = len(self._ids) <= self._least
+        places = (
+            [] if early else [place for stop in self._stop if (place := self._find(stop, pending))]
+        )
         if places:
             self.stopped = True
-            certain, self._held = pending[: min(places)], ""
+            start, end = min(places)
+            certain, self._held = pending[: end if self.keeps_stop else start], ""
         else:
             keep = 0 if last else _longest_start(pending, self._stop)
             certain = pending[: len(pending) - keep]
             self._held = pending[len(pending) - keep :]
+        self._early = len(self._held) if early else max(0, self._early - len(certain))
         self.text += certain
         return certain
+
+    def _find(self, stop: str, pending: str) -> tuple[int, int] | None:
+        """Return where a stop text begins and ends, if it ends among what counts."""
+        at = pending.find(stop, max(0, self._early - len(stop) + 1))
+        return None if at < 0 else (at, at + len(stop))
 
 
 def _longest_start(text: str, stops: Sequence[str]) -> int:

@@ -15,6 +15,7 @@ from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import (
     Asked,
     check_context,
+    cut_prompt,
     include_usage,
     new_id,
     processing_headers,
@@ -59,6 +60,7 @@ def read_chat(server: ServerContext, body: ChatRequest) -> Asked:
         add_generation_prompt=body.add_generation_prompt,
         options=body.chat_template_kwargs,
     )
+    prompt = cut_prompt(body, prompt)
     check_context(model, [prompt], param="messages")
     most = body.max_completion_tokens or body.max_tokens
     if body.max_tokens == 0:

@@ -16,6 +16,7 @@ from dovetail.runtime.server.errors import FINAL, ApiError
 from dovetail.runtime.server.generation import (
     Asked,
     check_context,
+    cut_prompt,
     include_usage,
     new_id,
     processing_headers,
@@ -81,7 +82,8 @@ def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
     if len(given) * n > MAX_INPUTS:
         message = f"a request has {MAX_INPUTS} choices at most: `n` for each prompt"
         raise ApiError(400, message, param="n", headers=FINAL)
-    prompts = [model.encode(one) if isinstance(one, str) else one for one in given]
+    read = [model.encode(one) if isinstance(one, str) else one for one in given]
+    prompts = [cut_prompt(body, prompt) for prompt in read]
     check_context(model, prompts, param="prompt")
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     asked = Asked(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,15 @@ from dovetail.runtime.server.replies import CachedTokens, Usage
 from dovetail.runtime.server.schema import NEUTRAL, GenerationRequest
 
 Prompt = list[int]
+
+TOKEN_LISTS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
+"""Fields that name tokens of the model."""
+PASSED = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words"),
+    *("include_stop_str_in_output", *TOKEN_LISTS),
+)
+"""Fields that are options of the engine by the same name."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +128,31 @@ def refuse_unknown_wishes(body: GenerationRequest) -> None:
 def read_options(
     body: GenerationRequest, model: ServedModel, most: int, logprobs: int | None
 ) -> dict[str, Any]:
-    """Return the engine's options: the request's, where it names any, over the model's own."""
-    asked = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "seed": body.seed,
-        "stop": body.stop,
-        "ignore_eos": body.ignore_eos,
-        "logprobs": logprobs,
-    }
+    """Return the engine's options: the request's, where it names any, over the model's own.
+
+    Raises ApiError where one names a token that the model has not.
+    """
+    asked = {name: getattr(body, name) for name in PASSED} | {"logprobs": logprobs}
     named = {name: value for name, value in asked.items() if value is not None}
+    for name in TOKEN_LISTS:
+        _check_tokens(model, name, named.get(name, ()))
+    if (body.min_tokens or 0) > most:
+        message = f"`min_tokens` must be at most {most}, the tokens that the answer may have"
+        raise ApiError(400, message, param="min_tokens")
     return {**model.sampling, **named, "max_tokens": most}
+
+
+def _check_tokens(model: ServedModel, name: str, tokens: Iterable[str | int]) -> None:
+    assert model.file is not None
+    size = model.file.spec.vocab_size
+    if wrong := [token for token in tokens if int(token) >= size]:
+        message = f"`{name}` names the token {wrong[0]}, but the model has 0 to {size - 1}"
+        raise ApiError(400, message, param=name, headers=FINAL)
+
+
+def cut_prompt(body: GenerationRequest, prompt: Prompt) -> Prompt:
+    """Return the last tokens of a prompt, as many as the request allows."""
+    return prompt if body.truncate_prompt_tokens is None else prompt[-body.truncate_prompt_tokens :]
 
 
 def check_context(model: ServedModel, prompts: Sequence[Prompt], *, param: str) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from dovetail.runtime.request import MAX_LOGPROBS, MAX_N
+from dovetail.runtime.request import MAX_BIAS, MAX_LISTED, MAX_LOGPROBS, MAX_N
 
 MAX_TOKENS = 1 << 30
 MAX_STOPS = 16
@@ -23,6 +23,7 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1000)]
+Bias: TypeAlias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 
 
@@ -57,9 +58,23 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Bias], Meta(max_length=MAX_LISTED)
+        ]
+        | None
+    ) = None
     min_tokens: Count | None = None
-    logit_bias: dict[str, float] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LISTED)] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[StopText], Meta(max_length=MAX_LISTED)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LISTED)] | None
+    ) = None
+    truncate_prompt_tokens: Positive | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -157,11 +172,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
+    "skip_special_tokens": (True,),
+    "prompt_logprobs": (),
     "response_format": (ResponseFormat(),),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

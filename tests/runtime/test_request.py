@@ -23,6 +23,7 @@ def test_values_are_taken_and_normalised() -> None:
     assert (params.top_p, params.seed, params.logprobs) == (0.5, -3, 0)
     assert SamplingParams.make({"stop": ["a", "b"]}).stop == ("a", "b")
     assert SamplingParams.make({"stop": None}).stop == ()
+    assert SamplingParams.make({"logit_bias": {"7": 2, 8: -1}}).logit_bias == ((7, 2.0), (8, -1.0))
 
 
 WRONG: list[tuple[str, object]] = [
@@ -50,6 +51,19 @@ WRONG: list[tuple[str, object]] = [
     ("logprobs", 101),
     ("n", 0),
     ("n", 10_000),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", "1"),
+    ("repetition_penalty", 0),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {5: math.nan}),
+    ("logit_bias", [5]),
+    ("min_tokens", 17),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", "5"),
+    ("bad_words", [" "]),
+    ("bad_words", "word"),
+    ("allowed_token_ids", []),
 ]
 
 

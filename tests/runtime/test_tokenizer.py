@@ -123,6 +123,38 @@ def test_stop_texts_cut_exactly_where_they_first_appear(text: str, stop: list[st
     assert "".join(pieces) == stream.text
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    text=st.text("ab", max_size=16),
+    stop=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    least=st.integers(0, 8),
+)
+def test_a_kept_stop_text_that_ends_late_enough_is_the_end(
+    text: str, stop: list[str], least: int
+) -> None:
+    stream = TextStream(SHARED, stop, keeps_stop=True, least=least)
+    ids, read = SHARED.encode(text, special=False), 0
+    for token in ids:
+        stream.push(token)
+        read += 1
+        if stream.stopped:
+            break
+    stream.close()
+    early = len(SHARED.decode(ids[:least]))  # letters of the tokens that end nothing
+    hits = [
+        (i + len(s), i)
+        for s in stop
+        for i in range(len(text))
+        if text.startswith(s, i) and i + len(s) > early
+    ]
+    assert stream.stopped == bool(hits)
+    if hits:
+        assert any(stream.text == text[:end] for end, _ in hits)
+        assert min(hits)[0] <= len(SHARED.decode(ids[:read])) and read > least
+    else:
+        assert stream.text == text
+
+
 @pytest.fixture(scope="module", autouse=True)
 def shared_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("shared") / "tokenizer.json"

@@ -288,6 +288,60 @@ def test_narrow_sampling_is_greedy(
     assert reply.choices[0].text == answer(offline, PROMPT, max_tokens=8)
 
 
+RULES: list[dict[str, Any]] = [
+    {"presence_penalty": 2.0, "ignore_eos": True},
+    {"frequency_penalty": 2.0, "ignore_eos": True},
+    {"repetition_penalty": 3.0},
+    {"logit_bias": {"535": -100}},
+    {"min_tokens": 20},
+    {"stop_token_ids": [265]},
+    {"stop_token_ids": [265], "include_stop_str_in_output": True},
+    {"bad_words": ["is", "of"]},
+    {"allowed_token_ids": [*range(32, 127)], "temperature": 1.0, "seed": 3},
+]
+
+
+@pytest.mark.parametrize("fields", RULES, ids="-".join)
+def test_rules_for_logits_are_the_offline_ones(
+    client: openai.OpenAI, offline: App, fields: dict[str, Any]
+) -> None:
+    """`test_logit_rules` holds those to a reference."""
+    asked = client.completions.create(
+        model="llama", prompt=PROMPT, max_tokens=24, extra_body=fields, logprobs=1
+    )
+    (found,) = offline.generate([PROMPT], max_tokens=24, **fields, logprobs=1)
+    plain = answer(offline, PROMPT, max_tokens=24, ignore_eos="ignore_eos" in fields)
+    assert asked.choices[0].text == found.text != plain
+    assert asked.choices[0].finish_reason == found.finish_reason
+    shown, noted = asked.choices[0].logprobs, found.logprobs
+    assert shown is not None and shown.token_logprobs is not None and noted is not None
+    ends = offline.engine.spec.eos_token_ids  # no text, and not shown
+    assert shown.token_logprobs == [one.logprob for one in noted if one.token_id not in ends]
+    chat = {"max_tokens": 24, "model": "llama", "messages": MESSAGES, "extra_body": fields}
+    reply = client.chat.completions.create(**chat)
+    wanted = answer(offline, chat_ids(offline), max_tokens=24, **fields)
+    assert reply.choices[0].message.content == wanted
+
+
+def test_one_token_wins_by_its_bias(client: openai.OpenAI, offline: App) -> None:
+    assert offline.tokenizer is not None
+    (token,) = offline.tokenizer.encode("z", special=False)
+    reply = client.completions.create(
+        model="llama", prompt=PROMPT, max_tokens=5, logit_bias={str(token): 100}
+    )
+    assert reply.choices[0].text == "zzzzz"
+
+
+def test_a_prompt_is_cut_to_its_last_tokens(client: openai.OpenAI, offline: App) -> None:
+    assert offline.tokenizer is not None
+    ids = offline.tokenizer.encode(PROMPT)
+    reply = client.completions.create(
+        model="llama", prompt=PROMPT, max_tokens=6, extra_body={"truncate_prompt_tokens": 9}
+    )
+    assert reply.choices[0].text == answer(offline, ids[-9:], max_tokens=6)
+    assert reply.usage is not None and reply.usage.prompt_tokens == 9
+
+
 def test_the_models_own_defaults_stand(client: openai.OpenAI, offline: App) -> None:
     """generation_config.json says `do_sample: false`: no temperature means 0, not OpenAI's 1."""
     reply = client.completions.create(model="llama", prompt="Question:", max_tokens=12)
@@ -380,12 +434,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop": ""}, "stop"),
     ({"stop": [1]}, "stop[0]"),
     ({"seed": 1 << 80}, "seed"),
-    ({"presence_penalty": 1.0}, "presence_penalty"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"logit_bias": {"5": 10}}, "logit_bias"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"logit_bias": {"768": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
+    ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
+    ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids"),
+    ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids[0]"),
+    ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"extra_body": {"min_p": 7}}, "min_p"),
-    ({"extra_body": {"min_tokens": 4}}, "min_tokens"),
+    ({"max_tokens": 3, "extra_body": {"min_tokens": 4}}, "min_tokens"),
     ({"extra_body": {"priority": 1000}}, "priority"),
     ({"extra_body": {"stream": "yes"}}, "stream"),
 ]

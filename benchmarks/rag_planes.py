@@ -30,8 +30,6 @@ Maker = Callable[[Scene, EngineCost, int], Plane]
 
 STORED = 300
 """Tokens of a typical sequence in the engine."""
-ENGINE_ROOM = 64
-"""Generations up to which an H100 has room for guesses with an 8B model; the paper's is 16."""
 CACHE = frozenset({SPLIT_DEVICES, PREFETCH})
 SPECULATION = frozenset({SPECULATE_GENERATION, SPECULATE_RETRIEVAL})
 ALL = frozenset(TRANSFORMATIONS)
@@ -52,9 +50,7 @@ def make_plane(name: str, scene: Scene, engine: EngineCost, room: int = 0) -> Pl
 def _ours(without: frozenset[str] = frozenset(), **settings: Any) -> Maker:
     def make(scene: Scene, engine: EngineCost, room: int) -> Plane:
         hot = {None: HotSet(scene.index.sizes, room)} if room and scene.device else {}  # in vectors
-        chosen = WavefrontSettings(
-            transformations=ALL - without, **{"generation_load": ENGINE_ROOM, **settings}
-        )
+        chosen = WavefrontSettings(transformations=ALL - without, **settings)
         return Wavefront(chosen, stage_costs(scene, engine), scene, hot)
 
     return make

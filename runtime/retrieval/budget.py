@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from heapq import heappop, heappush
+from math import inf, sqrt
 
 from dovetail.runtime.retrieval.cursor import Cursor
 
@@ -17,7 +18,7 @@ from dovetail.runtime.retrieval.cursor import Cursor
 class ScanCost:
     """Seconds of a scan: `fixed` for each, and `per_vector` on the thread that compares it.
 
-    A query's clusters are scanned by one thread, several queries by as many as there are.
+    A query of a scan is scanned by one thread, several by as many as there are.
     """
 
     fixed: float
@@ -26,11 +27,8 @@ class ScanCost:
 
     def seconds(self, vectors: Sequence[int]) -> float:
         """Predict a scan of so many vectors for each query."""
-        return self.seconds_of(sum(vectors), max(vectors, default=0))
-
-    def seconds_of(self, total: int, largest: int) -> float:
-        """Predict a scan of `total` vectors, `largest` of them for one query."""
-        return self.fixed + self.per_vector * max(total / self.threads, largest)
+        longest = max(sum(vectors) / self.threads, max(vectors, default=0))
+        return self.fixed + self.per_vector * longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +60,61 @@ def plan_sub_stage(
     cost: ScanCost,
     budget: float,
     *,
-    width: int | None = None,
+    most: Sequence[int] | None = None,
 ) -> SubStagePlan:
-    """Return what the next sub-stage scans: clusters one by one, in turns, within the budget.
+    """Return what the next sub-stage scans: one search after the other, within the budget.
+
+    A thread's clusters take no longer than the budget, unless it has a single one; then what the
+    others scan meanwhile costs nothing, either. So no thread is left without a cluster.
 
     Args:
-        cursors: searches that are not done, in order of arrival.
+        cursors: searches that are not done, those that go first first.
         sizes: vectors of each cluster.
         cost: what scanning takes.
-        budget: seconds (mb). One cluster is taken even if it alone takes longer, and then what
-            other threads scan meanwhile.
-        width: searches that share a sub-stage at most, the oldest ones; twice the threads by
-            default, so that searches that wait do not slow down those before them.
+        budget: seconds (mb).
+        most: clusters that each search gets at most; all by default.
     """
-    chosen = list(range(min(len(cursors), width or 2 * cost.threads)))
-    takes, vectors = dict.fromkeys(chosen, 0), dict.fromkeys(chosen, 0)
-    open_ = list(chosen)
-    clusters = total = largest = 0
-    while open_:
-        for number in tuple(open_):
-            cursor, taken = cursors[number], takes[number]
-            if cursor.position + taken == len(cursor.clusters):
-                open_.remove(number)
-                continue
-            more = sizes[cursor.clusters[cursor.position + taken]]
-            load = vectors[number] + more
-            limit = max(budget, cost.seconds_of(total, largest))  # threads that idle are free
-            if clusters and cost.seconds_of(total + more, max(largest, load)) > limit:
-                open_.remove(number)
-                continue
-            takes[number], vectors[number] = taken + 1, load
-            clusters, total, largest = clusters + 1, total + more, max(largest, load)
-    used = tuple((number, count) for number, count in takes.items() if count)
-    return SubStagePlan(used, cost.seconds([vectors[number] for number, _ in used]))
+    room = (budget - cost.fixed) / cost.per_vector if cost.per_vector else inf
+    threads, takes, longest = [0] * cost.threads, list[tuple[int, ...]](), 0
+    for number, cursor in enumerate(cursors):
+        wanted = cursor.left if most is None else cursor.left[: most[number]]
+        count = 0
+        for cluster in wanted:
+            least = heappop(threads)
+            load = least + sizes[cluster]
+            fits = not least or load <= max(room, longest)
+            heappush(threads, load if fits else least)
+            if not fits:
+                break
+            count, longest = count + 1, max(longest, load)
+        takes.append(wanted[:count])
+    used = tuple((number, len(clusters)) for number, clusters in enumerate(takes) if clusters)
+    rows = deal_rows([clusters for clusters in takes if clusters], sizes, cost)
+    return SubStagePlan(used, cost.seconds([_vectors(clusters, sizes) for _, clusters in rows]))
+
+
+def deal_rows(
+    takes: Sequence[tuple[int, ...]], sizes: Sequence[int], cost: ScanCost
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Return (search, clusters) for each query that is scanned, one thread having each.
+
+    Clusters of one search are dealt to several threads, where this saves more than a scan costs;
+    each goes to the thread that has least to do.
+    """
+    whole = list(enumerate(takes))
+    threads = [(0, thread) for thread in range(cost.threads)]
+    dealt: dict[tuple[int, int], list[int]] = {}
+    for number, clusters in whole:
+        for cluster in clusters:
+            load, thread = heappop(threads)
+            heappush(threads, (load + sizes[cluster], thread))
+            dealt.setdefault((thread, number), []).append(cluster)
+    rows = [(number, tuple(clusters)) for (_, number), clusters in sorted(dealt.items())]
+    before, after = (
+        cost.seconds([_vectors(clusters, sizes) for _, clusters in each]) for each in (whole, rows)
+    )
+    return rows if before - after > cost.fixed else whole
+
+
+def _vectors(clusters: Sequence[int], sizes: Sequence[int]) -> int:
+    return sum(sizes[cluster] for cluster in clusters)

@@ -15,6 +15,8 @@ FRESH = 0.1
 """Weight of the newest figure in a running mean."""
 TINY = 1e-12
 """Seconds that nothing takes less of: what is divided by may have been measured as nothing."""
+PARTS = 8
+"""Sub-stages of a reply at most."""
 BUCKETS = 8
 """Parts of a search for which it is counted apart how often what was best then stayed so."""
 
@@ -74,9 +76,21 @@ class Learned:
         assert device is not None, "there is no device"
         return device.per_vector * scan.threads / max(scan.per_vector, TINY)
 
+    @property
+    def room(self) -> float:
+        """Generations up to which an engine is under-used: half of what it can do at most.
+
+        At this many, a step's fixed part takes as long as its sequences do (T_curr < T_max / 2).
+        """
+        return self.costs.step.fixed / max(self.costs.step.per_sequence, TINY)
+
     def steps(self, batch: int) -> int:
-        """Return how many decode steps fit in a sub-stage; at least one."""
-        return max(1, int(self.budget / max(self.costs.step.seconds(batch), TINY)))
+        """Return how many decode steps fit in a sub-stage; at least one.
+
+        A reply is cut into PARTS at most: more would tell little, and each is a report.
+        """
+        seconds = max(self.budget, self.reply / PARTS)
+        return max(1, int(seconds / max(self.costs.step.seconds(batch), TINY)))
 
     def scan_seconds(self, vectors: Sequence[int]) -> float:
         """Predict a scan on the CPU of so many vectors for each search."""
@@ -116,7 +130,7 @@ class Learned:
             self.speed = max(TINY, _mean(self.speed, self.speed * seconds / predicted))
 
     def searched(self, seconds: float) -> None:
-        """Take the seconds of a whole search."""
+        """Take the seconds of a whole search, waiting for others included."""
         self.stage = seconds if self.stage is None else _mean(self.stage, seconds)
 
     def replied(self, seconds: float) -> None:

@@ -73,7 +73,8 @@ class Replies:
 
     def begin(self, reply: Reply) -> None:
         """Have the engine write a reply."""
-        steps = self._learned.steps(self.load + 1) if self._settings.allows(SPLIT) else 0
+        told = reply.ahead is not None and self._settings.allows(SPLIT)  # else nobody would look
+        steps = self._learned.steps(self.load + 1) if told else 0
         provisional = reply.call is None
         reply.job = self._board.post(
             lambda job: Generate(job, reply.source, reply.node, reply.prompt, steps, provisional),

@@ -34,10 +34,8 @@ class Search:
     counts: list[int] = field(default_factory=list)
     taken: int = 0
     left: int = 0
-    scans: int = 0  # under way
+    scans: int = 0  # queries of scans under way
     found: list[Hit] = field(default_factory=list)
-    slowest: float = 0.0  # seconds of the longest scan of the sub-stage under way
-    seconds: float = 0.0  # of the sub-stages that are over
     tried: tuple[int, ...] = ()  # documents that a generation was begun on last
     on_device: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by sub-stage
     copied: tuple[int, ...] = ()  # clusters that were copied to the device beside it
@@ -71,9 +69,8 @@ class Search:
         depth = self.steps.depth
         return Part(self.source.request, self.node, self.vector, clusters, centroids, depth)
 
-    def find(self, found: Found, seconds: float) -> bool:
-        """Take what one scan found in `seconds`; tell whether the sub-stage is over with it."""
-        self.slowest = max(self.slowest, seconds)
+    def find(self, found: Found) -> bool:
+        """Take what one query of a scan found; tell whether the sub-stage is over with it."""
         self.found += found.hits
         self.homes.update((hit[1], home) for hit, home in zip(found.hits, found.homes, strict=True))
         self.scans -= 1
@@ -81,8 +78,7 @@ class Search:
             return False
         self.steps.advance(self.taken, self.found)
         self.counts.append(self.taken)
-        self.seconds += self.slowest
-        self.taken, self.found, self.slowest = 0, [], 0.0
+        self.taken, self.found = 0, []
         return True
 
     def history(self) -> SearchHistory:
@@ -93,7 +89,7 @@ class Search:
 
 
 Takes: TypeAlias = list[tuple[Search, tuple[int, ...]]]
-"""For each search of a sub-stage its next clusters."""
+"""Queries of a scan: clusters of a search. One search may have several, on a thread each."""
 
 
 @dataclass(frozen=True, slots=True)

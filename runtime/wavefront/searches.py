@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from dovetail.ir.errors import DovetailError
-from dovetail.runtime.retrieval.budget import plan_sub_stage
-from dovetail.runtime.retrieval.cursor import Cursor, SearchHistory, begin_search
+from dovetail.runtime.retrieval.budget import deal_rows, plan_sub_stage
+from dovetail.runtime.retrieval.cursor import SearchHistory, begin_search
 from dovetail.runtime.wavefront.board import Board, Waiter
 from dovetail.runtime.wavefront.costs import Learned
 from dovetail.runtime.wavefront.hot import HotClusters
@@ -29,10 +30,14 @@ from dovetail.runtime.wavefront.search import Lot, Search, Takes
 from dovetail.runtime.wavefront.settings import (
     PREFETCH,
     REORDER,
+    SPECULATE_GENERATION,
     SPLIT,
     SPLIT_DEVICES,
     WavefrontSettings,
 )
+
+TASTE = 1 / 16
+"""Part of a search that is scanned as soon as it comes: mostly it holds what is nearest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +108,12 @@ class Searches:
             self.drop(search)
 
     def seconds_left(self, search: Search) -> float:
-        """Predict how long a search still takes beside those that are under way."""
-        sharing = max(1.0, self.load / self._learned.costs.scan.threads)
-        return self._alone(search) * sharing
-
-    def _alone(self, search: Search) -> float:
-        """Predict the seconds of scanning all that is left of a search, and nothing else."""
-        return self._learned.scan_seconds([search.left])
+        """Predict how long a search still takes, after those that go before it."""
+        ahead = sum(
+            s.left for s in self.active if s.call is not None and _order(s) < _order(search)
+        )
+        cost = self._learned.costs.scan
+        return self._learned.scan_seconds([(ahead + search.left) // cost.threads])
 
     def dispatch(self, now: float) -> None:
         """Order the next scans of devices that are idle, and copies of clusters that got hot."""
@@ -124,18 +128,23 @@ class Searches:
     # ---- what a sub-stage holds ----
 
     def _chosen(self) -> list[Search]:
-        """Return the searches that share the next sub-stage; scouts only where threads idle."""
+        """Return the searches of one index that the next sub-stage may scan for.
+
+        The oldest request goes first, so that what ends soonest is not held up by what came later;
+        but a search that has begun nothing is before those that have, for its `TASTE`. Scouts are
+        sent where no other search waits.
+        """
         waiting = [search for search in self._active if search.waiting]
-        if not waiting:
-            return []
-        waiting.sort(key=lambda search: search.call is None)  # stable
-        index, threads = waiting[0].node.index, self._learned.costs.scan.threads
-        same = [search for search in waiting if search.node.index == index]
-        real = sum(search.call is not None for search in same)
-        width = self._settings.width or 2 * threads
-        if not self._settings.allows(SPLIT):
-            width = len(same)
-        return same[: min(width, max(real, threads))]
+        waiting = [search for search in waiting if search.call is not None] or waiting
+        same = [s for s in waiting if s.node.index == waiting[0].node.index]
+        if self._settings.allows(SPLIT):
+            same.sort(key=self._tasted)  # stable
+        return same[: self._settings.width]
+
+    def _tasted(self, search: Search) -> bool:
+        """Tell whether a search has found what a generation can be begun on, or none will be."""
+        guesses = self._settings.allows(SPECULATE_GENERATION) and search.call is not None
+        return search.steps.position > 0 or not guesses
 
     def _divided(self, chosen: Sequence[Search], sizes: Sequence[int]) -> list[Lot]:
         """Return the scans of a sub-stage: on both devices where that is predicted to be faster."""
@@ -152,6 +161,10 @@ class Searches:
         return [self._cpu_lot(self._planned(chosen, sizes), sizes)]
 
     def _cpu_lot(self, takes: Takes, sizes: Sequence[int]) -> Lot:
+        """Return a scan on the CPU, the clusters of a search dealt to threads that would idle."""
+        if self._settings.allows(SPLIT) and takes:
+            rows = deal_rows([clusters for _, clusters in takes], sizes, self._learned.costs.scan)
+            takes = [(takes[number][0], clusters) for number, clusters in rows]
         seconds = self._learned.scan_seconds(_vectors(takes, sizes)) if takes else 0.0
         return Lot("cpu", takes, seconds)
 
@@ -163,14 +176,21 @@ class Searches:
         elif (fixed := self._settings.fixed_clusters) is not None:
             counts = [min(fixed, len(cursor.left)) for cursor in cursors]
         else:
-            plan = self._plan(cursors, sizes)
+            budget = self._learned.budget / self._learned.speed
+            cost, most = self._learned.costs.scan, self._portions(chosen)
+            plan = dict(plan_sub_stage(cursors, sizes, cost, budget, most=most).takes)
             counts = [plan.get(i, 0) for i in range(len(cursors))]
         return [(s, s.steps.left[:n]) for s, n in zip(chosen, counts, strict=True) if n]
 
-    def _plan(self, cursors: Sequence[Cursor], sizes: Sequence[int]) -> dict[int, int]:
-        budget = self._learned.budget / self._learned.speed
-        cost = self._learned.costs.scan
-        return dict(plan_sub_stage(cursors, sizes, cost, budget, width=len(cursors)).takes)
+    def _portions(self, chosen: Sequence[Search]) -> list[int]:
+        """Return how many clusters each search may scan: a taste while others wait behind it."""
+        counts = [len(search.steps.left) for search in chosen]
+        if len(chosen) == 1:
+            return counts
+        return [
+            count if self._tasted(search) else ceil(count * TASTE)
+            for search, count in zip(chosen, counts, strict=True)
+        ]
 
     def _start(self, lot: Lot, now: float) -> None:
         index = lot.takes[0][0].node.index
@@ -226,7 +246,7 @@ class Searches:
         if used is not None:
             search.homes.update(used.homes)
         if self._learned.stage is None and search.left:
-            self._learned.searched(self._alone(search))
+            self._learned.searched(self._learned.scan_seconds([search.left]))
         if search.cursor.done:
             self._end(search, now)
 
@@ -242,7 +262,7 @@ class Searches:
             search.left -= sum(sizes[cluster] for cluster in clusters)
             if hot is not None:
                 hot.count(clusters)
-            if not search.over and search.find(found, report.seconds):
+            if not search.over and search.find(found):
                 self._stepped(search, now)
 
     def _stepped(self, search: Search, now: float) -> None:
@@ -255,7 +275,7 @@ class Searches:
 
     def _end(self, search: Search, now: float) -> None:
         if search.counts:
-            self._learned.searched(search.seconds)
+            self._learned.searched(now - search.began)
         search.over = True
         self._active.remove(search)
         self._watcher.ended(search, now)

@@ -25,16 +25,17 @@ class WavefrontSettings:
 
     transformations: those that may be applied where they are predicted to pay.
     generation_load, retrieval_load: a generation (search) is begun on a guess while fewer than so
-        many are under way (HedraRAG §4.3).
+        many are under way (HedraRAG §4.3, where 16 is best for generations). None: while the
+        engine is predicted to do less than half of what it can.
     refresh: sub-stages between two looks at which clusters are hot (§4.4).
     patience: clusters scanned without change of the nearest documents after which a search ends;
         None: it never ends early, and is exact.
-    width: searches that share a sub-stage; None: twice the threads of a scan.
+    width: searches that share a sub-stage; None: as many as fit its time.
     fixed_clusters: clusters of each search in a sub-stage, instead of as many as fit its time.
     """
 
     transformations: frozenset[str] = frozenset(TRANSFORMATIONS)
-    generation_load: int = 16
+    generation_load: int | None = None
     retrieval_load: int = 32
     refresh: int = 50
     patience: int | None = None

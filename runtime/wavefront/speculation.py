@@ -67,12 +67,14 @@ class Speculation:
         if not self._changed or not self._settings.allows(SPECULATE_GENERATION):
             return
         self._changed = False
-        if replies.load >= self._settings.generation_load:
+        most = self._settings.generation_load
+        most_load = self._learned.room if most is None else most
+        if replies.load >= most_load:
             return
         open_ = [search for search in searches.active if self._may_guess(search)]
         for search in sorted(open_, key=lambda search: search.steps.partial[-1][0]):
             load, left = replies.load, searches.seconds_left(search)
-            if load >= self._settings.generation_load:
+            if load >= most_load:
                 return
             if self._learned.guess_gain(left, search.share, load) > 0:
                 self._begin(search, replies, now)

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.runtime.retrieval.budget import ScanCost, best_budget, plan_sub_stage
+from dovetail.runtime.retrieval.budget import (
+    ScanCost,
+    best_budget,
+    deal_rows,
+    plan_sub_stage,
+)
 from dovetail.runtime.retrieval.cursor import begin_search
 
 
@@ -40,26 +45,53 @@ def test_a_query_is_scanned_by_one_thread() -> None:
 
 @given(
     sizes=st.lists(st.integers(0, 100), min_size=1, max_size=30),
-    searches=st.integers(1, 6),
+    portions=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     threads=st.integers(1, 4),
     budget=st.floats(0, 50),
-    width=st.none() | st.integers(1, 6),
 )
-def test_a6_2_no_sub_stage_is_longer_than_its_budget_unless_it_is_one_cluster(
-    sizes: list[int], searches: int, threads: int, budget: float, width: int | None
+def test_a6_2_no_sub_stage_is_longer_than_its_budget_unless_a_thread_has_one_cluster(
+    sizes: list[int], portions: list[int], threads: int, budget: float
 ) -> None:
     cost = ScanCost(0.1, 0.2, threads)
-    cursors = [begin_search(range(i % len(sizes), len(sizes)), 1) for i in range(searches)]
+    cursors = [begin_search(range(i % len(sizes), len(sizes)), 1) for i in range(len(portions))]
     while under_way := [cursor for cursor in cursors if not cursor.done]:
-        plan = plan_sub_stage(under_way, sizes, cost, budget, width=width)
-        loads, first = [], under_way[plan.takes[0][0]].left[0]
+        plan = plan_sub_stage(under_way, sizes, cost, budget, most=portions)
+        taken = [under_way[number].left[:count] for number, count in plan.takes]
         for number, count in plan.takes:
-            loads.append(sum(sizes[c] for c in under_way[number].left[:count]))
             under_way[number].advance(count, [])
-        assert plan.takes and plan.seconds == cost.seconds(loads)
-        assert plan.seconds <= max(budget, cost.seconds([sizes[first]]))
-        assert all(number < (width or 2 * threads) for number, _ in plan.takes)
-        assert plan.takes[0][0] == 0, "the oldest search is always served"
+            assert count <= portions[number]
+        longest = max(sizes[cluster] for clusters in taken for cluster in clusters)
+        within = max(budget, cost.seconds([longest]))
+        assert plan.seconds <= within + cost.fixed * (1 + 1e-9), "dealing has to save a scan's cost"
+        assert plan.takes[0][0] == 0, "who goes first is always served"
+
+
+@given(
+    sizes=st.lists(st.integers(0, 100), min_size=1, max_size=30),
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    threads=st.integers(1, 8),
+    fixed=st.floats(0, 50),
+)
+def test_dealing_leaves_each_search_its_clusters_and_pays_or_is_left(
+    sizes: list[int], counts: list[int], threads: int, fixed: float
+) -> None:
+    cost = ScanCost(fixed, 1.0, threads)
+    takes = [tuple(range(min(count, len(sizes)))) for count in counts]
+    rows = deal_rows(takes, sizes, cost)
+    for number, clusters in enumerate(takes):
+        dealt = sorted(c for search, row in rows for c in row if search == number)
+        assert dealt == list(clusters) and all(row for _, row in rows)
+
+    def seconds(rows: list[tuple[int, tuple[int, ...]]]) -> float:
+        return cost.seconds([sum(sizes[c] for c in row) for _, row in rows])
+
+    whole = list(enumerate(takes))
+    assert rows == whole or seconds(rows) < seconds(whole) - fixed
+
+
+def test_one_search_is_dealt_to_all_threads() -> None:
+    rows = deal_rows([(0, 1, 2, 3)], [5, 1, 3, 4], ScanCost(0.0, 1.0, threads=2))
+    assert rows == [(0, (0,)), (0, (1, 2, 3))]
 
 
 def test_a6_2_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed_counts() -> None:
@@ -79,8 +111,9 @@ def test_a6_2_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed
     assert variation(planned[:-1]) < variation(fixed) / 2
 
 
-def test_a_search_that_arrived_later_shares_the_step() -> None:
+def test_the_first_search_goes_before_the_next_up_to_its_portion() -> None:
     cost = ScanCost(0.0, 1.0, threads=2)
     cursors = [begin_search(range(8), 1), begin_search(range(8), 1)]
-    plan = plan_sub_stage(cursors, [1] * 8, cost, 3.0)
-    assert dict(plan.takes) == {0: 3, 1: 3}
+    assert dict(plan_sub_stage(cursors, [1] * 8, cost, 3.0).takes) == {0: 6}
+    assert dict(plan_sub_stage(cursors, [1] * 8, cost, 5.0).takes) == {0: 8, 1: 2}
+    assert dict(plan_sub_stage(cursors, [1] * 8, cost, 3.0, most=(1, 8)).takes) == {0: 1, 1: 5}

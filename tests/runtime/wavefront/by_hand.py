@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dovetail import workflows
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Retrieval
+from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.services import Document
 from dovetail.runtime.wavefront.costs import StageCosts
@@ -30,6 +32,9 @@ from tests.runtime.wavefront.world import COSTS
 
 Kind = TypeVar("Kind")
 
+ALONE = replace(COSTS, scan=ScanCost(1e-4, 1e-4))
+"""One thread, so that a search has one part in a scan."""
+
 
 class Titles:
     """An index of 40 clusters with ten vectors each, whose documents are their numbers."""
@@ -47,7 +52,7 @@ class Hand:
     def __init__(
         self,
         *,
-        costs: StageCosts = COSTS,
+        costs: StageCosts = ALONE,
         hot: HotClusters | None = None,
         **settings: Any,
     ) -> None:

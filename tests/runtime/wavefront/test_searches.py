@@ -32,7 +32,7 @@ from dovetail.runtime.wavefront.settings import WavefrontSettings
 from dovetail.runtime.wavefront.simulation import Machine, Simulation
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun
-from tests.runtime.wavefront.by_hand import Hand
+from tests.runtime.wavefront.by_hand import ALONE, Hand
 from tests.runtime.wavefront.world import COSTS, CountedClusters, Exact, HashWorld
 
 MACHINE = Machine(step=COSTS.step, scan=COSTS.scan, device=COSTS.device, turn=2e-4)
@@ -159,7 +159,7 @@ def test_a6_5_a_search_may_end_early_and_scans_less() -> None:
 
 def test_a6_8_hot_clusters_are_scanned_on_the_device_once_they_are_there() -> None:
     hot = CountedClusters(2)
-    costs = replace(COSTS, device=ScanCost(1e-6, 1e-6))
+    costs = replace(ALONE, device=ScanCost(1e-6, 1e-6))
     hand = Hand(hot=hot, costs=costs, fixed_clusters=4, refresh=1, generation_load=0)
     graph = search_only(1)
     hand.begin_search(0, 1, 2, 3, graph=graph)
@@ -181,7 +181,7 @@ def test_a6_8_hot_clusters_are_scanned_on_the_device_once_they_are_there() -> No
 def test_a_device_that_is_slower_than_leaving_it_out_is_left_out() -> None:
     hot = CountedClusters(2)
     hot.kept = frozenset({0, 1})
-    costs = replace(COSTS, device=ScanCost(fixed=1.0, per_vector=0.0))
+    costs = replace(ALONE, device=ScanCost(fixed=1.0, per_vector=0.0))
     hand = Hand(hot=hot, costs=costs, fixed_clusters=4)
     hand.begin_search(0, 1, 2, 3)
     assert [scan.device for scan in hand.all(Scan)] == ["cpu"]
@@ -193,7 +193,28 @@ def test_a_request_that_comes_later_joins_at_the_next_sub_stage() -> None:
     hand.begin_search(3, 4, 5)
     assert len(hand.all(Scan)) == 1
     hand.scanned((1.0, 1))
-    assert [part.clusters for part in hand.last(Scan).parts] == [(1,), (3,)]
+    assert [part.clusters for part in hand.last(Scan).parts] == [(3,), (1,)]
+
+
+def test_the_oldest_goes_first_but_for_a_taste_of_what_is_new() -> None:
+    hand = Hand(fixed_clusters=None, generation_load=0)
+    old = hand.begin_search(*range(32))
+    new = hand.begin_search(*range(8, 40))
+    hand.scanned((1.0, 1))
+    first, rest = hand.last(Scan).parts
+    assert (first.search, len(first.clusters)) == (new, 2), "a sixteenth of its clusters"
+    assert rest.search == old and len(rest.clusters) >= 1
+    hand.scanned([(1.0, 2)], [])
+    assert {part.search for part in hand.last(Scan).parts} == {old}
+
+
+def test_one_search_has_all_threads() -> None:
+    hand = Hand(fixed_clusters=None, costs=replace(COSTS, overhead=1.0), generation_load=0)
+    hand.begin_search(0, 1, 2, 3, graph=search_only(3))
+    parts = hand.last(Scan).parts
+    assert [part.clusters for part in parts] == [(0, 2), (1, 3)]
+    hand.scanned([(3.0, 1)], [(1.0, 2), (2.0, 3), (4.0, 4)])
+    assert [d.id for d in hand.last(Deliver).state["docs"]] == [2, 3, 1]  # type: ignore[index]
 
 
 def test_a_scan_that_fails_ends_its_requests_with_an_error_that_names_the_node() -> None:

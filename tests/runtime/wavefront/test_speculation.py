@@ -12,6 +12,7 @@ from dovetail import workflows
 from dovetail.ir.errors import DeviceError
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
+from dovetail.runtime.wavefront.costs import StepCost
 from dovetail.runtime.wavefront.messages import (
     Cancel,
     Commit,
@@ -24,8 +25,7 @@ from dovetail.runtime.wavefront.messages import (
     Probe,
     Progressed,
 )
-from tests.runtime.wavefront.by_hand import Hand
-from tests.runtime.wavefront.world import COSTS
+from tests.runtime.wavefront.by_hand import ALONE, Hand
 
 NEAR = [(1.0, 1), (2.0, 2)]
 TOKENS = count(1)
@@ -128,7 +128,22 @@ def test_a6_7_generations_are_guessed_below_a_load_of_16(load: int, begun: int) 
     g.add_generation("answer", prompt="{input}", output="answer")
     g.add_edge(START, "answer")
     g.add_edge("answer", END)
-    hand = Hand()
+    hand = Hand(generation_load=16)
+    for _ in range(load):
+        hand.submit(g)
+    hand.begin_search(0, 1, 2)
+    assert len(guesses(hand.scanned(*NEAR))) == begun
+
+
+@pytest.mark.parametrize(("load", "begun"), [(3, 1), (4, 0)])
+def test_without_a_load_given_guesses_end_where_the_engine_does_half_of_what_it_can(
+    load: int, begun: int
+) -> None:
+    g = RAGraph("reply")
+    g.add_generation("answer", prompt="{input}", output="answer")
+    g.add_edge(START, "answer")
+    g.add_edge("answer", END)
+    hand = Hand(costs=replace(ALONE, step=StepCost(fixed=4e-3, per_sequence=1e-3)))
     for _ in range(load):
         hand.submit(g)
     hand.begin_search(0, 1, 2)
@@ -140,7 +155,7 @@ def test_a6_7_the_search_with_the_nearest_kth_document_is_guessed_first() -> Non
     hand.begin_search(0, 1, 2)
     near = hand.begin_search(3, 4, 5)
     assert not guesses(hand.scanned((0.1, 1)))  # of the first search alone: one document
-    (begun,) = guesses(hand.scanned([(9.0, 2)], [(1.1, 998), (1.2, 999)]))
+    (begun,) = guesses(hand.scanned([(1.1, 998), (1.2, 999)], [(9.0, 2)]))
     assert begun.source.request == near
 
 
@@ -175,7 +190,7 @@ def test_a_scout_searches_with_what_is_written_and_its_history_shows_the_way() -
 
 @pytest.mark.parametrize(("load", "sent"), [(31, 1), (32, 0)])
 def test_a6_7_searches_are_guessed_below_a_load_of_32(load: int, sent: int) -> None:
-    hand = Hand(generation_load=0, costs=replace(COSTS, reply=10.0))
+    hand = Hand(generation_load=0, costs=replace(ALONE, reply=10.0))
     reply = follow(hand)
     for _ in range(load - 1):
         hand.begin_search(0, 1)

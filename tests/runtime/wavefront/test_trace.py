@@ -18,8 +18,8 @@ from dovetail.runtime.wavefront.messages import (
     Scan,
 )
 from dovetail.runtime.wavefront.trace import label
-from tests.runtime.wavefront.by_hand import Hand
-from tests.runtime.wavefront.world import COSTS, CountedClusters
+from tests.runtime.wavefront.by_hand import ALONE, Hand
+from tests.runtime.wavefront.world import CountedClusters
 
 NEAR = [(1.0, 1), (2.0, 2)]
 
@@ -96,7 +96,7 @@ def test_history_reorders_and_loops_are_unrolled() -> None:
 def test_a_scan_on_two_devices_is_in_the_graph() -> None:
     hot = CountedClusters(2)
     hot.kept = frozenset({1})
-    costs = replace(COSTS, device=ScanCost(1e-6, 1e-6))
+    costs = replace(ALONE, device=ScanCost(1e-6, 1e-6))
     hand = Hand(hot=hot, costs=costs, fixed_clusters=2)
     hand.begin_search(0, 1)
     cpu, gpu = hand.all(Scan)

@@ -21,7 +21,7 @@ from dovetail.ir.errors import CapacityError
 from dovetail.runtime.embedding.instance import Ids, LocalInstance, Vectors
 from dovetail.runtime.embedding.job import EmbedJob
 from dovetail.runtime.embedding.line import Line
-from dovetail.runtime.embedding.query import Query, QueueSpec
+from dovetail.runtime.embedding.query import Query, QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
 
@@ -81,7 +81,7 @@ def manager_overhead() -> dict[str, float]:
 
     Both queues are filled, run and emptied; the medians of some rounds, BUSY apart.
     """
-    manager = QueueManager(_specs(), (512,), arrival="open")
+    manager = QueueManager(_specs(), length_classes([512]), arrival="open")
     alone, busy = list[float](), list[float]()
     for turn in range(ROUNDS):
         queries = [Query(turn * 1000 + i, 75, 1e6) for i in range(sum(DEPTHS))]
@@ -127,8 +127,10 @@ class _Nothing:
 def _service_seconds() -> float:
     """Return the seconds of a query through a service whose encoders take none."""
     query = np.arange(75, dtype=np.int32)
-    devices = {spec.name: [LocalInstance(_Nothing())] for spec in _specs()}
-    with EmbeddingService(devices, QueueManager(_specs(), (512,)), slo=100.0) as service:
+    devices = {spec.name: [{"": LocalInstance(_Nothing())}] for spec in _specs()}
+    with EmbeddingService(
+        devices, QueueManager(_specs(), length_classes([512])), slo=100.0
+    ) as service:
         found = []
         for _ in range(ROUNDS):
             start = time.perf_counter()

@@ -182,6 +182,7 @@ class App:
         self,
         texts: TextOrIds | Sequence[TextOrIds],
         *,
+        model: str | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
         wait: bool = False,
@@ -191,30 +192,34 @@ class App:
         Args:
             texts: one text or several, each a text or a list of token ids with its special tokens.
                 Texts longer than the model takes are cut.
+            model: the encoder's name in the artifact, default its first one that embeds.
             prompt_name: the model's prompt of that name (its `prompts`) goes before each text.
             prompt: this text does.
             wait: with an SLO (`load(embedding=...)`), run as there is room beside others instead
                 of BUSY; for many texts. Without an SLO calls always wait.
 
         Raises:
-            RequestError: a text or option is wrong, or the artifact has no encoder.
+            RequestError: a text or option is wrong, or the artifact has no such encoder.
             CapacityError: BUSY: the SLO cannot be met; `retry_after` says in how many seconds there
                 may be room, None that waiting does not help.
             DeviceError: a text could not be run: memory ran out, or processes died under it.
         """
-        return self.embeddings.embed(texts, prompt_name=prompt_name, prompt=prompt, wait=wait)
+        return self.embeddings.embed(
+            texts, model=model, prompt_name=prompt_name, prompt=prompt, wait=wait
+        )
 
     async def aembed(
         self,
         texts: TextOrIds | Sequence[TextOrIds],
         *,
+        model: str | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
         wait: bool = False,
     ) -> Rows:
         """As `embed`, in an event loop. A task that is cancelled leaves the queues."""
         return await self.embeddings.aembed(
-            texts, prompt_name=prompt_name, prompt=prompt, wait=wait
+            texts, model=model, prompt_name=prompt_name, prompt=prompt, wait=wait
         )
 
     def rerank(
@@ -222,14 +227,16 @@ class App:
         query: str,
         documents: Sequence[str],
         *,
+        model: str | None = None,
         top_n: int | None = None,
         wait: bool = False,
     ) -> list[Ranked]:
         """Return `documents` scored by how well they answer `query`, the best `top_n` first.
 
-        Errors and `wait` are those of `embed`; RequestError where there is no cross-encoder.
+        `model` is the cross-encoder's name, default the first one. Errors and `wait` are those of
+        `embed`; RequestError where there is no cross-encoder.
         """
-        return self.embeddings.rerank(query, documents, top_n=top_n, wait=wait)
+        return self.embeddings.rerank(query, documents, model=model, top_n=top_n, wait=wait)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, **options: object

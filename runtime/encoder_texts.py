@@ -104,8 +104,9 @@ class TextReader:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """An encoder behind its queues, and the reader of its texts."""
+    """An encoder behind the queues that all encoders share, and the reader of its texts."""
 
+    name: str
     spec: EncoderSpec
     service: EmbeddingService
     reader: TextReader
@@ -116,6 +117,12 @@ class TextEncoder:
         """Return checked token ids of each text, a prompt before those that are no ids."""
         before = self.reader.choose_prompt(prompt_name, prompt)
         return check_ids(self.spec, self.reader.read(as_texts(texts), before))
+
+    def start(
+        self, ids: Sequence[Ids], kinds: Sequence[Ids] | None = None, *, wait: bool = False
+    ) -> EmbedJob:
+        """Queue a call; see `EmbeddingService.start`."""
+        return self.service.start(ids, kinds, model=self.name, wait=wait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,28 +136,29 @@ class Embeddings:
         self,
         texts: TextOrIds | Sequence[TextOrIds],
         *,
+        model: str | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
         wait: bool = False,
     ) -> Rows:
         """See `App.embed`."""
-        chosen = self.choose(labels=False)
-        ids = chosen.read(texts, prompt_name, prompt)
-        return chosen.service.start(ids, wait=wait).result()
+        chosen = self.choose(model, labels=False)
+        return chosen.start(chosen.read(texts, prompt_name, prompt), wait=wait).result()
 
     async def aembed(
         self,
         texts: TextOrIds | Sequence[TextOrIds],
         *,
+        model: str | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
         wait: bool = False,
     ) -> Rows:
         """See `App.aembed`: texts are read on another thread, and vectors hold none."""
-        chosen = self.choose(labels=False)
+        chosen = self.choose(model, labels=False)
 
         def start() -> EmbedJob:
-            return chosen.service.start(chosen.read(texts, prompt_name, prompt), wait=wait)
+            return chosen.start(chosen.read(texts, prompt_name, prompt), wait=wait)
 
         starting = asyncio.get_running_loop().run_in_executor(None, start)
         try:
@@ -165,38 +173,47 @@ class Embeddings:
         query: str,
         documents: Sequence[str],
         *,
+        model: str | None = None,
         top_n: int | None = None,
         wait: bool = False,
     ) -> list[Ranked]:
         """See `App.rerank`."""
-        chosen = self.choose(labels=True)
-        if chosen.service.dim != 1:
+        chosen = self.choose(model, labels=True)
+        if chosen.spec.dim != 1:
             raise RequestError(
-                f"this classifier has {chosen.service.dim} labels; one that ranks has one"
+                f"this classifier has {chosen.spec.dim} labels; one that ranks has one"
             )
         if isinstance(documents, str) or (top_n is not None and top_n < 1):
             raise RequestError("documents must be a list of texts, and top_n at least 1")
         pairs = list(chosen.reader.read_pairs(query, documents))
         ids, kinds = [ids for ids, _ in pairs], [kinds for _, kinds in pairs]
-        rows = chosen.service.start(ids, kinds, wait=wait).result()
+        rows = chosen.start(ids, kinds, wait=wait).result()
         scores = rows[:, 0].astype(np.float64)
         if chosen.spec.sigmoid:
             scores = 1 / (1 + np.exp(-scores))
         order = np.argsort(-scores, kind="stable")[:top_n]
         return [Ranked(int(i), float(scores[i]), documents[i]) for i in order]
 
-    def choose(self, *, labels: bool) -> TextEncoder:
-        """Return the first encoder with, or without, a classification head."""
-        for found in self.encoders.values():
-            if bool(found.spec.labels) == labels:
-                return found
+    def choose(self, model: str | None = None, *, labels: bool) -> TextEncoder:
+        """Return the encoder of that name, default the first, with or without a head that scores.
+
+        Raises RequestError where there is none.
+        """
+        able = {n: e for n, e in self.encoders.items() if bool(e.spec.labels) == labels}
         kind = "cross-encoder" if labels else "encoder"
-        raise RequestError(f"{self.path} has no {kind}; compile one with `dovetail compile MODEL`")
+        if not able:
+            raise RequestError(
+                f"{self.path} has no {kind}; compile one with `dovetail compile MODEL`"
+            )
+        name = next(iter(able)) if model is None else model
+        if name not in able:
+            raise RequestError(f"{self.path} has no {kind} {name!r}; it has {', '.join(able)}")
+        return able[name]
 
     def close(self) -> None:
         """End the threads and processes of all encoders."""
-        for found in self.encoders.values():
-            found.service.close()
+        for service in {found.service for found in self.encoders.values()}:
+            service.close()
 
 
 def _cancel(service: EmbeddingService, starting: asyncio.Future[EmbedJob]) -> None:
@@ -213,7 +230,7 @@ def open_encoders(
     threads: int | None = None,
     settings: EmbeddingSettings | None = None,
 ) -> Embeddings:
-    """Serve every encoder of an artifact, each on all threads of the plan for prompts.
+    """Serve every encoder of an artifact, each on all threads of the plan for prompts, in turns.
 
     settings: an SLO and the devices for it; without, encoders run in this process, and calls wait.
 
@@ -223,19 +240,28 @@ def open_encoders(
     whole = service.prefill.threads * service.processes
     phase = PhasePlan(threads=whole, cpus=service.prefill.cpus)
     (fitted,) = fit_plans(phase, 1, threads, hardware.allowed_pus)
-    found: dict[str, TextEncoder] = {}
+    if not artifact.encoders:
+        return Embeddings(artifact.path, {})
+    if settings is not None:
+        queues = open_service(artifact, hardware, settings, threads=threads)
+    else:
+        queues = serve_here(_open_here(artifact, fitted, service.spin_iterations))
+    found = {
+        name: TextEncoder(name, spec, queues, TextReader(part.tokenizer, spec))
+        for name, part in artifact.encoders.items()
+        for spec in (part.file.spec,)
+    }
+    return Embeddings(artifact.path, found)
+
+
+def _open_here(artifact: Artifact, plan: PhasePlan, spin: int) -> dict[str, Encoder]:
+    found: dict[str, Encoder] = {}
     with ExitStack() as opened:
         for name, part in artifact.encoders.items():
-            if settings is None:
-                here = Encoder(artifact, part, fitted, spin=service.spin_iterations)
-                queues = serve_here(here)
-            else:
-                queues = open_service(artifact, part, hardware, settings, threads=threads)
-            opened.callback(queues.close)
-            reader = TextReader(part.tokenizer, part.file.spec)
-            found[name] = TextEncoder(part.file.spec, queues, reader)
-        opened.pop_all()  # all are there: the caller closes them
-    return Embeddings(artifact.path, found)
+            found[name] = Encoder(artifact, part, plan, spin=spin)
+            opened.callback(found[name].close)
+        opened.pop_all()  # all are there: the service closes them
+    return found
 
 
 def as_texts(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:

@@ -13,8 +13,9 @@ SHORTEST_BUCKET = 16
 
 
 class Sized(Protocol):
-    """A query: its length in tokens, and the largest batch it may be in."""
+    """A query: its model, its length in tokens, and the largest batch it may be in."""
 
+    model: str
     tokens: int
     limit: int
 
@@ -28,7 +29,7 @@ def bucket(tokens: int) -> int:
 
 
 def choose_batch(waiting: Sequence[Q], budget: int, most: int, *, pads: bool) -> list[Q]:
-    """Return at most `most` queries of one batch, the most urgent one always among them.
+    """Return at most `most` queries of one model, the most urgent one always among them.
 
     pads: every sequence costs as many tokens as the longest of the batch, so only queries of the
     first one's length bucket join it; else sequences are packed and cost their own tokens.
@@ -42,7 +43,8 @@ def choose_batch(waiting: Sequence[Q], budget: int, most: int, *, pads: bool) ->
             break
         longer = max(longest, query.tokens)
         cost = longer * (len(chosen) + 1) if pads else total + query.tokens
-        joins = not pads or bucket(query.tokens) == bucket(first.tokens)
+        joins = query.model == first.model
+        joins &= not pads or bucket(query.tokens) == bucket(first.tokens)
         if joins and cost <= budget and query.limit > len(chosen):
             chosen.append(query)
             total, longest = total + query.tokens, longer

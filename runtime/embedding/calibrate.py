@@ -30,23 +30,33 @@ MARGIN = 0.1
 log = logging.getLogger("dovetail")
 
 
-def fixed_manager(plan: EmbeddingPlan, length: int, counts: Mapping[str, int]) -> QueueManager:
-    """Return queues of exactly these depths, for queries that all come together."""
+def fixed_manager(
+    plan: EmbeddingPlan, length: int, counts: Mapping[str, int], model: str = ""
+) -> QueueManager:
+    """Return queues of exactly these depths, for queries to one model that all come together."""
     line = Line(0.0, 0.0)
-    devices = {d.name: (ClassDepth(length, line, counts.get(d.name, 0)),) for d in plan.devices}
+    devices = {
+        device.name: (ClassDepth(length, line, counts.get(device.name, 0), model=model),)
+        for device in plan.devices
+    }
     return make_manager(plan, Depths(1.0, "closed", devices, heterogeneous=True))
 
 
 class Calibrator:
     """Measures the devices of an idle service by giving it queues of the sizes to be measured."""
 
-    def __init__(self, service: EmbeddingService, plan: EmbeddingPlan, sample: Sample) -> None:
-        self._service, self._plan, self._sample = service, plan, sample
+    def __init__(
+        self, service: EmbeddingService, plan: EmbeddingPlan, sample: Sample, model: str = ""
+    ) -> None:
+        """Take what is measured: `model` of the service, by queries of `sample`."""
+        self._service, self._plan = service, plan
+        self._sample, self._model = sample, model
 
     def run(self, counts: Mapping[str, int], length: int) -> dict[str, float]:
         """Return the seconds of each device's slowest query when these come all at once."""
-        self._service.use(fixed_manager(self._plan, length, counts))
-        job = self._service.submit(self._sample(sum(counts.values()), length))
+        self._service.use(fixed_manager(self._plan, length, counts, self._model))
+        queries = self._sample(sum(counts.values()), length)
+        job = self._service.submit(queries, model=self._model)
         job.result()
         taken = dict.fromkeys(counts, 0.0)
         for query, seconds in zip(job.queries, job.seconds, strict=True):
@@ -110,9 +120,9 @@ class Calibrator:
             margin: as `QueueManager` has it.
         """
         fitted = {name: dict(each) for name, each in (lines or self.profile(classes, slo)).items()}
-        depths = decide_depths(self._plan, fitted, slo, arrival)
+        depths = decide_depths(self._plan, fitted, slo, arrival, self._model)
         if stress:
-            closed = decide_depths(self._plan, fitted, slo, "closed")
+            closed = decide_depths(self._plan, fitted, slo, "closed", self._model)
             for length in classes:
                 tested = self.stress(closed, length).depths
                 depths = depths.with_tested(length, _in_proportion(depths, closed, length, tested))
@@ -162,16 +172,18 @@ class DriftKeeper:
             if self._kept is None or not self._watch.observe(batch, seconds) or self._busy:
                 return
             self._busy = True
-        threading.Thread(target=self._refit, args=(batch.device,), daemon=True).start()
+        where = (batch.device, batch.model)
+        threading.Thread(target=self._refit, args=where, daemon=True).start()
 
-    def _refit(self, device: str) -> None:
+    def _refit(self, device: str, model: str) -> None:
         with self._lock:
             assert self._kept is not None and self._depths is not None
             service, plan = self._kept
-            self._depths = self._watch.refit(device, self._depths)
+            self._depths = self._watch.refit(device, self._depths, model)
             specs = {spec.name: spec for spec in self._depths.queue_specs(plan)}
         service.change(lambda manager: manager.set_queue(specs[device]))
-        log.warning("%s: batches left their line; depths are now %s", device, specs[device].depths)
+        left = f"{device} {model}".rstrip()
+        log.warning("%s: batches left their line; depths are now %s", left, specs[device].depths)
         with self._lock:
             self.refits, self._busy = self.refits + 1, False
 
@@ -212,10 +224,12 @@ def lines_of(rows: Sequence[LatencyRow]) -> dict[str, dict[int, FittedLine]]:
     return lines
 
 
-def depths_of(plan: EmbeddingPlan, rows: Sequence[LatencyRow], slo: float) -> Depths:
+def depths_of(
+    plan: EmbeddingPlan, rows: Sequence[LatencyRow], slo: float, model: str = ""
+) -> Depths:
     """Return the depths that a profile's rows give for `slo`; tested ones where that was it."""
     arrival = rows[0].arrival if rows else "open"
-    depths = decide_depths(plan, lines_of(rows), slo, arrival)
+    depths = decide_depths(plan, lines_of(rows), slo, arrival, model)
     tested = {
         (row.device, row.length): row.tested
         for row in rows

@@ -23,7 +23,7 @@ from dovetail.runtime.embedding.line import FittedLine, Line
 from dovetail.runtime.embedding.pairs import pair_plan
 from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.profiling import profile_line, stress_depths
-from dovetail.runtime.embedding.service import EmbeddingService, Observer
+from dovetail.runtime.embedding.service import EmbeddingService, Models, Observer
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
 
 ALPHA_RATIO, BETA_RATIO = 0.21, 0.27 / 0.32
@@ -115,7 +115,7 @@ def emulated_pair(
     npu = EmulatedAccelerator(line, length, cpu)
     npu.learn(queries)
     manager = fixed_manager(plan, length, {NPU: 1, CPU: 1})
-    devices: dict[str, list[Instance]] = {NPU: [npu], CPU: [cpu]}
+    devices: dict[str, list[Models]] = {NPU: [{"": npu}], CPU: [{"": cpu}]}
     with EmbeddingService(devices, manager, slo=slo, observe=observe) as service:
         yield service, plan, npu
 

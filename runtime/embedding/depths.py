@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.embedding.detector import DevicePlan, EmbeddingPlan
 from dovetail.runtime.embedding.line import Arrival, FittedLine, Line
-from dovetail.runtime.embedding.query import QueueSpec
+from dovetail.runtime.embedding.query import QueryClass, QueueSpec
 from dovetail.runtime.embedding.queues import QueueManager
 
 
 @dataclass(frozen=True, slots=True)
 class ClassDepth:
-    """The depth of a device for queries of up to `length` tokens.
+    """The depth of a device for queries of up to `length` tokens to `model`.
 
     predicted: by the line. tested: found by a stress test beside the other devices, if there was
     one, which then counts.
@@ -28,6 +28,7 @@ class ClassDepth:
     line: Line
     predicted: int
     tested: int | None = None
+    model: str = ""
 
     @property
     def depth(self) -> int:
@@ -89,6 +90,7 @@ def decide_depths(
     lines: Mapping[str, Mapping[int, FittedLine]],
     slo: float,
     arrival: Arrival = "open",
+    model: str = "",
 ) -> Depths:
     """Return the depths that meet `slo` seconds; heterogeneous mode ends without a fit CPU.
 
@@ -97,6 +99,7 @@ def decide_depths(
         lines: of each device, by length class: the most tokens of its queries.
         slo: seconds that a query may take.
         arrival: whether queries come together (`closed`) or at any time (`open`).
+        model: whose lines and depths these are.
 
     Raises:
         SpecError: a device has no lines, or other classes than the others; the SLO is no time.
@@ -110,8 +113,8 @@ def decide_depths(
     for device in plan.devices:
         fitted = lines[device.name]
         devices[device.name] = tuple(
-            ClassDepth(length, fitted[length].line, fitted[length].line.depth(slo, arrival))
-            for length in classes[0]
+            ClassDepth(n, fitted[n].line, fitted[n].line.depth(slo, arrival), model=model)
+            for n in classes[0]
         )
         notes += _slow_notes(device.name, devices[device.name], slo)
     helping = [d.name for d in plan.devices if not d.accelerator]
@@ -121,6 +124,20 @@ def decide_depths(
     if plan.heterogeneous and not heterogeneous:
         notes.append("heterogeneous mode is off: no query is short enough for the CPU")
     return Depths(slo, arrival, devices, heterogeneous, tuple(notes))
+
+
+def join_depths(found: Sequence[Depths]) -> Depths:
+    """Return the depths of several models that share the same devices, SLO and arrivals.
+
+    A device counts them together: a query fills 1/depth of it, whatever model it is for.
+    """
+    first = found[0]
+    return replace(
+        first,
+        devices={name: tuple(c for d in found for c in d.devices[name]) for name in first.devices},
+        heterogeneous=any(each.heterogeneous for each in found),
+        notes=tuple(dict.fromkeys(note for each in found for note in each.notes)),
+    )
 
 
 def _slow_notes(name: str, classes: Sequence[ClassDepth], slo: float) -> list[str]:
@@ -134,7 +151,7 @@ def _slow_notes(name: str, classes: Sequence[ClassDepth], slo: float) -> list[st
 
 def make_manager(plan: EmbeddingPlan, depths: Depths, margin: float = 0.0) -> QueueManager:
     """Return the queues of a plan with these depths; `margin` as `QueueManager` has it."""
-    classes = [each.length for each in next(iter(depths.devices.values()))]
+    classes = [QueryClass(c.length, c.model) for c in next(iter(depths.devices.values()))]
     return QueueManager(
         depths.queue_specs(plan),
         classes,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dovetail.runtime.embedding.line import batch_seconds
 from dovetail.runtime.embedding.query import Batch, Query, QueueSpec, State
 
 SEEN, LEAST_SEEN = 32, 4
@@ -24,9 +25,10 @@ LEAST_LIMIT, FIRST_LIMIT = 5.0, 120.0
 
 @dataclass(slots=True)
 class DeviceQueue:
-    """A device: what waits, in order; what runs; and how many of each length class there are."""
+    """A device: what waits, in order; what runs; and how many of each class there are."""
 
     spec: QueueSpec
+    models: tuple[range, ...]  # the classes of each model that is embedded here
     shares: tuple[int, ...] = ()
     capacity: int = 1
     ceiling: int = 0  # the load when depths were last lowered, which may lie above the capacity
@@ -59,11 +61,21 @@ class DeviceQueue:
         self.load += change * self.shares[kind]
         self.ceiling = min(self.ceiling, self.load)
 
-    def seconds(self, counts: Iterable[int]) -> float:
-        """Return the predicted seconds of a batch with so many queries of each class."""
-        present = [(n, line) for n, line in zip(counts, self.spec.lines, strict=True) if n]
-        alphas = sum(n * line.alpha for n, line in present)
-        return alphas + max((line.beta for _, line in present), default=0.0)
+    def seconds(self, counts: Sequence[int]) -> float:
+        """Return the predicted seconds of so many queries of each class, a batch for each model."""
+        lines = self.spec.lines
+        return sum(
+            batch_seconds(lines[kinds.start : kinds.stop], counts[kinds.start : kinds.stop])
+            for kinds in self.models
+        )
+
+    def holds_others(self, query: Query) -> bool:
+        """Return whether other models' queries are here: batches follow each other then."""
+        return any(
+            any(self.held[kinds.start : kinds.stop])
+            for kinds in self.models
+            if query.kind not in kinds
+        )
 
     def free_at(self, now: float) -> float:
         """Return when an instance is free at the latest, as predicted."""

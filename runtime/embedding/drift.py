@@ -38,33 +38,35 @@ class Seen:
 
 @dataclass(slots=True)
 class DriftWatch:
-    """The latest batches of each device."""
+    """The latest batches of each device and model."""
 
-    seen: dict[str, deque[Seen]] = field(default_factory=dict)
+    seen: dict[tuple[str, str], deque[Seen]] = field(default_factory=dict)
 
     def observe(self, batch: Batch, seconds: float) -> bool:
-        """Note a batch; return whether its device has drifted from its line."""
-        window = self.seen.setdefault(batch.device, deque(maxlen=WINDOW))
+        """Note a batch; return whether its device has drifted from its model's line."""
+        window = self.seen.setdefault((batch.device, batch.model), deque(maxlen=WINDOW))
         window.append(Seen(batch.counts, seconds, batch.expected - batch.started))
-        return self.drifted(batch.device)
+        return self.drifted(batch.device, batch.model)
 
-    def drifted(self, device: str) -> bool:
+    def drifted(self, device: str, model: str = "") -> bool:
         """Return whether the median batch takes other than its line's seconds."""
-        window = self.seen.get(device, ())
+        window = self.seen.get((device, model), ())
         if len(window) < LEAST_BATCHES:
             return False
         return abs(_ratio(window) - 1) > LIMIT
 
-    def refit(self, device: str, depths: Depths) -> Depths:
-        """Return depths with the device's lines as observed; what was observed is forgotten.
+    def refit(self, device: str, depths: Depths, model: str = "") -> Depths:
+        """Return depths with the model's lines there as observed; what was observed is forgotten.
 
         A class whose batches are many and of several sizes gets a line of its own; the others are
         scaled by the median departure. Tested depths follow in proportion.
         """
-        window = self.seen.pop(device)
+        window = self.seen.pop((device, model))
         ratio = _ratio(window)
         classes = tuple(
             _follow(each, _line(window, index, each.line, ratio), depths)
+            if each.model == model
+            else each
             for index, each in enumerate(depths.devices[device])
         )
         return replace(depths, devices={**depths.devices, device: classes})

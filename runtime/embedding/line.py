@@ -64,6 +64,13 @@ class Line:
         return replace(self, alpha=self.alpha * factor, beta=self.beta * factor)
 
 
+def batch_seconds(lines: Sequence[Line], counts: Sequence[int]) -> float:
+    """Return the seconds of one batch with so many queries of each class; 0 of none."""
+    present = [(n, line) for n, line in zip(counts, lines, strict=True) if n]
+    alphas = sum(n * line.alpha for n, line in present)
+    return alphas + max((line.beta for _, line in present), default=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class FittedLine:
     """A line and what it stands on: the points that count, those left out, the median error."""

@@ -1,16 +1,16 @@
-"""The embedding services of an artifact on this machine: detect, start, size, keep, serve.
+"""The embedding service of an artifact on this machine: detect, start, size, keep, serve.
 
-In: an encoder, with an SLO or without. Out: a running `EmbeddingService`. With an SLO its queues
-are sized by the model's profile, or by measuring, which the profile then keeps.
+In: encoders, with an SLO or without. Out: a running `EmbeddingService`, whose devices they share.
+With an SLO queues are sized by each model's profile, or by measuring, which the profile then keeps.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -29,14 +29,14 @@ from dovetail.runtime.embedding.calibrate import (
     fixed_manager,
     profile_rows,
 )
-from dovetail.runtime.embedding.depths import make_manager
+from dovetail.runtime.embedding.depths import Depths, join_depths, make_manager
 from dovetail.runtime.embedding.detector import CPU, DevicePlan, EmbeddingPlan, detect_devices
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance, LocalInstance
 from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.process import ProcessInstance
-from dovetail.runtime.embedding.query import QueueSpec
+from dovetail.runtime.embedding.query import QueryClass, QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import BULK_SHARE, QueueManager
-from dovetail.runtime.embedding.service import EmbeddingService
+from dovetail.runtime.embedding.service import EmbeddingService, Models
 from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
 from dovetail.runtime.encoder import Encoder
@@ -52,70 +52,68 @@ AHEAD = 2
 log = logging.getLogger("dovetail")
 
 
-def serve_here(encoder: Encoder) -> EmbeddingService:
-    """Serve an encoder in this process, without an SLO: calls share passes, and none is BUSY."""
-    tokens, longest = encoder.pass_tokens, encoder.spec.max_tokens
-    steps = range((longest - 1).bit_length())
-    classes = sorted({longest, *(SHORTEST << n for n in steps if SHORTEST << n < longest)})
+def serve_here(encoders: Mapping[str, Encoder]) -> EmbeddingService:
+    """Serve encoders in this process, without an SLO: calls share passes, and none is BUSY."""
+    models = {name: LocalInstance(encoder) for name, encoder in encoders.items()}
+    longest = {name: encoder.spec.max_tokens for name, encoder in encoders.items()}
+    return _serve_all(models, longest, max(each.pass_tokens for each in encoders.values()))
+
+
+def _serve_all(models: Models, longest: Mapping[str, int], tokens: int) -> EmbeddingService:
+    """Serve models of these longest texts on the CPU, in turns, in passes of `tokens` at most."""
+    classes: list[QueryClass] = []
+    for name, most in longest.items():
+        steps = range((most - 1).bit_length())
+        classes += length_classes(
+            {most, *(SHORTEST << n for n in steps if SHORTEST << n < most)}, name
+        )
     queue = QueueSpec(
         name=CPU,
         accelerator=False,
-        depths=tuple(BULK_SHARE * AHEAD * -(-tokens // bound) for bound in classes),
+        depths=tuple(BULK_SHARE * AHEAD * -(-tokens // each.tokens) for each in classes),
         lines=(Line(0.0, 0.0),) * len(classes),
         token_budget=tokens,
     )
-    manager = QueueManager([queue], classes, arrival="closed")
-    return EmbeddingService({CPU: [LocalInstance(encoder)]}, manager)
+    return EmbeddingService({CPU: [models]}, QueueManager([queue], classes, arrival="closed"))
 
 
 def open_service(
     artifact: Artifact,
-    part: EncoderPart,
     hardware: HardwareSpec,
     settings: EmbeddingSettings,
     *,
     threads: int | None = None,
 ) -> EmbeddingService:
-    """Serve an encoder of an artifact within an SLO; close the service when done.
+    """Serve the encoders of an artifact within an SLO; close the service when done.
 
-    Lines come from the model's profile, which is written where it lacks one of the devices.
+    They share the devices: what one holds is room that the others do not have. Lines come from
+    each model's profile, which is written where it lacks one of the devices.
 
     Args:
-        artifact: the open artifact.
-        part: its encoder.
+        artifact: the open artifact, with an encoder at least.
         hardware: this machine.
         settings: the SLO, and what is to serve it.
         threads: of a CPU instance, default one for each of its CPUs.
 
     Raises:
-        ArtifactError: the encoder is unfit.
+        ArtifactError: an encoder is unfit.
         SpecError: an option makes no sense.
     """
-    spec = part.file.spec
-    bounds = {min(each, spec.max_tokens) for each in (*settings.classes, spec.max_tokens)}
-    classes = tuple(sorted(bounds))
     plan = _detect(hardware, artifact, settings)
     for note in plan.notes:
         log.info("%s", note)
     keeper = DriftKeeper()
     service = EmbeddingService(
-        _start(plan, artifact.path, part, threads, settings.emulated),
-        fixed_manager(plan, spec.max_tokens, {}),
+        _start(plan, artifact, threads, settings.emulated),
+        fixed_manager(plan, 1, {}),
         slo=settings.slo,
         observe=keeper,
     )
     try:
         key = embedding_key(artifact, hardware, plan, threads)
-        rows = _kept_rows(part, key, plan, classes, settings.arrival)
-        if rows and not settings.stress:
-            depths = depths_of(plan, rows, settings.slo)
-            service.use(make_manager(plan, depths, MARGIN))
-        else:
-            calibrator = Calibrator(service, plan, make_sample(spec))
-            depths, lines = calibrator.size_queues(
-                classes, settings.slo, settings.arrival, stress=settings.stress
-            )
-            _keep(part, key, profile_rows(depths, lines))
+        found = [_size(service, plan, part, key, settings) for part in artifact.encoders.values()]
+        depths = join_depths(found)
+        service.use(make_manager(plan, depths, MARGIN))
         for note in depths.notes:
             log.info("%s", note)
         keeper.keep(service, plan, depths)
@@ -123,6 +121,27 @@ def open_service(
         service.close()
         raise
     return service
+
+
+def _size(
+    service: EmbeddingService,
+    plan: EmbeddingPlan,
+    part: EncoderPart,
+    key: ProfileKey,
+    settings: EmbeddingSettings,
+) -> Depths:
+    """Return an encoder's depths where it has the devices to itself: as kept, or as measured."""
+    spec = part.file.spec
+    bounds = {min(each, spec.max_tokens) for each in (*settings.classes, spec.max_tokens)}
+    classes = tuple(sorted(bounds))
+    rows = _kept_rows(part, key, plan, classes, settings.arrival)
+    if rows and not settings.stress:
+        return depths_of(plan, rows, settings.slo, part.name)
+    depths, lines = Calibrator(service, plan, make_sample(spec), part.name).size_queues(
+        classes, settings.slo, settings.arrival, stress=settings.stress
+    )
+    _keep(part, key, profile_rows(depths, lines))
+    return depths
 
 
 def make_sample(spec: EncoderSpec, seed: int = 0) -> Sample:
@@ -169,24 +188,31 @@ def _detect(
 
 
 def _start(
-    plan: EmbeddingPlan,
-    path: Path,
-    part: EncoderPart,
-    threads: int | None,
-    emulated: Sequence[Line],
-) -> dict[str, list[Instance]]:
-    """Start every instance of a plan."""
-    started: dict[str, list[Instance]] = {}
-    for device in plan.devices:
-        if device.accelerator:
-            line = emulated[len(started)]
-            encoder = open_encoder(str(path), 1, part.name)
-            started[device.name] = [EmulatedAccelerator(line, EMULATED_LENGTH, encoder)]
-        else:
+    plan: EmbeddingPlan, artifact: Artifact, threads: int | None, emulated: Sequence[Line]
+) -> dict[str, list[Models]]:
+    """Start every instance of a plan, with all encoders."""
+    path, lines = artifact.path, iter(emulated)
+    with ExitStack() as opened:
+
+        def start(name: str, line: Line | None, pus: Sequence[int]) -> Instance:
+            instance: Instance
+            if line is not None:
+                encoder = open_encoder(str(path), 1, name)
+                instance = EmulatedAccelerator(line, EMULATED_LENGTH, encoder)
+            else:
+                source = artifact_source(path, threads or len(pus) or None, name)
+                instance = ProcessInstance(source, pus)
+            opened.callback(instance.close)
+            return instance
+
+        started: dict[str, list[Models]] = {}
+        for device in plan.devices:
+            line = next(lines) if device.accelerator else None
             started[device.name] = [
-                ProcessInstance(artifact_source(path, threads or len(pus) or None, part.name), pus)
-                for pus in device.pus
+                {name: start(name, line, pus) for name in artifact.encoders}
+                for pus in device.pus or ((),)
             ]
+        opened.pop_all()  # all are there: the service closes them
     return started
 
 

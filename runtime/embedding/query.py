@@ -6,6 +6,7 @@ In: what a caller asks for. Out: named values; only the manager changes a query.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -24,13 +25,27 @@ class State(Enum):
     ENDED = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class QueryClass:
+    """Queries of one model with up to `tokens` tokens."""
+
+    tokens: int
+    model: str = ""
+
+
+def length_classes(lengths: Iterable[int], model: str = "") -> tuple[QueryClass, ...]:
+    """Return the classes of a model with these most tokens of each."""
+    return tuple(QueryClass(tokens, model) for tokens in sorted(lengths))
+
+
 @dataclass(slots=True, eq=False)
 class Query:
     """One text to embed, as the manager sees it.
 
+    model: the encoder that is asked, of those that share the devices.
     target: when it should be done (the SLO); infinite for bulk work, which has no SLO.
     deadline: when it is of no use any more. Both are times of the caller's clock.
-    kind: its length class on every device. limit: the largest batch it may be in.
+    kind: its class on every device. limit: the largest batch it may be in.
     """
 
     number: int
@@ -39,6 +54,7 @@ class Query:
     deadline: float = math.inf
     priority: int = 0
     payload: object = None
+    model: str = ""
     state: State = State.NEW
     device: str = ""
     kind: int = 0
@@ -60,7 +76,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
-    """A device's queue. `depths` and `lines` have one value per length class.
+    """A device's queue. `depths` and `lines` have one value per class of queries.
 
     token_budget: most tokens of a batch, padding included where the device pads.
     """
@@ -76,7 +92,7 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Queries that one instance runs together, from `started` to about `expected`.
+    """Queries of one model that one instance runs together, from `started` to about `expected`.
 
     limit: seconds after which an instance that is not done is taken for hung.
     """
@@ -88,3 +104,4 @@ class Batch:
     started: float
     expected: float
     limit: float = math.inf
+    model: str = ""

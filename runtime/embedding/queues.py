@@ -15,7 +15,7 @@ from dovetail.ir.errors import CapacityError, RequestError, SpecError
 from dovetail.runtime.embedding.batching import choose_batch
 from dovetail.runtime.embedding.device_queue import DeviceQueue, order_of
 from dovetail.runtime.embedding.line import Arrival
-from dovetail.runtime.embedding.query import Batch, Query, QueueSpec, State
+from dovetail.runtime.embedding.query import Batch, Query, QueryClass, QueueSpec, State
 
 LEAST_PRIORITY, MOST_PRIORITY = -8, 8
 BULK_SHARE = 2
@@ -36,14 +36,15 @@ class QueueManager:
     def __init__(
         self,
         specs: Sequence[QueueSpec],
-        classes: Sequence[int],
+        classes: Sequence[QueryClass],
         *,
         heterogeneous: bool = True,
         arrival: Arrival = "open",
         margin: float = 0.0,
     ) -> None:
-        """Take devices in order of preference; `classes` are the most tokens of each class.
+        """Take devices in order of preference, and what they embed.
 
+        classes: those of a model stand together, the shortest first. Models share the devices.
         heterogeneous: whether the CPU is used beside accelerators (WindVE §IV-C).
         arrival: `closed` admits by depth alone, as Algorithm 1 does; `open` also by the predicted
         finish of all that would be in the batch.
@@ -55,7 +56,9 @@ class QueueManager:
         if not specs or len(set(names)) < len(names):
             raise SpecError("embedding needs devices, each with a name of its own")
         self.classes, self.arrival = tuple(classes), arrival
-        self._queues = {spec.name: DeviceQueue(spec, slack=1 + margin) for spec in specs}
+        self._kinds = _group(self.classes)
+        models = tuple(self._kinds.values())
+        self._queues = {s.name: DeviceQueue(s, models, slack=1 + margin) for s in specs}
         for spec in specs:
             self.set_queue(spec)
         accelerators = [spec.name for spec in specs if spec.accelerator]
@@ -77,8 +80,14 @@ class QueueManager:
         """Return all queries that wait or run."""
         return tuple(self._alive.values())
 
+    def longest(self, model: str = "") -> int:
+        """Return the most tokens of a query of `model`; RequestError where it is unknown."""
+        if model not in self._kinds:
+            raise RequestError(f"no encoder is called {model!r}")
+        return self.classes[self._kinds[model].stop - 1].tokens
+
     def depths(self) -> dict[str, tuple[int, ...]]:
-        """Return the depths of each device, by length class."""
+        """Return the depths of each device, by class."""
         return {name: queue.spec.depths for name, queue in self._queues.items()}
 
     def held(self, device: str) -> int:
@@ -101,7 +110,7 @@ class QueueManager:
 
         Raises:
             CapacityError: BUSY. `retry_after` is None where waiting does not help.
-            RequestError: a query is longer than the largest length class, or in use.
+            RequestError: a query is longer than its model's largest class, or in use.
         """
         placed: list[Query] = []
         for query in queries:
@@ -120,11 +129,11 @@ class QueueManager:
     def _place(self, query: Query, now: float) -> None:
         if query.state is not State.NEW or query.number in self._alive:
             raise RequestError(f"query {query.number} was submitted before")
-        if not 0 < query.tokens <= self.classes[-1]:
-            raise RequestError(
-                f"a query has {query.tokens} tokens; this model embeds 1 to {self.classes[-1]}"
-            )
-        query.kind = bisect_left(self.classes, query.tokens)
+        self.check(query)
+        kinds = self._kinds[query.model]
+        query.kind = bisect_left(
+            self.classes, query.tokens, kinds.start, kinds.stop, key=lambda each: each.tokens
+        )
         query.priority = max(LEAST_PRIORITY, min(MOST_PRIORITY, query.priority))
         queue = self._choose(query, now)
         if queue is None:
@@ -132,6 +141,14 @@ class QueueManager:
         queue.push(query)
         queue.hold(query.kind, 1)
         self._alive[query.number] = query
+
+    def check(self, query: Query) -> None:
+        """Raise RequestError where its model is unknown, or does not take so many tokens."""
+        longest = self.longest(query.model)
+        if not 0 < query.tokens <= longest:
+            raise RequestError(
+                f"a query has {query.tokens} tokens; this model embeds 1 to {longest}"
+            )
 
     def _choose(self, query: Query, now: float) -> DeviceQueue | None:
         """Return the queue of Algorithm 1; among accelerators the one that is done first."""
@@ -151,7 +168,8 @@ class QueueManager:
             return False
         if query.bulk and (load + share) * BULK_SHARE > queue.capacity:
             return False
-        if self.arrival == "closed" and query.deadline == math.inf:
+        by_depth = self.arrival == "closed" and query.deadline == math.inf
+        if by_depth and not queue.holds_others(query):
             return True
         latest = min(query.deadline, query.target, queue.urgent())
         return queue.finish(query, now) <= latest
@@ -188,6 +206,7 @@ class QueueManager:
             started=now,
             expected=now + seconds,
             limit=queue.limit(seconds),
+            model=chosen[0].model,
         )
         queue.running[batch.number] = batch
         return batch
@@ -262,7 +281,7 @@ class QueueManager:
         Raises SpecError without one depth and line per class.
         """
         if not len(spec.depths) == len(spec.lines) == len(self.classes) or min(spec.depths) < 0:
-            raise SpecError(f"{spec.name}: needs a depth and a line for each length class")
+            raise SpecError(f"{spec.name}: needs a depth and a line for each class")
         self._queues[spec.name].set_spec(spec)
 
     def spec(self, device: str) -> QueueSpec:
@@ -321,3 +340,15 @@ class QueueManager:
         for query in queries:
             counts[query.kind] += 1
         return counts
+
+
+def _group(classes: Sequence[QueryClass]) -> dict[str, range]:
+    """Return where each model's classes stand; SpecError where they are not in order."""
+    found: dict[str, range] = {}
+    for place, each in enumerate(classes):
+        first = found[each.model].start if each.model in found else place
+        found[each.model] = range(first, place + 1)
+    in_order = sorted(classes, key=lambda each: (found[each.model].start, each.tokens))
+    if list(classes) != in_order:
+        raise SpecError("the classes of a model must stand together, the shortest first")
+    return found

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,12 +33,26 @@ Observer = Callable[[Batch, float], object]
 """Told of every batch that has run, and its seconds; called on the instance's thread."""
 
 
+Models = Mapping[str, Instance]
+"""One instance of a device: the encoder of each model, of which one runs at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a call asks for all its queries; times are the service's clock."""
+
+    model: str
+    target: float = math.inf
+    deadline: float = math.inf
+    priority: int = 0
+
+
 class EmbeddingService:
     """Devices, their queues, and the threads between them."""
 
     def __init__(
         self,
-        instances: Mapping[str, Sequence[Instance]],
+        instances: Mapping[str, Sequence[Models]],
         manager: QueueManager,
         *,
         slo: float = math.inf,
@@ -47,7 +62,8 @@ class EmbeddingService:
         """Start a thread for each instance, which the service owns from now on.
 
         Args:
-            instances: of each device of `manager`, as many as its queue says.
+            instances: of each device of `manager`, as many as its queue says, each with a copy of
+                every model that it embeds for.
             manager: the queues.
             slo: seconds that a query may take; without one nothing is BUSY, and calls wait.
             observe: told of batches.
@@ -68,12 +84,13 @@ class EmbeddingService:
         self._lock = threading.RLock()
         self._work = {name: threading.Condition(self._lock) for name in instances}
         self._timer = threading.Condition(self._lock)
-        self.dim = next(iter(instances.values()))[0].dim
+        first = next(iter(instances.values()))[0]
+        self.dims = {model: instance.dim for model, instance in first.items()}
         self._threads = [threading.Thread(target=self._keep_deadlines, daemon=True)]
         self._threads += [
-            threading.Thread(target=self._drive, args=(name, instance), daemon=True)
+            threading.Thread(target=self._drive, args=(name, models), daemon=True)
             for name, each in instances.items()
-            for instance in each
+            for models in each
         ]
         for thread in self._threads:
             thread.start()
@@ -85,6 +102,7 @@ class EmbeddingService:
         ids: Sequence[Ids],
         types: Sequence[Ids] | None = None,
         *,
+        model: str = "",
         priority: int = 0,
         timeout: float | None = None,
     ) -> EmbedJob:
@@ -93,17 +111,19 @@ class EmbeddingService:
         Args:
             ids: token ids of each query.
             types: the segment of each token, by default 0.
+            model: which encoder, where there are several.
             priority: higher ones go first.
             timeout: seconds after which the answer is of no use.
 
         Raises:
             CapacityError: BUSY; `retry_after` seconds later there may be room.
-            RequestError: a query is empty or too long, or the service is closed.
+            RequestError: a query is empty or too long, there is no such model, or the service is
+                closed.
         """
         now = self._now()
-        job = EmbedJob(len(ids), self.dim, now)
         deadline = math.inf if timeout is None else now + timeout
-        job.queries = self._make_queries(job, ids, types, now + self.slo, deadline, priority)
+        terms = Terms(model, now + self.slo, deadline, priority)
+        job = self._make_job(ids, types, terms, now)
         with self._lock:
             self._check_open()
             self.manager.submit(job.queries, now)
@@ -112,15 +132,17 @@ class EmbeddingService:
         return job
 
     def submit_bulk(
-        self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, *, priority: int = 0
+        self,
+        ids: Sequence[Ids],
+        types: Sequence[Ids] | None = None,
+        *,
+        model: str = "",
+        priority: int = 0,
     ) -> EmbedJob:
         """Queue any number of queries without an SLO: they run as there is room beside others."""
-        job = EmbedJob(len(ids), self.dim, self._now())
-        job.queries = self._make_queries(job, ids, types, math.inf, math.inf, priority)
-        limit = self.manager.classes[-1]
-        wrong = [query.tokens for query in job.queries if not 0 < query.tokens <= limit]
-        if wrong:
-            raise RequestError(f"a query has {wrong[0]} tokens; this model embeds 1 to {limit}")
+        job = self._make_job(ids, types, Terms(model, priority=priority), self._now())
+        for query in job.queries:
+            self.manager.check(query)
         with self._lock:
             self._check_open()
             done = self._desk.add_bulk(job.queries, self._now())
@@ -130,7 +152,12 @@ class EmbeddingService:
         return job
 
     def start(
-        self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, *, wait: bool = False
+        self,
+        ids: Sequence[Ids],
+        types: Sequence[Ids] | None = None,
+        *,
+        model: str = "",
+        wait: bool = False,
     ) -> EmbedJob:
         """Queue a call: within the SLO, or with `wait` instead of BUSY as soon as there is room.
 
@@ -138,11 +165,11 @@ class EmbeddingService:
         """
         if self.slo < math.inf:
             try:
-                return self.submit(ids, types)
+                return self.submit(ids, types, model=model)
             except CapacityError:
                 if not wait:
                     raise
-        return self.submit_bulk(ids, types)
+        return self.submit_bulk(ids, types, model=model)
 
     def cancel(self, job: EmbedJob) -> None:
         """Take out what of a job is still queued; who waits for it gets CancelledError."""
@@ -190,8 +217,9 @@ class EmbeddingService:
         for thread in self._threads:
             thread.join()
         for each in self._instances.values():
-            for instance in each:
-                instance.close()
+            for models in each:
+                for instance in models.values():
+                    instance.close()
 
     def __enter__(self) -> EmbeddingService:
         return self
@@ -201,27 +229,26 @@ class EmbeddingService:
 
     # ---- helpers of callers ----
 
-    def _make_queries(
-        self,
-        job: EmbedJob,
-        ids: Sequence[Ids],
-        types: Sequence[Ids] | None,
-        target: float,
-        deadline: float,
-        priority: int,
-    ) -> list[Query]:
+    def _make_job(
+        self, ids: Sequence[Ids], types: Sequence[Ids] | None, terms: Terms, now: float
+    ) -> EmbedJob:
+        if terms.model not in self.dims:
+            raise RequestError(f"no encoder is called {terms.model!r}")
+        job = EmbedJob(len(ids), self.dims[terms.model], now)
         kinds: Sequence[Ids | None] = types or [None] * len(ids)
-        return [
+        job.queries = [
             Query(
-                next(self._numbers),
-                len(each),
-                target,
-                deadline,
-                priority,
-                Part(job, index, each, kinds[index]),
+                number=next(self._numbers),
+                tokens=len(each),
+                target=terms.target,
+                deadline=terms.deadline,
+                priority=terms.priority,
+                payload=Part(job, index, each, kinds[index]),
+                model=terms.model,
             )
             for index, each in enumerate(ids)
         ]
+        return job
 
     def _arm(self, job: EmbedJob) -> None:
         """Free the queues when the caller's future is cancelled; an empty job is done."""
@@ -243,10 +270,11 @@ class EmbeddingService:
 
     # ---- threads ----
 
-    def _drive(self, name: str, instance: Instance) -> None:
+    def _drive(self, name: str, models: Models) -> None:
         """Run batches on one instance until the service is closed or the device given up."""
         while (batch := self._next(name)) is not None:
-            run = run_batch(instance, batch, self.dim)
+            instance = models[batch.model]
+            run = run_batch(instance, batch, self.dims[batch.model])
             now = self._now()
             if run.lost:
                 if not self._revive(name, instance, batch):

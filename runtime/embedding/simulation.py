@@ -13,20 +13,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.ir.errors import CapacityError
-from dovetail.runtime.embedding.line import Line
+from dovetail.runtime.embedding.line import Line, batch_seconds
 from dovetail.runtime.embedding.query import Batch, Query
 from dovetail.runtime.embedding.queues import QueueManager
 
 Lines = Mapping[str, Sequence[Line]]
-"""Device -> the line of each length class."""
+"""Device -> the line of each class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Queries that come together at `at` seconds: the tokens of each."""
+    """Queries that come together at `at` seconds: the tokens of each, and the model of all."""
 
     at: float
     tokens: tuple[int, ...]
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def simulate(
     while call or ends:
         if call and (not ends or call.at <= ends[0][0]):
             now = call.at
-            new = [Query(next(numbers), n, now + slo) for n in call.tokens]
+            new = [Query(next(numbers), n, now + slo, model=call.model) for n in call.tokens]
             try:
                 manager.submit(new, now)
                 arrived |= dict.fromkeys((query.number for query in new), now)
@@ -99,12 +100,6 @@ def simulate(
                 heapq.heappush(ends, (now + seconds, next(order), batch_now))
     start = calls[0].at if calls else 0.0
     return Outcome({n: tuple(each) for n, each in latencies.items()}, busy, now - start)
-
-
-def batch_seconds(lines: Sequence[Line], counts: Sequence[int]) -> float:
-    """Return what a batch with so many queries of each class takes."""
-    present = [(n, line) for n, line in zip(counts, lines, strict=True) if n]
-    return sum(n * line.alpha for n, line in present) + max(line.beta for _, line in present)
 
 
 def poisson_calls(rate: float, seconds: float, tokens: int, seed: int = 0) -> list[Call]:

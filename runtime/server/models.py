@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -33,15 +33,21 @@ SAMPLED = ("temperature", "top_p", "top_k", "min_p")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One artifact under its id. An artifact may hold a model that generates, and encoders."""
+    """One artifact under its id. An artifact may hold a model that generates, and encoders.
+
+    only: the encoder that this id stands for, where it is not all of the artifact.
+    """
 
     id: str
     app: App
+    only: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
     def file(self) -> ModelFile | None:
         """The model that generates."""
+        if self.only:
+            return None
         return next((part.file for part in self.app.artifact.models.values()), None)
 
     @cached_property
@@ -134,16 +140,25 @@ class ServedModel:
 
     def _choose(self, *, labels: bool) -> TextEncoder | None:
         try:
-            return self.app.embeddings.choose(labels=labels)
+            return self.app.embeddings.choose(self.only, labels=labels)
         except RequestError:
             return None
 
 
 class Models:
-    """The served models in order; the first one that can is the default."""
+    """The served models in order; the first one that can is the default.
+
+    Each encoder of an artifact with several has an id of its own too, `artifact/encoder`.
+    """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._by_id = {model.id: model for model in models}
+        for model in models:
+            encoders = tuple(model.app.embeddings.encoders)
+            if len(encoders) > 1:  # each can be asked for by its name as well
+                for name in encoders:
+                    one = replace(model, id=f"{model.id}/{name}", only=name)
+                    self._by_id.setdefault(one.id, one)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._by_id.values())
@@ -169,9 +184,10 @@ class Models:
         return found
 
     def close(self) -> None:
-        """Close all apps."""
+        """Close all apps; an app may stand under several ids."""
         for model in self:
-            model.app.close()
+            if model.only is None:
+                model.app.close()
 
 
 def _letters(message: Message) -> int:

@@ -32,7 +32,7 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, EmbeddingRequest)
     model = server.models.find(body.model, "embed")
     assert model.encoder is not None
-    dim = model.encoder.service.dim
+    dim = model.encoder.spec.dim
     if body.dimensions not in (None, dim):
         message = f"the vectors of this model have {dim} dimensions and cannot be cut"
         raise ApiError(400, message, param="dimensions", headers=FINAL)
@@ -75,7 +75,7 @@ async def _embed(
     """Return a row for each text, and how many tokens were read."""
     assert model.encoder is not None
     ids = await asyncio.to_thread(model.encoder.read, texts, prompt_name, None)
-    return await model.app.aembed(ids), sum(map(len, ids))
+    return await model.app.aembed(ids, model=model.encoder.name), sum(map(len, ids))
 
 
 async def _score_vectors(
@@ -97,7 +97,7 @@ async def _score_pairs(
         return sum(len(ids) for ids, _ in reader.read_pairs(query, documents))
 
     tokens = await asyncio.to_thread(count)
-    ranked = await asyncio.to_thread(model.app.rerank, query, documents)
+    ranked = await asyncio.to_thread(model.app.rerank, query, documents, model=model.ranker.name)
     scores = {one.index: one.score for one in ranked}
     return [scores[i] for i in range(len(documents))], tokens
 

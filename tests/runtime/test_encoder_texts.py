@@ -14,6 +14,7 @@ import pytest
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import App, load
+from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import ENCODER
 from tests.encoders import cosines, last_rows, save_encoder
@@ -127,6 +128,37 @@ def test_a_cancelled_task_leaves_the_queues(app: App) -> None:
         assert (await app.aembed("Elm")).shape == (1, 128)
 
     asyncio.run(work())
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled encoder and a small one in one artifact."""
+    folder = tmp_path_factory.mktemp("two")
+    save_encoder(folder / "small", "bert", vocab_size=3000)
+    shutil.copy(ENCODER / "tokenizer.json", folder / "small")
+    models = {"tiny": ENCODER, "small": folder / "small"}
+    compile_model(models, output=folder / "two.dove", effort="none", threads=1)
+    return folder / "two.dove"
+
+
+@pytest.mark.parametrize("settings", [None, EmbeddingSettings(slo=30.0, classes=())])
+def test_an_encoder_is_chosen_by_name_and_all_share_the_cpu(
+    app: App, two: Path, settings: EmbeddingSettings | None
+) -> None:
+    with load(two, threads=1, embedding=settings) as both:
+        rows = both.embed(TEXTS, wait=True)
+        np.testing.assert_allclose(rows, app.embed(TEXTS), atol=1e-6)
+        np.testing.assert_array_equal(both.embed(TEXTS, model="tiny", wait=True), rows)
+        small = both.embed(TEXTS, model="small", wait=True)
+        assert small.shape == (4, 64)
+        np.testing.assert_array_equal(asyncio.run(both.aembed(TEXTS[0], model="small")), small[:1])
+        with pytest.raises(RequestError, match="no encoder 'other'; it has tiny, small"):
+            both.embed("x", model="other")
+        with pytest.raises(RequestError, match="no cross-encoder"):
+            both.rerank("x", ["y"], model="tiny")
+        chosen = [both.embeddings.choose(name, labels=False) for name in ("tiny", "small")]
+        assert chosen[0].service is chosen[1].service
+        assert {each.model for each in chosen[0].service.manager.classes} == {"tiny", "small"}
 
 
 @pytest.mark.long

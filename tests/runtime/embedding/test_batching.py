@@ -14,6 +14,7 @@ from dovetail.runtime.embedding.batching import bucket, choose_batch
 class Text:
     tokens: int
     limit: int = 1 << 30
+    model: str = ""
 
 
 def sizes(tokens: list[int], budget: int, *, pads: bool, most: int = 100) -> list[int]:
@@ -59,3 +60,9 @@ def test_no_batch_is_over_its_budget(tokens: list[int], budget: int, most: int, 
     assert cost <= budget or len(chosen) == 1
     if pads:
         assert max(chosen) <= max(16, 2 * min(chosen))
+
+
+def test_a_batch_is_of_the_most_urgent_one_s_model() -> None:
+    waiting = [Text(n, model="ab"[n % 2]) for n in range(1, 7)]
+    chosen = choose_batch(waiting, 100, 100, pads=False)
+    assert [text.tokens for text in chosen] == [1, 3, 5]

@@ -40,7 +40,9 @@ def sample(count: int, length: int) -> Sequence[Ids]:
 def one_device(line: Line, clock: Clock, **options: object) -> Iterator[EmbeddingService]:
     device = EmulatedAccelerator(line, 75, now=clock.now, sleep=clock.sleep)
     manager = fixed_manager(ONE, 512, {"npu": 1})
-    with EmbeddingService({"npu": [device]}, manager, slo=1.0, now=clock.now, **options) as made:  # type: ignore[arg-type]
+    with EmbeddingService(
+        {"npu": [{"": device}]}, manager, slo=1.0, now=clock.now, **options
+    ) as made:  # type: ignore[arg-type]
         yield made
 
 
@@ -84,8 +86,8 @@ def _pair() -> tuple[Depths, dict]:
 def test_two_real_devices_are_sized_side_by_side() -> None:
     plan = pair_plan()
     devices = {
-        "npu": [EmulatedAccelerator(Line(0.0005, 0.002), 75)],
-        "cpu": [EmulatedAccelerator(Line(0.002, 0.004), 75)],
+        "npu": [{"": EmulatedAccelerator(Line(0.0005, 0.002), 75)}],
+        "cpu": [{"": EmulatedAccelerator(Line(0.002, 0.004), 75)}],
     }
     manager = fixed_manager(plan, 512, {"npu": 1, "cpu": 1})
     with EmbeddingService(devices, manager, slo=0.05) as service:

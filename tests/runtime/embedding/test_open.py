@@ -58,7 +58,7 @@ def test_queues_give_the_same_vectors_and_keep_their_lines(path: Path) -> None:
         service = service_of(app)
         assert min(service.manager.depths()["cpu"]) > max(depths["cpu"])
         np.testing.assert_allclose(app.embed(TEXTS), wanted, atol=1e-6)
-        instance = service._instances["cpu"][0]
+        instance = service._instances["cpu"][0]["embedder"]
         assert isinstance(instance, ProcessInstance)
         os.kill(instance.pid, signal.SIGKILL)
         np.testing.assert_allclose(asyncio.run(app.aembed(TEXTS)), wanted, atol=1e-6)
@@ -81,15 +81,16 @@ def test_the_overflow_goes_to_the_cpu_and_what_is_beyond_is_busy(path: Path) -> 
         service = service_of(app)
         set_depth("emulated0", 1)
         set_depth("cpu", 2)
-        ids = app.embeddings.choose(labels=False).read(TEXTS[:3], None, None)
-        job = service.start(ids)
+        chosen = app.embeddings.choose(labels=False)
+        ids = chosen.read(TEXTS[:3], None, None)
+        job = chosen.start(ids)
         assert [query.device for query in job.queries] == ["emulated0", "cpu", "cpu"]
         np.testing.assert_allclose(job.result(), wanted, atol=1e-6)
         set_depth("emulated0", 0)
-        cpu = service._instances["cpu"][0]
+        cpu = service._instances["cpu"][0]["embedder"]
         assert isinstance(cpu, ProcessInstance)
         os.kill(cpu.pid, signal.SIGSTOP)
-        held = service.start(ids[1:])
+        held = chosen.start(ids[1:])
         with pytest.raises(CapacityError) as busy:
             app.embed(TEXTS[0])
         assert busy.value.retry_after is not None and busy.value.retry_after > 0

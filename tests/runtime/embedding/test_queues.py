@@ -14,10 +14,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
 from dovetail.runtime.embedding.device_queue import FIRST_LIMIT, LEAST_LIMIT
 from dovetail.runtime.embedding.line import Line
-from dovetail.runtime.embedding.query import Batch, Query, QueueSpec, State
+from dovetail.runtime.embedding.query import (
+    Batch,
+    Query,
+    QueryClass,
+    QueueSpec,
+    State,
+    length_classes,
+)
 from dovetail.runtime.embedding.queues import QueueManager
 
 CLASSES = (32, 128, 512)
+ANY = length_classes([512])
+OTHER = QueryClass(512, "other")
 FAST, SLOW = Line(0.01, 0.05), Line(0.05, 0.06)
 SLO = 1.0
 
@@ -28,7 +37,7 @@ def spec(name: str, depth: int, line: Line = FAST, *, accelerator: bool = True) 
 
 def pair(**options: object) -> QueueManager:
     specs = [spec("gpu", 3), spec("cpu", 2, SLOW, accelerator=False)]
-    return QueueManager(specs, (512,), **options)  # type: ignore[arg-type]
+    return QueueManager(specs, ANY, **options)  # type: ignore[arg-type]
 
 
 def queries(count: int, start: int = 0, *, target: float = SLO, tokens: int = 75) -> list[Query]:
@@ -53,7 +62,7 @@ def test_algorithm_1_fills_the_accelerator_then_the_cpu_then_is_busy() -> None:
 
 
 def test_a_batch_is_given_ten_times_its_predicted_seconds_and_some_at_least() -> None:
-    slow = QueueManager([spec("gpu", 20, Line(0.1, 1.0))], (512,), margin=0.5)
+    slow = QueueManager([spec("gpu", 20, Line(0.1, 1.0))], ANY, margin=0.5)
     slow.submit(queries(10, target=math.inf), 0.0)
     batch = slow.take("gpu", 0.0)
     assert batch is not None and batch.limit == pytest.approx(10 * 1.5 * (10 * 0.1 + 1.0))
@@ -61,14 +70,14 @@ def test_a_batch_is_given_ten_times_its_predicted_seconds_and_some_at_least() ->
     manager.submit(queries(1), 0.0)
     batch = manager.take("gpu", 0.0)
     assert batch is not None and batch.limit == LEAST_LIMIT
-    manager = QueueManager([spec("gpu", 2, Line(0.0, 0.0))], (512,))
+    manager = QueueManager([spec("gpu", 2, Line(0.0, 0.0))], ANY)
     manager.submit(queries(1), 0.0)
     batch = manager.take("gpu", 0.0)
     assert batch is not None and batch.limit == FIRST_LIMIT
 
 
 def test_a_device_whose_batch_is_overdue_promises_less_the_longer_it_lasts() -> None:
-    manager = QueueManager([spec("gpu", 20, Line(0.1, 1.0))], (512,))
+    manager = QueueManager([spec("gpu", 20, Line(0.1, 1.0))], ANY)
     manager.submit(queries(4, target=10.0), 0.0)  # to be done at 1.4
     batch = manager.take("gpu", 0.0)
     assert batch is not None
@@ -95,13 +104,13 @@ def test_more_queries_than_all_queues_hold_are_told_so() -> None:
 def test_without_heterogeneous_mode_the_cpu_stays_empty() -> None:
     manager = pair(arrival="closed", heterogeneous=False)
     assert place(manager, 5) == ["gpu"] * 3 + ["BUSY"] * 2
-    alone = QueueManager([spec("cpu", 2, accelerator=False)], (512,), heterogeneous=False)
+    alone = QueueManager([spec("cpu", 2, accelerator=False)], ANY, heterogeneous=False)
     assert place(alone, 3) == ["cpu"] * 2 + ["BUSY"]
 
 
 def test_several_accelerators_share_before_the_cpu_is_used() -> None:
     specs = [spec("a", 3), spec("b", 3), spec("cpu", 1, SLOW, accelerator=False)]
-    placed = place(QueueManager(specs, (512,), arrival="closed"), 8)
+    placed = place(QueueManager(specs, ANY, arrival="closed"), 8)
     assert sorted(placed[:6]) == ["a"] * 3 + ["b"] * 3
     assert placed[:2] == ["a", "b"]  # the one that is done first
     assert placed[6:] == ["cpu", "BUSY"]
@@ -131,7 +140,7 @@ def test_all_or_none_of_a_call_is_taken() -> None:
 
 
 def test_open_arrivals_are_admitted_by_when_all_that_waits_would_be_done() -> None:
-    manager = QueueManager([spec("gpu", 100, Line(0.1, 0.2))], (512,))
+    manager = QueueManager([spec("gpu", 100, Line(0.1, 0.2))], ANY)
     manager.submit(queries(2), 0.0)
     batch = manager.take("gpu", 0.0)
     assert batch is not None and batch.expected == pytest.approx(0.4)
@@ -159,7 +168,7 @@ def test_a_deadline_that_cannot_be_met_is_busy_at_once_and_one_that_passes_ends(
 
 
 def test_priority_goes_ahead_but_not_for_ever() -> None:
-    manager = QueueManager([replace(spec("gpu", 100), token_budget=75)], (512,), arrival="closed")
+    manager = QueueManager([replace(spec("gpu", 100), token_budget=75)], ANY, arrival="closed")
     manager.submit([Query(0, 75, 1.0), Query(1, 75, 1.0, priority=2)], 0.0)
     manager.submit([Query(2, 75, 1.0 + 0.6, priority=2)], 0.6)
     order = []
@@ -171,7 +180,9 @@ def test_priority_goes_ahead_but_not_for_ever() -> None:
 
 def test_a_class_of_long_queries_fills_more_of_a_device() -> None:
     line = (FAST, FAST, FAST)
-    manager = QueueManager([QueueSpec("gpu", True, (6, 4, 0), line)], CLASSES, arrival="closed")
+    manager = QueueManager(
+        [QueueSpec("gpu", True, (6, 4, 0), line)], length_classes(CLASSES), arrival="closed"
+    )
     manager.submit([Query(0, 20, SLO), Query(1, 100, SLO), Query(2, 100, SLO)], 0.0)
     manager.submit([Query(3, 20, SLO), Query(4, 20, SLO)], 0.0)  # 3/6 + 2/4: exactly full
     with pytest.raises(CapacityError):
@@ -184,7 +195,7 @@ def test_a_class_of_long_queries_fills_more_of_a_device() -> None:
 
 
 def test_bulk_work_leaves_room() -> None:
-    manager = QueueManager([spec("gpu", 8)], (512,))
+    manager = QueueManager([spec("gpu", 8)], ANY)
     manager.submit([Query(i, 75) for i in range(4)], 0.0)
     with pytest.raises(CapacityError):
         manager.submit([Query(4, 75)], 0.0)
@@ -192,7 +203,7 @@ def test_bulk_work_leaves_room() -> None:
 
 
 def test_a_failed_batch_is_halved_until_the_query_that_fails_is_alone() -> None:
-    manager = QueueManager([spec("gpu", 16)], (512,), arrival="closed")
+    manager = QueueManager([spec("gpu", 16)], ANY, arrival="closed")
     all_of_them = queries(16)
     manager.submit(all_of_them, 0.0)
     done, failed, runs = [], [], 0
@@ -209,7 +220,7 @@ def test_a_failed_batch_is_halved_until_the_query_that_fails_is_alone() -> None:
 
 
 def test_an_instance_that_dies_loses_nothing_but_the_query_it_dies_of() -> None:
-    manager = QueueManager([spec("cpu", 64, accelerator=False)], (512,), arrival="closed")
+    manager = QueueManager([spec("cpu", 64, accelerator=False)], ANY, arrival="closed")
     manager.submit(queries(64), 0.0)
     done, failed, deaths = [], [], 0
     while batch := manager.take("cpu", 0.0):
@@ -237,7 +248,7 @@ def test_cancelled_queries_leave_at_once_or_stay_counted_until_their_batch_ends(
 
 
 def test_depths_may_fall_below_what_is_held() -> None:
-    manager = QueueManager([spec("gpu", 8)], (512,), arrival="closed")
+    manager = QueueManager([spec("gpu", 8)], ANY, arrival="closed")
     manager.submit(queries(8), 0.0)
     manager.set_queue(spec("gpu", 2))
     manager.check_integrity()
@@ -269,7 +280,7 @@ def place_one(manager: QueueManager, number: int) -> str:
 
 
 def test_free_instances_share_what_waits() -> None:
-    manager = QueueManager([replace(spec("gpu", 9), instances=3)], (512,), arrival="closed")
+    manager = QueueManager([replace(spec("gpu", 9), instances=3)], ANY, arrival="closed")
     manager.submit(queries(9), 0.0)
     batches = [manager.take("gpu", 0.0) for _ in range(4)]
     assert [len(b.queries) if b else None for b in batches] == [3, 3, 3, None]
@@ -277,7 +288,7 @@ def test_free_instances_share_what_waits() -> None:
 
 @pytest.mark.parametrize(
     ("specs", "classes"),
-    [([], (512,)), ([spec("a", 1), spec("a", 1)], (512,)), ([spec("a", 1)], (1, 2))],
+    [([], ANY), ([spec("a", 1), spec("a", 1)], ANY), ([spec("a", 1)], length_classes([1, 2]))],
 )
 def test_queues_that_make_no_sense_are_refused(specs: list[QueueSpec], classes: tuple) -> None:
     with pytest.raises(SpecError):
@@ -285,11 +296,14 @@ def test_queues_that_make_no_sense_are_refused(specs: list[QueueSpec], classes: 
 
 
 class Manager(RuleBasedStateMachine):
-    """Any order of arrivals, batches, failures, deaths, cancellations, and devices that change."""
+    """Any order of arrivals, batches, failures, deaths, cancellations, and devices that change.
+
+    Two models share the devices.
+    """
 
     @initialize(
-        depths=st.lists(st.tuples(*[st.integers(0, 12)] * 3), min_size=1, max_size=3),
-        cpu=st.tuples(*[st.integers(0, 6)] * 3),
+        depths=st.lists(st.tuples(*[st.integers(0, 12)] * 4), min_size=1, max_size=3),
+        cpu=st.tuples(*[st.integers(0, 6)] * 4),
         instances=st.integers(1, 3),
         budget=st.sampled_from([1, 100, 600, 1 << 30]),
         pads=st.booleans(),
@@ -297,14 +311,19 @@ class Manager(RuleBasedStateMachine):
         arrival=st.sampled_from(["open", "closed"]),
     )
     def start(self, depths, cpu, instances, budget, pads, heterogeneous, arrival) -> None:
-        lines = tuple(Line(0.01 * (k + 1), 0.02) for k in range(3))
+        lines = tuple(Line(0.01 * (k + 1), 0.02) for k in range(4))
         slow = tuple(line.scaled(4) for line in lines)
         specs = [
             QueueSpec(f"gpu{i}", True, depth, lines, instances, budget, pads)
             for i, depth in enumerate(depths)
         ]
         specs.append(QueueSpec("cpu", False, cpu, slow, 1, budget, False))
-        self.manager = QueueManager(specs, CLASSES, heterogeneous=heterogeneous, arrival=arrival)
+        self.manager = QueueManager(
+            specs,
+            (*length_classes(CLASSES), OTHER),
+            heterogeneous=heterogeneous,
+            arrival=arrival,
+        )
         self.cpu_allowed = heterogeneous
         self.numbers, self.now = itertools.count(), 0.0
         self.accepted: dict[int, Query] = {}
@@ -323,13 +342,15 @@ class Manager(RuleBasedStateMachine):
         tokens=st.lists(st.integers(1, 512), min_size=1, max_size=6),
         priority=st.integers(-10, 10),
         wait=st.sampled_from([0.0, 0.1, 1.0]),
-        bulk=st.booleans(),
+        terms=st.tuples(st.booleans(), st.sampled_from(["", "", OTHER.model])),
         deadline=st.sampled_from([math.inf, 0.05, 0.5]),
     )
-    def arrive(self, tokens, priority, wait, bulk, deadline) -> None:
+    def arrive(self, tokens, priority, wait, terms, deadline) -> None:
+        bulk, model = terms
         self.now += wait
         target = math.inf if bulk else self.now + 1.0
-        new = [Query(next(self.numbers), n, target, self.now + deadline, priority) for n in tokens]
+        ends = self.now + deadline
+        new = [Query(next(self.numbers), n, target, ends, priority, model=model) for n in tokens]
         before = self.manager.queries
         closed_and_plain = self.manager.arrival == "closed" and deadline == math.inf and not bulk
         try:
@@ -338,14 +359,20 @@ class Manager(RuleBasedStateMachine):
             assert self.manager.queries == before
             assert all(query.state is State.NEW for query in new)
             if closed_and_plain and len(new) == 1:  # BUSY only where nothing has room
-                kind = [n >= tokens[0] for n in CLASSES].index(True)
+                bounds = CLASSES if not model else (0, 0, 0, OTHER.tokens)
+                kind = [n >= tokens[0] for n in bounds].index(True)
                 open_names = [n for n in self.manager.depths() if n not in self.shut]
                 usable = [n for n in open_names if n != "cpu" or self.cpu_allowed]
-                assert all(self.full(name, kind) for name in usable)
+                assert all(self.full(n, kind) or self.has_others(n, model) for n in usable)
             return
         self.accepted |= {query.number: query for query in new}
         if not self.cpu_allowed:
             assert all(query.device != "cpu" for query in new)
+
+    def has_others(self, name: str, model: str) -> bool:
+        """Another model is here: then the finish counts as well as the depth."""
+        live = [q for q in self.accepted.values() if q.device == name and q.state in LIVE]
+        return any(query.model != model for query in live)
 
     shut: frozenset[str] = frozenset()
 
@@ -357,6 +384,7 @@ class Manager(RuleBasedStateMachine):
         batch = self.manager.take(name, self.now)
         assert (batch is None) == (waiting == 0 or busy >= spec.instances)
         if batch:
+            assert {query.model for query in batch.queries} == {batch.model}
             sizes = [query.tokens for query in batch.queries]
             cost = max(sizes) * len(sizes) if spec.pads else sum(sizes)
             assert cost <= spec.token_budget or len(sizes) == 1
@@ -381,7 +409,7 @@ class Manager(RuleBasedStateMachine):
     def expire(self) -> None:
         self.ended += [query.number for query in self.manager.expire(self.now)]
 
-    @rule(data=st.data(), depths=st.tuples(*[st.integers(0, 12)] * 3))
+    @rule(data=st.data(), depths=st.tuples(*[st.integers(0, 12)] * 4))
     def change(self, data, depths) -> None:
         name = data.draw(st.sampled_from(sorted(self.manager.depths())))
         self.manager.set_queue(replace(self.manager.spec(name), depths=depths))

@@ -22,13 +22,14 @@ from dovetail.runtime.embedding.instance import (
 )
 from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.process import ProcessInstance
-from dovetail.runtime.embedding.query import QueueSpec
+from dovetail.runtime.embedding.query import QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
 from tests.runtime.embedding.toy_encoders import DEADLY, FATAL, HEAVY, WRONG, Toy, vector
 
 WAIT = 60.0
 LINE = Line(1e-4, 1e-4)
+ANY = length_classes([512])
 
 
 class Gated(Toy):
@@ -59,9 +60,9 @@ def serve(
     depths: dict[str, int], instances: dict[str, Instance], **options: object
 ) -> EmbeddingService:
     specs = [QueueSpec(n, n != "cpu", (depth,), (LINE,)) for n, depth in depths.items()]
-    manager = QueueManager(specs, (512,), arrival="closed")
+    manager = QueueManager(specs, ANY, arrival="closed")
     return EmbeddingService(
-        {name: [each] for name, each in instances.items()},
+        {name: [{"": each}] for name, each in instances.items()},
         manager,
         slo=30.0,
         **options,  # type: ignore[arg-type]
@@ -372,6 +373,6 @@ def test_many_callers_at_once_end_with_depths_of_zero() -> None:
 
 
 def test_devices_and_queues_must_fit() -> None:
-    manager = QueueManager([QueueSpec("cpu", False, (1,), (LINE,), instances=2)], (512,))
+    manager = QueueManager([QueueSpec("cpu", False, (1,), (LINE,), instances=2)], ANY)
     with pytest.raises(SpecError, match="instances"):
-        EmbeddingService({"cpu": [LocalInstance(Toy())]}, manager, slo=1.0)
+        EmbeddingService({"cpu": [{"": LocalInstance(Toy())}]}, manager, slo=1.0)

@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.runtime.embedding.line import Arrival, Line
-from dovetail.runtime.embedding.query import QueueSpec
+from dovetail.runtime.embedding.query import QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.simulation import Call, poisson_calls, simulate
 
 SLO = 1.0
+ANY = length_classes([512])
 NPU, CPU = Line(0.002, 0.008), Line(0.0095, 0.0095)
 
 
@@ -20,7 +21,7 @@ def manager(arrival: Arrival, npu: Line = NPU, cpu: Line = CPU) -> QueueManager:
         QueueSpec("npu", True, (npu.depth(SLO, arrival),), (npu,)),
         QueueSpec("cpu", False, (cpu.depth(SLO, arrival),), (cpu,)),
     ]
-    return QueueManager(specs, (512,), arrival=arrival)
+    return QueueManager(specs, ANY, arrival=arrival)
 
 
 def truth(npu: Line = NPU, cpu: Line = CPU) -> dict[str, tuple[Line, ...]]:
@@ -74,7 +75,7 @@ def test_the_cpu_raises_what_is_accepted() -> None:
     calls = poisson_calls(2000, 5.0, 75)
     both = simulate(manager("open"), truth(), calls, SLO)
     specs = [QueueSpec("npu", True, (NPU.depth(SLO, "open"),), (NPU,))]
-    alone = simulate(QueueManager(specs, (512,)), truth(), calls, SLO)
+    alone = simulate(QueueManager(specs, ANY), truth(), calls, SLO)
     gain = both.accepted / alone.accepted - 1
     assert gain == pytest.approx(NPU.alpha / CPU.alpha, rel=0.15)
 

@@ -66,7 +66,12 @@ def search(
     cursors = [begin_search(probe.clusters, TOPK) for probe in probes]
     for first in range(0, nprobe, step):
         scans = [
-            Scan(query, cursor.left[:step], probe.distances[first : first + step])
+            Scan(
+                query,
+                cursor.ahead(step),
+                probe.distances[first : first + step],
+                bound=cursor.bound,
+            )
             for query, cursor, probe in zip(queries, cursors, probes, strict=True)
         ]
         for cursor, scan, hits in zip(

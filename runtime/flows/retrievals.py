@@ -86,6 +86,7 @@ class Retrievals:
                 part.clusters,
                 part.centroids,
                 part.depth,
+                part.bound,
             )
             for part in order.parts
         )

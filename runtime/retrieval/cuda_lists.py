@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.runtime.cuda import CudaDevice, CudaModule
 from dovetail.runtime.retrieval.cursor import Hit
+from dovetail.runtime.retrieval.faiss_lists import stack_queries
 from dovetail.runtime.retrieval.ivf import IvfIndex, Mask, Scan, Vectors
 from dovetail.runtime.retrieval.scanner import Rows, share_lists, take_best
 from dovetail.runtime.streams import GpuStreams
@@ -105,7 +106,7 @@ class CudaLists:
         self._device.activate()
         streams, dim = self._scanning, self._dim
         sharing = share_lists(scans, sorted({c for scan in scans for c in scan.clusters}))
-        queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
+        queries = stack_queries(scans)
         gathered = np.concatenate([queries[rows] for rows in sharing.values()])
         total = sum(len(rows) * self._lists[c].size for c, rows in sharing.items())
         source, target = self._reserve("queries", gathered.nbytes), self._reserve("out", 4 * total)
@@ -125,7 +126,7 @@ class CudaLists:
         streams.finish()
         if self._negate:
             np.negative(back, out=back)
-        return take_best(index, len(scans), depth, allowed, self._split(sharing, back))
+        return take_best(index, scans, depth, allowed, self._split(sharing, back))
 
     def close(self) -> None:
         """See `DeviceLists`."""

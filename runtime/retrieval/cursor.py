@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 from typing import TypeAlias
 
 HISTORY = 20
@@ -71,6 +72,10 @@ class Cursor:
         """Clusters still to be scanned, in order."""
         return self.clusters[self.position :]
 
+    def ahead(self, count: int) -> tuple[int, ...]:
+        """Return the next `count` clusters, or those that are left."""
+        return self.clusters[self.position : self.position + count]
+
     @property
     def done(self) -> bool:
         """Whether all clusters are scanned."""
@@ -81,24 +86,32 @@ class Cursor:
         """How many hits are kept: `topk`, and no less than a history holds."""
         return max(self.topk, HISTORY)
 
+    @property
+    def bound(self) -> float:
+        """Distance of the last of the hits that are kept: documents farther than it are of no use.
+
+        Infinity as long as fewer than `depth` are known.
+        """
+        return self.best[-1][0] if len(self.best) == self.depth else inf
+
     def advance(self, count: int, found: Sequence[Hit]) -> None:
         """Take the nearest documents of the next `count` clusters: their best `depth` at least.
 
         `found` may be shorter where these clusters hold no more.
         """
-        scanned = self.clusters[self.position : self.position + count]
-        assert len(scanned) == count, "a cursor cannot pass its end"
-        before = self.best[: self.topk]
-        for cluster in scanned:
-            self.seeds.pop(cluster, None)
-        self.position += count
-        self._partial = None
-        if len(self.best) == self.depth:  # most of what later clusters hold is too far away
-            last = self.best[-1]
-            found = [hit for hit in found if hit < last]
+        end = self.position + count
+        assert end <= len(self.clusters), "a cursor cannot pass its end"
+        if self.seeds:
+            for cluster in self.ahead(count):
+                self.seeds.pop(cluster, None)
+            self._partial = None
+        self.position = end
+        self.unchanged += count
         if found:
-            self.best = merge_hits((self.best, found), self.depth)
-        self.unchanged = self.unchanged + count if self.best[: self.topk] == before else 0
+            before, self.best = self.best, merge_hits((self.best, found), self.depth)
+            self._partial = None
+            if self.best[: self.topk] != before[: self.topk]:
+                self.unchanged = 0
 
     @property
     def partial(self) -> tuple[Hit, ...]:
@@ -127,15 +140,13 @@ def merge_hits(parts: Iterable[Iterable[Hit]], count: int) -> list[Hit]:
 
     Parts of different clusters never share an id, so merging in any order gives the same.
     """
-    seen: set[int] = set()
-    merged = []
-    for hit in sorted(chain.from_iterable(parts)):
-        if hit[1] not in seen:
-            seen.add(hit[1])
-            merged.append(hit)
-            if len(merged) == count:
-                break
-    return merged
+    merged = sorted(chain.from_iterable(parts))
+    if len({id_ for _, id_ in merged}) < len(merged):
+        nearest: dict[int, float] = {}
+        for distance, id_ in merged:
+            nearest.setdefault(id_, distance)
+        merged = [(distance, id_) for id_, distance in nearest.items()]
+    return merged[:count]
 
 
 def begin_search(

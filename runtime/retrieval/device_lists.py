@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from threading import Lock
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.retrieval.budget import ScanCost

@@ -5,6 +5,8 @@ In: a `faiss.IndexIVF`. Out: hits, ids and stored vectors.
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -18,86 +20,114 @@ from dovetail.runtime.retrieval.cursor import Hit
 if TYPE_CHECKING:
     from dovetail.runtime.retrieval.ivf import Ids, Mask, Scan, Vectors
 
+KEPT_SHAPES = 32
+"""Shapes of searches for which a thread keeps arrays."""
+
 
 def scan_lists(
     index: faiss.IndexIVF, scans: Sequence[Scan], depth: int, allowed: Mask | None = None
 ) -> list[list[Hit]]:
     """Return of each scan the nearest `depth` vectors of a faiss index, equal distances by id.
 
-    faiss keeps of equally near vectors those it met first, so one more than wanted is asked for;
-    where that one is as near as the last, more are, until none is left out by chance. Short scans
-    are filled up with no cluster (-1).
+    Those farther than a scan's bound are left out. faiss keeps of equally near vectors those it met
+    first, so one more than wanted is asked for; where that one is as near as the last, more are,
+    until none is left out by chance.
     """
-    selector = (
-        None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-    )
     width = max((len(scan.clusters) for scan in scans), default=0)
     if not width:
         return [[] for _ in scans]
-    if all(len(scan.clusters) == width for scan in scans):
-        clusters = np.array([scan.clusters for scan in scans], np.int64)
-        centroids = np.array([scan.distances for scan in scans], np.float32)
-    else:
-        clusters = np.full((len(scans), width), -1, np.int64)
-        centroids = np.zeros((len(scans), width), np.float32)
-        for row, scan in enumerate(scans):
-            clusters[row, : len(scan.clusters)] = scan.clusters
-            centroids[row, : len(scan.clusters)] = scan.distances
-    queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
+    options = _options(width, allowed)
     hits: list[list[Hit]] = [[] for _ in scans]
     wanted, asked = list(range(len(scans))), depth + 1
     while wanted:
-        rows = _search(index, queries, clusters, centroids, asked, selector)
+        chosen = [scans[number] for number in wanted]
+        found, ids = _search(index, chosen, width, asked, options)
         again = []
-        for place, (number, distances, ids) in enumerate(zip(wanted, *rows, strict=True)):
-            if ids[-1] >= 0 and distances[depth - 1] == distances[-1]:
-                again.append(place)
-            else:
-                hits[number] = _nearest(distances, ids, depth)
-        wanted, asked = [wanted[place] for place in again], 2 * asked
-        queries, clusters, centroids = queries[again], clusters[again], centroids[again]
+        bounds = np.array([scan.bound for scan in chosen], np.float32)
+        for row in (found[:, 0] <= bounds).nonzero()[0].tolist():  # few in the later steps
+            distances, number = found[row].tolist(), wanted[row]
+            near = bisect_right(distances, chosen[row].bound)
+            nearest = _nearest(distances[:near], ids[row, :near].tolist())
+            if len(nearest) == asked and nearest[depth - 1][0] == nearest[-1][0]:
+                again.append(number)
+            hits[number] = nearest[:depth]
+        wanted, asked = again, 2 * asked
     return hits
 
 
+def stack_queries(scans: Sequence[Scan]) -> Vectors:
+    """Return the queries of scans as rows [n, d]."""
+    joined = np.concatenate([scan.query for scan in scans], dtype=np.float32)
+    return joined.reshape(len(scans), -1)
+
+
+class _Arrays:
+    """What faiss reads and writes in searches of one shape, and where that lies."""
+
+    def __init__(self, rows: int, width: int, count: int) -> None:
+        self.clusters = np.empty((rows, width), np.int64)
+        self.centroids = np.zeros((rows, width), np.float32)
+        self.found = np.empty((rows, count), np.float32)
+        self.ids = np.empty((rows, count), np.int64)
+        self.given = faiss.swig_ptr(self.clusters), faiss.swig_ptr(self.centroids)
+        self.taken = faiss.swig_ptr(self.found), faiss.swig_ptr(self.ids)
+
+
+class _Kept(threading.local):
+    """Arrays of a thread: the steps of searches have few shapes, and making arrays takes time."""
+
+    def __init__(self) -> None:
+        self.arrays = lru_cache(KEPT_SHAPES)(_Arrays)
+
+
+_KEPT = _Kept()
+
+
 def _search(
-    index: faiss.IndexIVF,
-    queries: Vectors,
-    clusters: Ids,
-    centroids: Vectors,
-    count: int,
-    selector: object,
-) -> tuple[list[list[float]], list[list[int]]]:
-    """Return distances and ids of the nearest `count` of each query; the smaller the nearer."""
-    found = np.empty((len(queries), count), np.float32)
-    ids = np.empty((len(queries), count), np.int64)
-    width = clusters.shape[1]
-    options = (
-        _probe_all(width)
-        if selector is None
-        else faiss.SearchParametersIVF(nprobe=width, sel=selector)
-    )
+    index: faiss.IndexIVF, scans: Sequence[Scan], width: int, count: int, options: object
+) -> tuple[Vectors, Ids]:
+    """Return distances and ids of the nearest `count` of each scan; the smaller the nearer.
+
+    Where there are fewer, faiss fills rows up with the id -1, farther than all. Of use until the
+    next search of the thread.
+    """
+    arrays, queries = _KEPT.arrays(len(scans), width, count), stack_queries(scans)
+    _preassign(arrays, scans, width, centroids=not isinstance(index, faiss.IndexIVFFlat))
     index.search_preassigned_c(
-        len(queries),
-        faiss.swig_ptr(queries),
-        count,
-        faiss.swig_ptr(clusters),
-        faiss.swig_ptr(centroids),
-        faiss.swig_ptr(found),
-        faiss.swig_ptr(ids),
-        False,
-        options,
+        len(scans), faiss.swig_ptr(queries), count, *arrays.given, *arrays.taken, False, options
     )
     if index.metric_type == faiss.METRIC_INNER_PRODUCT:
-        np.negative(found, out=found)
-    return found.tolist(), ids.tolist()
+        np.negative(arrays.found, out=arrays.found)
+    return arrays.found, arrays.ids
 
 
-def _nearest(distances: list[float], ids: list[int], depth: int) -> list[Hit]:
-    """Return the nearest `depth` of a row; faiss has it by distance, and fills it up with -1."""
-    hits = [hit for hit in zip(distances, ids, strict=True) if hit[1] >= 0]
+def _preassign(arrays: _Arrays, scans: Sequence[Scan], width: int, *, centroids: bool) -> None:
+    """Set the clusters of scans; short ones are filled up with no cluster (-1).
+
+    centroids: also the distances to their centroids, which scans of plain vectors do not read.
+    """
+    arrays.clusters[:] = [(*scan.clusters, *[-1] * (width - len(scan.clusters))) for scan in scans]
+    if centroids:
+        for row, scan in zip(arrays.centroids, scans, strict=True):
+            row[: len(scan.clusters)] = scan.distances
+
+
+def _nearest(distances: list[float], ids: list[int]) -> list[Hit]:
+    """Return the hits of a row that faiss has by distance, equal ones by id."""
+    count = len(ids)
+    while count and ids[count - 1] < 0:
+        count -= 1
+    hits = list(zip(distances[:count], ids[:count], strict=True))
     if len(set(distances)) < len(distances):
         hits.sort()
-    return hits[:depth]
+    return hits
+
+
+def _options(nprobe: int, allowed: Mask | None) -> faiss.SearchParametersIVF:
+    if allowed is None:
+        return _probe_all(nprobe)
+    selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+    return faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)
 
 
 @lru_cache

@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 import faiss
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,17 +48,18 @@ class Probe:
     distances: Vectors
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(msgspec.Struct, frozen=True):
     """A piece of a search: some clusters of a query, with the centroid distances of these.
 
-    only: documents that may be found, as its filters say; None = all.
+    only: documents that may be found, as its filters say; None = all. bound: those farther than it
+    are of no use, and need not be found.
     """
 
     query: Vectors
     clusters: Sequence[int]
     distances: Vectors
     only: Mask | None = None
+    bound: float = inf
 
 
 class Scanner(Protocol):
@@ -67,7 +70,8 @@ class Scanner(Protocol):
     ) -> list[list[Hit]]:
         """Return of each scan the nearest `depth` vectors of the base that are allowed.
 
-        Equally near ones by id. Filters of the scans are in `allowed`; None = all may be found.
+        Equally near ones by id; none that is farther than the scan's bound need be among them.
+        Filters of the scans are in `allowed`; None = all may be found.
         """
 
 
@@ -168,18 +172,28 @@ class IvfIndex:
         Scans of different lengths run together. `scanner` scans the base, faiss by default; what
         was added since is always scanned by faiss. SpecError for queries of another length.
         """
-        if any(scan.query.shape != (self.dim,) for scan in scans):  # faiss would read beyond
+        if not {scan.query.size for scan in scans} <= {self.dim}:  # faiss would read beyond
             raise SpecError(f"queries must have {self.dim} values each")
+        used = scanner or FaissScanner()
+        masks = {id(scan.only): scan.only for scan in scans}
+        if len(masks) == 1:
+            return self._scan_alike(scans, depth, used)
         found: list[list[Hit]] = [[] for _ in scans]
-        for numbers, only in _by_mask(scans):
-            chosen = [scans[n] for n in numbers]
-            allowed = _allowed(only, self.gone, self.base.ids)
-            parts = [(scanner or FaissScanner()).scan(self, chosen, depth, allowed)]
-            if self.fresh is not None:
-                parts.append(scan_lists(self.fresh.index, chosen, depth, only))
-            for number, rows in zip(numbers, zip(*parts, strict=True), strict=True):
-                found[number] = merge_hits(rows, depth) if len(parts) > 1 else rows[0]
+        for mask in masks:
+            numbers = [n for n, scan in enumerate(scans) if id(scan.only) == mask]
+            rows = self._scan_alike([scans[n] for n in numbers], depth, used)
+            for number, hits in zip(numbers, rows, strict=True):
+                found[number] = hits
         return found
+
+    def _scan_alike(self, scans: Sequence[Scan], depth: int, scanner: Scanner) -> list[list[Hit]]:
+        """Scan for queries that share one filter."""
+        only = scans[0].only
+        found = scanner.scan(self, scans, depth, _allowed(only, self.gone, self.base.ids))
+        if self.fresh is None:
+            return found
+        fresh = scan_lists(self.fresh.index, scans, depth, only)
+        return [merge_hits(parts, depth) for parts in zip(found, fresh, strict=True)]
 
     def find(
         self, queries: Vectors, depth: int, nprobe: int, only: Mask | None = None
@@ -301,13 +315,6 @@ class IvfIndex:
                 append(index, cluster, ids, codes)
             gone = None
         return index
-
-
-def _by_mask(scans: Sequence[Scan]) -> list[tuple[list[int], Mask | None]]:
-    groups: dict[int, tuple[list[int], Mask | None]] = {}
-    for number, scan in enumerate(scans):
-        groups.setdefault(id(scan.only), ([], scan.only))[0].append(number)
-    return list(groups.values())
 
 
 def _allowed(only: Mask | None, gone: Mask | None, ids: Ids) -> Mask | None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
+from dovetail.runtime.retrieval.faiss_lists import stack_queries
 from dovetail.runtime.retrieval.ivf import (
     FaissScanner,
     Ids,
@@ -47,16 +48,17 @@ Rows: TypeAlias = NDArray[np.intp]
 class Best:
     """The nearest `depth` of each query, list after list. Equal distances go by id."""
 
-    def __init__(self, queries: int, depth: int) -> None:
-        self._depth = depth
-        self._near = np.full((queries, depth), np.inf, np.float32)
+    def __init__(self, bounds: Vectors, depth: int) -> None:
+        """`bounds`: of each query, beyond which nothing is of use."""
+        self._depth, self._bounds = depth, bounds
+        self._near = np.full((len(bounds), depth), np.inf, np.float32)
         self._found: list[tuple[Rows, Vectors, Ids]] = []
 
     def take(self, rows: Rows, distances: Vectors, ids: Ids) -> None:
         """Take the distances [rows, n] of the queries `rows` to the vectors `ids` of one list."""
         if not len(ids):
             return
-        bounds = self._near[rows].max(axis=1)
+        bounds = np.minimum(self._near[rows].max(axis=1), self._bounds[rows])
         if len(ids) > self._depth and np.isinf(bounds).any():
             own = np.partition(distances, self._depth - 1, axis=1)[:, self._depth - 1]
             bounds = np.minimum(bounds, own)
@@ -75,7 +77,7 @@ class Best:
     def hits(self) -> list[list[Hit]]:
         """Return what was found for each query."""
         found: list[list[Hit]] = [[] for _ in self._near]
-        bounds = self._near.max(axis=1, initial=-np.inf)
+        bounds = np.minimum(self._near.max(axis=1, initial=-np.inf), self._bounds)
         for rows, values, ids in self._found:
             kept = values <= bounds[rows]
             for row, value, id_ in zip(
@@ -97,16 +99,16 @@ def share_lists(scans: Sequence[Scan], clusters: Iterable[int]) -> dict[int, Row
 
 def take_best(
     index: IvfIndex,
-    count: int,
+    scans: Sequence[Scan],
     depth: int,
     allowed: Mask | None,
     lists: Iterable[tuple[int, Rows, Vectors]],
 ) -> list[list[Hit]]:
-    """Return the nearest `depth` of `count` scans.
+    """Return the nearest `depth` of each scan.
 
     lists: (cluster of the base, scans, distances [scans, vectors of the cluster]); they change.
     """
-    best = Best(count, depth)
+    best = Best(np.array([scan.bound for scan in scans], np.float32), depth)
     for cluster, rows, values in lists:
         ids, _ = index.lists(cluster)
         if allowed is not None:
@@ -162,12 +164,12 @@ class KernelScanner:
         allowed: Mask | None,
         clusters: Sequence[int],
     ) -> list[list[Hit]]:
-        queries = np.stack([scan.query for scan in scans]).astype(np.float32, copy=False)
+        queries = stack_queries(scans)
         lists = (
             (cluster, rows, self._distances(index, cluster, queries[rows]))
             for cluster, rows in share_lists(scans, clusters).items()
         )
-        return take_best(index, len(scans), depth, allowed, lists)
+        return take_best(index, scans, depth, allowed, lists)
 
     def _distances(self, index: IvfIndex, cluster: int, queries: Vectors) -> Vectors:
         _, vectors = index.lists(cluster)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
+from math import inf
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -93,13 +94,17 @@ class ProbeQueries(msgspec.Struct, frozen=True, tag=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Some clusters of a search, the distances of their centroids, and how many hits are wanted."""
+    """Some clusters of a search, the distances of their centroids, and how many hits are wanted.
+
+    bound: distance beyond which hits are of no use.
+    """
 
     vector: bytes
     filters: dict[str, Any]
     clusters: tuple[int, ...]
     centroids: tuple[float, ...]
     depth: int
+    bound: float = inf
 
 
 class ScanPieces(msgspec.Struct, frozen=True, tag=True):

@@ -142,6 +142,7 @@ class Shelf:
                 piece.clusters,
                 np.array(piece.centroids, np.float32),
                 found.mask(piece.filters),
+                piece.bound,
             )
             for vector, piece in zip(vectors, body.pieces, strict=True)
         ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, Protocol, TypeAlias
 
 from dovetail.ir.errors import DovetailError
@@ -106,7 +107,8 @@ class Probe:
 class Part:
     """Some clusters of one search, in the order they are wanted, with their centroids' distances.
 
-    search: the request that it is of. depth: nearest documents wanted of these clusters.
+    search: the request that it is of. depth: nearest documents wanted of these clusters. bound:
+    distance beyond which they are of no use.
     """
 
     search: int
@@ -115,6 +117,7 @@ class Part:
     clusters: tuple[int, ...]
     centroids: tuple[float, ...]
     depth: int
+    bound: float = inf
 
 
 @dataclass(frozen=True, slots=True)

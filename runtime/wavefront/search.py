@@ -66,8 +66,8 @@ class Search:
     def part(self, clusters: tuple[int, ...]) -> Part:
         """Return what a scan has to know about some clusters."""
         centroids = tuple(self.centroids[c] for c in clusters)
-        depth = self.steps.depth
-        return Part(self.source.request, self.node, self.vector, clusters, centroids, depth)
+        wanted = self.steps.depth, self.steps.bound
+        return Part(self.source.request, self.node, self.vector, clusters, centroids, *wanted)
 
     def find(self, found: Found) -> bool:
         """Take what one query of a scan found; tell whether the sub-stage is over with it."""

@@ -75,7 +75,7 @@ def stepwise(index: IvfIndex, depth: int, nprobe: int, steps: Any) -> list[list[
     while not all(cursor.done for cursor in cursors):
         takes = [min(steps(), len(cursor.left)) for cursor in cursors]
         scans = [
-            Scan(q, c.left[:n], p.distances[c.position : c.position + n])
+            Scan(q, c.ahead(n), p.distances[c.position : c.position + n], bound=c.bound)
             for q, c, p, n in zip(QUERIES, cursors, probes, takes, strict=True)
         ]
         for cursor, n, found in zip(cursors, takes, index.scan(scans, 20), strict=True):
@@ -201,6 +201,22 @@ def test_a6_4_history_lets_a_drifted_query_reach_its_nearest_sooner() -> None:
                 cursor.advance(1, found)
                 steps[-1] += 1
     assert sum(ordered) <= sum(plain)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_what_is_beyond_the_bound_of_a_scan_is_left_out(
+    indexes: dict[tuple[str, str], IvfIndex], metric: str
+) -> None:
+    index = indexes["flat", metric]
+    probes = index.probe(QUERIES, LISTS)
+    wanted = index.find(QUERIES, 50, LISTS)
+    for depth, last in ((50, 30), (50, 0), (5, 30)):
+        scans = [
+            Scan(query, probe.clusters, probe.distances, bound=row[last][0])
+            for query, probe, row in zip(QUERIES, probes, wanted, strict=True)
+        ]
+        near = [[hit for hit in row if hit[0] <= row[last][0]] for row in wanted]
+        assert index.scan(scans, depth) == [row[:depth] for row in near]
 
 
 def test_queries_of_another_length_are_refused() -> None:

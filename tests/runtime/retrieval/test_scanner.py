@@ -97,8 +97,9 @@ def test_kernels_find_what_faiss_finds(
         open_ = [n for n, c in enumerate(cursors) if not c.done and rng.random() < 0.7]
         takes = [rng.randint(1, len(cursors[n].left)) for n in open_]
         parts = [
-            Scan(scans[n].query, cursors[n].left[:t], np.zeros(t, np.float32), scans[n].only)
+            Scan(scans[n].query, c.ahead(t), np.zeros(t, np.float32), scans[n].only, c.bound)
             for n, t in zip(open_, takes, strict=True)
+            for c in [cursors[n]]
         ]
         found = index.scan(parts, cursors[0].depth, scanner)
         for n, take, hits in zip(open_, takes, found, strict=True):
@@ -111,7 +112,8 @@ def test_kernels_find_what_faiss_finds(
 @given(seed=st.integers(0, 10**6), depth=st.integers(1, 12))
 def test_the_best_of_lists_are_the_best_of_all(seed: int, depth: int) -> None:
     rng = np.random.default_rng(seed)
-    best, every = Best(4, depth), [[] for _ in range(4)]
+    bounds = rng.choice([2.0, np.inf], 4).astype(np.float32)
+    best, every = Best(bounds, depth), [[] for _ in range(4)]
     for first in range(0, 60, 10):
         rows = np.flatnonzero(rng.random(4) < 0.7)
         distances = rng.integers(0, 6, (len(rows), 10)).astype(np.float32)
@@ -120,7 +122,8 @@ def test_the_best_of_lists_are_the_best_of_all(seed: int, depth: int) -> None:
         if len(rows):
             best.take(rows, distances, ids)
         for row, values in zip(rows, distances.tolist(), strict=True):
-            every[row] += [(d, i) for d, i in zip(values, ids.tolist(), strict=True) if d < 9]
+            near = min(bounds[row], 9)
+            every[row] += [(d, i) for d, i in zip(values, ids.tolist(), strict=True) if d <= near]
     assert best.hits() == [sorted(hits)[:depth] for hits in every]
 
 

@@ -53,6 +53,13 @@ from dovetail.compiler.service import (
     mark_tuned,
     service_plan,
 )
+from dovetail.compiler.stored import (
+    Stored,
+    read_indexes,
+    read_workflows,
+    write_indexes,
+    write_workflows,
+)
 from dovetail.compiler.tables import unique_tables
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
@@ -105,6 +112,8 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
 def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     with steps.run("read"):
         members = _read(request)
+        workflows = _read_workflows(request, members)
+        indexes = read_indexes(request.indexes)
     with write_artifact(request.output) as artifact:
         with steps.run("schedules"):
             tuned = [_make_schedules(member, steps) for member in members]
@@ -116,11 +125,15 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             for member, (weights, chunks), chosen in zip(members, packed, tuned, strict=True):
                 _write_member(artifact, member, weights, chunks, chosen)
             write_libraries(artifact, libraries)
+            write_workflows(artifact, workflows)
+            write_indexes(artifact, indexes)
             artifact.write_json("hardware.json", members[0].hardware)
             records = [record for chosen in tuned for record in chosen.records]
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
         with steps.run("plans"):
             manifest = _manifest(members, [chunks for _, chunks in packed])
+            manifest |= {"workflows": tuple(s.file.name for s in workflows)}
+            manifest |= {"indexes": tuple(indexes)}
             plan, words = _write_plans(members[0], artifact, manifest)
             artifact.commit(**manifest)
     first, *encoders = members
@@ -146,6 +159,8 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         gain=_measure_gain(first, tuned[0]) if isinstance(first, Inputs) else None,
         seconds=steps.seconds,
         notes=(*notes, *joined.notes),
+        workflows=manifest["workflows"],
+        indexes=manifest["indexes"],
     )
 
 
@@ -172,6 +187,12 @@ def _read(request: CompileRequest) -> tuple[Member, ...]:
     else:
         first = read_inputs(request)
     return (first, *read_beside(request, first))
+
+
+def _read_workflows(request: CompileRequest, members: Sequence[Member]) -> tuple[Stored, ...]:
+    generates = any(isinstance(member, Inputs) for member in members)
+    names = [member.name for member in members]
+    return read_workflows(request.workflows, names, generates=generates)
 
 
 def _make_schedules(member: Member, steps: Steps) -> Chosen:

@@ -57,6 +57,8 @@ class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
     gain: Gain | None
     seconds: dict[str, float]
     notes: tuple[str, ...]
+    workflows: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
 
     def __fspath__(self) -> str:
         """Return the artifact's path, so that `dovetail.load(report)` opens it."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TypeAlias
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
@@ -34,11 +35,15 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import PlanChoice
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import Workflow
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.configuration import allows_processes
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 from dovetail.topology.replay import Trace
 
+GivenWorkflow: TypeAlias = str | Path | RAGraph | Workflow
+"""A workflow to compile: a graph, or a file (*.py, *.json, *.yaml) that makes or holds one."""
 EFFORTS = ("none", *SEARCH_EFFORTS)
 REPLAY_SECONDS = {"fast": 8.0, "full": 40.0}
 REPLAY_SHARE = 0.2
@@ -110,7 +115,8 @@ class CompileRequest(ModelRequest):
     schedule cuts K, which tells what cutting it is worth. name: of the model in the artifact, by
     default `llm` or `embedder`. beside: encoders for the same artifact, by name; they take
     `hardware`, `targets`, `effort`, `threads` and `weight_dtype` from here, and their own
-    longest texts.
+    longest texts. workflows: graphs, and files of them (`stored.py`). index: folders that these
+    search, one or several, which become part of the artifact.
     """
 
     output: str | Path
@@ -119,6 +125,15 @@ class CompileRequest(ModelRequest):
     targets: tuple[str, ...] = ()
     plan: ServicePlan | None = None
     fixed_order: bool = False
+    workflows: Sequence[GivenWorkflow] = ()
+    index: str | Path | Sequence[str | Path] | None = None
+
+    @property
+    def indexes(self) -> tuple[Path, ...]:
+        """The folders of `index`."""
+        given = self.index
+        many = () if given is None else (given,) if isinstance(given, str | Path) else given
+        return tuple(map(Path, many))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +265,7 @@ def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Targ
 def check_request(request: CompileRequest) -> None:
     """Raise SpecError for options that are out of their ranges or exclude each other."""
     for name in (*request.beside, *([request.name] if request.name is not None else [])):
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
-            raise SpecError(f"a model cannot be called {name!r}; use letters, digits, - and _")
+        check_name("a model", name)
     if request.effort not in EFFORTS:
         raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
     if request.plan is not None and request.threads is not None:
@@ -265,6 +279,12 @@ def check_request(request: CompileRequest) -> None:
             f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
             "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
         )
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise SpecError for a name that is no plain part of a path."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
+        raise SpecError(f"{what} cannot be called {name!r}; use letters, digits, - and _")
 
 
 def _check_plan(plan: ServicePlan, spec: ModelSpec) -> None:

@@ -61,6 +61,17 @@ class ArtifactWriter:
         """Copy a file of at most `limit` bytes."""
         self.write_bytes(name, read_bounded(source, limit))
 
+    def link(self, name: str, source: Path, entry: FileEntry) -> None:
+        """List a file of others that never changes, without a copy where the disk is the same."""
+        path = self._place(name)
+        try:
+            os.link(source, path)
+        except OSError:
+            shutil.copyfile(source, path)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        self.files[name] = entry
+
     def path_for(self, name: str) -> Path:
         """Return where to write a file; announce it with `add_weights` or `add_file` afterwards."""
         return self._place(name)

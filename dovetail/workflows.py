@@ -1,17 +1,17 @@
 """The five workflows of HedraRAG §6.1 as functions that return a RAGraph.
 
 In: prompts, numbers of documents and of rounds. Out: a graph with the input `input` and the output
-`answer`, to be run as it is or built on.
+`answer`, to be run as it is or built on. None has code in it, so that files can hold them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import END, START, Place, State
+from dovetail.ir.workflow import END, START, Branch, Collect, Join, Place
 
 ANSWER = "Documents:\n{docs}\nQuestion: {input}\nAnswer:"
 NEXT_QUESTION = "Question: {input}\nKnown:\n{known}\nNext question:"
@@ -69,7 +69,7 @@ def irg(
         docs, reply = f"docs_{i}", f"draft_{i}" if i + 1 < rounds else "answer"
         draft = f"draft_{i - 1}"
         if i:
-            graph.add_function(f"query {i}", _joined("input", draft), f"query_{i}")
+            graph.add_function(f"query {i}", Join(("input", draft)), f"query_{i}")
         graph.add_retrieval(
             f"search {i}", query=f"query_{i}" if i else "input", output=docs, topk=topk
         )
@@ -88,25 +88,22 @@ def multistep(
     step: str = NEXT_QUESTION,
     step_answer: str = STEP_ANSWER,
     conclude: str = CONCLUDE,
-    ends: Callable[[str], bool] = lambda reply: reply.strip().rstrip(".").lower() in ("", "none"),
+    ends: Sequence[str] = ("", "none"),
     **options: Any,
 ) -> RAGraph:
     """Ask for the next sub-question and answer it until there is none; answer from the replies.
 
-    ends: tells of a reply that it is no sub-question any more.
+    ends: replies that are no sub-question any more; case and a full stop do not count.
     """
     graph = RAGraph("multistep", max_steps=rounds + 1)
-    graph.add_function("recall", _known, "known")
+    graph.add_function("recall", Collect("reply", "known"), "known")
     graph.add_generation("next", prompt=step, output="step", **options)
     graph.add_retrieval("search", query="step", output="docs", topk=topk)
     graph.add_generation("read", prompt=step_answer, output="reply", **options)
     graph.add_generation("answer", prompt=conclude, output="answer", **options)
     _chain(graph, "recall", "next", last=None)
 
-    def more(state: State) -> Place:
-        over = ends(state["step"]) or len(state["known"]) >= rounds
-        return "answer" if over else "search"
-
+    more = Branch("step", "search", "answer", tuple(ends), {"known": rounds})
     graph.add_edge("next", more, ["search", "answer"])
     graph.add_edge("search", "read")
     graph.add_edge("read", "recall")
@@ -121,10 +118,10 @@ def _chain(graph: RAGraph, *names: str, last: Place | None = END) -> None:
         graph.add_edge(source, target)
 
 
-def _joined(*names: str) -> Callable[[State], str]:
-    return lambda state: " ".join(str(state[name]).strip() for name in names)
-
-
-def _known(state: State) -> list[str]:
-    before = list(state.get("known", ()))
-    return [*before, str(state["reply"]).strip()] if "reply" in state else before
+BUNDLED: dict[str, Callable[..., RAGraph]] = {
+    "one-shot": one_shot,
+    "hyde": hyde,
+    "recomp": recomp,
+    "irg": irg,
+    "multistep": multistep,
+}

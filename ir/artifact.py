@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-FORMAT_MAJOR, FORMAT_MINOR = 1, 1
+FORMAT_MAJOR, FORMAT_MINOR = 1, 2
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +26,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...]
     models: tuple[str, ...]  # that generate
     encoders: tuple[str, ...] = ()
+    workflows: tuple[str, ...] = ()  # graph/<name>.json, and .py where they call functions
+    indexes: tuple[str, ...] = ()  # indexes/<name>/
     effort: str
     files: dict[str, FileEntry]
 

@@ -112,16 +112,52 @@ Node: TypeAlias = Generation | Retrieval | Embedding | Function
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """A function that can be written to a file: the texts at `names`, with a space between."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, state: State) -> str:
+        """Join."""
+        return " ".join(str(state[name]).strip() for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """A function that can be written to a file: the list at `into`, and the text at `name` behind.
+
+    `into` is what its node writes; nothing is added before `name` was written.
+    """
+
+    name: str
+    into: str
+
+    def __call__(self, state: State) -> list[str]:
+        """Collect."""
+        before = list(state.get(self.into, ()))
+        return [*before, str(state[self.name]).strip()] if self.name in state else before
+
+
+@dataclass(frozen=True, slots=True)
 class Branch:
-    """A choice that can be written to a file: `then` if the state has a true value at `key`."""
+    """A choice that can be written to a file: `then` if the state has a true value at `key`.
+
+    Texts of `empty` are no true values, in either case and with a full stop or not. `most`: lists
+    of the state, and how long they get: at a full one it is `otherwise`, too.
+    """
 
     key: str
     then: Place
     otherwise: Place = END
+    empty: tuple[str, ...] = ()
+    most: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, state: State) -> Place:
         """Choose."""
-        return self.then if state.get(self.key) else self.otherwise
+        value = state.get(self.key)
+        text = str(value).strip().removesuffix(".").lower()
+        full = any(len(state.get(name, ())) >= most for name, most in self.most.items())
+        return self.then if value and text not in self.empty and not full else self.otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Workflows as files: JSON or YAML in, a RAGraph out, and back.
 
-In: text. Out: a RAGraph. Code is never in a file: functions, and choices but for `Branch`, are
-named there, and whoever reads the file says which functions these names mean.
+In: text. Out: a RAGraph. Code is never in a file: functions but for `Join` and `Collect`, and
+choices but for `Branch`, are named there; whoever reads the file says what these names mean.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dovetail.ir.workflow import (
     END,
     START,
     Branch,
+    Collect,
     Edge,
     Embedding,
     Function,
     Generation,
+    Join,
     Name,
     Node,
     Place,
@@ -73,12 +75,34 @@ class FunctionEntry(_Tagged, tag="function", kw_only=True, frozen=True):
     output: str
 
 
-class BranchEntry(msgspec.Struct, frozen=True, rename={"key": "if", "otherwise": "else"}):
-    """`{if: name, then: 1, else: END}`."""
+class JoinEntry(_Tagged, tag="join", kw_only=True, frozen=True):
+    """A function node that joins the texts at `names`."""
+
+    names: tuple[str, ...]
+    output: str
+
+
+class CollectEntry(_Tagged, tag="collect", kw_only=True, frozen=True):
+    """A function node that adds the text at `text` to the list that it writes."""
+
+    text: str
+    output: str
+
+
+class BranchEntry(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    rename={"key": "if", "otherwise": "else"},
+):
+    """`{if: name, then: 1, else: END}`; see `Branch`."""
 
     key: str
     then: Name
     otherwise: Name = "END"
+    empty: tuple[str, ...] = ()
+    most: dict[str, int] = {}
 
 
 class EdgeEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -90,7 +114,7 @@ class EdgeEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     targets: tuple[Name, ...] | None = None
 
 
-Entry = GenerationEntry | RetrievalEntry | EmbeddingEntry | FunctionEntry
+Entry = GenerationEntry | RetrievalEntry | EmbeddingEntry | FunctionEntry | JoinEntry | CollectEntry
 
 
 class WorkflowFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,6 +142,11 @@ def read_workflow(text: str | bytes, functions: Functions | None = None) -> RAGr
         file = msgspec.convert(_parse(text), WorkflowFile)
     except (yaml.YAMLError, msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise WorkflowError(f"this is no workflow: {error}") from None
+    return make_graph(file, functions)
+
+
+def make_graph(file: WorkflowFile, functions: Functions | None = None) -> RAGraph:
+    """Return the graph of a file that has been decoded; raises as `read_workflow`."""
     named = functions or {}
     graph = RAGraph(file.name, inputs=file.inputs, max_steps=file.max_steps)
     for entry in file.nodes:
@@ -129,12 +158,29 @@ def read_workflow(text: str | bytes, functions: Functions | None = None) -> RAGr
 
 def write_json(workflow: Workflow, functions: Functions | None = None) -> bytes:
     """Return the workflow as JSON; WorkflowError where it has a function not in `functions`."""
-    return msgspec.json.format(msgspec.json.encode(_file(workflow, functions or {})))
+    return msgspec.json.format(msgspec.json.encode(describe_workflow(workflow, functions)))
 
 
 def write_yaml(workflow: Workflow, functions: Functions | None = None) -> bytes:
     """Return the workflow as YAML; WorkflowError where it has a function not in `functions`."""
-    return msgspec.yaml.encode(_file(workflow, functions or {}))
+    return msgspec.yaml.encode(describe_workflow(workflow, functions))
+
+
+def find_functions(workflow: Workflow) -> dict[str, Callable[..., Any]]:
+    """Return the functions and choices of a workflow that are code, each under a name of its own.
+
+    It is their own name, with a number where several have it.
+    """
+    nodes = [node.function for node in workflow.nodes.values() if isinstance(node, Function)]
+    edges = [edge.choose for edges in workflow.edges.values() for edge in edges if edge.choose]
+    found: dict[str, Callable[..., Any]] = {}
+    for function in (f for f in (*nodes, *edges) if not isinstance(f, Join | Collect | Branch)):
+        if any(function is known for known in found.values()):
+            continue
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        same = sum(known.partition(" ")[0] == name for known in found)
+        found[f"{name} {same + 1}" if same else name] = function
+    return found
 
 
 # ---- reading ----
@@ -172,6 +218,10 @@ def _add(graph: RAGraph, entry: Entry, functions: Functions) -> None:
         case FunctionEntry():
             function = _function(entry.function, f"node {name!r}", functions)
             graph.add_function(name, function, entry.output)
+        case JoinEntry():
+            graph.add_function(name, Join(entry.names), entry.output)
+        case CollectEntry():
+            graph.add_function(name, Collect(entry.text, entry.output), entry.output)
 
 
 def _connect(graph: RAGraph, edge: EdgeEntry, functions: Functions) -> None:
@@ -181,8 +231,9 @@ def _connect(graph: RAGraph, edge: EdgeEntry, functions: Functions) -> None:
         choice = _function(edge.choose, f"the edge from {source!r}", functions)
         graph.add_edge(source, choice, targets)
     elif isinstance(edge.to, BranchEntry):
-        then, otherwise = _place(edge.to.then), _place(edge.to.otherwise)
-        graph.add_edge(source, Branch(edge.to.key, then, otherwise), [then, otherwise])
+        to, then, otherwise = edge.to, _place(edge.to.then), _place(edge.to.otherwise)
+        branch = Branch(to.key, then, otherwise, to.empty, to.most)
+        graph.add_edge(source, branch, [then, otherwise])
     elif edge.to is not None and edge.choose is None:
         graph.add_edge(source, _place(edge.to), targets)
     else:
@@ -203,13 +254,15 @@ def _place(name: Name) -> Place:
 # ---- writing ----
 
 
-def _file(workflow: Workflow, functions: Functions) -> WorkflowFile:
+def describe_workflow(workflow: Workflow, functions: Functions | None = None) -> WorkflowFile:
+    """Return what a file has of a workflow; WorkflowError for a function not in `functions`."""
+    named = functions or {}
     return WorkflowFile(
         name=workflow.name,
         inputs=workflow.inputs,
         max_steps=workflow.max_steps,
-        nodes=tuple(_entry(node, functions) for node in workflow.nodes.values()),
-        edges=tuple(_edge(edge, functions) for edges in workflow.edges.values() for edge in edges),
+        nodes=tuple(_entry(node, named) for node in workflow.nodes.values()),
+        edges=tuple(_edge(edge, named) for edges in workflow.edges.values() for edge in edges),
     )
 
 
@@ -234,6 +287,10 @@ def _entry(node: Node, functions: Functions) -> Entry:
             )
         case Embedding():
             return EmbeddingEntry(node.name, text=node.text, output=node.output, model=node.model)
+        case Function(function=Join() as join):
+            return JoinEntry(node.name, names=join.names, output=node.output)
+        case Function(function=Collect() as collect):
+            return CollectEntry(node.name, text=collect.name, output=node.output)
         case Function():
             called = _name_of(node.function, f"node {node.name!r}", functions)
             return FunctionEntry(node.name, function=called, output=node.output)
@@ -245,10 +302,9 @@ def _edge(edge: Edge, functions: Functions) -> EdgeEntry:
     if edge.target is not None:
         return EdgeEntry(source, to=_text(edge.target))
     if isinstance(edge.choose, Branch):
-        branch = edge.choose
-        return EdgeEntry(
-            source, to=BranchEntry(branch.key, _text(branch.then), _text(branch.otherwise))
-        )
+        branch, most = edge.choose, dict(edge.choose.most)
+        ways = _text(branch.then), _text(branch.otherwise)
+        return EdgeEntry(source, to=BranchEntry(branch.key, *ways, branch.empty, most))
     assert edge.choose is not None
     called = _name_of(edge.choose, f"the edge from {edge.source!r}", functions)
     return EdgeEntry(source, choose=called, targets=targets)

@@ -158,9 +158,7 @@ class App:
         self._generator = Generator(engine, tokenizer, artifact.path) if engine else None
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
-        self._flows = FlowService(
-            self._generator, embed, settings, (*artifact.models, *artifact.encoders), gpu
-        )
+        self._flows = FlowService(self._generator, embed, settings, artifact, gpu)
         self._end = weakref.finalize(self, _close, self._flows, self._generator, embeddings)
 
     @property
@@ -319,6 +317,18 @@ class App:
         """As `cancel`, in an event loop: it goes on while a step ends."""
         await self.generator.aabandon([job])
 
+    @property
+    def workflows(self) -> Mapping[str, Workflow]:
+        """The workflows that `run` knows by name: those of the artifact, and those added.
+
+        Those of the artifact are opened, with its indexes; raises as `run` and `add_index`.
+        """
+        return self._flows.workflows
+
+    def find_workflow(self, name: str) -> Workflow:
+        """Return a workflow that `run` knows; WorkflowError where there is none, or it is wrong."""
+        return self._flows.find(name)
+
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
         """Have `run` know a workflow by its name; WorkflowError where it is malformed."""
         self._flows.add_workflow(workflow)
@@ -332,6 +342,8 @@ class App:
         embed: EmbedTexts | None = None,
     ) -> None:
         """Have workflows search the index folder at `path`, in a process of its own.
+
+        Indexes of the artifact are known without this, and opened by the first workflow.
 
         Args:
             path: what `dovetail index build` wrote.
@@ -353,7 +365,7 @@ class App:
         """Run a workflow and return what it came to.
 
         Args:
-            workflow: a graph, or the name of one that was added.
+            workflow: a graph, or the name of one of the artifact, or that was added.
             inputs: the values of its inputs by name.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,6 +23,7 @@ from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
 from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.tape import Tape
+from dovetail.ir.workflow_file import WorkflowFile
 from dovetail.runtime.isa import choose_target
 from dovetail.topology.hardware import HardwareSpec
 
@@ -65,10 +66,22 @@ Part: TypeAlias = ModelPart | EncoderPart
 
 
 @dataclass(frozen=True, slots=True)
+class StoredWorkflow:
+    """A workflow of an artifact. source: the Python file that makes it, where it calls functions.
+
+    See `stored_workflows.py`.
+    """
+
+    name: str
+    file: WorkflowFile
+    source: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """An opened artifact; `library` and `kernels` belong to the target chosen for this machine.
 
-    It has at least one model that generates, or one encoder.
+    It has at least one model that generates, or one encoder. indexes: folders by name.
     """
 
     path: Path
@@ -79,6 +92,8 @@ class Artifact:
     service: ServicePlan
     models: dict[str, ModelPart]
     encoders: dict[str, EncoderPart]
+    workflows: tuple[StoredWorkflow, ...] = ()
+    indexes: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -120,15 +135,15 @@ class Reader:
         """Return a listed JSON file as `kind`."""
         return self._decode(name, self._bytes(name, self.file(name)), kind)
 
-    def check(self, name: str, entry: FileEntry) -> None:
-        """Raise ArtifactError where a file's size or sha256 is not the manifest's."""
+    def check(self, name: str, entry: FileEntry, *, contents: bool = True) -> None:
+        """Raise ArtifactError where a file's size, or with `contents` sha256, is not as listed."""
         found = self.file(name)
         try:
             size = found.stat().st_size
             if size != entry.bytes:
                 problem = f"has {size} bytes where the manifest says {entry.bytes}"
                 raise damaged(self.path, name, problem)
-            if entry.sha256 is not None and hash_file(found) != entry.sha256:
+            if contents and entry.sha256 is not None and hash_file(found) != entry.sha256:
                 raise damaged(self.path, name, "does not have the sha256 the manifest gives")
         except OSError as error:
             raise damaged(self.path, name, f"cannot be read ({error.strerror})") from None
@@ -186,14 +201,14 @@ def open_artifact(
     """Open the artifact at `path` for the machine `hardware`.
 
     Checks the format, the size of every file, and the sha256 of every file but the weights
-    (`check_weights` adds their chunk hashes).
+    (`check_weights` adds their chunk hashes) and those of indexes.
 
     Raises:
         ArtifactError: anything is missing, damaged, too new, or does not fit the machine.
     """
     reader = Reader(Path(path))
     for name, entry in reader.manifest.files.items():
-        reader.check(name, entry)
+        reader.check(name, entry, contents=not name.startswith("indexes/"))
     target = choose_target(reader.path, reader.manifest.targets, hardware)
     kernels = reader.json(f"kernels/{target}/index.json", KernelIndex)
     models = {name: _read_model(reader, name) for name in reader.manifest.models}
@@ -209,6 +224,8 @@ def open_artifact(
         service=reader.json("plans/service.json", ServicePlan),
         models=models,
         encoders=encoders,
+        workflows=tuple(_read_workflow(reader, name) for name in reader.manifest.workflows),
+        indexes={name: _index_folder(reader, name) for name in reader.manifest.indexes},
     )
     for part in artifact.parts if check_weights else ():
         check_chunks(reader.path, part)
@@ -243,6 +260,19 @@ def _read_encoder(reader: Reader, name: str) -> EncoderPart:
     part = EncoderPart(file=file, **_read_files(reader, name, file.tokenizer))
     _check_weight_table(reader, part, "encoder.json", encoder_shapes(file.spec))
     return part
+
+
+def _read_workflow(reader: Reader, name: str) -> StoredWorkflow:
+    source = f"graph/{name}.py"
+    return StoredWorkflow(
+        name,
+        reader.json(f"graph/{name}.json", WorkflowFile),
+        reader.file(source) if source in reader.manifest.files else None,
+    )
+
+
+def _index_folder(reader: Reader, name: str) -> Path:
+    return reader.file(f"indexes/{name}/manifest.json").parent
 
 
 def _read_files(reader: Reader, name: str, tokenizer: str | None) -> dict[str, Any]:

@@ -67,9 +67,17 @@ def compile_command(
     max_context: MaxContext = None,
     weight_dtype: WeightDtype = None,
     kv_dtype: KvDtype = None,
+    workflow: Annotated[
+        list[str] | None,
+        typer.Option(help="A workflow (*.py, *.json, *.yaml, or one of the five); repeatable."),
+    ] = None,
+    index: Annotated[
+        list[Path] | None, typer.Option(help="An index folder for workflows; repeatable.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Compile a model for a machine into one artifact; nothing is written unless it succeeds."""
+    from dovetail.cli.workflow_files import find_workflow
     from dovetail.compiler.pipeline import compile_model
 
     named = _read_named(beside or ())
@@ -89,6 +97,8 @@ def compile_command(
             max_context=max_context,
             weight_dtype=weight_dtype,
             kv_dtype=kv_dtype,
+            workflows=[find_workflow(text) for text in workflow or ()],
+            index=index,
         )
     if json:
         print_json(report)
@@ -110,6 +120,7 @@ def describe_report(report: CompileReport) -> str:
         f"{report.kernels} kernels for {', '.join(report.targets)}; schedule rows: {rows}",
         f"plan: {report.plan}",
         *_describe_gain(report),
+        *_describe_stored(report),
         "seconds: " + ", ".join(f"{step} {s:.1f}" for step, s in report.seconds.items()),
         *(f"note: {note}" for note in report.notes),
     ]
@@ -125,6 +136,11 @@ def _read_named(given: Sequence[str]) -> dict[str, str]:
             raise SpecError(f"--model {text}: write NAME=DIRECTORY, each name once")
         named[name] = path
     return named
+
+
+def _describe_stored(report: CompileReport) -> list[str]:
+    stored = {"workflows": report.workflows, "indexes": report.indexes}
+    return [f"{what}: {', '.join(names)}" for what, names in stored.items() if names]
 
 
 def _describe_gain(report: CompileReport) -> list[str]:

@@ -17,15 +17,18 @@ from rich.table import Table
 
 from dovetail.cli.inspect_encoder import encoder_facts
 from dovetail.cli.inspect_plans import graph_table, plan_tables
+from dovetail.cli.inspect_workflows import describe_index, workflow_table
 from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
 from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
+from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.model import ModelFile, WeightEntry
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.schedule import ScheduleFile as Schedules
 from dovetail.ir.tape import Tape
+from dovetail.ir.workflow_file import WorkflowFile
 from dovetail.runtime.artifact import Reader
 from dovetail.topology.values import HardwareSpec
 
@@ -68,6 +71,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     plan: ServicePlan
     choice: PlanChoice | None
     graphs: dict[str, GraphFile]
+    workflows: tuple[WorkflowFile, ...]
+    indexes: dict[str, IndexManifest]
     models: tuple[ModelInspection, ...]
     encoders: tuple[EncoderInspection, ...]
     kernels: tuple[KernelIndex, ...]
@@ -89,7 +94,7 @@ def inspect_command(
 def inspect_artifact(path: Path) -> Inspection:
     """Read what `path` decides; ArtifactError where it is no artifact or a file is damaged."""
     reader = Reader(path)
-    listed = reader.manifest.files
+    listed, stored = reader.manifest.files, set(reader.manifest.workflows)
     return Inspection(
         path=str(path),
         manifest=reader.manifest,
@@ -99,7 +104,12 @@ def inspect_artifact(path: Path) -> Inspection:
         graphs={
             PurePosixPath(name).stem: reader.json(name, GraphFile)
             for name in sorted(listed)
-            if name.startswith("graph/")
+            if name.startswith("graph/") and PurePosixPath(name).stem not in stored
+        },
+        workflows=tuple(reader.json(f"graph/{name}.json", WorkflowFile) for name in sorted(stored)),
+        indexes={
+            name: reader.json(f"indexes/{name}/manifest.json", IndexManifest)
+            for name in reader.manifest.indexes
         },
         models=tuple(_inspect_model(reader, name) for name in reader.manifest.models),
         encoders=tuple(_inspect_encoder(reader, name) for name in reader.manifest.encoders),
@@ -151,6 +161,10 @@ def print_inspection(found: Inspection, console: Console) -> None:
         console.print(part)
     for name, graph in found.graphs.items():
         console.print(graph_table(name, graph))
+    for workflow in found.workflows:
+        console.print(workflow_table(workflow))
+    for name, manifest in found.indexes.items():
+        console.print(_facts_table(f"index {name}", describe_index(manifest)))
     for model in found.models:
         console.print(_facts_table(f"model {model.file.name}", _model_facts(model)))
         console.print(_weights_table(model.file.weights))

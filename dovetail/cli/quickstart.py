@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from dovetail import workflows
 from dovetail.cli.compile import describe_report
 from dovetail.cli.index import describe_encoder, describe_index
 from dovetail.cli.report import print_json, progress_bars, report_errors
@@ -94,12 +93,10 @@ def quickstart_command(
     say: Say = (lambda _line: None) if json else print
     artifact, index = directory / "app.dove", directory / "idx"
     passages, index_seconds = index_corpus(directory, index, say, quiet=json)
-    compile_seconds = compile_app(artifact, say, quiet=json)
+    compile_seconds = compile_app(artifact, index, say, quiet=json)
     start = time.perf_counter()
     with load(artifact) as app:
-        app.add_index(index)
-        for graph in (workflows.one_shot, workflows.multistep):
-            app.add_workflow(graph(max_tokens=prompts.MAX_TOKENS))
+        app.workflows  # noqa: B018 - opens the index
         load_seconds = time.perf_counter() - start
         say(f"4. loaded in {load_seconds * 1e3:.0f} ms; questions drawn from the dev split:")
         reader, asked = Reader(app), []
@@ -116,14 +113,16 @@ def quickstart_command(
         asked=tuple(asked),
         new_tokens=reader.new_tokens,
         decode_tokens_per_second=reader.decode_rate,
-        serve=f"dovetail serve {artifact} --index {index} --workflow one-shot --workflow multistep",
+        serve=f"dovetail serve {artifact}",
     )
     if json:
         print_json(report)
         return
     right = sum(one.right for one in asked)
     print(f"\n{right} of {len(asked)} right; {report.decode_tokens_per_second:.0f} tokens/s")
-    print(f"Next: dovetail inspect {artifact}; dovetail run {artifact} --prompt '...'")
+    print(
+        f"Next: dovetail inspect {artifact}; dovetail run {artifact} --workflow one-shot --input Q"
+    )
     print(f"Chat with model and workflows on an OpenAI-compatible port: {report.serve}")
 
 
@@ -148,15 +147,23 @@ def index_corpus(directory: Path, index: Path, say: Say, *, quiet: bool) -> tupl
     return len(passages), time.perf_counter() - start
 
 
-def compile_app(artifact: Path, say: Say, *, quiet: bool) -> float:
-    """Compile both models into an artifact and verify it; return the seconds of the compile."""
+def compile_app(artifact: Path, index: Path, say: Say, *, quiet: bool) -> float:
+    """Compile models, workflows and index into an artifact, and verify it; return the seconds."""
     from dovetail.compiler.pipeline import compile_model
     from dovetail.runtime.verify import verify_artifact
+    from dovetail.workflows import multistep, one_shot
 
-    say(f"3. compiling the bundled Llama and encoder into {artifact}")
+    say(f"3. compiling the bundled Llama and encoder, two workflows and the index into {artifact}")
     models = {"llm": LLAMA, "embedder": ENCODER}
     with progress_bars(quiet=quiet) as progress:
-        report = compile_model(models, output=artifact, budget=SEARCH_SECONDS, progress=progress)
+        report = compile_model(
+            models,
+            output=artifact,
+            workflows=[graph(max_tokens=prompts.MAX_TOKENS) for graph in (one_shot, multistep)],
+            index=index,
+            budget=SEARCH_SECONDS,
+            progress=progress,
+        )
     say(describe_report(report))
     checked = verify_artifact(artifact)
     if not checked.ok:

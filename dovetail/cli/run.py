@@ -1,7 +1,7 @@
-"""`dovetail run`: prompts in, text out, from an artifact.
+"""`dovetail run`: prompts in, text out, from an artifact; or inputs of one of its workflows.
 
 In: an artifact, prompts as text or token ids, sampling options with vLLM's names.
-Out: streamed text, or one JSON object with every completion and its times.
+Out: streamed text, or one JSON object with every completion, or node, and its times.
 """
 
 from __future__ import annotations
@@ -32,12 +32,31 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     decode_tokens_per_second: float | None
 
 
+class WorkflowRun(msgspec.Struct, frozen=True):
+    """A run of a workflow as `--json` prints it: all that was written, and when; in seconds."""
+
+    workflow: str
+    outputs: dict[str, Any]
+    timeline: Sequence[Any]
+    seconds: float
+
+
 @report_errors
 def run_command(
     artifact: Annotated[Path, typer.Argument(help="An artifact directory.")],
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
     prompt_ids: Annotated[
         list[str] | None, typer.Option(help="A prompt as token ids: 1,2,3; may be repeated.")
+    ] = None,
+    workflow: Annotated[
+        str | None, typer.Option(help="A workflow of the artifact, to run instead of prompts.")
+    ] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(help="What the workflow is given; NAME=TEXT where it has several inputs."),
+    ] = None,
+    index: Annotated[
+        list[Path] | None, typer.Option(help="An index folder that it searches; repeatable.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
@@ -60,6 +79,15 @@ def run_command(
     """Generate from an artifact: one prompt streams, several run as a batch."""
     from dovetail.runtime.app import load
 
+    if workflow is not None:
+        if prompt or prompt_ids:
+            raise SpecError("a workflow makes its own prompts; give --input, or leave --workflow")
+        loaded = load(
+            artifact, check_weights=check_weights, threads=threads, deterministic=deterministic
+        )
+        with loaded as app:
+            _run_workflow(app, workflow, input or [], index or [], json=json)
+        return
     prompts = _read_prompts(prompt or [], prompt_ids or [])
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -83,6 +111,33 @@ def run_command(
             _stream(app, prompts[0], options)
 
 
+def _run_workflow(
+    app: App, name: str, given: Sequence[str], indexes: Sequence[Path], *, json: bool
+) -> None:
+    """Run a workflow of an artifact and print what it wrote last, or all there is to tell."""
+    for path in indexes:
+        app.add_index(path)
+    workflow = app.find_workflow(name)
+    result = app.run(workflow, _read_inputs(workflow.inputs, given))
+    if json:
+        print_json(WorkflowRun(name, dict(result.outputs), result.timeline, result.seconds))
+    else:
+        last = workflow.nodes[result.timeline[-1].node]
+        print(str(result.outputs[last.output]).strip())
+
+
+def _read_inputs(names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
+    """Return the inputs by name: the only one as it is, or NAME=TEXT each."""
+    if len(names) == len(given) == 1:
+        return {names[0]: given[0]}
+    pairs = [text.partition("=") for text in given]
+    found = {name: text for name, _, text in pairs}
+    if len(found) < len(given) or sorted(found) != sorted(names):
+        wanted = ", ".join(f"--input {name}=TEXT" for name in names)
+        raise SpecError(f"the inputs are not those of the workflow: give {wanted}")
+    return found
+
+
 def _read_prompts(texts: list[str], ids: list[str]) -> list[str | list[int]]:
     prompts: list[str | list[int]] = [*texts]
     for text in ids:
@@ -91,7 +146,9 @@ def _read_prompts(texts: list[str], ids: list[str]) -> list[str | list[int]]:
         except ValueError:
             raise SpecError(f"--prompt-ids {text!r} is no list of integers such as 1,2,3") from None
     if not prompts:
-        raise SpecError("no prompt: give --prompt TEXT or --prompt-ids 1,2,3")
+        raise SpecError(
+            "no prompt: give --prompt TEXT, --prompt-ids 1,2,3, or --workflow NAME --input TEXT"
+        )
     return prompts
 
 

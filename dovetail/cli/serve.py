@@ -86,7 +86,11 @@ def serve_command(
     ] = None,
     workflow: Annotated[
         list[str] | None,
-        flag("--workflow", "A workflow file, or one of the five; repeatable.", PANEL_MODELS),
+        flag(
+            "--workflow",
+            "A workflow file, or one of the five; repeatable. Artifacts have theirs.",
+            PANEL_MODELS,
+        ),
     ] = None,
     index: Annotated[
         list[Path] | None,
@@ -149,7 +153,8 @@ def serve_command(
     ] = False,
 ) -> None:
     """Serve models behind one OpenAI-compatible port."""
-    from dovetail.cli.serve_models import find_artifacts, read_graph
+    from dovetail.cli.serve_models import find_artifacts
+    from dovetail.cli.workflow_files import read_graphs
     from dovetail.runtime.app import load
     from dovetail.runtime.embedding.settings import EmbeddingSettings
     from dovetail.runtime.plan import ON_CPU
@@ -194,7 +199,7 @@ def serve_command(
         deterministic=deterministic,
         settings=replace(ON_CPU, max_waiting=max_queue),
     )
-    graphs = [read_graph(text) for text in workflow or ()]
+    graphs = [graph for text in workflow or () for graph in read_graphs(text)]
     opened = open_models(artifacts, load_one)
     try:
         flows = add_workflows(opened, graphs, index or (), nprobe)

@@ -10,28 +10,15 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import filelock
 
-from dovetail import workflows
 from dovetail.errors import ArtifactError, DovetailError, SpecError
-from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import Workflow
-from dovetail.ir.workflow_file import read_workflow
 from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
 
-ANSWER_TOKENS = 64
-"""Tokens of a reply in the five workflows at most."""
-BUNDLED: dict[str, Callable[..., RAGraph]] = {
-    "one-shot": workflows.one_shot,
-    "hyde": workflows.hyde,
-    "recomp": workflows.recomp,
-    "irg": workflows.irg,
-    "multistep": workflows.multistep,
-}
 COMPILE = "from dovetail.cli import main; main()"
 
 
@@ -116,15 +103,3 @@ def _compile(model: Path, artifact: Path, options: Mapping[str, object]) -> None
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def read_graph(text: str) -> Workflow:
-    """Return one of the five workflows by its name, or the one in a JSON or YAML file.
-
-    Raises SpecError where there is neither, WorkflowError where the file holds none.
-    """
-    if text in BUNDLED:
-        return BUNDLED[text](max_tokens=ANSWER_TOKENS).workflow()
-    if not Path(text).is_file():
-        raise SpecError(f"{text!r} is no file, and no workflow: there is {', '.join(BUNDLED)}")
-    return read_workflow(Path(text).read_bytes()).workflow()

@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeAlias
 
-from dovetail.ir.errors import DovetailError, SpecError, WorkflowError
+from dovetail.ir.errors import SpecError, WorkflowError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
+from dovetail.ir.workflow import Workflow
+from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.encoder import Rows
+from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver
 from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
@@ -29,11 +31,11 @@ from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.recorder import FlowRecorder
 from dovetail.runtime.flows.session import Hands
 from dovetail.runtime.generator import Generator
-from dovetail.runtime.request import SamplingParams
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import Gpu
+from dovetail.runtime.stored_workflows import open_workflow
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.wavefront.costs import StageCosts
 from dovetail.runtime.wavefront.settings import WavefrontSettings
@@ -84,18 +86,22 @@ class FlowService:
         generator: Generator | None,
         embed: EmbedPrompted,
         settings: FlowSettings,
-        models: Collection[str] = (),
+        artifact: Artifact,
         gpu: Gpu | None = None,
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
 
-        `models`: that nodes may ask for by name. `gpu`: what may hold hot clusters.
+        Workflows and indexes of `artifact` are opened when they are first needed. `gpu`: what may
+        hold hot clusters.
         """
-        self._settings, self._embed, self._models = settings, embed, models
+        self._settings, self._embed = settings, embed
+        self._models = (*artifact.models, *artifact.encoders)
         self._threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // 2)
         self._scan, self._overhead, self._vectors = UNKNOWN_SCAN, 0.0, 0
         self._device: ScanCost | None = None
-        self._lock = Lock()
+        self._lock, self._opening = Lock(), Lock()
+        self._indexes = dict(artifact.indexes)
+        self._stored = {stored.name: stored for stored in artifact.workflows}
         self._workflows: dict[str, Workflow] = {}
         worker = RetrievalProcess(self._threads)
         indexes = Indexes()
@@ -118,10 +124,30 @@ class FlowService:
         """What came of hot clusters so far, by the names of the indexes that have some."""
         return self._hands.hot.statistics
 
+    @property
+    def workflows(self) -> dict[str, Workflow]:
+        """All workflows by name; those of the artifact are opened, and so are its indexes."""
+        self._open_indexes()
+        return {name: self.find(name) for name in (*self._stored, *self._workflows)}
+
     def add_workflow(self, workflow: RAGraph | Workflow) -> None:
         """Have a workflow run by its name from now on; WorkflowError where it is malformed."""
         checked = workflow.workflow() if isinstance(workflow, RAGraph) else workflow
         self._workflows[checked.name] = checked
+
+    def find(self, workflow: AnyWorkflow) -> Workflow:
+        """Return a workflow as a value, or by its name; WorkflowError where there is none."""
+        if isinstance(workflow, Workflow):
+            return workflow
+        if isinstance(workflow, RAGraph):
+            return workflow.workflow()
+        if workflow not in self._workflows and workflow in self._stored:
+            self._workflows[workflow] = open_workflow(self._stored[workflow])
+        if workflow in self._workflows:
+            return self._workflows[workflow]
+        names = dict.fromkeys((*self._stored, *self._workflows))
+        known = ", ".join(map(repr, names)) or "none; add one with app.add_workflow(...)"
+        raise WorkflowError(f"there is no workflow {workflow!r}; there are: {known}")
 
     def add_index(
         self,
@@ -150,6 +176,7 @@ class FlowService:
                 self._vectors, self._device = vectors, opened.hot
             self._hands.indexes.add(index)
             self._hands.hot.add(index, room)
+        self._indexes.pop(called, None)
 
     def submit(
         self, workflow: AnyWorkflow, inputs: Mapping[str, object], *, events: bool
@@ -157,8 +184,13 @@ class FlowService:
         """Start a workflow; see `App.submit_workflow`."""
         if not isinstance(inputs, Mapping):
             raise WorkflowError('inputs are given by name, such as {"input": "..."}')
-        found = self._find(workflow)
-        self._check(found)
+        found = self.find(workflow)
+        check_workflow(
+            found,
+            self._models,
+            generates=self._hands.generator is not None,
+            find_index=self._find_index,
+        )
         return self._driver.submit(WorkflowRun(found, inputs), events=events)
 
     def start_recording(self, timeline: Timeline) -> None:
@@ -185,37 +217,12 @@ class FlowService:
             self._hands.hot.renew()
         return Wavefront(self._settings.wavefront, costs, self._hands.indexes, self._hands.hot)
 
-    # ---- checks before anything is started ----
+    def _open_indexes(self) -> None:
+        """Open the artifact's own indexes, if that has not been done."""
+        with self._opening:
+            for name, path in tuple(self._indexes.items()):
+                self.add_index(path, name=name)
 
-    def _find(self, workflow: AnyWorkflow) -> Workflow:
-        if isinstance(workflow, Workflow):
-            return workflow
-        if isinstance(workflow, RAGraph):
-            return workflow.workflow()
-        if workflow in self._workflows:
-            return self._workflows[workflow]
-        known = ", ".join(map(repr, self._workflows)) or "none; add one with app.add_workflow(...)"
-        raise WorkflowError(f"there is no workflow {workflow!r}; there are: {known}")
-
-    def _check(self, workflow: Workflow) -> None:
-        """Raise a WorkflowError that names the first node which cannot run here."""
-        for node in workflow.nodes.values():
-            try:
-                if isinstance(node, Retrieval):
-                    self._hands.indexes.find(node.index)
-                elif isinstance(node, Generation | Embedding):
-                    self._check_model(node)
-            except DovetailError as error:
-                where = f"workflow {workflow.name!r}: node {node.name!r}"
-                raise WorkflowError(f"{where}: {error}") from None
-
-    def _check_model(self, node: Generation | Embedding) -> None:
-        if node.model is not None and node.model not in self._models:
-            known = ", ".join(map(repr, self._models)) or "none"
-            raise WorkflowError(f"there is no model {node.model!r}; there are: {known}")
-        if isinstance(node, Embedding):
-            return
-        if self._hands.generator is None:
-            raise WorkflowError("the app has no model that generates")
-        if SamplingParams.make(node.options).n != 1:
-            raise WorkflowError("a node writes one text: n must be 1")
+    def _find_index(self, name: str | None) -> BoundIndex:
+        self._open_indexes()
+        return self._hands.indexes.find(name)

@@ -9,21 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
-
-from dovetail.ir.errors import ArtifactError, SpecError
-from dovetail.ir.index_file import DOCUMENTS, INDEX_MAJOR, OFFSETS, VECTORS, IndexManifest
-from dovetail.runtime.artifact import MAX_JSON_BYTES, hash_file
+from dovetail.ir.errors import SpecError
+from dovetail.ir.index_file import DOCUMENTS, OFFSETS, VECTORS
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.ivf import read_index
-
-MANIFEST = "manifest.json"
-
-
-class _Kind(msgspec.Struct):
-    kind: str
-    format_major: int
+from dovetail.runtime.retrieval.manifest import MANIFEST, check_file, damaged, read_manifest
 
 
 def open_index(path: str | os.PathLike[str], *, check: bool = False) -> Collection:
@@ -54,48 +45,3 @@ def open_index(path: str | os.PathLike[str], *, check: bool = False) -> Collecti
     if len(store) and int(index.base.ids[-1]) != len(store) - 1:
         raise damaged(folder, VECTORS, "has ids that are no rows of the documents")
     return Collection(index, store, manifest.embedder)
-
-
-def read_manifest(folder: Path) -> IndexManifest:
-    """Return the manifest of an index; ArtifactError where there is none that we read."""
-    path = folder / MANIFEST
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_JSON_BYTES)
-        found = msgspec.json.decode(data, type=_Kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        raise ArtifactError(
-            f"{folder} is no index; run `dovetail index build CORPUS -o {folder}` to make one"
-        ) from None
-    if found.kind != "index" or found.format_major != INDEX_MAJOR:
-        raise ArtifactError(
-            f"{path}: {found.kind} of format {found.format_major} is not the index format "
-            f"{INDEX_MAJOR} this version reads; run `dovetail index build` again"
-        )
-    try:
-        return msgspec.json.decode(data, type=IndexManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(folder, MANIFEST, f"cannot be decoded ({error})") from None
-
-
-def check_file(folder: Path, manifest: IndexManifest, name: str, *, contents: bool) -> None:
-    """Raise ArtifactError where a listed file's size, or with `contents` its hash, is wrong."""
-    path, entry = folder / name, manifest.files[name]
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise damaged(folder, name, "leads out of the index")
-    try:
-        size = path.stat().st_size
-        if size != entry.bytes:
-            raise damaged(folder, name, f"has {size} bytes where the manifest says {entry.bytes}")
-        if contents and entry.sha256 is not None and hash_file(path) != entry.sha256:
-            raise damaged(folder, name, "does not have the sha256 the manifest gives")
-    except OSError as error:
-        raise damaged(folder, name, f"cannot be read ({error.strerror})") from None
-
-
-def damaged(folder: Path, file: str, problem: str) -> ArtifactError:
-    """Return the error for a file of an index that is not what it should be."""
-    return ArtifactError(
-        f"{folder / file}: {problem}; run `dovetail index build CORPUS -o {folder}` to write it "
-        "anew"
-    )

@@ -15,7 +15,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import IndexManifest
 from dovetail.runtime.isa import REQUIREMENTS, supports
 from dovetail.runtime.library import KernelLibrary
-from dovetail.runtime.retrieval.folder import check_file, damaged, read_manifest
+from dovetail.runtime.retrieval.manifest import check_file, damaged, read_manifest
 from dovetail.topology.hardware import read_hardware
 
 

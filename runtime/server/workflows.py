@@ -18,8 +18,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.ir.errors import ArtifactError, SpecError, WorkflowError
-from dovetail.ir.index_file import IndexManifest
+from dovetail.ir.errors import SpecError, WorkflowError
 from dovetail.ir.workflow import END, Generation, Name, Workflow
 from dovetail.runtime.app import App
 from dovetail.runtime.encoder import Rows
@@ -32,6 +31,7 @@ from dovetail.runtime.flows.events import (
     WorkflowResult,
 )
 from dovetail.runtime.flows.job import WorkflowJob
+from dovetail.runtime.retrieval.manifest import read_manifest
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, while_present
 from dovetail.runtime.server.errors import ApiError
@@ -92,29 +92,39 @@ class ServedWorkflow:
 def add_workflows(
     models: Models, graphs: Sequence[Workflow], indexes: Sequence[Path], nprobe: int | None
 ) -> dict[str, ServedWorkflow]:
-    """Return `graphs` as served by the first model that generates, searching `indexes`.
+    """Return the workflows of artifacts, and `graphs`, which the first model that generates runs.
 
-    Queries are embedded by its own encoder, else by the first model that embeds. Raises SpecError
-    where no model generates or two ids are the same, and what `App.add_index` does.
+    These search `indexes`, their queries being embedded by its own encoder, else by the first model
+    that embeds. A graph stands in for an artifact's of the same name. Raises SpecError where no
+    model generates or two ids are the same, and what `App.add_index` and `App.workflows` do.
     """
-    if not graphs:
-        return {}
     model = next((model for model in models if "generate" in model.skills), None)
-    if model is None:
+    if model is not None:
+        _add_indexes(models, model, indexes, nprobe)
+        for graph in graphs:
+            model.app.add_workflow(graph)
+    elif graphs:
         raise SpecError("workflows need a model that generates; none is served")
+    if len({graph.name for graph in graphs}) < len(graphs):
+        raise SpecError("two workflows have the same id")
+    found: dict[str, ServedWorkflow] = {}
+    for served in models:
+        for name, workflow in served.app.workflows.items():
+            if name in found or any(name == other.id for other in models):
+                raise SpecError(f"two models or workflows have the id {name!r}")
+            found[name] = ServedWorkflow(name, served, workflow)
+    return found
+
+
+def _add_indexes(
+    models: Models, model: ServedModel, indexes: Sequence[Path], nprobe: int | None
+) -> None:
     embedder = model if model.encoder else next((m for m in models if m.encoder), None)
     for path in indexes:
         embed = None
         if embedder is not None and embedder is not model:
             embed = partial(_embed, embedder.app, _query_prompt(path))
         model.app.add_index(path, nprobe=nprobe, embed=embed)
-    found: dict[str, ServedWorkflow] = {}
-    for graph in graphs:
-        if graph.name in found or any(graph.name == other.id for other in models):
-            raise SpecError(f"two models or workflows have the id {graph.name!r}")
-        model.app.add_workflow(graph)
-        found[graph.name] = ServedWorkflow(graph.name, model, graph)
-    return found
 
 
 def _embed(app: App, prompt: str, texts: list[str]) -> Rows:
@@ -122,14 +132,9 @@ def _embed(app: App, prompt: str, texts: list[str]) -> Rows:
 
 
 def _query_prompt(index: Path) -> str:
-    """Return what goes before queries of an index; "" where opening it will tell what is wrong."""
-    try:
-        manifest = msgspec.json.decode((index / "manifest.json").read_bytes(), type=IndexManifest)
-    except OSError as error:
-        raise ArtifactError(f"{index} is no index ({error.strerror})") from None
-    except msgspec.DecodeError as error:
-        raise ArtifactError(f"{index} is no index ({error})") from None
-    return manifest.embedder.query_prompt if manifest.embedder else ""
+    """Return what goes before queries of an index."""
+    embedder = read_manifest(index).embedder
+    return embedder.query_prompt if embedder else ""
 
 
 # ---- the endpoint ----

@@ -25,7 +25,8 @@ from dovetail.compiler.index_build import (
 )
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.index_file import EmbedderEntry, Passage
-from dovetail.runtime.retrieval.folder import MANIFEST, open_index, read_manifest
+from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.retrieval.manifest import MANIFEST, read_manifest
 
 DIM = 16
 PASSAGES = [

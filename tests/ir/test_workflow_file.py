@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import END, START, Branch, State
-from dovetail.ir.workflow_file import read_workflow, write_json, write_yaml
+from dovetail.ir.workflow import END, START, Branch, Collect, Join, State
+from dovetail.ir.workflow_file import find_functions, read_workflow, write_json, write_yaml
+from dovetail.workflows import BUNDLED
 
 TEXT = """
 name: multistep
@@ -110,3 +111,39 @@ def test_a_function_without_a_name_cannot_be_written() -> None:
         write_json(workflow, {"again": again})
     with pytest.raises(WorkflowError, match="the edge from 'pick' has a function"):
         write_json(workflow, {"shorten": shorten})
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_five_workflows_hold_no_code(name: str) -> None:
+    workflow = BUNDLED[name](topk=3, max_tokens=8).workflow()
+    assert find_functions(workflow) == {}
+    for write in (write_json, write_yaml):
+        again = read_workflow(write(workflow)).workflow()
+        assert again == workflow and write(again) == write(workflow)
+
+
+def test_functions_of_data_do_what_they_say() -> None:
+    assert Join(("a", "b"))({"a": " x ", "b": 2}) == "x 2"
+    collect = Collect("reply", "known")
+    assert collect({}) == [] and collect({"known": ["a"]}) == ["a"]
+    assert collect({"known": ["a"], "reply": " b\n"}) == ["a", "b"]
+    choose = Branch("step", "on", "off", ("", "none"), {"known": 2})
+    cases = [(" None. ", [], "off"), ("", [], "off"), ("B?", ["a"], "on"), ("B?", ["a"] * 2, "off")]
+    for step, known, wanted in cases:
+        assert choose({"step": step, "known": known}) == wanted
+    assert choose({"step": "B?"}) == "on" and choose({}) == "off"
+
+
+def test_code_is_found_under_names_of_its_own() -> None:
+    graph = RAGraph("coded")
+    for i in (1, 2):
+        graph.add_function(i, lambda state: state, f"o{i}")
+    graph.add_function(3, shorten, "o3")
+    graph.add_edge(START, 1)
+    graph.add_edge(1, again, [2])
+    graph.add_edge(2, 3)
+    graph.add_edge(3, END)
+    found = find_functions(graph.workflow())
+    lambdas = [name for name in found if "<lambda>" in name]
+    assert len(found) == 4 and len(lambdas) == 2 and {"shorten", "again"} < set(found)
+    assert read_workflow(write_json(graph.workflow(), found), found).workflow() == graph.workflow()

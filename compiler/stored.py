@@ -1,0 +1,120 @@
+"""Workflows and indexes that become part of an artifact.
+
+In: graphs, files of graphs, index folders. Out: templates `graph/<name>.json`, with the Python file
+that made them where they have code, and `indexes/<name>/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.compiler.config import read_bounded
+from dovetail.compiler.request import GivenWorkflow, check_name
+from dovetail.compiler.writer import ArtifactWriter
+from dovetail.ir.errors import SpecError, WorkflowError
+from dovetail.ir.index_file import IndexManifest
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import Workflow
+from dovetail.ir.workflow_file import WorkflowFile, describe_workflow, find_functions, read_workflow
+from dovetail.runtime.flows.checks import check_workflow
+from dovetail.runtime.retrieval.manifest import MANIFEST, check_file, read_manifest
+from dovetail.runtime.stored_workflows import describe_code, run_file
+
+FILE_BYTES = 1 << 20
+"""Most bytes of a workflow's file."""
+SERVE = "serve"
+"""The name in `graph/` that plans have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A workflow to store: its template, and the Python file that makes it where it has code."""
+
+    workflow: Workflow
+    file: WorkflowFile
+    source: bytes | None = None
+
+
+def read_workflows(
+    given: Iterable[GivenWorkflow], models: Collection[str], *, generates: bool
+) -> tuple[Stored, ...]:
+    """Return the workflows of graphs and files; nodes may ask for `models` by name.
+
+    Raises SpecError for a file that cannot be read or names that clash, WorkflowError for a
+    workflow that is wrong, that has code and came without its file, or cannot run with the models.
+    """
+    found: dict[str, Stored] = {}
+    for item in given:
+        for stored in _read(item):
+            name = stored.workflow.name
+            check_name("a workflow in an artifact", name)
+            if name in found or name == SERVE:
+                raise SpecError(f"two workflows are called {name!r}; give each another name")
+            check_workflow(
+                stored.workflow, models, generates=generates, find_index=lambda _name: None
+            )
+            found[name] = stored
+    return tuple(found.values())
+
+
+def read_indexes(folders: Iterable[Path]) -> dict[str, tuple[Path, IndexManifest]]:
+    """Return folders and manifests by name, which is the folder's; ArtifactError for a bad one."""
+    found: dict[str, tuple[Path, IndexManifest]] = {}
+    for folder in (given.resolve() for given in folders):
+        check_name("an index in an artifact", folder.name)
+        if folder.name in found:
+            raise SpecError(f"two indexes are called {folder.name!r}; rename a folder")
+        manifest = read_manifest(folder)
+        for name in manifest.files:
+            check_file(folder, manifest, name, contents=False)
+        found[folder.name] = folder, manifest
+    return found
+
+
+def write_workflows(artifact: ArtifactWriter, workflows: Iterable[Stored]) -> None:
+    """Write the templates, and the files of those that have code."""
+    for stored in workflows:
+        name = f"graph/{stored.workflow.name}"
+        artifact.write_json(f"{name}.json", stored.file)
+        if stored.source is not None:
+            artifact.write_bytes(f"{name}.py", stored.source)
+
+
+def write_indexes(artifact: ArtifactWriter, indexes: dict[str, tuple[Path, IndexManifest]]) -> None:
+    """Put indexes into the artifact: files are shared with the folders where the disk can."""
+    for name, (folder, manifest) in indexes.items():
+        artifact.copy(f"indexes/{name}/{MANIFEST}", folder / MANIFEST, FILE_BYTES)
+        for file, entry in manifest.files.items():
+            artifact.link(f"indexes/{name}/{file}", folder / file, entry)
+
+
+def _read(given: GivenWorkflow) -> list[Stored]:
+    if isinstance(given, RAGraph | Workflow):
+        return [_of_data(given.workflow() if isinstance(given, RAGraph) else given)]
+    path = Path(given)
+    if not path.is_file():
+        raise SpecError(f"there is no workflow file {path}; give *.py, *.json or *.yaml")
+    data = read_bounded(path, FILE_BYTES)
+    if path.suffix != ".py":
+        return [_of_data(read_workflow(data).workflow())]
+    made = run_file(data, str(path))
+    if not made:
+        raise SpecError(f"{path} makes no RAGraph; assign one to a name of the file")
+    return [_of_code(workflow, data) for workflow in made.values()]
+
+
+def _of_data(workflow: Workflow) -> Stored:
+    if code := find_functions(workflow):
+        raise WorkflowError(
+            f"workflow {workflow.name!r} calls {', '.join(code)}, and an artifact holds "
+            "functions in files alone; make the graph in a Python file and give its path"
+        )
+    return Stored(workflow, describe_workflow(workflow))
+
+
+def _of_code(workflow: Workflow, source: bytes) -> Stored:
+    if not find_functions(workflow):
+        return _of_data(workflow)
+    return Stored(workflow, describe_code(workflow), source)

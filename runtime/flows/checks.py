@@ -1,0 +1,50 @@
+"""What is checked of a workflow before anything is started: that each of its nodes can run.
+
+In: a workflow, and what there is. Out: nothing, or a WorkflowError that names the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from dovetail.ir.errors import DovetailError, WorkflowError
+from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
+from dovetail.runtime.request import SamplingParams
+
+
+def check_workflow(
+    workflow: Workflow,
+    models: Collection[str],
+    *,
+    generates: bool,
+    find_index: Callable[[str | None], object],
+) -> None:
+    """Raise a WorkflowError that names the first node which cannot run.
+
+    Args:
+        workflow: a checked one.
+        models: what nodes may ask for by name.
+        generates: whether one of them generates.
+        find_index: raises a DovetailError for an index that is not there.
+    """
+    for node in workflow.nodes.values():
+        try:
+            if isinstance(node, Retrieval):
+                find_index(node.index)
+            elif isinstance(node, Generation | Embedding):
+                _check_model(node, models, generates)
+        except DovetailError as error:
+            where = f"workflow {workflow.name!r}: node {node.name!r}"
+            raise WorkflowError(f"{where}: {error}") from None
+
+
+def _check_model(node: Generation | Embedding, models: Collection[str], generates: bool) -> None:
+    if node.model is not None and node.model not in models:
+        known = ", ".join(map(repr, models)) or "none"
+        raise WorkflowError(f"there is no model {node.model!r}; there are: {known}")
+    if isinstance(node, Embedding):
+        return
+    if not generates:
+        raise WorkflowError("the app has no model that generates")
+    if SamplingParams.make(node.options).n != 1:
+        raise WorkflowError("a node writes one text: n must be 1")

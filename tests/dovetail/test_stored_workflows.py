@@ -1,0 +1,184 @@
+"""Workflows and indexes in artifacts: compiled, inspected, run and served without further flags."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("faiss")
+
+from dovetail import END, START, RAGraph, load, workflows
+from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
+from dovetail.compiler.pipeline import compile_model
+from dovetail.errors import ArtifactError, SpecError, WorkflowError
+from dovetail.ir.index_file import Passage
+from dovetail.runtime.app import App
+from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.runtime.server.workflows import add_workflows
+from dovetail.tiny_world import ENCODER, LLAMA
+from tests.dovetail.commands import assert_one_sentence, dovetail
+
+QUESTION, ANSWER = "What is the capital of Zorvia?", "The capital of Zorvia is Melkar"
+FILE = """
+from dataclasses import dataclass
+
+from dovetail import END, START, RAGraph
+
+@dataclass
+class Asked:
+    text: "str"
+
+g = RAGraph("twice", max_steps=3)
+g.add_function("count", lambda state: state.get("tries", 0) + 1, "tries")
+g.add_generation("answer", prompt="Question: {input}\\nAnswer:", max_tokens=8)
+g.add_edge(START, "count")
+g.add_edge("count", "answer")
+g.add_edge("answer", lambda state: "count" if state["tries"] < 2 else END)
+same, plain = g, RAGraph("plain", inputs=("input", "more"))
+plain.add_generation(0, prompt="{input} {more}", output="text", max_tokens=4)
+plain.add_edge(START, 0)
+plain.add_edge(0, END)
+Asked("x")
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `flows.py`, and with `app.dove`: two models, three workflows and an index."""
+    work = tmp_path_factory.mktemp("stored")
+    (work / "flows.py").write_text(FILE)
+    compile_model(ENCODER, output=work / "encoder.dove", effort="none")
+    texts = {"Zorvia": "The capital of Zorvia is Melkar.", "Pelkan": "Pelkan is a river."}
+    passages = [Passage(key=name, title=name, text=text) for name, text in texts.items()]
+    with load(work / "encoder.dove") as encoder:
+        entry = describe_embedder("tiny", "", {}, None)
+        build_index_folder(
+            passages, encoder, entry, IndexRequest(output=work / "idx"), lambda *_: None
+        )
+    report = compile_model(
+        {"llm": LLAMA, "embedder": ENCODER},
+        output=work / "app.dove",
+        effort="none",
+        workflows=[workflows.one_shot(topk=1, max_tokens=24), work / "flows.py"],
+        index=work / "idx",
+    )
+    assert report.workflows == ("one-shot", "twice", "plain") and report.indexes == ("idx",)
+    return work
+
+
+@pytest.fixture(scope="module")
+def app(work: Path) -> Iterator[App]:
+    with load(work / "app.dove") as opened:
+        yield opened
+
+
+def test_an_artifact_knows_its_workflows_and_its_index(app: App) -> None:
+    outputs = app.run("one-shot", {"input": QUESTION}).outputs
+    assert outputs["answer"].strip().startswith(ANSWER)
+    assert [found.title for found in outputs["docs"]] == ["Zorvia"]
+    assert list(app.workflows) == ["one-shot", "twice", "plain"]
+    assert app.find_workflow("one-shot") == workflows.one_shot(topk=1, max_tokens=24).workflow()
+    result = app.run("twice", {"input": QUESTION})
+    assert [ran.node for ran in result.timeline] == ["count", "answer"] * 2
+    assert result.outputs["tries"] == 2
+    with pytest.raises(WorkflowError, match="'one-shot', 'twice', 'plain'"):
+        app.run("none", {"input": QUESTION})
+
+
+def test_run_takes_a_workflow_and_its_inputs(work: Path) -> None:
+    said = dovetail("run", work / "app.dove", "--workflow", "one-shot", "--input", QUESTION)
+    assert said.code == 0 and said.out.startswith(ANSWER), said.err
+    told = dovetail(
+        "run", work / "app.dove", "--json", "--workflow", "plain", "--input", "input=One",
+        "--input", "more=two=2",
+    )  # fmt: skip
+    report = json.loads(told.out)
+    assert (report["workflow"], report["outputs"]["more"]) == ("plain", "two=2")
+    assert [node["node"] for node in report["timeline"]] == [0]
+    for wrong in (
+        ("--workflow", "plain", "--input", "One"),
+        ("--workflow", "one-shot", "--input", "One", "--prompt", "One"),
+        ("--workflow", "other", "--input", "One"),
+    ):
+        assert_one_sentence(dovetail("run", work / "app.dove", *wrong))
+
+
+def test_inspect_shows_workflows_and_indexes(work: Path) -> None:
+    text = dovetail("inspect", work / "app.dove").out
+    for words in ("workflow one-shot of input", "topk: 1", "index idx", "<lambda>", "twice"):
+        assert words in text, text
+    found = json.loads(dovetail("inspect", work / "app.dove", "--json").out)
+    assert [w["name"] for w in found["workflows"]] == ["one-shot", "plain", "twice"]
+    assert found["indexes"]["idx"]["documents"] == 2 and list(found["graphs"]) == ["serve"]
+    assert json.loads(dovetail("verify", work / "app.dove", "--json").out)["ok"]
+
+
+def test_a_server_offers_them_without_flags(app: App) -> None:
+    models = Models([ServedModel("app", app)])
+    served = add_workflows(models, [], [], None)
+    assert set(served) == {"one-shot", "twice", "plain"}
+    inputs = served["one-shot"].ask(QUESTION)
+    answer = served["one-shot"].answer(served["one-shot"].start(inputs).result())
+    assert answer.strip().startswith(ANSWER)
+
+
+@pytest.mark.parametrize("name", ["graph/twice.py", "graph/one-shot.json"])
+def test_changed_workflows_are_refused(work: Path, tmp_path: Path, name: str) -> None:
+    copy = shutil.copytree(work / "app.dove", tmp_path / "app.dove")
+    (copy / name).write_bytes((copy / name).read_bytes() + b"\n")
+    with pytest.raises(ArtifactError, match=name):
+        load(copy)
+
+
+def test_damage_in_an_index_is_found_by_verify(work: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(work / "app.dove", tmp_path / "app.dove")
+    lines = copy / "indexes/idx/documents.jsonl"
+    lines.write_bytes(lines.read_bytes().replace(b"Melkar", b"Melkor"))
+    checked = dovetail("verify", copy)
+    assert checked.code == 1 and "documents.jsonl" in checked.out
+    assert b"Melkar" in (work / "idx/documents.jsonl").read_bytes()
+
+
+def test_a_file_that_makes_something_else_now_is_refused(work: Path, tmp_path: Path) -> None:
+    path = tmp_path / "flows.py"
+    path.write_text(FILE + "\nimport os\nif 'DOVETAIL_TEST' in os.environ: g.max_steps = 2\n")
+    out = tmp_path / "app.dove"
+    compile_model(LLAMA, output=out, effort="none", workflows=[path])
+    with load(out) as app, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOVETAIL_TEST", "1")
+        with pytest.raises(ArtifactError, match="compile the artifact again"):
+            app.run("twice", {"input": "x"})
+        assert app.run("plain", {"input": "x", "more": "y"}).outputs["text"]
+
+
+def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
+    coded, wrong = RAGraph("coded"), RAGraph("wrong")
+    coded.add_function(0, lambda state: 1, "one")
+    wrong.add_generation(0, prompt="{input}", model="other")
+    for graph in (coded, wrong):
+        graph.add_edge(START, 0)
+        graph.add_edge(0, END)
+    broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
+    broken.write_text("import no_such_package_of_anybody\n")
+    empty.write_text("x = 1\n")
+    plain = workflows.one_shot()
+    cases: list[tuple[list[object], type[Exception], str]] = [
+        ([coded], WorkflowError, "<lambda>.*Python file"),
+        ([wrong], WorkflowError, "no model 'other'"),
+        ([plain, plain], SpecError, "two workflows"),
+        ([tmp_path / "none.py"], SpecError, "no workflow file"),
+        ([broken], WorkflowError, "no_such_package"),
+        ([empty], SpecError, "makes no RAGraph"),
+    ]
+    for given, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            compile_model(LLAMA, output=tmp_path / "app.dove", effort="none", workflows=given)
+    with pytest.raises(WorkflowError, match="no model that generates"):
+        compile_model(ENCODER, output=tmp_path / "app.dove", effort="none", workflows=[plain])
+    with pytest.raises(ArtifactError, match="is no index"):
+        compile_model(LLAMA, output=tmp_path / "app.dove", effort="none", index=tmp_path)
+    assert not (tmp_path / "app.dove").exists()

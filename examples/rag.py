@@ -74,6 +74,16 @@ with dovetail.load("app.dove") as app, dovetail.load("encoder.dove") as encoder:
 `await app.arun(...)` does the same in an event loop. `app.submit_workflow(...)` returns a job at
 once, which yields events as nodes begin and end, as text is written and as searches advance.
 
+## Keep it in the artifact
+
+`dovetail compile MODEL --model embedder=DIRECTORY -o app.dove --workflow rag.py --index idx` keeps
+workflows and indexes in the artifact; so does `dovetail.compile(..., workflows=[graph], index="idx")`.
+`app.run("search-twice", {{...}})` then knows them by name, as do
+`dovetail run app.dove --workflow search-twice --input "..."`, `dovetail inspect` and
+`dovetail serve app.dove`, which offers them as models. A graph is kept as data. Functions are code:
+a graph that calls some comes from a Python file, which becomes part of the artifact and runs where
+the workflow is used; it may need installed packages and nothing else.
+
 ## What was computed, and what ran
 
 `draw_graph(result.graphs.plain())`: what each node's run read from which.

@@ -77,7 +77,8 @@ once, which yields events as nodes begin and end, as text is written and as sear
 ## Keep it in the artifact
 
 `dovetail compile MODEL --model embedder=DIRECTORY -o app.dove --workflow rag.py --index idx` keeps
-workflows and indexes in the artifact; so does `dovetail.compile(..., workflows=[graph], index="idx")`.
+workflows and indexes in the artifact; in Python `dovetail.compile(..., workflows=[graph],
+index="idx")` does.
 `app.run("search-twice", {{...}})` then knows them by name, as do
 `dovetail run app.dove --workflow search-twice --input "..."`, `dovetail inspect` and
 `dovetail serve app.dove`, which offers them as models. A graph is kept as data. Functions are code:

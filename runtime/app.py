@@ -176,6 +176,11 @@ class App:
         """The engine that generates; RequestError as for `generator`."""
         return self.generator.engine
 
+    @property
+    def flows(self) -> FlowService:
+        """What runs workflows; for its figures."""
+        return self._flows
+
     def embed(
         self,
         texts: TextOrIds | Sequence[TextOrIds],

@@ -7,6 +7,7 @@ stream in the layer that uses it next, and the CPU attends on a thread of its ow
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -216,19 +217,28 @@ class CudaEngine(TwoPoolEngine):
         return self.model.decode.plan.threads
 
     def _compute(self, plan: StepPlan, lanes: list[CudaLane]) -> None:
-        streams = self.gpu.streams
+        streams, begun = self.gpu.streams, time.perf_counter()
         try:
             if not self._run_graph(plan, lanes[0]):
                 self._run_layers(plan, lanes)
             for lane in lanes:
                 lane.fetch()
             streams.finish()
+            self._note_attention(lanes, time.perf_counter() - begun)
         except BaseException:
             for lane in lanes:
                 lane.abandon()
             with suppress(DovetailError):  # what failed is on its way already
                 streams.finish()
             raise
+
+    def _note_attention(self, lanes: list[CudaLane], seconds: float) -> None:
+        """Count the CPU's part of a step; how long the GPU waited for it is not measured."""
+        attending = sum(lane.attending for lane in lanes)
+        if attending:
+            self.note_waits(attending, cpu=seconds - attending)
+        for lane in lanes:
+            lane.attending = 0.0
 
     def _run_layers(self, plan: StepPlan, lanes: Sequence[CudaLane]) -> None:
         """Give both batches to the GPU side by side, each behind its attention on the CPU."""

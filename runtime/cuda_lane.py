@@ -8,6 +8,7 @@ there and its attention comes back; a prompt's blocks are computed in a landing 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -150,6 +151,7 @@ class CudaLane:
         self._bind_cpu(tape, sequences)
         self.args: dict[str, int] = {}
         self._task: Future[None] | None = None
+        self.attending = 0.0  # seconds of the CPU's attention since somebody looked
 
     def _bind_cpu(self, tape: Tape, sequences: int) -> None:
         model = self._model
@@ -315,10 +317,12 @@ class CudaLane:
         device = self._model.module.device
         device.activate()
         self._streams.wait(arrived)
+        begun = time.perf_counter()
         self._store(layer)
         span = self._cpu_spans[layer]
         cpu = self._model.cpu.device
         cpu.run(Segment(self._cpu.tape, self._cpu.plan, self._cpu_args, span))
+        self.attending += time.perf_counter() - begun
 
     def _store(self, layer: int) -> None:
         spec, count = self._model.spec, self._decodes

@@ -18,7 +18,7 @@ from dovetail.runtime.device import Bytes, Device, Event, Segment
 from dovetail.runtime.machines import Machine, assumed_profile
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
 from dovetail.runtime.request import Request
-from dovetail.runtime.simulated_step import Truth
+from dovetail.runtime.simulated_step import StepTime, Truth
 
 CPU_TABLES = ("cpu_decode", "launch")
 """Tables of a machine class that measured ones may stand for: they are about the CPU."""
@@ -86,9 +86,11 @@ class EmulatedDevice:
         """Compute `segment` on the host; the step's time covers it."""
         self._host.run(segment, stream)
 
-    def advance(self, plan: StepPlan, requests: Mapping[int, Request]) -> None:
-        """Let the time pass that a step takes; `requests` as they are when it was planned."""
-        self._seconds += self.truth.step(plan, requests).seconds
+    def advance(self, plan: StepPlan, requests: Mapping[int, Request]) -> StepTime:
+        """Let the time pass that a step takes, and return it; `requests` are as it was planned."""
+        time = self.truth.step(plan, requests)
+        self._seconds += time.seconds
+        return time
 
     def event(self, stream: int = 0) -> Event:
         """Return an event that has been reached."""

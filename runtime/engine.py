@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
+import msgspec
+
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import (
     CapacityError,
@@ -47,6 +49,17 @@ MEMORY_SHARE = 0.5
 """Part of the free memory that a KV pool sized at load may take."""
 
 log = logging.getLogger("dovetail")
+
+
+class DeviceWaits(msgspec.Struct, frozen=True, array_like=True):
+    """Of steps that used CPU and accelerator together, seconds since the engine was opened.
+
+    attention: the CPU's of decodes. bubbles: how long each device, as far as it is known, waited
+    for the other.
+    """
+
+    attention: float = 0.0
+    bubbles: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Engine:
@@ -104,6 +117,7 @@ class Engine:
         ends = frozenset(self.spec.eos_token_ids)
         limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size, ends)
         self.recorder: StepRecorder | None = None
+        self.waits = DeviceWaits()
         self.scheduler: Scheduler = Scheduler(
             limits, self.pool, ZeroPredictor(), self.device.now, settings=settings
         )
@@ -156,6 +170,15 @@ class Engine:
         assert self.recorder is not None
         self.recorder.end(self.scheduler.requests.values())
         self.recorder = None
+
+    def note_waits(self, attention: float, **bubbles: float) -> None:
+        """Count a step in which CPU and accelerator worked side by side; see DeviceWaits."""
+        before = self.waits
+        found = {
+            device: before.bubbles.get(device, 0.0) + max(0.0, seconds)
+            for device, seconds in bubbles.items()
+        }
+        self.waits = DeviceWaits(before.attention + attention, before.bubbles | found)
 
     def close(self) -> None:
         """End the threads and processes."""

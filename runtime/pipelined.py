@@ -28,6 +28,7 @@ from dovetail.runtime.plan import Batch, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor
 from dovetail.runtime.ranks import RankSetup
 from dovetail.runtime.request import Home, Request
+from dovetail.runtime.simulated_step import StepTime
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.topology.hardware import HardwareSpec
 
@@ -113,6 +114,11 @@ class TwoPoolEngine(Engine):
         """Return how many share the attention of decodes."""
         return self.model.phase(prefill).plan.threads
 
+    def note_time(self, time: StepTime) -> None:
+        """Count a step's waits of the devices for each other, where it used both."""
+        if time.cpu > 0:
+            self.note_waits(time.cpu, gpu=time.seconds - time.gpu, cpu=time.seconds - time.cpu)
+
     @abstractmethod
     def _compute(self, plan: StepPlan, lanes: list[Any]) -> None:
         """Move KV and run the filled lanes, one for each batch."""
@@ -185,4 +191,4 @@ class PipelinedEngine(TwoPoolEngine):
         if self._pairs is not None:
             self._pairs.tell(order_step(plan, tuple(lane.order() for lane in lanes)))
         self.pair.run(plan.moves, len(plan.swap_out), lanes)
-        self.accelerator.advance(plan, self.scheduler.requests)
+        self.note_time(self.accelerator.advance(plan, self.scheduler.requests))

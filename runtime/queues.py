@@ -149,13 +149,14 @@ class RequestBook:
         """
         rows = [(chunk.request, chunk.length) for chunk in batch.prefill]
         rows += [(number, 1) for number in (*batch.gpu_decode, *batch.cpu_decode)]
-        outputs = []
+        outputs, beside = [], self.pools[Home.GPU].n_blocks > 0
         for number, length in rows:
             request = self.requests.get(number)
             if request is None or request.home is None:
                 continue
             request.computed += length
             request.served = self.plans
+            request.metrics.offloaded |= beside and request.home is Home.CPU
             self.pools[request.home].publish(number, request.tokens, request.computed)
             if request.pending == 0:
                 outputs.append(request)

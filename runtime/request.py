@@ -230,6 +230,7 @@ class Metrics:
     preemptions: int = 0
     cached_tokens: int = 0
     started: float | None = None  # when it left the queue for the first time
+    offloaded: bool = False  # whether it was ever computed with its KV beside the accelerator
 
     @property
     def ttft(self) -> float | None:

@@ -67,6 +67,7 @@ class QueueManager:
             [accelerators, others] if heterogeneous or not accelerators else [accelerators]
         )
         self._batches = itertools.count()
+        self._spilled = dict.fromkeys(others if accelerators else (), 0)
         self._alive: dict[int, Query] = {}
 
     # ---- what there is ----
@@ -85,6 +86,10 @@ class QueueManager:
         if model not in self._kinds:
             raise RequestError(f"no encoder is called {model!r}")
         return self.classes[self._kinds[model].stop - 1].tokens
+
+    def spilled(self) -> dict[str, int]:
+        """Return how many queries each device took so far because no accelerator could."""
+        return dict(self._spilled)
 
     def depths(self) -> dict[str, tuple[int, ...]]:
         """Return the depths of each device, by class."""
@@ -125,6 +130,9 @@ class QueueManager:
                     raise CapacityError(TOO_MANY.format(len(queries))) from None
                 raise
             placed.append(query)
+        for query in placed:
+            if query.device in self._spilled:
+                self._spilled[query.device] += 1
 
     def _place(self, query: Query, now: float) -> None:
         if query.state is not State.NEW or query.number in self._alive:

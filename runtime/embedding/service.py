@@ -185,6 +185,12 @@ class EmbeddingService:
             return {name: self.manager.held(name) for name in self._instances}
 
     @property
+    def spilled(self) -> dict[str, int]:
+        """How many queries each device has taken because no accelerator could."""
+        with self._lock:
+            return self.manager.spilled()
+
+    @property
     def manager(self) -> QueueManager:
         """The queues; for reading."""
         return self._desk.manager

@@ -36,8 +36,10 @@ from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import Gpu
 from dovetail.runtime.stored_workflows import open_workflow
+from dovetail.runtime.tally import Histogram
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.wavefront.costs import StageCosts
+from dovetail.runtime.wavefront.messages import Device
 from dovetail.runtime.wavefront.settings import WavefrontSettings
 from dovetail.runtime.wavefront.speculation import Statistics
 from dovetail.runtime.wavefront.wavefront import Wavefront
@@ -118,6 +120,11 @@ class FlowService:
     def statistics(self) -> Statistics:
         """What came of guesses so far."""
         return self._driver.statistics
+
+    @property
+    def scans(self) -> Mapping[Device, Histogram]:
+        """Seconds of retrieval sub-stages so far, by device."""
+        return {device: tally.read() for device, tally in self._hands.scans.items()}
 
     @property
     def hot(self) -> Mapping[str, HotStatistics]:

@@ -7,9 +7,9 @@ are told of events and of their end. One thread owns it (`driver.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from dovetail.ir.errors import DovetailError, WorkflowError
 from dovetail.runtime.flows.events import NodeFinished, NodeStarted, NodeText, SubStage
@@ -24,11 +24,13 @@ from dovetail.runtime.generator import Generator
 from dovetail.runtime.request import Chunk
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import Reply
+from dovetail.runtime.tally import Tally
 from dovetail.runtime.wavefront.messages import (
     Cancel,
     Commit,
     Copy,
     Deliver,
+    Device,
     Embed,
     Ended,
     Failed,
@@ -44,12 +46,19 @@ from dovetail.runtime.wavefront.speculation import Statistics
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun
 
+SCAN_SECONDS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0),
+)
+"""Bounds between which retrieval sub-stages are counted."""
+
 
 @dataclass(slots=True)
 class Hands:
     """What orders are done with. embed: of embedding nodes; indexes have their own.
 
-    recorder: draws what is done, while an app is recorded.
+    recorder: draws what is done, while an app is recorded. scans: seconds of retrieval sub-stages,
+    by device.
     """
 
     generator: Generator | None
@@ -58,6 +67,9 @@ class Hands:
     indexes: Indexes
     hot: HotIndexes
     recorder: FlowRecorder | None = None
+    scans: Mapping[Device, Tally] = field(
+        default_factory=lambda: {device: Tally(SCAN_SECONDS) for device in get_args(Device)}
+    )
 
 
 class Session:
@@ -144,6 +156,7 @@ class Session:
             job.tell(NodeText(source.node, source.round, *piece, job.seconds))
 
     def _scanned(self, order: Scan, reply: Reply) -> None:
+        self._hands.scans[order.device].add(reply.seconds)
         for part in order.parts:
             if (job := self._jobs.get(part.search)) is not None:
                 clusters, seconds = len(part.clusters), reply.seconds

@@ -144,8 +144,7 @@ class Gate:
             raise
         except Exception as error:
             found = tell(error)
-            if found.status == 429:
-                self._server.metrics.reject(found.code or "busy")
+            self._server.metrics.reject(request.url.path, found.code)
             if not seen.status:
                 reply = JsonReply(found.reply, found.status, found.headers)
                 await reply(request.scope, request.receive, sending)

@@ -24,12 +24,12 @@ from prometheus_client.registry import Collector
 
 from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.job import Job
+from dovetail.runtime.server.figures import LABELS, Figures
 from dovetail.runtime.server.models import Models, ServedModel
 
 if TYPE_CHECKING:
     from dovetail.runtime.server.generation import Asked
 
-LABELS = ("model_name", "engine")
 FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -66,12 +66,25 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prefix_cache_queries": ("Tokens that were looked up among kept ones.", LABELS),
     "prefix_cache_hits": ("Tokens of them that were there.", LABELS),
     "num_preemptions": ("Requests that gave way and were computed anew.", LABELS),
+    "offloaded_requests": ("Requests computed with their KV beside the accelerator.", LABELS),
     "request_success": ("Requests that ended, by reason.", (*LABELS, "finished_reason")),
     "admission_rejections": ("Requests that were refused, by reason.", ("reason",)),
     "http_requests": ("Replies by path and status.", ("path", "status")),
     "workflow_runs": ("Runs of workflows that ended well.", ("workflow",)),
     "embedded_texts": ("Texts that were embedded or ranked.", LABELS),
 }
+
+
+BUSY_AT = {
+    **dict.fromkeys(("/v1/chat/completions", "/v1/completions"), "queue_full"),
+    **dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank"), "embedding_slo"),
+}
+"""What was full where BUSY was the answer."""
+REASONS = (
+    *("busy", "queue_full", "embedding_slo"),
+    *("request_too_large", "context_length_exceeded", "body_too_large"),
+)
+"""Reasons of refusals: no room now, or never."""
 
 
 @dataclass(slots=True)
@@ -103,6 +116,7 @@ class Metrics:
             buckets=REQUEST,
         )
         self._registry.register(_Engines(models, prefix))
+        self._registry.register(Figures(models, prefix))
         self._progress: dict[str, _Progress] = {}
 
     def render(self) -> bytes:
@@ -113,9 +127,11 @@ class Metrics:
         """Count a reply."""
         self._counters["http_requests"].labels(path, str(status)).inc()
 
-    def reject(self, reason: str) -> None:
-        """Count a refusal for lack of room."""
-        self._counters["admission_rejections"].labels(reason).inc()
+    def reject(self, path: str, code: str | None) -> None:
+        """Count a refusal at `path` with the error's `code`, if it was one for lack of room."""
+        reason = BUSY_AT.get(path, code) if code == "busy" else code
+        if reason in REASONS:
+            self._counters["admission_rejections"].labels(reason).inc()
 
     def workflow(self, id: str, result: WorkflowResult) -> None:
         """Count a run that has ended, and the seconds of its nodes."""
@@ -150,6 +166,7 @@ class Metrics:
         count["prefix_cache_queries"].labels(model.id, "0").inc(request.prompt_length)
         count["prefix_cache_hits"].labels(model.id, "0").inc(metrics.cached_tokens)
         count["num_preemptions"].labels(model.id, "0").inc(metrics.preemptions)
+        count["offloaded_requests"].labels(model.id, "0").inc(metrics.offloaded)
         self._observe("request_prompt_tokens", model, request.prompt_length)
         self._observe("request_generation_tokens", model, request.generated)
         self._observe("e2e_request_latency_seconds", model, time.perf_counter() - asked.arrival)

@@ -1,0 +1,156 @@
+"""Metrics that engines, workflows and encoders feed: what was done is what `/metrics` shows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("faiss")
+
+import dovetail
+from dovetail.runtime.app import App, load
+from dovetail.runtime.embedding.instance import EmulatedAccelerator, LocalInstance
+from dovetail.runtime.embedding.query import QueueSpec, length_classes
+from dovetail.runtime.embedding.queues import QueueManager
+from dovetail.runtime.embedding.service import EmbeddingService
+from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.encoder_texts import Embeddings
+from dovetail.runtime.machines import find_machine
+from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.server.app import make_app
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.runtime.server.settings import ServeSettings
+from tests.runtime.embedding.test_service import LINE, Toy
+from tests.runtime.flows.conftest import PlainServices, app, folder, open_app, services
+from tests.runtime.flows.test_hot import GPU, run_some, settings
+
+__all__ = ["app", "folder", "open_app", "services"]  # fixtures
+
+
+class Server:
+    """An application without a socket, over apps that exist."""
+
+    def __init__(self, app: App) -> None:
+        models = Models([ServedModel("toy", app)])
+        self._asgi: Any = make_app(ServerContext(models, ServeSettings(log_requests=False)))
+
+    def ask(self, method: str, path: str, body: object = None) -> httpx.Response:
+        async def run() -> httpx.Response:
+            transport = httpx.ASGITransport(self._asgi)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.request(method, path, json=body)
+
+        return asyncio.run(run())
+
+    def figure(self, name: str, **labels: str) -> float:
+        """Return the sum of all samples of a metric whose labels include these."""
+        text = self.ask("GET", "/metrics").text
+        found = re.findall(rf"^dovetail:{name}{{(.*)}} (\S+)$", text, re.MULTILINE)
+        wanted = {f'{key}="{value}"' for key, value in labels.items()}
+        return sum(float(value) for shown, value in found if wanted <= set(shown.split(",")))
+
+
+def test_requests_beside_the_accelerator_and_its_waits_are_counted(
+    make_artifact: Callable[..., Path],
+) -> None:
+    machine = replace(find_machine("t4"), gpu_blocks=24)
+    full = Emulation(machine, SchedulerSettings(offload="full"))
+    with load(make_artifact(kv_blocks=64), emulation=full) as app:
+        server = Server(app)
+        assert server.figure("offloaded_requests_total") == 0
+        body = {"prompt": [[1, 2, 3], [4, 5]], "max_tokens": 6, "ignore_eos": True}
+        assert server.ask("POST", "/v1/completions", body).status_code == 200
+        assert server.figure("offloaded_requests_total", model_name="toy") == 2
+        waits = app.engine.waits
+        assert waits.attention > 0
+        assert server.figure("cpu_attn_seconds_total") == pytest.approx(waits.attention)
+        for device in ("gpu", "cpu"):
+            found = server.figure("pipeline_bubble_seconds_total", device=device)
+            assert found == pytest.approx(waits.bubbles[device])
+        assert sum(waits.bubbles.values()) > 0
+        off = Emulation(machine, SchedulerSettings(offload="off"))
+    with load(make_artifact(name="off.dove", kv_blocks=64), emulation=off) as app:
+        server = Server(app)
+        assert server.ask("POST", "/v1/completions", body).status_code == 200
+        assert server.figure("offloaded_requests_total") == app.engine.waits.attention == 0
+
+
+def test_sub_stages_guesses_and_hot_clusters_are_those_of_workflows(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    app = open_app(settings(), emulation=GPU)
+    server = Server(app)
+    assert server.figure("retrieval_substage_seconds_count") == 0
+    steps = run_some(app, services)
+    while app.flows.statistics.attempted == 0:  # guesses are begun where they seem to pay
+        steps += run_some(app, services, 20)
+    for device in ("cpu", "gpu"):
+        count = server.figure("retrieval_substage_seconds_count", device=device)
+        assert 0 < count <= sum(step.device == device for step in steps)
+    found = app.flows.hot["idx"]
+    ratio = server.figure("ivf_gpu_cache_hit_ratio", index="idx")
+    assert ratio == found.hits / found.scanned > 0
+    guesses = app.flows.statistics
+    assert server.figure("speculation_accept_ratio") == guesses.accuracy
+    for result in ("accepted", "rejected"):
+        assert server.figure("speculations_total", result=result) == getattr(guesses, result)
+
+
+DEPTHS = (("npu", 1), ("cpu", 8))
+
+
+@contextmanager
+def two_devices(path: Path) -> Iterator[App]:
+    """An encoder whose accelerator, emulated, holds one text; others go to the CPU."""
+    with dovetail.load(path) as app:
+        ((name, found),) = app.embeddings.encoders.items()
+        specs = [QueueSpec(device, device != "cpu", (n,), (LINE,)) for device, n in DEPTHS]
+        manager = QueueManager(specs, length_classes((512,), name), arrival="closed")
+        npu, cpu = EmulatedAccelerator(LINE, 75, Toy()), LocalInstance(Toy())
+        instances = {"npu": [{name: npu}], "cpu": [{name: cpu}]}
+        service = EmbeddingService(instances, manager, slo=30.0)
+        app.embeddings = Embeddings(path, {name: replace(found, service=service)})
+        try:
+            yield app
+        finally:
+            service.close()
+
+
+def test_texts_that_spill_and_texts_that_are_refused_are_counted(
+    artifacts: dict[str, Path],
+) -> None:
+    with two_devices(artifacts["encoder"]) as app:
+        server = Server(app)
+        assert server.figure("embed_spill_total", device="cpu") == 0
+        assert server.ask("POST", "/v1/embeddings", {"input": ["a", "b", "c"]}).status_code == 200
+        assert server.figure("embed_spill_total", device="cpu") == 2
+        assert server.figure("embed_spill_total", device="npu") == 0
+        refused = server.ask("POST", "/v1/embeddings", {"input": ["a"] * 10})
+        assert refused.json()["error"]["code"] == "request_too_large"
+        reasons = "admission_rejections_total"
+        assert server.figure(reasons, reason="request_too_large") == 1
+        assert server.figure("embed_spill_total", device="cpu") == 2  # none of them was taken
+
+
+def test_refusals_have_a_reason(make_artifact: Callable[..., Path]) -> None:
+    few = SchedulerSettings(offload="off", max_waiting=1)
+    with load(make_artifact(kv_blocks=8), settings=few) as app:
+        server = Server(app)
+        for body, reason in (
+            ({"prompt": [[1], [2], [3]]}, "queue_full"),
+            ({"prompt": [1] * 250}, "request_too_large"),
+            ({"prompt": [1] * 256}, "context_length_exceeded"),
+        ):
+            assert server.ask("POST", "/v1/completions", body).status_code in (400, 429)
+            assert server.figure("admission_rejections_total", reason=reason) == 1
+        assert server.ask("POST", "/v1/completions", {"prompt": []}).status_code == 400
+        assert server.figure("admission_rejections_total") == 3

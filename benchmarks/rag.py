@@ -17,191 +17,175 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from common import Report, add_report_options, geometric_mean, open_report
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from rag_cells import SLO, WORKFLOWS, Cell, Stage, run_cell
-from rag_costs import cpu_scan, device_scan, engine_cost
-from rag_engine import ScriptedEngine
+from dovetail.runtime.wavefront.simulation import Machine
+from rag_cells import FREE, SLO, WORKFLOWS, Cell, Stage, rates_of, run_cell
+from rag_costs import ENCODE, LINK, cpu_scan, device_scan, engine_cost
 from rag_planes import MAKERS
 from rag_script import Script, make_corpus
-from rag_wall import FaissIndex, WallWorld, measure_scan
-from rag_world import Scene, StandIn
+from rag_wall import FaissIndex, WallSimulation, measure_scan
+from rag_world import StandIn
 
-NPROBES = {"simulated": (128, 256, 512), "cpu": (64, 128, 256)}
+NPROBES = {"simulated": (128, 256, 512), "cpu": (256, 128, 64)}
+MIDDLE = 256
+"""Clusters probed where only one number of them is looked at; 128 in mixes, as in the paper."""
 RIVALS = ("sequential", "async")
-SINGLE = (*RIVALS, "fixed", "dovetail")
+COMPARED = (*RIVALS, "dovetail")
+SINGLE = {
+    "simulated": (*RIVALS, "async_divided", "fixed", "dovetail", FREE),
+    "cpu": (*COMPARED, FREE),
+}
 POINTS = {
     "simulated": ((0.2, "bound"), (0.5, "bound"), (0.8, "bound")),
-    "cpu": ((0.6, "sequential"), (0.8, "async")),
+    "cpu": ((0.8, "async"), (0.6, "sequential")),
 }
 """Rates at which latencies are compared: parts of what a rival sustains, or of the bound."""
-LOADED = 0.3
-"""Part of the bound from which the sequential baseline is loaded: it sustains less than 0.6."""
+LOADS = {"simulated": (0.4, 0.8), "cpu": (0.8,)}
+"""Parts of the bound at which techniques are compared."""
+LOADED = 0.5
+"""Part of what the sequential baseline sustains from which it is loaded."""
 ABLATION = ("dovetail", "no_split", "no_reorder", "no_speculation")
 GUESSING = ("ralmspec", "piperag", "paper_triggers", "dovetail")
-ROOM = 0.12
-"""Part of the index that fits beside the model: 19 of 155 GB."""
+ENDING = ("dovetail", "early", "early_no_reorder")
+ROOM = {"simulated": 0.12, "cpu": 0.0}
+"""Part of the index in the device's cache: 19 of 155 GB fit beside the model and its KV cache."""
 RATIOS = (1, 2, 4)
-GROUPS = (
-    "saturation",
-    "rates",
-    "online",
-    "ablation",
-    "guesses",
-    "cache",
-    "offline",
-    "mixes",
-    "ratios",
-    "models",
-)
 
 
-def make_cells(scale: str, groups: Sequence[str], requests: int) -> Iterator[Cell]:
+def make_cells(scale: str, groups: Sequence[str]) -> Iterator[Cell]:
     """Yield the cells of a scale; a rate that others are parts of comes before them."""
-    nprobes = NPROBES[scale]
-    middle = nprobes[1] if scale == "simulated" else nprobes[2]
-    for nprobe, name in itertools.product(nprobes, WORKFLOWS):
-        one = {"workflows": (name,), "nprobe": nprobe, "planes": (*RIVALS, "dovetail")}
-        one |= {"requests": requests}
-        if "saturation" in groups:
-            alone = {**one, "planes": ("async",), "requests": 0}
-            yield Cell(group="saturation", point=1.5, **alone)
-        if "rates" in groups:
-            point = "sustained" if scale == "simulated" else "burst"
-            yield Cell(group="rates", point=point, **one)
-        if "online" in groups:
-            for point, of in POINTS[scale]:
-                yield Cell(
-                    group="online",
-                    workflows=(name,),
-                    nprobe=nprobe,
-                    planes=SINGLE,
-                    point=point,
-                    of=of,
-                    requests=requests,
-                )
+    for group, make in GROUPS.items():
+        if group in groups:
+            for fields in make(scale):
+                room = ROOM[scale] if group not in UNCACHED else 0.0
+                yield Cell(**{"group": group, "nprobe": 128, "room": room, **fields})
+
+
+Fields: TypeAlias = Iterator[dict[str, Any]]
+
+
+def _each(scale: str) -> Fields:
+    for nprobe, name in itertools.product(NPROBES[scale], WORKFLOWS):
+        yield {"workflows": (name,), "nprobe": nprobe}
+
+
+def _saturation(scale: str) -> Fields:
+    for one in _each(scale):
+        yield {**one, "planes": ("async",), "point": 1.5}
+
+
+def _rates(scale: str) -> Fields:
+    for one in _each(scale):
+        yield {
+            **one,
+            "planes": COMPARED,
+            "point": "sustained" if scale == "simulated" else "burst",
+        }
+
+
+def _online(scale: str) -> Fields:
+    for one, (point, of) in itertools.product(_each(scale), POINTS[scale]):
+        yield {**one, "planes": SINGLE[scale], "point": point, "of": of}
+
+
+def _at_loads(planes: Sequence[str]) -> Callable[[str], Fields]:
+    def make(scale: str) -> Fields:
+        for name, point in itertools.product(WORKFLOWS, LOADS[scale]):
+            yield {"workflows": (name,), "nprobe": MIDDLE, "planes": planes, "point": point}
+
+    return make
+
+
+def _cache(scale: str) -> Fields:
+    for name, point in itertools.product(WORKFLOWS, (0.6, 0.9) if ROOM[scale] else ()):
+        planes = ("dovetail", "no_cache")
+        yield {"workflows": (name,), "nprobe": 512, "planes": planes, "point": point}
+
+
+def _offline(scale: str) -> Fields:
     for name in WORKFLOWS:
-        one = {"workflows": (name,), "requests": requests}
-        if "offline" in groups:
-            yield Cell(group="offline", nprobe=middle, planes=SINGLE, point="burst", **one)
-        if "ablation" in groups:
-            for point in (0.4, 0.8):
-                yield Cell(group="ablation", nprobe=middle, planes=ABLATION, point=point, **one)
-        if "guesses" in groups:
-            for point in (0.4, 0.8):
-                yield Cell(group="guesses", nprobe=middle, planes=GUESSING, point=point, **one)
-        if "cache" in groups and scale == "simulated":
-            for point in (0.6, 0.9):
-                yield Cell(
-                    group="cache",
-                    nprobe=nprobes[-1],
-                    planes=("dovetail", "no_cache"),
-                    point=point,
-                    room=ROOM,
-                    **one,
-                )
-    if "mixes" in groups:
-        for pair in itertools.combinations(WORKFLOWS, 2):
-            yield Cell(
-                group="mixes",
-                workflows=pair,
-                nprobe=nprobes[0],
-                planes=SINGLE,
-                point=0.5,
-                requests=requests,
-            )
-    for ratio in RATIOS if "ratios" in groups else ():
-        for most, few in (("multistep", "one-shot"), ("one-shot", "multistep")):
-            mixed = (most,) * ratio + (few,)
-            yield Cell(
-                group="ratios",
-                workflows=mixed,
-                nprobe=nprobes[0],
-                planes=SINGLE,
-                point=0.5,
-                requests=requests,
-            )
-    if "models" in groups and scale == "simulated":
-        for model, name in itertools.product(("llama-2-13b", "opt-30b"), ("multistep", "irg")):
-            yield Cell(
-                group="models",
-                workflows=(name,),
-                nprobe=nprobes[0],
-                planes=SINGLE,
-                point=0.5,
-                model=model,
-                requests=requests,
-            )
+        planes = (*COMPARED, "fixed")
+        yield {"workflows": (name,), "nprobe": MIDDLE, "planes": planes, "point": "burst"}
+
+
+def _mixes(scale: str) -> Fields:
+    for pair in itertools.combinations(WORKFLOWS, 2):
+        yield {"workflows": pair, "planes": SINGLE[scale], "point": 0.5}
+
+
+def _ratios(scale: str) -> Fields:
+    pairs = (("multistep", "one-shot"), ("one-shot", "multistep"))
+    for ratio, (most, few) in itertools.product(RATIOS, pairs):
+        if ratio > 1 or most == "multistep":
+            workflows = (most,) * ratio + (few,)
+            yield {"workflows": workflows, "planes": SINGLE[scale], "point": 0.5}
+
+
+def _models(scale: str) -> Fields:
+    for model, name in itertools.product(("llama-2-13b", "opt-30b"), ("multistep", "irg")):
+        yield {"workflows": (name,), "planes": SINGLE[scale], "point": 0.5, "model": model}
+
+
+GROUPS: dict[str, Callable[[str], Fields]] = {
+    "rates": _rates,
+    "online": _online,
+    "ablation": _at_loads(ABLATION),
+    "guesses": _at_loads(GUESSING),
+    "early": _at_loads(ENDING),
+    "cache": _cache,
+    "offline": _offline,
+    "mixes": _mixes,
+    "ratios": _ratios,
+    "models": _models,
+    "saturation": _saturation,
+}
+"""Groups of cells, in the order in which they are run."""
+UNCACHED = ("guesses", "early", "saturation")
+"""Groups without a cache on the device: those that are compared with have none."""
 
 
 def simulated_stage(options: argparse.Namespace) -> Stage:
     """Return the scale in virtual time."""
     script = Script(make_corpus(4096, 40_000, 32, seed=options.seed), seed=options.seed)
+    machine = Machine(
+        scan=cpu_scan(1024), device=device_scan(1024), encode=ENCODE, copy=4096 / LINK
+    )
     index = StandIn(script.corpus, 38_000_000)
-    engine = functools.cache(engine_cost)
-
-    def scene(nprobe: int, model: str) -> Scene:
-        return Scene(
-            index=index,
-            script=script,
-            nprobe=nprobe,
-            engine=lambda: ScriptedEngine(engine(model), script.reply),
-            scan=cpu_scan(1024),
-            device=device_scan(1024),
-            divide=options.divide,
-        )
-
-    return Stage(scene, engine, script, seconds=options.seconds, seed=options.seed)
+    seconds = options.seconds or 30.0
+    return Stage(
+        script, index, machine, functools.cache(engine_cost), seconds=seconds, seed=options.seed
+    )
 
 
 def cpu_stage(options: argparse.Namespace) -> Stage:
     """Return the scale of real searches beside an emulated accelerator."""
     script = Script(make_corpus(1024, options.vectors, 384, seed=options.seed), seed=options.seed)
     index = FaissIndex(script.corpus)
-    engine = functools.cache(engine_cost)
     queries = [script.meaning(script.question(i)) for i in range(16)]
     cost = measure_scan(index, queries)
     print(f"a scan: {cost.fixed * 1e6:.0f} us, {cost.per_vector * 1e9:.1f} ns a vector", flush=True)
-
-    def scene(nprobe: int, model: str) -> Scene:
-        return Scene(
-            index=index,
-            script=script,
-            nprobe=nprobe,
-            engine=lambda: ScriptedEngine(engine(model), script.reply),
-            scan=cost,
-        )
-
-    return Stage(scene, engine, script, world=WallWorld, seed=options.seed)
+    return Stage(
+        script,
+        index,
+        Machine(scan=cost, encode=ENCODE),
+        functools.cache(engine_cost),
+        simulation=WallSimulation,
+        seconds=options.seconds or 4.0,
+        seed=options.seed,
+    )
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the keys of the issue, as far as their cells were run."""
-    found: dict[str, Any] = {}
-    sustained = [row for row in rows if row["group"] == "rates"]
-    for row in sustained:
-        name = f"rate_vs_sequential_{row['workflows'].replace('-', '_')}_{row['nprobe']}"
-        found[name] = row["dovetail_rate"] / row["sequential_rate"]
-    if sustained:
-        found["rate_vs_async_min"] = min(r["dovetail_rate"] / r["async_rate"] for r in sustained)
-    timed = [row for row in rows if "dovetail_mean" in row]
-    online = [row for row in timed if row["group"] == "online"]
-    if online:
-        gains = [row["async_mean"] / row["dovetail_mean"] for row in online]
-        found["latency_vs_async_min"], found["latency_vs_async_max"] = min(gains), max(gains)
-        ratios = [(row, row["sequential_mean"] / row["dovetail_mean"]) for row in online]
-        loaded = [ratio for row, ratio in ratios if row["point"] >= LOADED]
-        light = [ratio for row, ratio in ratios if row["point"] < LOADED]
-        found["latency_vs_sequential_loaded_min"] = min(loaded, default=None)
-        found["latency_vs_sequential_light_min"] = min(light, default=None)
-    found |= _gains(timed)
-    cells = [row["async_mean"] / row["dovetail_mean"] for row in timed if "async_mean" in row]
-    cells += [row["dovetail_rate"] / row["async_rate"] for row in sustained]
+    found = _rate_keys(rows) | _latency_keys(rows) | _gains(rows)
+    cells = [row["async_mean"] / row["dovetail_mean"] for row in rows if _has(row, "mean")]
+    cells += [row["dovetail_rate"] / row["async_rate"] for row in rows if row["group"] == "rates"]
     if cells:
         found["min_cell"] = min(cells)
     full = [
@@ -211,49 +195,104 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ]
     if full:
         found["async_saturation_min"] = min(full)
-    bursts = [row for row in timed if row["group"] == "offline"]
-    if bursts:
-        for rival in RIVALS:
-            gains = [row[f"{rival}_seconds"] / row["dovetail_seconds"] for row in bursts]
-            found[f"offline_vs_{rival}"] = geometric_mean(gains)
-    tried = sum(row["dovetail_attempted"] for row in timed)
+    bursts = [row for row in rows if row["group"] == "offline"]
+    for rival in RIVALS if bursts else ():
+        gains = [row[f"{rival}_seconds"] / row["dovetail_seconds"] for row in bursts]
+        found[f"offline_vs_{rival}"] = geometric_mean(gains)
+    tried = sum(row.get("dovetail_attempted", 0) for row in rows)
     if tried:
-        held = sum(row["dovetail_accepted"] for row in timed)
+        held = sum(row.get("dovetail_accepted", 0) for row in rows)
         found["speculation_accuracy"] = held / tried
     return found
+
+
+def _has(row: dict[str, Any], what: str) -> bool:
+    return {f"async_{what}", f"dovetail_{what}"} <= set(row) and row["group"] != "rates"
+
+
+def _rate_keys(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return sustained rates over rivals', beside what anybody could have on index and engine."""
+    found: dict[str, Any] = {}
+    rates = [row for row in rows if row["group"] == "rates"]
+    for row in rates:
+        name = f"{row['workflows'].replace('-', '_')}_{row['nprobe']}"
+        bound = min(row["retrieval_bound"], row["generation_bound"])
+        found[f"rate_vs_sequential_{name}"] = row["dovetail_rate"] / row["sequential_rate"]
+        found[f"bound_vs_sequential_{name}"] = bound / row["sequential_rate"]
+    if rates:
+        found["rate_vs_async_min"] = min(r["dovetail_rate"] / r["async_rate"] for r in rates)
+    return found
+
+
+def _latency_keys(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return latencies of rivals over ours, and over those with searches that take no time."""
+    online = [row for row in rows if row["group"] == "online"]
+    if not online:
+        return {}
+    found: dict[str, Any] = {}
+    for rival in ("async", "async_divided"):
+        own = [row for row in online if f"{rival}_mean" in row]
+        for name, plane in (("latency", "dovetail"), ("possible", FREE)):
+            gains = [row[f"{rival}_mean"] / row[f"{plane}_mean"] for row in own]
+            if gains:
+                found[f"{name}_vs_{rival}_min"] = min(gains)
+                found[f"{name}_vs_{rival}_max"] = max(gains)
+    shares = [
+        (row["async_mean"] - row["dovetail_mean"]) / (row["async_mean"] - row[f"{FREE}_mean"])
+        for row in online
+        if row["async_mean"] > 1.01 * row[f"{FREE}_mean"]
+    ]
+    if shares:
+        found["part_of_possible_mean"] = sum(shares) / len(shares)
+    ratios = [(row, row["sequential_mean"] / row["dovetail_mean"]) for row in online]
+    loaded = [ratio for row, ratio in ratios if _loads_sequential(row, rows)]
+    light = [ratio for row, ratio in ratios if not _loads_sequential(row, rows)]
+    found["latency_vs_sequential_loaded_min"] = min(loaded, default=None)
+    found["latency_vs_sequential_light_min"] = min(light, default=None)
+    return found
+
+
+def _loads_sequential(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
+    """Tell whether a cell's rate is at least LOADED of what the sequential baseline sustains."""
+    sustained = rates_of(row, rows)
+    return sustained is None or bool(row["rate"] >= LOADED * sustained["sequential_rate"])
 
 
 def _gains(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what each technique is worth: the latency without it over that with all."""
     found = {}
-    for name, group, without in (
-        ("split_gain", "ablation", "no_split"),
-        ("reorder_gain", "ablation", "no_reorder"),
-        ("spec_gain", "ablation", "no_speculation"),
-        ("cache_gain", "cache", "no_cache"),
-        ("spec_vs_ralmspec", "guesses", "ralmspec"),
-        ("spec_vs_piperag", "guesses", "piperag"),
+    for name, group, without, plane in (
+        ("split_gain", "ablation", "no_split", "dovetail"),
+        ("reorder_gain", "ablation", "no_reorder", "dovetail"),
+        ("spec_gain", "ablation", "no_speculation", "dovetail"),
+        ("cache_gain", "cache", "no_cache", "dovetail"),
+        ("spec_vs_ralmspec", "guesses", "ralmspec", "dovetail"),
+        ("spec_vs_piperag", "guesses", "piperag", "dovetail"),
+        ("triggers_gain", "guesses", "paper_triggers", "dovetail"),
+        ("early_gain", "early", "dovetail", "early"),
+        ("early_reorder_gain", "early", "early_no_reorder", "early"),
     ):
-        ratios = [r[f"{without}_mean"] / r["dovetail_mean"] for r in rows if r["group"] == group]
+        ratios = [r[f"{without}_mean"] / r[f"{plane}_mean"] for r in rows if r["group"] == group]
         if ratios:
             found[name] = geometric_mean(ratios)
             found[f"{name}_range"] = f"{min(ratios):.2f}-{max(ratios):.2f}"
-    hits = [row["dovetail_on_device"] for row in rows if row["group"] == "cache"]
-    if hits:
-        found["cache_hits"] = sum(hits) / len(hits)
+    for name, group, figure in (
+        ("cache_hits", "cache", "dovetail_on_device"),
+        ("early_same_answers", "early", "early_same"),
+        ("early_no_reorder_same_answers", "early", "early_no_reorder_same"),
+    ):
+        if values := [row[figure] for row in rows if row["group"] == group]:
+            found[name] = sum(values) / len(values)
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> Report:
     """Run the benchmark with command line `arguments`, print and write its report."""
     options = _parse(arguments)
-    groups = options.only or GROUPS
     config = {
         "scale": options.scale,
         "seed": options.seed,
         "seconds": options.seconds,
-        "requests": options.requests,
-        "divide": options.divide,
         "vectors": options.vectors,
         "slo": SLO,
     }
@@ -262,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         return _run_tiny(options, report)
     stage = STAGES[options.scale](options)
     started = time.perf_counter()
-    for cell in make_cells(options.scale, groups, options.requests):
+    for cell in make_cells(options.scale, options.only or tuple(GROUPS)):
         if any(cell.key.items() <= row.items() for row in report.rows):
             continue
         if time.perf_counter() - started > options.limit:
@@ -272,6 +311,8 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         print(describe(report.rows[-1]), flush=True)
         report.summary = summarize(report.rows)
         report.write(options.json)
+    report.summary = summarize(report.rows)
+    report.write(options.json)
     report.print(COLUMNS)
     return report
 
@@ -290,14 +331,15 @@ def _run_tiny(options: argparse.Namespace, report: Report) -> Report:
 
 
 COLUMNS = ("group", "workflows", "nprobe", "point", "of", "model")
-COLUMNS += tuple(f"{plane}_{what}" for plane in SINGLE for what in ("rate", "mean"))
+COLUMNS += tuple(f"{plane}_{what}" for plane in COMPARED for what in ("rate", "mean"))
 
 
 def describe(row: dict[str, Any]) -> str:
     """Return one line for a cell."""
     head = f"{row['group']:9} {row['workflows']:24} {row['nprobe']:4} {row['point']!s:9}"
-    what = "rate" if row["point"] == "sustained" else "mean"
-    shown = (f"{plane} {row[key]:.3f}" for plane in MAKERS if (key := f"{plane}_{what}") in row)
+    what = "rate" if row["group"] == "rates" else "mean"
+    planes = (*MAKERS, FREE)
+    shown = (f"{plane} {row[key]:.3f}" for plane in planes if (key := f"{plane}_{what}") in row)
     bound = min(row["retrieval_bound"], row["generation_bound"])
     return f"{head} bound {bound:.2f}/s  " + "  ".join(shown)
 
@@ -309,16 +351,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--scale", choices=(*STAGES, "tiny"), default="simulated")
     parser.add_argument("--only", nargs="*", choices=GROUPS, help="groups of cells")
-    parser.add_argument("--requests", type=int, default=160, help="of a cell")
+    parser.add_argument("--requests", type=int, default=16, help="of scale tiny")
     parser.add_argument("--vectors", type=int, default=1_000_000, help="of scale cpu")
-    parser.add_argument("--seconds", type=float, default=30, help="of arrivals, to find a rate")
+    parser.add_argument("--seconds", type=float, help="of arrivals (30; scale cpu: 4)")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which to stop")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--divide",
-        action="store_true",
-        help="divide a query's clusters between threads (simulated)",
-    )
     add_report_options(parser)
     return parser.parse_args(arguments)
 

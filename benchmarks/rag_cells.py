@@ -1,6 +1,6 @@
 """Cells of the RAG benchmark: what is asked of which schedulers, and the rows that come of it.
 
-In: a `Stage` (a world that can be set up many times) and cells. Out: flat rows, seconds and
+In: a `Stage` (a machine that can be set up many times) and cells. Out: flat rows, seconds and
 requests/s.
 """
 
@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from dovetail.ir.workflow import Workflow
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.wavefront.scripted import EngineCost, ScriptedEngine
+from dovetail.runtime.wavefront.simulation import Machine, Simulation
 from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
-from rag_costs import EngineCost
-from rag_engine import MOST_SEQUENCES
-from rag_planes import STORED, make_plane
-from rag_script import QUESTION_TOKENS, ROUNDS, TOKENS, Script
-from rag_world import Arrival, Outcome, Scene, World, poisson
+from rag_costs import MOST_SEQUENCES, STEP_TOKENS
+from rag_planes import STORED, Setting, make_plane
+from rag_script import QUESTION_TOKENS, ROUNDS, TOKENS, Script, count_tokens
+from rag_world import Arrival, Index, NoIndex, Scene, begin_runs, poisson
 
 SLO = 10.0
 """Seconds within which 99 of 100 requests must be answered."""
-LEVELS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75)
-LEVELS += (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.5)
-"""Rates that are tried, as parts of what index and engine can take at most."""
+LEVELS = tuple(0.1 * 1.04**i for i in range(73))
+"""Rates that are tried, as parts of what index and engine can take at most: 0.1 to 1.68."""
+LEAST_REQUESTS = 24
 ROUND_MEAN = statistics.fmean(ROUNDS)
 STAGES: dict[str, tuple[float, dict[str, float]]] = {
     "one-shot": (1, {"answer": 1}),
@@ -36,6 +38,10 @@ STAGES: dict[str, tuple[float, dict[str, float]]] = {
 """Searches of a request, and its replies by kind, on average."""
 GRAPHS = {"one-shot": one_shot, "hyde": hyde, "recomp": recomp, "irg": irg, "multistep": multistep}
 WORKFLOWS = tuple(GRAPHS)
+FREE = "free"
+"""A plane: asynchronous, with searches that take no time. None is faster on this engine."""
+LOSSY = ("early", "early_no_reorder")
+"""Planes that may find other documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,7 @@ class Cell:
     """One setting. workflows take turns. point: sustained, burst, or the part of a rate.
 
     of: whose sustained rate `point` is a part of; bound: of what index and engine can take.
+    room: part of the index that the device's cache holds, where a plane has one.
     """
 
     group: str
@@ -52,8 +59,7 @@ class Cell:
     point: float | str = "sustained"
     of: str = "bound"
     model: str = "llama-3-8b"
-    requests: int = 160  # 0: as many as come while rates are looked for
-    room: float = 0.0  # part of the index that the device's cache holds
+    room: float = 0.0
 
     @property
     def key(self) -> dict[str, Any]:
@@ -71,12 +77,13 @@ class Cell:
 
 @dataclass
 class Stage:
-    """A world to be set up for each run. seconds: of arrivals, where a rate is looked for."""
+    """A machine to be set up for each run. seconds: of arrivals, and of a burst's work."""
 
-    scene: Callable[[int, str], Scene]
-    engine: Callable[[str], EngineCost]
     script: Script
-    world: type[World] = World
+    index: Index
+    machine: Machine
+    engine: Callable[[str], EngineCost]
+    simulation: type[Simulation] = Simulation
     topk: int = 1
     seconds: float = 30.0
     seed: int = 0
@@ -86,30 +93,47 @@ class Stage:
         """The five workflows."""
         return {name: make(topk=self.topk).workflow() for name, make in GRAPHS.items()}
 
-    def arrivals(self, cell: Cell, rate: float, count: int) -> list[Arrival]:
-        """Return requests at a rate."""
+    def arrivals(self, cell: Cell, rate: float) -> list[Arrival]:
+        """Return requests at a rate for the stage's seconds; a burst has as many, all at once."""
         graphs = [self.graphs[name] for name in cell.workflows]
-        return poisson(graphs, rate, count, self.script, self.seed)
+        count = max(LEAST_REQUESTS, round(rate * self.seconds))
+        pace = 1e6 if cell.point == "burst" else rate
+        return poisson(graphs, pace, count, self.script, self.seed)
 
-    def run(self, cell: Cell, plane: str, arrivals: Sequence[Arrival]) -> Outcome:
+    def run(self, cell: Cell, plane: str, arrivals: Sequence[Arrival]) -> Simulation:
         """Serve arrivals."""
-        scene, engine = self.scene(cell.nprobe, cell.model), self.engine(cell.model)
-        room = round(cell.room * sum(scene.index.sizes))
-        return self.world(scene, make_plane(plane, scene, engine, room)).run(arrivals)
+        index, machine, simulation = self.index, self.machine, self.simulation
+        if plane == FREE:
+            index, simulation = NoIndex(), Simulation
+            machine = replace(machine, scan=ScanCost(0.0, 0.0), turn=0.0)
+            plane = "async"
+        scene, cost = Scene(index, self.script, cell.nprobe), self.engine(cell.model)
+        setting = Setting(scene, machine, cost, round(cell.room * sum(index.sizes)))
+        engine = ScriptedEngine(
+            cost,
+            self.script.tokens,
+            count_tokens,
+            most_sequences=MOST_SEQUENCES,
+            most_tokens=STEP_TOKENS,
+        )
+        made = simulation(make_plane(plane, setting), scene, machine, engine)
+        made.run(begin_runs(arrivals))
+        assert len(made.outcomes) == len(arrivals), "a request was never answered"
+        return made
 
     def bounds(self, cell: Cell) -> tuple[float, float]:
-        """Return requests/s that the index, and the engine, can take at most."""
-        scene, engine = self.scene(cell.nprobe, cell.model), self.engine(cell.model)
-        sizes = scene.index.sizes
+        """Return requests/s that the index on the CPU, and the engine, can take at most."""
+        engine, scan = self.engine(cell.model), self.machine.scan
+        sizes = self.index.sizes
         probed = [
-            scene.index.probe(self.script.meaning(self.script.question(i)), cell.nprobe)[0]
+            self.index.probe(self.script.meaning(self.script.question(i)), cell.nprobe)[0]
             for i in range(64)
         ]
         vectors = statistics.fmean(sum(sizes[c] for c in clusters) for clusters in probed)
-        search = scene.scan.per_vector * vectors / scene.scan.threads
+        search = scan.per_vector * vectors / scan.threads
         searches = statistics.fmean(STAGES[name][0] for name in cell.workflows)
         step = engine.seconds([], MOST_SEQUENCES, MOST_SEQUENCES * STORED) / MOST_SEQUENCES
-        prompt = engine.seconds([2048], 0, 0) / 2048
+        prompt = engine.seconds([STEP_TOKENS], 0, 0) / STEP_TOKENS
         work = statistics.fmean(
             sum(
                 n * (TOKENS[kind] * step + (130 + 4 * QUESTION_TOKENS) * prompt)
@@ -133,42 +157,42 @@ def run_cell(stage: Stage, cell: Cell, rows: Sequence[dict[str, Any]]) -> dict[s
         for plane in cell.planes:
             row[f"{plane}_rate"] = _sustained(stage, cell, plane, bound)
         return row
-    if cell.point == "burst":
-        arrivals = stage.arrivals(cell, 1e6, cell.requests)
-    else:
-        rate = row["rate"] = float(cell.point) * _reference(cell, rows, bound)
-        arrivals = stage.arrivals(cell, rate, cell.requests or round(rate * stage.seconds))
+    rate = bound if cell.point == "burst" else float(cell.point) * _reference(cell, rows, bound)
+    arrivals = stage.arrivals(cell, rate)
+    row["rate"], row["requests"] = rate, len(arrivals)
     answers = None
     for plane in cell.planes:
-        outcome = stage.run(cell, plane, arrivals)
-        if cell.point == "burst":
-            row[f"{plane}_rate"] = outcome.rate
-        row |= {f"{plane}_{name}": value for name, value in _figures(outcome).items()}
-        assert answers in (None, outcome.answers), f"{plane} answers otherwise"
-        answers = outcome.answers
+        done = stage.run(cell, plane, arrivals)
+        figures = _figures(done)
+        if plane != FREE:
+            said = {o.request: o.state["answer"] for o in done.outcomes if o.state is not None}
+            answers = answers or said
+            same = sum(said[i] == answer for i, answer in answers.items()) / len(answers)
+            assert plane in LOSSY or same == 1, f"{plane} answers otherwise"
+            figures["same"] = same
+        row |= {f"{plane}_{name}": value for name, value in figures.items()}
     return row
 
 
-def _figures(outcome: Outcome) -> dict[str, float]:
-    scanned = outcome.vectors.total()
+def _figures(done: Simulation) -> dict[str, float]:
+    """Return what a run came to. rate: requests/s from the first arrival to the last answer."""
+    latencies = sorted(outcome.latency for outcome in done.outcomes)
+    ends = sorted(outcome.end for outcome in done.outcomes)
+    count, seconds, scanned = len(ends), ends[-1], done.vectors.total()
+    low, high = count // 10, count * 9 // 10  # neither start nor end counts
     return {
-        "mean": outcome.mean,
-        "p99": outcome.p99,
-        "seconds": outcome.seconds,
-        "middle_rate": _middle_rate(outcome),
-        "cpu_busy": outcome.busy["cpu"] / outcome.seconds,
-        "engine_busy": outcome.busy["engine"] / outcome.seconds,
-        "on_device": outcome.vectors["gpu"] / scanned if scanned else 0.0,
-        "attempted": outcome.guesses,
-        "accepted": outcome.held,
+        "mean": statistics.fmean(latencies),
+        "p99": latencies[min(count - 1, int(0.99 * count))],
+        "seconds": seconds,
+        "rate": count / seconds,
+        "middle_rate": (high - low) / max(ends[high] - ends[low], 1e-9),
+        "cpu_busy": done.busy["cpu"] / seconds,
+        "engine_busy": done.busy["engine"] / seconds,
+        "on_device": done.vectors["gpu"] / scanned if scanned else 0.0,
+        "scanned": scanned / count,
+        "attempted": done.guesses,
+        "accepted": done.held,
     }
-
-
-def _middle_rate(outcome: Outcome) -> float:
-    """Return requests/s over the middle 80 % of answers, where neither start nor end counts."""
-    ends = sorted(outcome.ends)
-    low, high = int(0.1 * len(ends)), int(0.9 * len(ends))
-    return (high - low) / max(ends[high] - ends[low], 1e-9)
 
 
 def _sustained(stage: Stage, cell: Cell, plane: str, bound: float) -> float:
@@ -177,8 +201,7 @@ def _sustained(stage: Stage, cell: Cell, plane: str, bound: float) -> float:
     while high - low > 1:
         level = (low + high) // 2
         rate = LEVELS[level] * bound
-        count = max(40, round(rate * stage.seconds))
-        fits = stage.run(cell, plane, stage.arrivals(cell, rate, count)).p99 <= SLO
+        fits = _figures(stage.run(cell, plane, stage.arrivals(cell, rate)))["p99"] <= SLO
         low, high = (level, high) if fits else (low, level)
     return LEVELS[max(low, 0)] * bound
 
@@ -187,9 +210,12 @@ def _reference(cell: Cell, rows: Sequence[dict[str, Any]], bound: float) -> floa
     """Return the rate that a cell's load is a part of."""
     if cell.of == "bound":
         return bound
-    wanted = {"group": "rates", "workflows": "+".join(cell.workflows)}
-    wanted |= {"nprobe": cell.nprobe, "model": cell.model}
-    for row in rows:
-        if wanted.items() <= row.items() and f"{cell.of}_rate" in row:
-            return float(row[f"{cell.of}_rate"])
+    if (row := rates_of(cell.key, rows)) is not None:
+        return float(row[f"{cell.of}_rate"])
     raise SystemExit(f"rates of {cell.of} are wanted first: --only rates online")
+
+
+def rates_of(key: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the row of the sustained rates in the setting of a cell or row."""
+    wanted = {"group": "rates"} | {name: key[name] for name in ("workflows", "nprobe", "model")}
+    return next((row for row in rows if wanted.items() <= row.items()), None)

@@ -6,7 +6,7 @@ roofline over documented figures; what is assumed says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.machines import MACHINES, Roofline
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.wavefront.costs import StepCost
 from dovetail.topology.parameters import Figure
 from dovetail.topology.presets import preset_model
 
@@ -24,6 +25,11 @@ SCAN_THREADS = 32
 DEVICE_BANDWIDTH = 2000e9
 """H100: 3350 GB/s x 0.6 for short lists (assumed)."""
 LINK = 50e9
+"""Bytes/s from host to device (PCIe 5.0 x16, assumed)."""
+ENCODE = StepCost(fixed=6e-3, per_sequence=0.2e-3)
+"""A batch of the encoder on the device, and each text (assumed)."""
+STEP_TOKENS, MOST_SEQUENCES = 2048, 256
+"""Of a step of the engine: prompt tokens but for one prompt that is longer, and sequences."""
 SCAN_FIXED = 200e-6
 """Handing a batch over, waking threads, merging (assumed, about what faiss takes)."""
 DEVICE_FIXED = 100e-6
@@ -31,25 +37,18 @@ DEVICE_FIXED = 100e-6
 
 
 @dataclass(frozen=True, slots=True)
-class EngineCost:
+class StepTable:
     """Seconds of a step of continuous batching."""
 
     roofline: Roofline
     layers: int
 
-    def seconds(self, prefills: Iterable[int], decodes: int, stored: int) -> float:
-        """Predict a step.
-
-        Args:
-            prefills: lengths of the prompts that are computed in it.
-            decodes: sequences that get their next token.
-            stored: tokens whose keys and values these read.
-        """
-        lengths = list(prefills)
+    def seconds(self, prefills: Sequence[int], decodes: int, stored: int) -> float:
+        """See EngineCost."""
         cost = self.roofline
-        layer = cost.linear(sum(lengths) + decodes) + cost.gpu_decode(stored)
-        layer += sum(map(cost.prefill, lengths))
-        return self.layers * layer + cost.head(len(lengths) + decodes)
+        layer = cost.linear(sum(prefills) + decodes) + cost.gpu_decode(stored)
+        layer += sum(map(cost.prefill, prefills))
+        return self.layers * layer + cost.head(len(prefills) + decodes)
 
 
 def model_spec(name: str) -> ModelSpec:
@@ -72,12 +71,12 @@ def model_spec(name: str) -> ModelSpec:
     return msgspec.structs.replace(llama, **sizes, n_heads=heads, n_kv_heads=heads)
 
 
-def engine_cost(name: str) -> EngineCost:
+def engine_cost(name: str) -> StepTable:
     """Return the cost of a model's steps on one H100."""
     stage = Figure(16e-6, "assumed: eight kernels at 2 us")
     machine = replace(MACHINES["h100"], accelerators=1, stage=stage)
     spec = model_spec(name)
-    return EngineCost(Roofline(machine, spec), spec.n_layers)
+    return StepTable(Roofline(machine, spec), spec.n_layers)
 
 
 def cpu_scan(d: int) -> ScanCost:

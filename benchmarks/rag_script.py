@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dovetail.ir.workflow import Name
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.services import Document
+from dovetail.runtime.wavefront.messages import Generate
 
 Vectors = NDArray[np.float32]
 
@@ -134,6 +135,11 @@ class Script:
         later = {"next": round_ + 1, "imagine": 1}.get(kind, step + 1)
         told = zlib.crc32(prompt.encode())
         return f"q{request}:{min(later, STEPS - 1)} x{told:08x}" + " word" * (count - 2)
+
+    def tokens(self, order: Generate) -> list[str]:
+        """Return the tokens of the reply to an order, as texts to be joined."""
+        text = self.reply(order.source.node, order.source.round, order.prompt)
+        return re.findall(r" ?[^ ]+", text)
 
     def meaning(self, text: str) -> Vectors:
         """Return the vector [d] of a text: of the last key in it, and what follows that."""

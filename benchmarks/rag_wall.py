@@ -1,19 +1,17 @@
 """The same world on the wall clock: scans are faiss's on this machine, the rest takes its time.
 
-In: as `rag_world`. Out: an `Outcome` of real seconds. The accelerator, with the engine and the
+In: as `Simulation`. Out: outcomes in real seconds. The accelerator, with the engine and the
 encoder on it, is *emulated*: it replies by script at the times of the tables. One thread schedules,
 one scans.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import queue
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import faiss
@@ -23,8 +21,9 @@ from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, fill_index
 from dovetail.runtime.wavefront import messages as m
+from dovetail.runtime.wavefront.simulation import Outcome, Simulation
+from dovetail.runtime.workflow_run import WorkflowRun
 from rag_script import Corpus, Vectors
-from rag_world import Arrival, Outcome, Plane, Scene, World
 
 PATIENCE = 60.0
 """Seconds without any event after which a run has failed."""
@@ -79,32 +78,28 @@ def measure_scan(index: FaissIndex, queries: Sequence[Vectors]) -> ScanCost:
     return ScanCost(max(1e-5, brief - few * slope), slope)
 
 
-class WallWorld(World):
+class WallSimulation(Simulation):
     """One run in real time."""
 
-    def __init__(self, scene: Scene, plane: Plane) -> None:
-        super().__init__(scene, plane)
-        self._done: queue.SimpleQueue[Future[m.Scanned]] = queue.SimpleQueue()
-        self._scanner = ThreadPoolExecutor(1)
-
-    def run(self, arrivals: Iterable[Arrival]) -> Outcome:
-        """Serve all arrivals, the first one at once."""
-        ordered = sorted(arrivals, key=lambda arrival: arrival.at)
-        for number, arrival in enumerate(ordered):
-            shifted = replace(arrival, at=arrival.at - ordered[0].at)
-            self._at(shifted.at, partial(self._arrive, number, shifted))
+    def run(
+        self,
+        arrivals: Sequence[tuple[float, WorkflowRun]],
+        watch: Callable[[float, Sequence[m.Order]], None] = lambda now, orders: None,
+    ) -> list[Outcome]:
+        """See Simulation."""
+        for at, run in arrivals:
+            self._at(at, partial(self._arrive, run, at))
+        self._done = queue.SimpleQueue[Future[m.Scanned]]()
         start = time.perf_counter()
-        with self._scanner:
-            while len(self.outcome.latencies) < len(ordered):
+        with ThreadPoolExecutor(1) as self._scanner:
+            while len(self.outcomes) < len(arrivals):
                 scanned = self._wait(start)
-                now = time.perf_counter() - start
+                self.now = time.perf_counter() - start
                 if scanned is not None:
-                    self.plane.tell(scanned, now)
-                else:
-                    heapq.heappop(self._events)[2](now)
-                self._obey(now)
-        self.outcome.seconds = time.perf_counter() - start
-        return self.outcome
+                    self.plane.tell(scanned, self.now)
+                self._act()
+                self._obey(watch)
+        return self.outcomes
 
     def _wait(self, start: float) -> m.Scanned | None:
         """Return the next report of a scan, None where another event is due before."""
@@ -116,17 +111,14 @@ class WallWorld(World):
             assert self._events, "nothing is under way, and requests are left"
             return None
 
-    def _scan(self, order: m.Scan, now: float) -> None:
+    def _scan(self, order: m.Scan) -> None:
         assert order.device == "cpu", "nothing is cached on an accelerator that computes nothing"
-        sizes = self.scene.index.sizes
-        vectors = sum(sizes[c] for part in order.parts for c in part.clusters)
-        self.outcome.vectors["cpu"] += vectors
-        self.outcome.scans += 1
+        self._count_scan(order)
         self._scanner.submit(self._search, order).add_done_callback(self._done.put)
 
     def _search(self, order: m.Scan) -> m.Scanned:
         start = time.perf_counter()
-        found = self.scene.index.scan(order.parts)
+        found = self.world.scan(order.parts)
         seconds = time.perf_counter() - start
-        self.outcome.busy["cpu"] += seconds  # one scan at a time
+        self.busy["cpu"] += seconds  # one scan at a time
         return m.Scanned(order.job, found, seconds)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval, render
-from dovetail.runtime.retrieval.cursor import Cursor, begin_search
+from dovetail.runtime.retrieval.cursor import Cursor, Hit, begin_search
 from dovetail.runtime.wavefront.messages import (
     Catalog,
     Deliver,
@@ -46,7 +46,10 @@ class Search:
 
     def part(self, count: int) -> Part:
         """Return its next clusters."""
-        clusters = self.cursor.left[:count]
+        return self.part_of(self.cursor.left[:count])
+
+    def part_of(self, clusters: tuple[int, ...]) -> Part:
+        """Return some of its clusters."""
         centroids = tuple(self.centroids[c] for c in clusters)
         node = self.call.node
         assert isinstance(node, Retrieval)
@@ -58,7 +61,7 @@ class StagePlane:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._numbers = itertools.count(1)
+        self._requests, self._jobs = itertools.count(1), itertools.count(1)
         self._runs: dict[int, WorkflowRun] = {}
         self._waiters: dict[int, Take] = {}
         self._orders: list[Order] = []
@@ -70,6 +73,10 @@ class StagePlane:
     def choose(self) -> Sequence[tuple[Search, int]]:
         """Return what the next scan holds: searches, and how many clusters of each."""
         return [(search, len(search.cursor.left)) for search in self.searches]
+
+    def divide(self, chosen: Sequence[tuple[Search, int]]) -> Sequence[tuple[int, Part]]:
+        """Return the queries of a scan, each with the place of its search in `chosen`."""
+        return [(place, search.part(count)) for place, (search, count) in enumerate(chosen)]
 
     def admit(self, request: int) -> None:
         """Take a request that has come."""
@@ -88,7 +95,7 @@ class StagePlane:
 
     def submit(self, run: WorkflowRun, now: float) -> int:
         """Take a request; return its number."""
-        request = next(self._numbers)
+        request = next(self._requests)
         self._runs[request] = run
         self.admit(request)
         return request
@@ -147,13 +154,17 @@ class StagePlane:
         self._post(lambda job: Probe(job, source, node, vector), found)
 
     def _scan(self, chosen: Sequence[tuple[Search, int]]) -> None:
-        parts = tuple(search.part(count) for search, count in chosen)
+        divided = self.divide(chosen)
+        parts = tuple(part for _, part in divided)
         index = parts[0].node.index
 
         def scanned(report: Scanned) -> None:
             self._scanning = False
-            for (search, count), found in zip(chosen, report.found, strict=True):
-                search.cursor.advance(count, found.hits)
+            hits: list[list[Hit]] = [[] for _ in chosen]
+            for (place, _), found in zip(divided, report.found, strict=True):
+                hits[place] += found.hits
+            for (search, count), found_hits in zip(chosen, hits, strict=True):
+                search.cursor.advance(count, found_hits)
                 if search.cursor.done:
                     self._searched(search)
 
@@ -168,6 +179,6 @@ class StagePlane:
         self.finish(search.source.request, search.call, documents)
 
     def _post(self, make: Callable[[int], Order], take: Take) -> None:
-        job = next(self._numbers)
+        job = next(self._jobs)
         self._waiters[job] = take
         self._orders.append(make(job))

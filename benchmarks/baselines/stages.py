@@ -8,7 +8,8 @@ from typing import Any
 
 from baselines.plane import Search, StagePlane
 from dovetail.ir.workflow import Retrieval
-from dovetail.runtime.wavefront.messages import Catalog
+from dovetail.runtime.retrieval.budget import ScanCost, deal_rows
+from dovetail.runtime.wavefront.messages import Catalog, Part
 from dovetail.runtime.workflow_run import Call
 
 
@@ -17,6 +18,23 @@ class AsyncUnsplit(StagePlane):
 
     Work-conserving: whenever the index is idle, one scan takes all searches that wait, whole.
     """
+
+
+class AsyncDivided(AsyncUnsplit):
+    """The same with each search dealt to threads that would idle, as our sub-stages are.
+
+    Stock faiss does not: it scans a query by one thread. So this is more than the paper's baseline.
+    """
+
+    def __init__(self, catalog: Catalog, cost: ScanCost) -> None:
+        super().__init__(catalog)
+        self._cost = cost
+
+    def divide(self, chosen: Sequence[tuple[Search, int]]) -> Sequence[tuple[int, Part]]:
+        """See StagePlane."""
+        sizes = self._catalog.sizes(None)
+        rows = deal_rows([search.cursor.left for search, _ in chosen], sizes, self._cost)
+        return [(place, chosen[place][0].part_of(clusters)) for place, clusters in rows]
 
 
 class FixedSplit(StagePlane):

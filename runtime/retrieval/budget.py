@@ -98,22 +98,33 @@ def deal_rows(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return (search, clusters) for each query that is scanned, one thread having each.
 
-    Clusters of one search are dealt to several threads, where this saves more than a scan costs;
-    each goes to the thread that has least to do.
+    Clusters of one search are dealt to several threads, the largest first where that is better, if
+    this saves more than a scan costs.
     """
     whole = list(enumerate(takes))
+    if cost.threads == 1:
+        return whole
+
+    def seconds(rows: list[tuple[int, tuple[int, ...]]]) -> float:
+        return cost.seconds([_vectors(clusters, sizes) for _, clusters in rows])
+
+    ordered = [(number, cluster) for number, clusters in whole for cluster in clusters]
+    longest_first = sorted(ordered, key=lambda item: -sizes[item[1]])
+    best = min((_deal(items, sizes, cost) for items in (longest_first, ordered)), key=seconds)
+    return best if seconds(whole) - seconds(best) > cost.fixed else whole
+
+
+def _deal(
+    items: Sequence[tuple[int, int]], sizes: Sequence[int], cost: ScanCost
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Give each (search, cluster) to the thread that has least to do."""
     threads = [(0, thread) for thread in range(cost.threads)]
     dealt: dict[tuple[int, int], list[int]] = {}
-    for number, clusters in whole:
-        for cluster in clusters:
-            load, thread = heappop(threads)
-            heappush(threads, (load + sizes[cluster], thread))
-            dealt.setdefault((thread, number), []).append(cluster)
-    rows = [(number, tuple(clusters)) for (_, number), clusters in sorted(dealt.items())]
-    before, after = (
-        cost.seconds([_vectors(clusters, sizes) for _, clusters in each]) for each in (whole, rows)
-    )
-    return rows if before - after > cost.fixed else whole
+    for number, cluster in items:
+        load, thread = heappop(threads)
+        heappush(threads, (load + sizes[cluster], thread))
+        dealt.setdefault((thread, number), []).append(cluster)
+    return [(number, tuple(clusters)) for (_, number), clusters in sorted(dealt.items())]
 
 
 def _vectors(clusters: Sequence[int], sizes: Sequence[int]) -> int:

@@ -62,12 +62,13 @@ class Learned:
 
     def __post_init__(self) -> None:
         """Begin with what was measured."""
-        self.overhead, self.reply = self.costs.overhead, self.costs.reply
+        self.overhead = self.costs.overhead + self.costs.scan.fixed
+        self.reply = self.costs.reply
 
     @property
     def budget(self) -> float:
-        """Seconds that a sub-stage should take (mb); each pays its scan's fixed part, too."""
-        return best_budget(self.overhead + self.costs.scan.fixed, self.stage or 0.0)
+        """Seconds that a sub-stage should take (mb)."""
+        return best_budget(self.overhead, self.stage or 0.0)
 
     @property
     def device_weight(self) -> float:
@@ -96,6 +97,11 @@ class Learned:
         """Predict a scan on the CPU of so many vectors for each search."""
         return self.speed * self.costs.scan.seconds(vectors)
 
+    def shared_seconds(self, vectors: int) -> float:
+        """Predict how long all threads take to compare so many vectors."""
+        cost = self.costs.scan
+        return self.speed * cost.per_vector * vectors / cost.threads
+
     def guess_gain(self, left: float, scanned: float, load: int) -> float:
         """Predict the seconds that begin a generation on a guess saves, less what others lose.
 
@@ -123,9 +129,12 @@ class Learned:
         bucket = self.kept[_bucket(scanned)]
         bucket[:] = (1 - FRESH) * bucket[0] + held, (1 - FRESH) * bucket[1] + 1
 
-    def scanned(self, predicted: float, seconds: float, elapsed: float) -> None:
-        """Take what a scan on the CPU took, and how long it was until its report came."""
-        self.overhead = _mean(self.overhead, max(0.0, elapsed - seconds))
+    def scanned(self, predicted: float, seconds: float, overhead: float) -> None:
+        """Take what a scan on the CPU took, and what its sub-stage took beyond comparing vectors.
+
+        overhead: the scan's fixed part, threads that waited for others, and until its report came.
+        """
+        self.overhead = _mean(self.overhead, max(0.0, overhead))
         if predicted > 0:
             self.speed = max(TINY, _mean(self.speed, self.speed * seconds / predicted))
 

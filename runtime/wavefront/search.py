@@ -94,8 +94,12 @@ Takes: TypeAlias = list[tuple[Search, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Lot:
-    """What is scanned together on one device. predicted: its seconds."""
+    """What is scanned together on one device. predicted: its seconds.
+
+    shared: seconds that this would be with no fixed part and all threads busy to the end.
+    """
 
     device: Device
     takes: Takes
     predicted: float
+    shared: float = 0.0

@@ -115,12 +115,15 @@ class Searches:
         cost = self._learned.costs.scan
         return self._learned.scan_seconds([(ahead + search.left) // cost.threads])
 
-    def dispatch(self, now: float) -> None:
-        """Order the next scans of devices that are idle, and copies of clusters that got hot."""
+    def dispatch(self, replies: int, now: float) -> None:
+        """Order the next scans of devices that are idle, and copies of clusters that got hot.
+
+        replies: generations under way, which wait for a scan on their device.
+        """
         if "gpu" not in self._lanes:  # a scan under way may use what is to be dropped
             self._prefetch()
         while "cpu" not in self._lanes and (chosen := self._chosen()):
-            for lot in self._divided(chosen, self._catalog.sizes(chosen[0].node.index)):
+            for lot in self._divided(chosen, replies):
                 self._start(lot, now)
             self.sub_stages += 1
             self._since_refresh += 1
@@ -146,9 +149,13 @@ class Searches:
         guesses = self._settings.allows(SPECULATE_GENERATION) and search.call is not None
         return search.steps.position > 0 or not guesses
 
-    def _divided(self, chosen: Sequence[Search], sizes: Sequence[int]) -> list[Lot]:
-        """Return the scans of a sub-stage: on both devices where that is predicted to be faster."""
-        hot = self._hot.get(chosen[0].node.index)
+    def _divided(self, chosen: Sequence[Search], replies: int) -> list[Lot]:
+        """Return the scans of a sub-stage.
+
+        On both devices where searches are predicted to save more than generations lose by it.
+        """
+        index = chosen[0].node.index
+        hot, sizes = self._hot.get(index), self._catalog.sizes(index)
         device = self._learned.costs.device
         if self._settings.allows(SPLIT_DEVICES) and hot and device and "gpu" not in self._lanes:
             takes = self._planned(chosen, _Weighed(sizes, hot, self._learned.device_weight))
@@ -156,7 +163,9 @@ class Searches:
             there = _filter(takes, hot.resident)
             seconds = device.seconds(_vectors(there, sizes)) if there else 0.0
             lots = [self._cpu_lot(here, sizes), Lot("gpu", there, seconds)]
-            if max(lot.predicted for lot in lots) < self._cpu_lot(takes, sizes).predicted:
+            longest = max(lot.predicted for lot in lots)
+            saved = self._cpu_lot(takes, sizes).predicted - longest
+            if saved * self.load > seconds * replies:
                 return [lot for lot in lots if lot.takes]
         return [self._cpu_lot(self._planned(chosen, sizes), sizes)]
 
@@ -165,8 +174,9 @@ class Searches:
         if self._settings.allows(SPLIT) and takes:
             rows = deal_rows([clusters for _, clusters in takes], sizes, self._learned.costs.scan)
             takes = [(takes[number][0], clusters) for number, clusters in rows]
-        seconds = self._learned.scan_seconds(_vectors(takes, sizes)) if takes else 0.0
-        return Lot("cpu", takes, seconds)
+        loads = _vectors(takes, sizes)
+        seconds = self._learned.scan_seconds(loads) if takes else 0.0
+        return Lot("cpu", takes, seconds, self._learned.shared_seconds(sum(loads)))
 
     def _planned(self, chosen: Sequence[Search], sizes: Sequence[int]) -> Takes:
         """Return the next clusters of each search, as many as its settings say."""
@@ -183,13 +193,12 @@ class Searches:
         return [(s, s.steps.left[:n]) for s, n in zip(chosen, counts, strict=True) if n]
 
     def _portions(self, chosen: Sequence[Search]) -> list[int]:
-        """Return how many clusters each search may scan: a taste while others wait behind it."""
-        counts = [len(search.steps.left) for search in chosen]
-        if len(chosen) == 1:
-            return counts
+        """Return how many clusters each search may scan: a taste first, on all threads at least."""
+        new = sum(not self._tasted(search) for search in chosen)
+        least = self._learned.costs.scan.threads // max(1, new)
         return [
-            count if self._tasted(search) else ceil(count * TASTE)
-            for search, count in zip(chosen, counts, strict=True)
+            count if self._tasted(search) else max(least, ceil(count * TASTE))
+            for search, count in ((search, len(search.steps.left)) for search in chosen)
         ]
 
     def _start(self, lot: Lot, now: float) -> None:
@@ -253,7 +262,7 @@ class Searches:
     def _scanned(self, lot: Lot, report: Scanned, elapsed: float, now: float) -> None:
         del self._lanes[lot.device]
         if lot.device == "cpu":
-            self._learned.scanned(lot.predicted, report.seconds, elapsed)
+            self._learned.scanned(lot.predicted, report.seconds, elapsed - lot.shared)
         index = lot.takes[0][0].node.index
         sizes, hot = self._catalog.sizes(index), self._hot.get(index)
         if hot is not None:

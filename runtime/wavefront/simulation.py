@@ -1,28 +1,29 @@
 """Workflows on a made-up machine: the control plane as it is, all others as events in virtual time.
 
-In: arrivals, a `World` that knows all answers, a `Machine` that knows how long they take. Out: what
-each request got and when. Engine and index are modelled as they work: the engine's batch takes new
-sequences at each step, a scan holds its device to the end.
+In: arrivals, a `World` that knows all answers, a `Machine` that knows how long they take, an
+engine. Out: what each request got and when. Devices work as real ones do: the engine's batch takes
+new sequences at each step, a scan holds its device to the end, an encoder takes all texts at once.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from dovetail.ir.errors import DovetailError
-from dovetail.ir.workflow import Generation, Retrieval
+from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.wavefront.costs import StepCost
 from dovetail.runtime.wavefront.messages import (
     Cancel,
     Catalog,
+    Commit,
     Copy,
     Deliver,
     Embed,
@@ -35,19 +36,19 @@ from dovetail.runtime.wavefront.messages import (
     Part,
     Probe,
     Probed,
-    Progressed,
     Report,
     Scan,
     Scanned,
 )
+from dovetail.runtime.wavefront.scripted import ScriptedEngine
 from dovetail.runtime.workflow_run import Call, WorkflowRun
+
+Act: TypeAlias = Callable[[], None]
+AT_ONCE = StepCost(fixed=0.0)
 
 
 class World(Catalog, Protocol):
-    """All that engine, encoder, index and functions would answer. Always the same."""
-
-    def reply(self, prompt: str, node: Generation) -> Sequence[str]:
-        """Return the tokens of a reply, as texts to be joined."""
+    """All that encoder, index and functions would answer. Always the same."""
 
     def embed(self, text: str) -> Any:
         """Return a vector."""
@@ -58,8 +59,8 @@ class World(Catalog, Protocol):
     def distances(self, vector: Any, ids: Sequence[int], node: Retrieval) -> Mapping[int, float]:
         """Return how far documents are."""
 
-    def scan(self, part: Part) -> Found:
-        """Return the nearest documents in some clusters."""
+    def scan(self, parts: Sequence[Part]) -> tuple[Found, ...]:
+        """Return the nearest documents in the clusters of each part."""
 
     def invoke(self, call: Call) -> object:
         """Return what a node's function does; DovetailError where it fails."""
@@ -69,19 +70,17 @@ class World(Catalog, Protocol):
 class Machine:
     """How long things take, in seconds.
 
-    step: of the engine. prefill: of a prompt's character. scan, device: of clusters on CPU and
-    GPU. turn: from the end of a scan until the control plane knows, and back (beta). probe, embed,
-    function: of each such order; they wait for nothing. copy: of a vector to the device.
-    jitter: each time is drawn from 1 - jitter .. 1 + jitter of that.
+    scan, device: of clusters on CPU and GPU; the engine waits for those on the GPU. turn: from the
+    end of a scan until the control plane knows, and back (beta). encode: of a batch of the encoder,
+    by texts. probe, function: of each such order; they wait for nothing. copy: of a vector to the
+    device. jitter: each time is drawn from 1 - jitter .. 1 + jitter of that.
     """
 
-    step: StepCost
     scan: ScanCost
     device: ScanCost | None = None
-    prefill: float = 0.0
     turn: float = 0.0
+    encode: StepCost = AT_ONCE
     probe: float = 0.0
-    embed: float = 0.0
     function: float = 0.0
     copy: float = 0.0
     jitter: float = 0.0
@@ -116,32 +115,30 @@ class Plane(Protocol):
         """Return what is to be done."""
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """A reply in the engine's batch."""
-
-    order: Generate
-    tokens: Sequence[str]
-    done: int = 0
-    text: str = ""
-
-
 class Simulation:
-    """A machine in virtual time, driven by a control plane. One use."""
+    """A machine in virtual time, driven by a control plane. One use.
 
-    def __init__(self, plane: Plane, world: World, machine: Machine, seed: int = 0) -> None:
-        self._plane, self._world, self._machine = plane, world, machine
+    outcomes: in the order of ends. busy: seconds that `cpu`, `gpu` and `engine` were at work.
+    vectors: scanned on each device. scans: ordered. guesses, held: generations begun on a guess,
+    and those that were committed.
+    """
+
+    def __init__(
+        self, plane: Plane, world: World, machine: Machine, engine: ScriptedEngine, seed: int = 0
+    ) -> None:
+        self.plane, self.world, self.machine, self.engine = plane, world, machine, engine
         self._random = random.Random(seed)
-        self._events: list[tuple[float, int, Callable[[], Report | None]]] = []
+        self._events: list[tuple[float, int, Act]] = []
         self._numbers = count()
-        self._batch: dict[int, _Sequence] = {}
-        self._joining: deque[_Sequence] = deque()
-        self._stepping = False
+        self._texts: list[Embed] = []
+        self._encoding = self._stepping = False
+        self._ended: float | None = None  # of the engine's step that is just over
         self._arrivals: dict[int, float] = {}
         self.now = 0.0
         self.outcomes: list[Outcome] = []
-        self.busy = {"cpu": 0.0, "gpu": 0.0, "engine": 0.0}
-        """Seconds that each was at work."""
+        self.busy: dict[str, float] = defaultdict(float)
+        self.vectors: Counter[str] = Counter()
+        self.scans = self.guesses = self.held = 0
 
     def run(
         self,
@@ -153,65 +150,78 @@ class Simulation:
         watch: is shown all orders as they are given.
         """
         for at, run in arrivals:
-            self._at(at, partial(self._arrive, run))
+            self._at(at, partial(self._arrive, run, at))
         while self._events:
-            self.now, _, event = heappop(self._events)
-            report = event()
-            if report is not None:
-                self._plane.tell(report, self.now)
-            orders = self._plane.orders(self.now)
-            watch(self.now, orders)
-            for order in orders:
-                self._do(order)
+            self.now = self._events[0][0]
+            self._act()
+            self._obey(watch)
         return self.outcomes
+
+    def _act(self) -> None:
+        """Let all happen that is due."""
+        while self._events and self._events[0][0] <= self.now:
+            heappop(self._events)[2]()
+
+    def _obey(self, watch: Callable[[float, Sequence[Order]], None]) -> None:
+        """Do what is ordered now, and have engine and encoder begin where they are idle."""
+        orders = self.plane.orders(self.now)
+        watch(self.now, orders)
+        for order in orders:
+            if (do := _DO.get(type(order))) is not None:
+                do(self, order)
+        self._step()
+        self._encode()
 
     # ---- orders ----
 
-    def _do(self, order: Order) -> None:
-        if (do := _DO.get(type(order))) is not None:
-            do(self, order)
-
     def _generate(self, order: Generate) -> None:
-        tokens = self._world.reply(order.prompt, order.node)
-        self._joining.append(_Sequence(order, tokens))
-        if not self._stepping:
-            self._step()
+        self.guesses += order.provisional
+        self.engine.add(order)
+
+    def _commit(self, order: Commit) -> None:
+        self.held += 1
 
     def _cancel(self, order: Cancel) -> None:
-        self._batch.pop(order.job, None)
-        self._joining = deque(s for s in self._joining if s.order.job != order.job)
+        self.engine.cancel(order.job)
 
     def _embed(self, order: Embed) -> None:
-        vector = self._world.embed(order.text)
-        self._report(self._machine.embed, Finished(order.job, vector))
+        self._texts.append(order)
 
     def _invoke(self, order: Invoke) -> None:
         try:
-            report: Report = Finished(order.job, self._world.invoke(order.call))
+            report: Report = Finished(order.job, self.world.invoke(order.call))
         except DovetailError as error:
             report = Failed(order.job, error)
-        self._report(self._machine.function, report)
+        self._tell_in(self._drawn(self.machine.function), report)
 
     def _probe(self, order: Probe) -> None:
-        clusters, centroids = self._world.probe(order.vector, order.node)
-        known = self._world.distances(order.vector, order.known, order.node)
+        clusters, centroids = self.world.probe(order.vector, order.node)
+        known = self.world.distances(order.vector, order.known, order.node) if order.known else {}
         report = Probed(order.job, tuple(clusters), tuple(centroids), known)
-        self._report(self._machine.probe, report)
+        self._tell_in(self._drawn(self.machine.probe), report)
 
     def _scan(self, order: Scan) -> None:
-        cost = self._machine.scan if order.device == "cpu" else self._machine.device
+        cost = self.machine.scan if order.device == "cpu" else self.machine.device
         assert cost is not None, "a scan for a device that is not there"
-        sizes = self._world.sizes(order.index)
-        vectors = [sum(sizes[c] for c in part.clusters) for part in order.parts]
-        seconds = self._drawn(cost.seconds(vectors))
+        seconds = self._drawn(cost.seconds(self._count_scan(order)))
         self.busy[order.device] += seconds
-        found = tuple(self._world.scan(part) for part in order.parts)
-        self._report(self._machine.turn, Scanned(order.job, found, seconds), seconds)
+        if order.device == "gpu":
+            self.engine.delay += seconds
+        report = Scanned(order.job, self.world.scan(order.parts), seconds)
+        self._tell_in(seconds + self._drawn(self.machine.turn), report)
+
+    def _count_scan(self, order: Scan) -> list[int]:
+        """Return the vectors of each part."""
+        sizes = self.world.sizes(order.index)
+        loads = [sum(sizes[c] for c in part.clusters) for part in order.parts]
+        self.vectors[order.device] += sum(loads)
+        self.scans += 1
+        return loads
 
     def _copy(self, order: Copy) -> None:
-        sizes = self._world.sizes(order.index)
-        seconds = self._machine.copy * sum(sizes[c] for c in order.load)
-        self._report(seconds, Finished(order.job))
+        sizes = self.world.sizes(order.index)
+        seconds = self.machine.copy * sum(sizes[c] for c in order.load)
+        self._tell_in(self._drawn(seconds), Finished(order.job))
 
     def _deliver(self, order: Deliver) -> None:
         arrival = self._arrivals.pop(order.request)
@@ -220,48 +230,57 @@ class Simulation:
 
     # ---- events ----
 
-    def _arrive(self, run: WorkflowRun) -> None:
-        self._arrivals[self._plane.submit(run, self.now)] = self.now
+    def _arrive(self, run: WorkflowRun, at: float) -> None:
+        self._arrivals[self.plane.submit(run, self.now)] = at
 
     def _step(self) -> None:
-        """Begin a decode step with all sequences that are there."""
-        joined = list(self._joining)
-        self._joining.clear()
-        self._batch.update((sequence.order.job, sequence) for sequence in joined)
-        self._stepping = bool(self._batch)
+        """Begin a step of the engine where none is under way.
+
+        One that follows another begins at that one's end, however late it is by now: an engine
+        does not wait for the control plane.
+        """
         if self._stepping:
-            prompts = sum(len(sequence.order.prompt) for sequence in joined)
-            seconds = self._machine.step.seconds(len(self._batch))
-            seconds = self._drawn(seconds + self._machine.prefill * prompts)
-            self.busy["engine"] += seconds
-            self._at(self.now + seconds, partial(self._stepped, list(self._batch)))
+            return
+        start, self._ended = (self.now if self._ended is None else self._ended), None
+        if (seconds := self.engine.begin_step()) is None:
+            return
+        self._stepping = True
+        seconds = self._drawn(seconds)
+        self.busy["engine"] += seconds
+        self._at(start + seconds, partial(self._stepped, start + seconds))
 
-    def _stepped(self, jobs: Sequence[int]) -> None:
-        """End a step: a token for each sequence that was in it and was not cancelled."""
-        for sequence in [self._batch[job] for job in jobs if job in self._batch]:
-            order = sequence.order
-            sequence.text += "".join(sequence.tokens[sequence.done : sequence.done + 1])
-            sequence.done += 1
-            if sequence.done >= len(sequence.tokens):
-                del self._batch[order.job]
-                self._report(0.0, Finished(order.job, sequence.text))
-            elif order.steps and sequence.done % order.steps == 0:
-                self._report(0.0, Progressed(order.job, sequence.text, sequence.done))
-        self._step()
+    def _stepped(self, end: float) -> None:
+        self._stepping, self._ended = False, end
+        for report in self.engine.end_step():
+            self.plane.tell(report, self.now)
 
-    def _report(self, seconds: float, report: Report, surely: float = 0.0) -> None:
-        self._at(self.now + surely + self._drawn(seconds), lambda: report)
+    def _encode(self) -> None:
+        """Have the encoder, where it is idle, take all texts that wait."""
+        if self._encoding or not self._texts:
+            return
+        batch, self._texts, self._encoding = self._texts, [], True
+        seconds = self._drawn(self.machine.encode.seconds(len(batch)))
+        self._at(self.now + seconds, partial(self._encoded, batch))
 
-    def _at(self, time: float, event: Callable[[], Report | None]) -> None:
-        heappush(self._events, (time, next(self._numbers), event))
+    def _encoded(self, batch: Sequence[Embed]) -> None:
+        self._encoding = False
+        for order in batch:
+            self.plane.tell(Finished(order.job, self.world.embed(order.text)), self.now)
+
+    def _tell_in(self, seconds: float, report: Report) -> None:
+        self._at(self.now + seconds, lambda: self.plane.tell(report, self.now))
+
+    def _at(self, time: float, act: Act) -> None:
+        heappush(self._events, (time, next(self._numbers), act))
 
     def _drawn(self, seconds: float) -> float:
-        jitter = self._machine.jitter
+        jitter = self.machine.jitter
         return seconds * self._random.uniform(1 - jitter, 1 + jitter) if jitter else seconds
 
 
 _DO: dict[type, Callable[[Simulation, Any], None]] = {
     Generate: Simulation._generate,
+    Commit: Simulation._commit,
     Cancel: Simulation._cancel,
     Embed: Simulation._embed,
     Invoke: Simulation._invoke,

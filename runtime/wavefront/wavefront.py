@@ -98,7 +98,7 @@ class Wavefront:
     def orders(self, now: float) -> tuple[Order, ...]:
         """Return what is to be done now, each order once."""
         self._speculation.scout(self._searches, self._replies, now)
-        self._searches.dispatch(now)
+        self._searches.dispatch(self._replies.load, now)
         self._speculation.guess(self._searches, self._replies, now)
         return self._board.take()
 

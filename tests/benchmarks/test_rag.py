@@ -15,8 +15,10 @@ pytest.importorskip("faiss")
 
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.wavefront import messages as m
+from dovetail.runtime.wavefront.scripted import ScriptedEngine
+from dovetail.runtime.wavefront.simulation import Machine, Simulation
 
-MODULES = ("rag", "rag_cells", "rag_costs", "rag_engine", "rag_planes", "rag_script")
+MODULES = ("rag", "rag_cells", "rag_costs", "rag_planes", "rag_script")
 MODULES += ("rag_wall", "rag_world")
 
 
@@ -38,29 +40,19 @@ class Quick:
 def stage(bench: Any) -> Any:
     script = bench.rag_script.Script(bench.rag_script.make_corpus(64, 1500, 16))
     index = bench.rag_world.StandIn(script.corpus, 20_000)
-    return make_stage(bench, script, index, bench.rag_world.World)
+    return make_stage(bench, script, index)
 
 
-def make_stage(bench: Any, script: Any, index: Any, world: Any) -> Any:
-    engine = Quick()
-
-    def scene(nprobe: int, model: str) -> Any:
-        return bench.rag_world.Scene(
-            index=index,
-            script=script,
-            nprobe=nprobe,
-            engine=lambda: bench.rag_engine.ScriptedEngine(engine, script.reply),
-            scan=ScanCost(1e-4, 1e-6, 4),
-            device=ScanCost(1e-5, 1e-7),
-        )
-
-    return bench.rag_cells.Stage(scene, lambda model: engine, script, world=world, seconds=0.1)
+def make_stage(bench: Any, script: Any, index: Any, **fields: Any) -> Any:
+    machine = Machine(scan=ScanCost(1e-4, 1e-6, 4), device=ScanCost(1e-5, 1e-7))
+    made = {"seconds": 0.1, **fields}
+    return bench.rag_cells.Stage(script, index, machine, lambda model: Quick(), **made)
 
 
 def cell(bench: Any, *names: str, **fields: Any) -> Any:
-    planes = tuple(bench.rag_planes.MAKERS)
+    planes = (*bench.rag_planes.MAKERS, bench.rag_cells.FREE)
     made = {"group": "online", "workflows": names, "nprobe": 16, "planes": planes, "point": "burst"}
-    return bench.rag_cells.Cell(**{**made, "requests": 10, **fields})
+    return bench.rag_cells.Cell(**{**made, **fields})
 
 
 def test_every_plane_gives_every_workflow_the_same_answers(bench: Any, stage: Any) -> None:
@@ -69,23 +61,28 @@ def test_every_plane_gives_every_workflow_the_same_answers(bench: Any, stage: An
     assert row["dovetail_attempted"] >= row["dovetail_accepted"] > 0
     assert row["no_speculation_attempted"] == row["async_attempted"] == 0
     assert row["generation_bound"] > 0 and row["retrieval_bound"] > 0
+    assert row["early_scanned"] < 0.9 * row["dovetail_scanned"] and row["early_same"] > 0.5
 
 
-def orders(bench: Any, stage: Any, plane: str, *names: str) -> list[m.Order]:
-    """Return what a plane orders for a burst of requests."""
+def test_no_plane_is_faster_than_searches_that_take_no_time(bench: Any, stage: Any) -> None:
+    row = bench.rag_cells.run_cell(stage, cell(bench, "irg", point=0.8), ())
+    means = {key: value for key, value in row.items() if key.endswith("_mean")}
+    assert min(means, key=means.__getitem__) == "free_mean" and len(means) > 10
+
+
+def orders(bench: Any, stage: Any, plane: Any, *names: str) -> list[m.Order]:
+    """Return what a plane, or that of a name, orders for ten requests at once."""
     found: list[m.Order] = []
-    wanted = cell(bench, *names)
-    scene = stage.scene(16, "any")
-    made = bench.rag_planes.make_plane(plane, scene, stage.engine("any"), 0)
-    take = made.orders
-
-    def watched(now: float) -> Any:
-        given = take(now)
-        found.extend(given)
-        return given
-
-    made.orders = watched
-    stage.world(scene, made).run(stage.arrivals(wanted, 1e6, 10))
+    wanted, cost = cell(bench, *names), stage.engine("any")
+    scene = bench.rag_world.Scene(stage.index, stage.script, 16)
+    if isinstance(plane, str):
+        plane = bench.rag_planes.make_plane(
+            plane, bench.rag_planes.Setting(scene, stage.machine, cost)
+        )
+    engine = ScriptedEngine(cost, stage.script.tokens, bench.rag_script.count_tokens)
+    arrivals = bench.rag_world.begin_runs(stage.arrivals(wanted, 1.0)[:10])
+    made = Simulation(plane, scene, stage.machine, engine)
+    made.run(arrivals, lambda now, given: found.extend(given))
     return found
 
 
@@ -111,15 +108,18 @@ def test_the_asynchronous_baseline_scans_all_that_wait_and_whole(bench: Any, sta
     assert len(found) == 2, "the first request, then all that came meanwhile"
 
 
+def test_the_divided_baseline_deals_a_search_to_idle_threads(bench: Any, stage: Any) -> None:
+    first, *_ = scans(orders(bench, stage, "async_divided", "one-shot"))
+    assert len(first.parts) == 4, "one search, four threads"
+    assert sum(len(part.clusters) for part in first.parts) == 16
+
+
 def test_the_fixed_split_takes_its_count_of_each(bench: Any, stage: Any) -> None:
     wide = orders(bench, stage, "fixed", "one-shot")
     assert {len(p.clusters) for scan in scans(wide) for p in scan.parts} == {16}
-    scene = stage.scene(16, "any")
+    scene = bench.rag_world.Scene(stage.index, stage.script, 16)
     plane = importlib.import_module("baselines.stages").FixedSplit(scene, count=6, width=3)
-    found: list[m.Order] = []
-    take = plane.orders
-    plane.orders = lambda now: found.extend(given := take(now)) or given
-    stage.world(scene, plane).run(stage.arrivals(cell(bench, "one-shot"), 1e6, 10))
+    found = orders(bench, stage, plane, "one-shot")
     assert {len(p.clusters) for scan in scans(found) for p in scan.parts} == {6, 4}
     assert max(len(scan.parts) for scan in scans(found)) == 3
 
@@ -137,39 +137,42 @@ def test_the_wall_clock_gives_the_answers_of_virtual_time(bench: Any, stage: Any
     index = bench.rag_wall.FaissIndex(stage.script.corpus)
     cost = bench.rag_wall.measure_scan(index, [stage.script.meaning("q1:0 word")])
     assert cost.fixed > 0
-    wall = make_stage(bench, stage.script, index, bench.rag_wall.WallWorld)
-    asked = cell(bench, "multistep", "hyde", requests=4)
+    wall = make_stage(bench, stage.script, index, simulation=bench.rag_wall.WallSimulation)
+    asked = cell(bench, "multistep", "hyde")
     for plane in ("sequential", "async", "dovetail"):
-        arrivals = wall.arrivals(asked, 1e3, 4)
-        outcome, wanted = (each.run(asked, plane, arrivals) for each in (wall, stage))
-        assert outcome.answers == wanted.answers
-        assert outcome.vectors["cpu"] > 0 and outcome.scans > 0
+        arrivals = stage.arrivals(asked, 1.0)[:4]
+        done, wanted = (each.run(asked, plane, arrivals) for each in (wall, stage))
+        answers, right = (
+            {o.request: o.state["answer"] for o in each.outcomes} for each in (done, wanted)
+        )
+        assert answers == right and done.vectors["cpu"] > 0 and done.scans > 0
 
 
 def test_cells_cover_workflows_probes_and_figures(bench: Any) -> None:
     for scale in ("simulated", "cpu"):
-        made = list(bench.rag.make_cells(scale, bench.rag.GROUPS, 10))
+        made = list(bench.rag.make_cells(scale, tuple(bench.rag.GROUPS)))
         keys = [json.dumps(one.key) for one in made]
         assert len(set(keys)) == len(keys)
         online = {(one.workflows, one.nprobe) for one in made if one.group == "online"}
         assert len(online) == 15
-    assert {one.group for one in bench.rag.make_cells("simulated", bench.rag.GROUPS, 10)} == set(
-        bench.rag.GROUPS
-    )
+    found = bench.rag.make_cells("simulated", tuple(bench.rag.GROUPS))
+    assert {one.group for one in found} == set(bench.rag.GROUPS)
 
 
 def test_a_small_run_writes_the_keys_and_resumes(
     bench: Any, stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = bench.rag_cells
-    one = {"workflows": ("irg",), "nprobe": 16, "requests": 10}
+    one = {"workflows": ("irg",), "nprobe": 16}
+    single = bench.rag.SINGLE["simulated"]
     made = [
         cells.Cell(group="rates", planes=("sequential", "async", "dovetail"), **one),
-        cells.Cell(group="online", planes=bench.rag.SINGLE, point=0.6, of="async", **one),
+        cells.Cell(group="online", planes=single, point=0.6, of="async", **one),
         cells.Cell(group="ablation", planes=bench.rag.ABLATION, point=0.8, **one),
         cells.Cell(group="cache", planes=("dovetail", "no_cache"), point=0.8, room=0.2, **one),
-        cells.Cell(group="offline", planes=bench.rag.SINGLE, point="burst", **one),
+        cells.Cell(group="offline", planes=single, point="burst", **one),
         cells.Cell(group="saturation", planes=("async",), point=1.5, **one),
+        cells.Cell(group="early", planes=bench.rag.ENDING, point=0.8, **one),
     ]
     monkeypatch.setattr(bench.rag, "make_cells", lambda *_: made)
     monkeypatch.setitem(bench.rag.STAGES, "simulated", lambda options: stage)
@@ -179,7 +182,8 @@ def test_a_small_run_writes_the_keys_and_resumes(
     assert len(body["rows"]) == len(made)
     wanted = {"rate_vs_sequential_irg_16", "rate_vs_async_min", "latency_vs_async_min"}
     wanted |= {"latency_vs_sequential_loaded_min", "split_gain", "spec_gain", "cache_gain"}
-    wanted |= {"min_cell", "speculation_accuracy", "async_saturation_min"}
+    wanted |= {"min_cell", "speculation_accuracy", "async_saturation_min", "early_gain"}
+    wanted |= {"bound_vs_sequential_irg_16", "possible_vs_async_min", "early_same_answers"}
     assert wanted <= set(body["summary"])
     rate, latency = body["rows"][:2]
     assert latency["rate"] == pytest.approx(0.6 * rate["async_rate"])

@@ -91,7 +91,7 @@ def test_dealing_leaves_each_search_its_clusters_and_pays_or_is_left(
 
 def test_one_search_is_dealt_to_all_threads() -> None:
     rows = deal_rows([(0, 1, 2, 3)], [5, 1, 3, 4], ScanCost(0.0, 1.0, threads=2))
-    assert rows == [(0, (0,)), (0, (1, 2, 3))]
+    assert rows == [(0, (0, 1)), (0, (3, 2))], "the largest first: 6 and 7, not 5 and 8"
 
 
 def test_a6_2_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed_counts() -> None:

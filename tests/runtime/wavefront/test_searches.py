@@ -29,13 +29,17 @@ from dovetail.runtime.wavefront.messages import (
     Scan,
 )
 from dovetail.runtime.wavefront.settings import WavefrontSettings
-from dovetail.runtime.wavefront.simulation import Machine, Simulation
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun
 from tests.runtime.wavefront.by_hand import ALONE, Hand
-from tests.runtime.wavefront.world import COSTS, CountedClusters, Exact, HashWorld
-
-MACHINE = Machine(step=COSTS.step, scan=COSTS.scan, device=COSTS.device, turn=2e-4)
+from tests.runtime.wavefront.world import (
+    COSTS,
+    MACHINE,
+    CountedClusters,
+    Exact,
+    HashWorld,
+    simulate,
+)
 
 
 def search_only(topk: int) -> RAGraph:
@@ -60,7 +64,7 @@ def scans(
 
     workflow = graph.workflow()
     runs = [(0.0, WorkflowRun(workflow, {"input": f"q {n}"})) for n in range(requests)]
-    outcomes = Simulation(front, world, MACHINE).run(runs, watch)
+    outcomes = simulate(front, world).run(runs, watch)
     states = [dict(o.state or {}) for o in sorted(outcomes, key=lambda o: o.request)]
     return seen, states
 
@@ -112,15 +116,16 @@ def test_a6_2_sub_stages_keep_to_their_budget_and_vary_less_than_those_of_fixed_
 
 def test_a6_3_the_budget_follows_what_is_measured_while_serving() -> None:
     world = HashWorld(0, clusters=60, probes=40)
-    wrong = replace(COSTS, overhead=1.0, scan=ScanCost(1e-4, 1e-3, threads=2))
+    wrong = replace(COSTS, overhead=1.0, scan=ScanCost(1e-3, 1e-3))
+    machine = replace(MACHINE, scan=ScanCost(1e-4, 1e-4))
     front = Wavefront(WavefrontSettings(), wrong, world)
     workflow = search_only(3).workflow()
     runs = [(n * 0.02, WorkflowRun(workflow, {"input": f"q {n}"})) for n in range(120)]
-    Simulation(front, world, MACHINE).run(runs)
+    simulate(front, world, machine).run(runs)
     known = front.learned
     assert known.stage is not None and known.speed == pytest.approx(0.1, rel=0.2)
-    assert known.overhead == pytest.approx(MACHINE.turn, rel=0.05)
-    mb = sqrt(2 * (MACHINE.turn + MACHINE.scan.fixed) * known.stage)
+    assert known.overhead == pytest.approx(machine.turn + machine.scan.fixed, rel=0.05)
+    mb = sqrt(2 * (machine.turn + machine.scan.fixed) * known.stage)
     assert known.budget == pytest.approx(mb, rel=0.05)
 
 
@@ -187,6 +192,23 @@ def test_a_device_that_is_slower_than_leaving_it_out_is_left_out() -> None:
     assert [scan.device for scan in hand.all(Scan)] == ["cpu"]
 
 
+@pytest.mark.parametrize(("replies", "devices"), [(1, {"cpu", "gpu"}), (3, {"cpu"})])
+def test_generations_on_the_device_lose_no_more_than_searches_gain(
+    replies: int, devices: set[str]
+) -> None:
+    g = RAGraph("reply")
+    g.add_generation("answer", prompt="{input}", output="answer")
+    g.add_edge(START, "answer")
+    g.add_edge("answer", END)
+    hot = CountedClusters(2)
+    hot.kept = frozenset({0, 1})
+    hand = Hand(hot=hot, costs=replace(ALONE, device=ScanCost(1e-3, 0.0)), fixed_clusters=4)
+    for _ in range(replies):
+        hand.submit(g)
+    hand.begin_search(0, 1, 2, 3)
+    assert {scan.device for scan in hand.all(Scan)} == devices
+
+
 def test_a_request_that_comes_later_joins_at_the_next_sub_stage() -> None:
     hand = Hand(generation_load=0)
     hand.begin_search(0, 1, 2)
@@ -210,9 +232,10 @@ def test_the_oldest_goes_first_but_for_a_taste_of_what_is_new() -> None:
 
 def test_one_search_has_all_threads() -> None:
     hand = Hand(fixed_clusters=None, costs=replace(COSTS, overhead=1.0), generation_load=0)
-    hand.begin_search(0, 1, 2, 3, graph=search_only(3))
-    parts = hand.last(Scan).parts
-    assert [part.clusters for part in parts] == [(0, 2), (1, 3)]
+    hand.begin_search(*range(6), graph=search_only(3))
+    assert [part.clusters for part in hand.last(Scan).parts] == [(0,), (1,)], "its taste"
+    hand.scanned([], [])
+    assert [part.clusters for part in hand.last(Scan).parts] == [(2, 4), (3, 5)]
     hand.scanned([(3.0, 1)], [(1.0, 2), (2.0, 3), (4.0, 4)])
     assert [d.id for d in hand.last(Deliver).state["docs"]] == [2, 3, 1]  # type: ignore[index]
 
@@ -245,7 +268,7 @@ def test_a_vector_of_the_state_is_searched_with_as_it_is() -> None:
 def test_cancelling_frees_all_that_a_request_holds(seed: int) -> None:
     draw, world = random.Random(seed), HashWorld(seed % 3)
     front = Wavefront(WavefrontSettings(), COSTS, world, {None: CountedClusters(3)})
-    simulation = Simulation(front, world, MACHINE, seed)
+    simulation = simulate(front, world, MACHINE, seed)
     makers = (workflows.irg, workflows.one_shot, workflows.hyde, workflows.recomp)
     cancelled = draw.sample(range(1, 13), 6)
 

@@ -20,10 +20,18 @@ from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.wavefront.ahead import prompts_after, search_after
 from dovetail.runtime.wavefront.messages import Deliver, Failed, Order, Report
 from dovetail.runtime.wavefront.settings import TRANSFORMATIONS, WavefrontSettings
-from dovetail.runtime.wavefront.simulation import Machine, Outcome, Simulation
+from dovetail.runtime.wavefront.simulation import Machine, Outcome
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun, run_in_order
-from tests.runtime.wavefront.world import COSTS, CountedClusters, Exact, HashWorld, machine, rng
+from tests.runtime.wavefront.world import (
+    COSTS,
+    CountedClusters,
+    Exact,
+    HashWorld,
+    machine,
+    rng,
+    simulate,
+)
 
 SUBSETS = [
     frozenset(chosen)
@@ -94,7 +102,7 @@ def served(
                 assert contract(order.trace.graph()) == contract(order.trace.plain())
 
     draw = rng("rate", seed)
-    simulation = Simulation(front, world, machine(seed), seed)
+    simulation = simulate(front, world, machine(seed), seed)
     outcomes = simulation.run(runs(seed, requests, draw.choice([20.0, 200.0, 2000.0])), watch)
     assert front.idle
     return front, outcomes
@@ -162,7 +170,7 @@ def test_each_request_ends_with_its_answer_or_an_error_whatever_fails(seed: int)
     def watch(now: float, orders: Sequence[Order]) -> None:
         front.check_integrity()
 
-    found = Simulation(Unlucky(front, draw), world, machine(seed), seed).run(requests, watch)
+    found = simulate(Unlucky(front, draw), world, machine(seed), seed).run(requests, watch)
     assert front.idle and sorted(o.request for o in found) == list(range(1, 17))
     for outcome in found:
         if outcome.error is None:
@@ -186,7 +194,7 @@ def test_an_error_of_a_function_or_a_limit_ends_the_request_as_the_plain_run_doe
     world = HashWorld(0)
     front = Wavefront(WavefrontSettings(), COSTS, world)
     made = [WorkflowRun(g.workflow(), {"input": "x"}) for g in (failing, endless)]
-    found = Simulation(front, world, machine(0)).run([(0.0, run) for run in made])
+    found = simulate(front, world, machine(0)).run([(0.0, run) for run in made])
     errors = {outcome.request: str(outcome.error) for outcome in found}
     assert errors[1] == "node 'f' failed: ValueError: no"
     assert "node 'f' has run 2 times" in errors[2]
@@ -203,7 +211,7 @@ def test_a_value_without_text_ends_its_request_alone() -> None:
     front = Wavefront(WavefrontSettings(), COSTS, world)
     workflow = workflows.hyde().workflow()
     made = [WorkflowRun(workflow, {"input": value}) for value in (Shy(), "fine")]
-    found = Simulation(front, world, machine(0)).run([(0.0, run) for run in made])
+    found = simulate(front, world, machine(0)).run([(0.0, run) for run in made])
     errors = {outcome.request: outcome.error for outcome in found}
     assert str(errors[1]) == "node 'imagine' failed: ValueError: no words" and errors[2] is None
 
@@ -228,11 +236,11 @@ def mean_latency(subset: frozenset[str], rate: float, *, slow: bool) -> float:
     world = HashWorld(2, count=400, clusters=40, probes=30)
     scan = ScanCost(1e-4, 3e-5 if slow else 1e-6, threads=2)
     costs = replace(COSTS, scan=scan)
-    machine = Machine(step=COSTS.step, scan=scan, turn=1e-4)
+    machine = Machine(scan=scan, turn=1e-4)
     workflow = workflows.one_shot(topk=1).workflow()
     made = [(n / rate, WorkflowRun(workflow, {"input": f"q {n}"})) for n in range(60)]
     front = Wavefront(WavefrontSettings(transformations=subset), costs, world)
-    return mean(o.latency for o in Simulation(front, world, machine).run(made))
+    return mean(o.latency for o in simulate(front, world, machine).run(made))
 
 
 def test_sub_stages_let_requests_wait_less() -> None:
@@ -254,8 +262,8 @@ def test_a6_6_a_guess_never_makes_a_lone_request_later_than_a_sub_stage(seed: in
         allowed = frozenset({"split", *(["speculate_generation"] if guess else [])})
         front = Wavefront(WavefrontSettings(transformations=allowed), COSTS, world)
         run = WorkflowRun(workflows.one_shot(topk=2).workflow(), {"input": f"question {seed}"})
-        machine = Machine(step=COSTS.step, scan=COSTS.scan, turn=COSTS.overhead)
-        (outcome,) = Simulation(front, world, machine).run([(0.0, run)])
+        machine = Machine(scan=COSTS.scan, turn=COSTS.overhead)
+        (outcome,) = simulate(front, world, machine).run([(0.0, run)])
         ends[guess] = outcome.end
     one = front.learned.budget + COSTS.step.seconds(2)
     assert ends[True] <= ends[False] + one

@@ -18,7 +18,8 @@ from dovetail.runtime.services import Document, perform
 from dovetail.runtime.wavefront.costs import StageCosts, StepCost
 from dovetail.runtime.wavefront.hot import Swap
 from dovetail.runtime.wavefront.messages import Found, Part
-from dovetail.runtime.wavefront.simulation import Machine
+from dovetail.runtime.wavefront.scripted import PlainCost, ScriptedEngine
+from dovetail.runtime.wavefront.simulation import Machine, Plane, Simulation
 from dovetail.runtime.workflow_run import Call
 
 Vector = NDArray[np.float32]
@@ -92,7 +93,10 @@ class HashWorld:
         )
         return dict(zip(ids, far.tolist(), strict=True))
 
-    def scan(self, part: Part) -> Found:
+    def scan(self, parts: Sequence[Part]) -> tuple[Found, ...]:
+        return tuple(map(self.find, parts))
+
+    def find(self, part: Part) -> Found:
         ids = np.flatnonzero(np.isin(self.home, part.clusters)).tolist()
         hits = merge_hits(
             [[(d, i) for i, d in self.distances(part.vector, ids, part.node).items()]], part.depth
@@ -116,7 +120,7 @@ class Exact:
         vector = self.world.embed(query) if isinstance(query, str) else query
         clusters, centroids = self.world.probe(vector, node)
         part = Part(0, node, vector, tuple(clusters), tuple(centroids), node.topk)
-        return self.world.documents(node, self.world.scan(part).hits)
+        return self.world.documents(node, self.world.find(part).hits)
 
     def embed(self, text: str, node: Embedding) -> Vector:
         return self.world.embed(text)
@@ -165,19 +169,29 @@ COSTS = StageCosts(
 )
 
 
+MACHINE = Machine(scan=COSTS.scan, device=COSTS.device, turn=2e-4)
+
+
 def machine(seed: int) -> Machine:
     """Return a machine whose speeds are drawn: engine and index up to 30 times apart."""
     draw = rng("machine", seed)
     slow = draw.choice([0.1, 1.0, 3.0])
     return Machine(
-        step=COSTS.step,
         scan=ScanCost(1e-4 * slow, 1e-4 * slow, threads=2),
         device=ScanCost(2e-4, 1e-5),
-        prefill=draw.choice([0.0, 1e-6]),
         turn=2e-4,
         probe=draw.choice([0.0, 1e-4]),
-        embed=draw.choice([0.0, 1e-3]),
+        encode=StepCost(fixed=draw.choice([0.0, 1e-3])),
         function=draw.choice([0.0, 1e-3]),
         copy=1e-6,
         jitter=draw.choice([0.0, 0.9]),
     )
+
+
+def simulate(
+    plane: Plane, world: HashWorld, machine: Machine = MACHINE, seed: int = 0
+) -> Simulation:
+    """Return a simulation whose engine replies as the world does; prompts take time or none."""
+    cost = PlainCost(COSTS.step, rng("prefill", seed).choice([0.0, 1e-6]))
+    engine = ScriptedEngine(cost, lambda order: world.reply(order.prompt, order.node))
+    return Simulation(plane, world, machine, engine, seed)

@@ -38,12 +38,13 @@ SUBSETS = [
     for count in range(len(TRANSFORMATIONS) + 1)
     for chosen in itertools.combinations(TRANSFORMATIONS, count)
 ]
+ONE_WORD = tuple(f"w{n}" for n in range(50))
 LIBRARY: Sequence[Callable[[], RAGraph]] = (
     lambda: workflows.one_shot(topk=3),
     lambda: workflows.hyde(topk=5),
     lambda: workflows.recomp(topk=2),
     lambda: workflows.irg(topk=2, rounds=3),
-    lambda: workflows.multistep(topk=2, rounds=3, ends=lambda reply: "w7 " in reply),
+    lambda: workflows.multistep(topk=2, rounds=3, ends=ONE_WORD),
 )
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,8 +18,9 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError, SpecError
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
+from dovetail.runtime.apart.process import EngineProcess
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions
+from dovetail.runtime.cuda_engine import CudaOptions
 from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder import Rows
@@ -31,20 +30,18 @@ from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.flows.indexes import EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
-from dovetail.runtime.generator import Ask, Generator, Prompt, as_list
+from dovetail.runtime.generator import Generator, Prompt, as_list
+from dovetail.runtime.host import Ask
 from dovetail.runtime.job import Job
+from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.meeting import RankOptions
-from dovetail.runtime.pipelined import PipelinedEngine
+from dovetail.runtime.open_engine import EngineOptions, open_engine
 from dovetail.runtime.plan import SchedulerSettings
-from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import Chunk, Completion
 from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu
-from dovetail.runtime.timed import TimedEngine
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.hardware import read_hardware
-
-NO_EMBEDDINGS = Embeddings(Path(), {})
 
 
 def load(
@@ -61,6 +58,7 @@ def load(
     embedding: EmbeddingSettings | None = None,
     workflows: FlowSettings | None = None,
     check_weights: bool = False,
+    apart: bool = False,
 ) -> App:
     """Open the artifact at `path` on this machine: what generates, and what embeds.
 
@@ -86,6 +84,9 @@ def load(
             CPU process, else BUSY. Sizing measures for some seconds where the artifact's profile
             does not know this machine. Without it encoders run in this process, and calls wait.
         workflows: how workflows share engine and index, and the threads of a search.
+        apart: run engine and encoders in processes of their own, which are started again when they
+            die; what ran in an engine that dies fails with a DeviceError. For servers: the engine
+            shares no interpreter with its callers. `App.engine` is out of reach then.
         check_weights: also check the chunk hashes of the weights (reads all of them).
 
     Raises:
@@ -95,50 +96,44 @@ def load(
         SpecError: the model cannot be shared by the processes of `plan`, or there is no GPU.
         RankError: a process could not be started.
     """
-    for name, value in (("threads", threads), ("kv_blocks", kv_blocks)):
-        if value is not None and value < 1:
-            raise RequestError(f"{name} must be at least 1, not {value}")
-    if emulation is not None and cuda is not None:
-        raise RequestError("give either a GPU or one to emulate")
+    options = EngineOptions(
+        plan=plan,
+        threads=threads,
+        kv_blocks=kv_blocks,
+        deterministic=deterministic,
+        emulation=emulation,
+        settings=settings,
+        ranks=ranks,
+        cuda=cuda,
+    )
+    if apart and emulation is not None and not emulation.timed:
+        raise SpecError("the clock of an exact emulation is the app's: it does not run apart")
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
-    open_all = partial(
-        open_encoders, artifact, hardware, plan=plan, threads=threads, settings=embedding
-    )
-    if not artifact.models:
-        return App(artifact, None, None, open_all(), workflows)
-    part = next(iter(artifact.models.values()))
-    make: Callable[..., Engine] = Engine
-    gpu: Gpu | None = None
-    if emulation is not None:
-        settings = settings or emulation.settings
-        emulation = replace(emulation, settings=settings)
-        kind = TimedEngine if emulation.timed else PipelinedEngine
-        make = partial(kind, emulation, ranks=ranks)
-        gpu = EmulatedGpu.of(emulation.machine)
-    elif ranks is not None:
-        raise SpecError("`ranks` are for processes with accelerators; give an `emulation`, too")
-    if cuda is not None:
-        settings = settings or cuda.settings
-        make = partial(CudaEngine, replace(cuda, settings=settings))
-        gpu = CudaGpu(cuda.ordinal)
-    embeddings = open_all()
-    try:
-        engine = make(
-            artifact,
-            part,
-            hardware,
-            plan=plan,
-            threads=threads,
-            kv_blocks=kv_blocks,
-            deterministic=deterministic,
-            settings=settings,
+    with ExitStack() as opened:
+        generator, process = None, None
+        if artifact.models and apart:  # it opens while the encoders do
+            process = EngineProcess(artifact.path, options)
+            opened.callback(process.close)
+        embeddings = open_encoders(
+            artifact, hardware, plan=plan, threads=threads, settings=embedding, apart=apart
         )
-    except BaseException:
-        embeddings.close()
-        raise
-    tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
-    return App(artifact, engine, tokenizer, embeddings, workflows, gpu)
+        opened.callback(embeddings.close)
+        if artifact.models:
+            if process is not None:
+                process.wait()
+            host = process or EngineLoop(open_engine(artifact, hardware, options))
+            file = next(iter(artifact.models.values())).tokenizer
+            generator = Generator(host, Tokenizer(file) if file else None, artifact.path)
+        opened.pop_all()
+    return App(artifact, generator, embeddings, workflows, _gpu_of(options))
+
+
+def _gpu_of(options: EngineOptions) -> Gpu | None:
+    """Return the GPU that indexes may use beside the engine."""
+    if options.emulation is not None:
+        return EmulatedGpu.of(options.emulation.machine)
+    return CudaGpu(options.cuda.ordinal) if options.cuda is not None else None
 
 
 class App:
@@ -147,15 +142,15 @@ class App:
     def __init__(
         self,
         artifact: Artifact,
-        engine: Engine | None,
-        tokenizer: Tokenizer | None,
-        embeddings: Embeddings = NO_EMBEDDINGS,
+        generator: Generator | None,
+        embeddings: Embeddings,
         workflows: FlowSettings | None = None,
         gpu: Gpu | None = None,
     ) -> None:
         """`gpu`: where hot clusters of indexes may lie."""
-        self.artifact, self.tokenizer, self.embeddings = artifact, tokenizer, embeddings
-        self._generator = Generator(engine, tokenizer, artifact.path) if engine else None
+        self.artifact, self.embeddings = artifact, embeddings
+        self.tokenizer = generator.tokenizer if generator else None
+        self._generator = generator
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
         self._flows = FlowService(self._generator, embed, settings, artifact, gpu)
@@ -173,8 +168,18 @@ class App:
 
     @property
     def engine(self) -> Engine:
-        """The engine that generates; RequestError as for `generator`."""
-        return self.generator.engine
+        """The engine that generates; RequestError as for `generator`, or where it runs apart."""
+        host = self.generator.host
+        if not isinstance(host, EngineLoop):
+            raise RequestError(
+                "the engine runs in a process of its own, where it cannot be touched"
+            )
+        return host.engine
+
+    @property
+    def ready(self) -> bool:
+        """Whether engine and encoders run: none of their processes is being started again."""
+        return self.embeddings.ready and (self._generator is None or self._generator.host.ready)
 
     @property
     def flows(self) -> FlowService:
@@ -410,16 +415,15 @@ class App:
 
         Raises OSError when `path` cannot be written, RequestError in a recording of the same app.
         """
-        timeline = Timeline(self.engine.device.now)
-        recorder = StepRecorder(timeline, self.engine.pool)
-        self.generator.loop.call(lambda: self.engine.start_recording(recorder)).result()
+        host = self.generator.host
+        timeline = Timeline(host.now)
+        host.start_recording(timeline)
         self._flows.start_recording(timeline)
         try:
             yield timeline
         finally:
             self._flows.stop_recording()
-            with suppress(RequestError):  # closed meanwhile: what there is gets written
-                self.generator.loop.call(self.engine.stop_recording).result()
+            host.stop_recording()
             timeline.write(path)
 
     def close(self) -> None:
@@ -456,5 +460,5 @@ class App:
 def _close(flows: FlowService, generator: Generator | None, embeddings: Embeddings) -> None:
     flows.close()
     if generator:
-        generator.loop.close()
+        generator.host.close()
     embeddings.close()

@@ -21,7 +21,7 @@ from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.embedding.job import EmbedJob
-from dovetail.runtime.embedding.open import open_service, serve_here
+from dovetail.runtime.embedding.open import open_service, serve_apart, serve_here
 from dovetail.runtime.embedding.service import EmbeddingService
 from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.encoder import Encoder, Ids, Rows, check_ids
@@ -210,6 +210,11 @@ class Embeddings:
             raise RequestError(f"{self.path} has no {kind} {name!r}; it has {', '.join(able)}")
         return able[name]
 
+    @property
+    def ready(self) -> bool:
+        """Whether all encoders have what runs them."""
+        return all(found.service.ready for found in self.encoders.values())
+
     def close(self) -> None:
         """End the threads and processes of all encoders."""
         for service in {found.service for found in self.encoders.values()}:
@@ -229,10 +234,12 @@ def open_encoders(
     plan: ServicePlan | None = None,
     threads: int | None = None,
     settings: EmbeddingSettings | None = None,
+    apart: bool = False,
 ) -> Embeddings:
     """Serve every encoder of an artifact, each on all threads of the plan for prompts, in turns.
 
-    settings: an SLO and the devices for it; without, encoders run in this process, and calls wait.
+    settings: an SLO and the devices for it; without, encoders run in this process, or `apart`, and
+    calls wait.
 
     Raises ArtifactError or CapacityError as `Encoder` does, SpecError as `open_service`.
     """
@@ -244,6 +251,8 @@ def open_encoders(
         return Embeddings(artifact.path, {})
     if settings is not None:
         queues = open_service(artifact, hardware, settings, threads=threads)
+    elif apart:
+        queues = serve_apart(artifact, fitted)
     else:
         queues = serve_here(_open_here(artifact, fitted, service.spin_iterations))
     found = {

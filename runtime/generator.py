@@ -10,39 +10,26 @@ import asyncio
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from dovetail.ir.errors import DovetailError, RequestError
-from dovetail.runtime.engine import Engine
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.host import Ask, EngineHost
 from dovetail.runtime.job import Job
-from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.queues import check_priority
-from dovetail.runtime.request import Request, SamplingParams
+from dovetail.runtime.request import SamplingParams
 from dovetail.runtime.tokenizer import TextStream, Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A call that has been read: prompts as token ids, and their options."""
-
-    prompts: list[list[int]]
-    params: SamplingParams
-    priority: int
-    chunks: bool = False
-    flow: int | None = None  # the arrow on a timeline that its requests are part of
-
-
 class Generator:
-    """An engine, the thread that steps it, and the tokenizer of its model. For any thread."""
+    """An engine, wherever it runs, and the tokenizer of its model. For any thread."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, path: Path) -> None:
+    def __init__(self, host: EngineHost, tokenizer: Tokenizer | None, path: Path) -> None:
         """`path`: the artifact, for errors."""
-        self.engine, self.tokenizer, self._path = engine, tokenizer, path
-        self.loop = EngineLoop(engine)
+        self.host, self.tokenizer, self._path = host, tokenizer, path
 
     # ---- reading what is asked for ----
 
@@ -93,44 +80,22 @@ class Generator:
             raise RequestError("a prompt must be a text or a list of token ids")
         return [int(t) for t in prompt]
 
-    # ---- messages to the engine's thread ----
+    # ---- messages to the engine ----
 
     def accept(self, ask: Ask) -> list[Job]:
         """Have the requests of `ask` started, all or none; return at once.
 
-        What the engine's thread changes meanwhile matters for `max_waiting` alone: then the jobs
-        fail. Raises RequestError or CapacityError, and then nothing was started.
+        Raises RequestError or CapacityError, and then nothing was started; what only the engine
+        can know by then makes the jobs fail.
         """
-        for prompt in ask.prompts:
-            self.engine.scheduler.check(prompt, ask.params)
         count = len(ask.prompts) * ask.params.n
         jobs = [Job(self._text_stream(ask.params), chunks=ask.chunks) for _ in range(count)]
-        arrival = self.engine.device.now()  # a step may be under way
         try:
-            self.loop.call(lambda: self._start(ask, arrival, jobs))
+            self.host.begin(ask, jobs)
         except KeyboardInterrupt:  # Ctrl-C came before the caller has them to drop
             self.abandon(jobs)
             raise
         return jobs
-
-    def _start(self, ask: Ask, arrival: float, jobs: Sequence[Job]) -> None:
-        """Queue the requests of `ask`. On the engine's thread."""
-        requests: list[Request] = []
-        try:
-            for prompt in ask.prompts:
-                requests += self.engine.submit(prompt, ask.params, ask.priority)
-        except DovetailError as error:
-            for request in requests:  # all or none: those before it in the call
-                self.engine.finish(request, "abort")
-            for job in jobs:
-                job.fail(error)
-            return
-        for job, request in zip(jobs, requests, strict=True):
-            request.metrics.arrival = arrival
-            job.begin(request)
-            if ask.flow is not None and self.engine.recorder is not None:
-                self.engine.recorder.join(request.id, ask.flow)
-        self.loop.watch(jobs)
 
     def _text_stream(self, params: SamplingParams) -> TextStream | None:
         if self.tokenizer is None:
@@ -148,7 +113,7 @@ class Generator:
         if not left:
             return None
         with suppress(RequestError):  # closed: they have ended
-            return self.loop.call(lambda: self.loop.drop(left))
+            return self.host.drop(left)
         return None
 
     def abandon(self, jobs: Sequence[Job]) -> None:

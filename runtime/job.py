@@ -82,16 +82,8 @@ class Job:
 
     def extend(self) -> bool:
         """Take the newest token in; return whether the request must end at a stop text now."""
-        if self.request.error is not None:
-            return False
-        stop = self._extend_text()
-        if not (stop or self.done):  # the last chunk comes with `end`
-            self._pass_on(None)
-        return stop
-
-    def _extend_text(self) -> bool:
         request, text = self.request, self._text
-        if text is None:
+        if text is None or request.error is not None:
             return False
         if self.done and request.finish_reason == "stop" and not text.keeps_stop:
             text.close()  # an end token is no text
@@ -102,6 +94,10 @@ class Job:
         elif self.done:
             text.close()
         return text.stopped and not self.done
+
+    def show(self) -> None:
+        """Pass on what has come since the last time; the last piece comes with `end`."""
+        self._pass_on(None)
 
     def end(self) -> None:
         """Give the completion, or the error, to those who wait."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.engine import Engine
-from dovetail.runtime.job import Job
-from dovetail.runtime.request import FAILED
+from dovetail.runtime.host import Ask, EngineLoad
+from dovetail.runtime.recorder import StepRecorder
+from dovetail.runtime.request import FAILED, Request
+from dovetail.runtime.timeline import Timeline
 
 T = TypeVar("T")
 _Message = tuple[Callable[[], Any], "Future[Any]"]
@@ -24,13 +27,46 @@ _Message = tuple[Callable[[], Any], "Future[Any]"]
 log = logging.getLogger("dovetail")
 
 
-class EngineLoop:
-    """Owns an engine. Only functions that `call` is given may touch it meanwhile."""
+class Listener(Protocol):
+    """What the thread tells of a request: a `Job`, or what tells one in another process."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    request: Request  # once it has begun
+    begun: bool
+
+    @property
+    def finished(self) -> bool:
+        """Whether the end has been told."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended."""
+
+    def begin(self, request: Request) -> None:
+        """Take the request that was made."""
+
+    def extend(self) -> bool:
+        """Take the newest token in; return whether the request must end at a stop text now."""
+
+    def show(self) -> None:
+        """Pass on what has come; there is more to come."""
+
+    def end(self) -> None:
+        """Pass on the end."""
+
+    def fail(self, error: Exception) -> None:
+        """Pass on why there will be nothing more."""
+
+
+class EngineLoop:
+    """Owns an engine: an `EngineHost`. Only functions of `call` may touch the engine meanwhile."""
+
+    ready = True
+
+    def __init__(self, engine: Engine, pause: Callable[[], object] = lambda: None) -> None:
+        """`pause` is called on the engine's thread after each step, and before it waits."""
+        self.engine, self._pause = engine, pause
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, Listener] = {}
         self._lock = threading.Lock()  # nothing enters the inbox after the last message
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -48,17 +84,39 @@ class EngineLoop:
             self._start()
         return future
 
-    def watch(self, jobs: Iterable[Job]) -> None:
-        """Tell `jobs` of their tokens from now on. To be called by a function of `call`."""
-        self._jobs.update((job.request.id, job) for job in jobs)
+    # ---- an EngineHost: see there ----
 
-    def drop(self, jobs: Iterable[Job]) -> None:
-        """End the unfinished ones of `jobs` and give back their blocks. As for `watch`."""
-        for job in jobs:
-            under_way = job.begun and not job.finished
-            if under_way and self._jobs.pop(job.request.id, None) is not None:
-                self.engine.finish(job.request, "abort")
-                job.end()
+    @property
+    def load(self) -> EngineLoad:
+        """Read while the engine runs: whole numbers that need no lock."""
+        book, pool = self.engine.scheduler, self.engine.pool
+        running = sum(len(queue) for queue in book.running.values())
+        return EngineLoad(running, len(book.waiting), 1 - pool.free_blocks / pool.n_blocks)
+
+    def now(self) -> float:
+        """Return seconds on the engine's clock."""
+        return self.engine.device.now()
+
+    def begin(self, ask: Ask, jobs: Sequence[Listener]) -> None:
+        """Check at once; what the engine's thread changes meanwhile matters for `max_waiting`."""
+        for prompt in ask.prompts:
+            self.engine.scheduler.check(prompt, ask.params)
+        arrival = self.now()  # a step may be under way
+        self.call(lambda: self._begin(ask, arrival, jobs))
+
+    def drop(self, jobs: Sequence[Listener]) -> Future[None]:
+        """End jobs between two steps."""
+        return self.call(lambda: self._drop(jobs))
+
+    def start_recording(self, timeline: Timeline) -> None:
+        """Draw steps."""
+        recorder = StepRecorder(timeline, self.engine.pool)
+        self.call(lambda: self.engine.start_recording(recorder)).result()
+
+    def stop_recording(self) -> None:
+        """Draw no longer."""
+        with suppress(RequestError):  # closed meanwhile
+            self.call(self.engine.stop_recording).result()
 
     def close(self) -> None:
         """Fail the requests under way, end the thread and the engine. Safe to call twice."""
@@ -74,6 +132,8 @@ class EngineLoop:
         elif thread is not threading.current_thread():
             thread.join()
 
+    # ---- the thread ----
+
     def _start(self) -> None:
         """Start the thread with the first message, and anew in a forked process."""
         if self._thread is None or not self._thread.is_alive():
@@ -84,14 +144,45 @@ class EngineLoop:
         while self._answer():
             if self._jobs:
                 self._step()
+                self._pause()
+
+    def _begin(self, ask: Ask, arrival: float, jobs: Sequence[Listener]) -> None:
+        """Queue the requests of `ask`."""
+        requests: list[Request] = []
+        try:
+            for prompt in ask.prompts:
+                requests += self.engine.submit(prompt, ask.params, ask.priority)
+        except DovetailError as error:
+            for request in requests:  # all or none: those before it in the call
+                self.engine.finish(request, "abort")
+            for job in jobs:
+                job.fail(error)
+            return
+        for job, request in zip(jobs, requests, strict=True):
+            request.metrics.arrival = arrival
+            job.begin(request)
+            self._jobs[request.id] = job
+            if ask.flow is not None and self.engine.recorder is not None:
+                self.engine.recorder.join(request.id, ask.flow)
+
+    def _drop(self, jobs: Sequence[Listener]) -> None:
+        """End the unfinished ones of `jobs` and give back their blocks."""
+        for job in jobs:
+            under_way = job.begun and not job.finished
+            if under_way and self._jobs.pop(job.request.id, None) is not None:
+                self.engine.finish(job.request, "abort")
+                job.end()
 
     def _answer(self) -> bool:
         """Answer what has come in, waiting for it while there is no work; False at the end."""
         while True:
             try:
-                function, future = self._inbox.get(block=not self._jobs)
+                function, future = self._inbox.get_nowait()
             except Empty:
-                return True
+                if self._jobs:
+                    return True
+                self._pause()
+                function, future = self._inbox.get()
             if future.set_running_or_notify_cancel():
                 _resolve(future, function)
             if function == self._end:
@@ -107,12 +198,14 @@ class EngineLoop:
                 log.exception("a step failed by a fault of the program")
             self._fail_all(error)
 
-    def _tell(self, job: Job) -> None:
+    def _tell(self, job: Listener) -> None:
         if job.extend():
             self.engine.finish(job.request, "stop")
         if job.done:
             del self._jobs[job.request.id]
             job.end()
+        else:
+            job.show()
 
     def _fail_all(self, error: Exception) -> None:
         jobs, self._jobs = self._jobs, {}

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -25,6 +25,8 @@ from dovetail.ir.errors import SpecError
 MAX_EVENTS = 1_000_000
 """Spans and arrows kept by default, about 200 MB of JSON; later ones are counted, not kept."""
 NANOSECONDS = 1e9
+ARROW = "s"
+"""The phase of an arrow's points until all are known."""
 
 Args: TypeAlias = Mapping[str, str | float | int]
 
@@ -48,6 +50,17 @@ class _Event:
     seconds: float = 0.0
     number: int = 0  # joins what belongs together: an arrow's points, the ends of a long span
     args: Args = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a process drew, for the timeline of another: names of tracks, and events on them.
+
+    The threads of events are places in `tracks`, from 1 on.
+    """
+
+    tracks: list[tuple[str, str]]
+    events: list[_Event]
 
 
 class Timeline:
@@ -103,10 +116,28 @@ class Timeline:
     def arrow(self, number: int, track: Track, at: float, name: str = "request") -> None:
         """Lead the arrow `number` through the span of `track` at that time."""
         if len(self._events) + self._points < self.max_events:
-            self._arrows[number].append(_Event("s", name, track, at, number=number))
+            self._arrows[number].append(_Event(ARROW, name, track, at, number=number))
             self._points += 1
         else:
             self.dropped += 1
+
+    def drain(self) -> Drawn | None:
+        """Take out all that was added, if anything was. For the one thread that adds."""
+        events, self._events = self._events, []
+        arrows, self._arrows = self._arrows, defaultdict(list)
+        events += [point for points in arrows.values() for point in points]
+        self._points = 0
+        return Drawn(list(self._tracks), events) if events else None
+
+    def add(self, drawn: Drawn) -> None:
+        """Add what another process drew on the same clock."""
+        tracks = [self.track(*names) for names in drawn.tracks]
+        for event in drawn.events:
+            moved = replace(event, track=tracks[event.track.thread - 1])
+            if event.phase == ARROW:
+                self.arrow(event.number, moved.track, event.at, event.name)
+            else:
+                self._add(moved)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all events to `path` in order of time, at once or not at all; OSError as usual."""

@@ -198,6 +198,7 @@ def serve_command(
         embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
         deterministic=deterministic,
         settings=replace(ON_CPU, max_waiting=max_queue),
+        apart=True,
     )
     graphs = [graph for text in workflow or () for graph in read_graphs(text)]
     opened = open_models(artifacts, load_one)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 import numpy as np
 
+from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.profile import LatencyRow, ProfileFile, ProfileKey
@@ -40,6 +41,7 @@ from dovetail.runtime.embedding.service import EmbeddingService, Models
 from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
 from dovetail.runtime.encoder import Encoder
+from dovetail.runtime.forward import find_tape
 from dovetail.topology.hardware import HardwareSpec
 
 EMULATED_LENGTH = 75
@@ -47,7 +49,7 @@ EMULATED_LENGTH = 75
 SHORTEST = 16
 """Tokens of the first length class where there is no SLO; each next one is twice as long."""
 AHEAD = 2
-"""Passes of an encoder in this process that are queued, so that each is full."""
+"""Passes of an encoder without an SLO that are queued, so that each is full."""
 
 log = logging.getLogger("dovetail")
 
@@ -57,6 +59,21 @@ def serve_here(encoders: Mapping[str, Encoder]) -> EmbeddingService:
     models = {name: LocalInstance(encoder) for name, encoder in encoders.items()}
     longest = {name: encoder.spec.max_tokens for name, encoder in encoders.items()}
     return _serve_all(models, longest, max(each.pass_tokens for each in encoders.values()))
+
+
+def serve_apart(artifact: Artifact, plan: PhasePlan) -> EmbeddingService:
+    """As `serve_here`, each in a process of its own with the threads and CPUs of `plan`."""
+    parts = artifact.encoders
+    models: dict[str, Instance] = {}
+    with ExitStack() as opened:
+        for name in parts:
+            source = artifact_source(artifact.path, plan.threads, name)
+            models[name] = instance = ProcessInstance(source, plan.cpus)
+            opened.callback(instance.close)
+        opened.pop_all()  # all are there: the service closes them
+    longest = {name: part.file.spec.max_tokens for name, part in parts.items()}
+    tokens = max(find_tape(part, "encode").max_tokens for part in parts.values())
+    return _serve_all(models, longest, tokens)
 
 
 def _serve_all(models: Models, longest: Mapping[str, int], tokens: int) -> EmbeddingService:

@@ -191,6 +191,12 @@ class EmbeddingService:
             return self.manager.spilled()
 
     @property
+    def ready(self) -> bool:
+        """Whether all instances run: none has died and is not back yet."""
+        with self._lock:
+            return not any(self._lost.values())
+
+    @property
     def manager(self) -> QueueManager:
         """The queues; for reading."""
         return self._desk.manager

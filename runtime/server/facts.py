@@ -60,6 +60,8 @@ async def ready(server: ServerContext, _request: Request) -> Response:
     """Say whether new requests are taken."""
     if server.draining:
         return JsonReply(Health(status="draining"), 503)
+    if not all(model.app.ready for model in server.models):
+        return JsonReply(Health(status="restarting"), 503)
     return JsonReply(Health(status="ok"))
 
 

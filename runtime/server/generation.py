@@ -5,7 +5,6 @@ In: decoded requests. Out: token ids, sampling options, jobs that end when nobod
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -67,7 +66,7 @@ class Asked:
         try:
             yield jobs
         finally:
-            await asyncio.gather(*map(self.model.app.acancel, jobs))
+            await self.model.app.generator.aabandon(jobs)
             for job in jobs:
                 server.metrics.finish(self, job)
                 if server.timeline is not None:

@@ -184,7 +184,7 @@ class Metrics:
 
 
 class _Engines(Collector):
-    """Gauges of the engines, read while they run: whole numbers that need no lock."""
+    """Gauges of the engines, read while they run."""
 
     def __init__(self, models: Models, prefix: str) -> None:
         self._models, self._prefix = models, prefix
@@ -201,12 +201,8 @@ class _Engines(Collector):
         for model in self._models:
             if model.file is None:
                 continue
-            book, pool = model.app.engine.scheduler, model.app.engine.pool
-            values = (
-                sum(len(queue) for queue in book.running.values()),
-                len(book.waiting),
-                1 - pool.free_blocks / pool.n_blocks,
-            )
+            load = model.app.generator.host.load
+            values = (load.running, load.waiting, load.kv_usage)
             for gauge, value in zip(gauges.values(), values, strict=True):
                 gauge.add_metric([model.id, "0"], value)
         yield from gauges.values()

@@ -237,7 +237,10 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of `/health`: `ok`, or `draining` once the server is to stop."""
+    """The reply of `/health`: `ok`, `draining` once the server is to stop, or `restarting`.
+
+    `restarting` while a process of a model that died is started again; requests to it wait.
+    """
 
     status: str
 

@@ -30,14 +30,14 @@ LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 def engine_thread(app: App) -> threading.Thread:
     """Return the thread of an app that has been asked for something."""
-    thread = app.generator.loop._thread
+    thread = app.generator.host._thread
     assert thread is not None
     return thread
 
 
 def is_idle(app: App) -> bool:
     for _ in range(2):  # a message may lead to another one
-        app.generator.loop.call(lambda: None).result()
+        app.generator.host.call(lambda: None).result()
     app.engine.pool.check_integrity()
     return app.engine.pool.free_blocks == app.engine.pool.n_blocks and not (
         app.engine.scheduler.busy
@@ -94,7 +94,7 @@ def test_jobs_are_handed_over_while_a_step_runs(
 ) -> None:
     with load(make_artifact()) as app:
         gate = threading.Event()
-        app.generator.loop.call(gate.wait)  # a long step
+        app.generator.host.call(gate.wait)  # a long step
         jobs = [app.submit([i, i], max_tokens=9) for i in range(5)]
         assert not app.engine.scheduler.busy
         gate.set()
@@ -125,7 +125,7 @@ def test_a_lower_priority_goes_first(make_artifact: MakeArtifact, answer: Answer
     prompts = random_prompts(4, 6, 15)
     with load(make_artifact(max_sequences=1)) as app:
         gate = threading.Event()
-        app.generator.loop.call(gate.wait)
+        app.generator.host.call(gate.wait)
         order = [0, 5, -5, 0, 100, -100]
         jobs = [
             app.submit(p, max_tokens=5, priority=priority)
@@ -180,7 +180,7 @@ def test_a_job_fails_when_others_have_filled_the_queue_meanwhile(
     with load(make_artifact()) as app:
         app.engine.scheduler.settings = SchedulerSettings(offload="off", max_waiting=1)
         gate = threading.Event()
-        app.generator.loop.call(gate.wait)
+        app.generator.host.call(gate.wait)
         first, second = app.submit([1, 2], max_tokens=9), app.submit([3], max_tokens=9)
         gate.set()
         with pytest.raises(CapacityError, match="later"):
@@ -260,7 +260,7 @@ def test_a_cancelled_task_ends_its_requests(make_artifact: MakeArtifact) -> None
 
     async def not_yet_accepted(app: App) -> None:
         gate = threading.Event()
-        app.generator.loop.call(gate.wait)
+        app.generator.host.call(gate.wait)
         task = asyncio.create_task(app.agenerate([1] * 40, **LONG))
         await asyncio.sleep(0)
         task.cancel()
@@ -393,11 +393,11 @@ def test_times_count_from_the_call(make_artifact: MakeArtifact) -> None:
     """A request that comes while a step is under way has waited for that step too."""
     with load(make_artifact()) as app:
         gate = threading.Event()
-        app.generator.loop.call(gate.wait)
+        app.generator.host.call(gate.wait)
         caller = threading.Thread(target=lambda: done.extend(app.generate([1, 2], max_tokens=2)))
         done: list[Completion] = []
         caller.start()
-        while app.generator.loop._inbox.empty():
+        while app.generator.host._inbox.empty():
             pass
         mark = app.engine.device.now()
         gate.set()

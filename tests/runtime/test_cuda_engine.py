@@ -26,6 +26,9 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.cuda import CudaDevice, count_devices
 from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions, GpuParts
 from dovetail.runtime.cuda_lane import CudaLane
+from dovetail.runtime.encoder_texts import Embeddings
+from dovetail.runtime.generator import Generator
+from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.machines import find_machine
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.plan import Batch, SchedulerSettings, StepPlan
@@ -108,7 +111,8 @@ class Gpu:
         engine._execute = follow  # type: ignore[method-assign]
         for lane in engine.lanes:
             note_host(lane, driver)
-        with App(self.artifact, engine, None) as app:
+        generator = Generator(EngineLoop(engine), None, self.artifact.path)
+        with App(self.artifact, generator, Embeddings(self.artifact.path, {})) as app:
             yield Running(app, engine, driver, products[0], plans)
             for pool in engine.scheduler.pools.values():
                 pool.check_integrity()

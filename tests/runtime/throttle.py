@@ -26,12 +26,12 @@ class Throttle:
         end = self.steps + steps
         self.allow(steps)
         while self.steps < end:
-            self._app.generator.loop.call(lambda: None).result()
-        self._app.generator.loop.call(lambda: None).result()
+            self._app.generator.host.call(lambda: None).result()
+        self._app.generator.host.call(lambda: None).result()
 
     def _wait_and_step(self) -> list[Request]:
         while not self._permits.acquire(timeout=0.001):
-            if not self._app.generator.loop._inbox.empty():
+            if not self._app.generator.host._inbox.empty():
                 return []
         self.steps += 1
         self._before(self.steps - 1)

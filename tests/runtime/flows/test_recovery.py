@@ -70,7 +70,7 @@ def throttled(app: App) -> Throttle:
 
 
 def is_idle(app: App) -> bool:
-    app.generator.loop.call(lambda: None).result()
+    app.generator.host.call(lambda: None).result()
     return app.engine.pool.free_blocks == app.engine.pool.n_blocks and not (
         app.engine.scheduler.busy
     )

@@ -1,0 +1,230 @@
+"""The engine's process: `python -P -m dovetail.runtime.apart.worker FD`.
+
+In: an inherited socket, what to serve, and orders on it (`wire.py`). Out: after each step one
+message with all that it brought. The process ends at once when the app hangs up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from dovetail.ir.errors import DovetailError
+from dovetail.runtime.apart.wire import (
+    Drop,
+    Ended,
+    ErrorText,
+    News,
+    Order,
+    Ready,
+    Record,
+    Setup,
+    Submit,
+    Told,
+)
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.engine import Engine
+from dovetail.runtime.host import Ask
+from dovetail.runtime.loop import EngineLoop
+from dovetail.runtime.open_engine import open_engine
+from dovetail.runtime.ranks import pack_value, receive_value
+from dovetail.runtime.request import Request, State
+from dovetail.runtime.timeline import Timeline
+from dovetail.topology.hardware import read_hardware
+
+
+class Stub:
+    """A request of the app: what the engine's thread tells of it goes into the next message."""
+
+    request: Request
+
+    def __init__(self, number: int, *, live: bool, changed: dict[int, Stub]) -> None:
+        """`changed` takes it up whenever there is something to tell."""
+        self.number, self.begun, self.finished = number, False, False
+        self._live, self._changed = live, changed
+        self._error: Exception | None = None
+        self._told = 0  # tokens
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended."""
+        return self.request.state is State.FINISHED
+
+    def begin(self, request: Request) -> None:
+        """Take the request that was made for this."""
+        self.request, self.begun = request, True
+
+    def extend(self) -> bool:
+        """Stop texts are looked for where there is text: in the app."""
+        return False
+
+    def show(self) -> None:
+        """Have tokens told that have come."""
+        if self._live:
+            self._changed[self.number] = self
+
+    def end(self) -> None:
+        """Have the end told."""
+        self.finished = True
+        self._changed[self.number] = self
+
+    def fail(self, error: Exception) -> None:
+        """Have told why it ends."""
+        self._error = error
+        self.end()
+
+    def tell(self) -> News:
+        """Return what has not been told yet."""
+        if not self.begun:
+            return News(self.number, [], end=Ended("error", ErrorText.of(self._failure())))
+        request, told = self.request, self._told
+        tokens = request.tokens[request.prompt_length + told :]
+        self._told += len(tokens)
+        end = None
+        if self.finished:
+            error = self._error or request.error
+            end = Ended(request.finish_reason or "error", ErrorText.of(error) if error else None)
+        metrics = request.metrics if end or (tokens and not told) else None
+        return News(self.number, tokens, request.logprobs[told:], metrics, end)
+
+    def _failure(self) -> Exception:
+        assert self._error is not None, "it has not begun, and nothing is wrong"
+        return self._error
+
+
+class Desk:
+    """The engine behind a socket: orders in, messages out."""
+
+    def __init__(self, link: socket.socket, engine: Engine) -> None:
+        self._link, self._engine = link, engine
+        self._loop = EngineLoop(engine, self._tell)
+        self._stubs: dict[int, Stub] = {}
+        self._changed: dict[int, Stub] = {}
+        self._tickets: list[int] = []
+        self._timeline: Timeline | None = None
+
+    def take(self, order: Order) -> None:
+        """Have an order done. On the thread that reads."""
+        _DO[type(order)](self, order)
+
+    def submit(self, order: Submit) -> None:
+        """Start requests."""
+        stubs = [Stub(n, live=order.live, changed=self._changed) for n in order.numbers]
+        self._stubs.update((stub.number, stub) for stub in stubs)
+        ask = Ask(list(order.prompts), order.params, order.priority)
+        try:
+            self._loop.begin(ask, stubs)
+        except DovetailError as error:
+            self._loop.call(partial(_fail_all, stubs, error))
+            return
+        self._loop.call(partial(self._join, stubs, order.flow))
+
+    def drop(self, order: Drop) -> None:
+        """End requests."""
+        found = [stub for n in order.numbers if (stub := self._stubs.get(n)) is not None]
+        self._loop.drop(found)
+        self._loop.call(partial(self._give_back, order.ticket))
+
+    def record(self, order: Record) -> None:
+        """Begin to draw steps, or end it."""
+        if order.on:
+            timeline = Timeline(self._loop.now)
+            self._loop.start_recording(timeline)
+            self._timeline = timeline
+        else:
+            self._loop.stop_recording()
+        self._loop.call(partial(self._give_back, order.ticket))
+
+    # ---- on the engine's thread ----
+
+    def _join(self, stubs: Sequence[Stub], flow: int | None) -> None:
+        """Draw arrows under the numbers that the app knows."""
+        recorder = self._engine.recorder
+        for stub in stubs:
+            if recorder is not None and stub.begun:
+                recorder.join(stub.request.id, stub.number if flow is None else flow)
+
+    def _give_back(self, ticket: int | None) -> None:
+        """Have told that an order is done, where somebody waits for that."""
+        if ticket is not None:
+            self._tickets.append(ticket)
+
+    def _tell(self) -> None:
+        """Send what there is to tell."""
+        drawn = self._timeline.drain() if self._timeline is not None else None
+        if not (self._changed or self._tickets or drawn):
+            return
+        news = [stub.tell() for stub in self._changed.values()]
+        for stub in self._changed.values():
+            if stub.finished:
+                self._stubs.pop(stub.number, None)
+        tickets, self._tickets = self._tickets, []
+        self._changed.clear()
+        told = Told(self._loop.now(), self._loop.load, news, tickets, drawn)
+        try:
+            self._link.sendall(pack_value(told))
+        except OSError:  # the app is gone
+            os._exit(0)
+
+
+def _fail_all(stubs: Sequence[Stub], error: DovetailError) -> None:
+    for stub in stubs:
+        stub.fail(error)
+
+
+_DO: dict[type, Callable[[Desk, Any], None]] = {
+    Submit: Desk.submit,
+    Drop: Desk.drop,
+    Record: Desk.record,
+}
+
+
+def serve(link: socket.socket) -> None:
+    """Open what the app asks for, and answer its orders until it hangs up."""
+    setup = receive_value(link, Setup)
+    if setup is None:
+        return
+    _write_log(setup.log_level)
+    opened: Future[Desk] = Future()
+    reader = threading.Thread(target=_read, args=(link, opened), daemon=True)
+    reader.start()  # now: so that the process ends also while it opens files
+    try:
+        hardware = read_hardware()
+        engine = open_engine(open_artifact(setup.path, hardware), hardware, setup.options)
+    except (DovetailError, MemoryError, OSError) as error:
+        link.sendall(pack_value(Ready(ErrorText.of(error))))
+        return
+    opened.set_result(Desk(link, engine))
+    link.sendall(pack_value(Ready()))
+    reader.join()
+
+
+def _read(link: socket.socket, opened: Future[Desk]) -> None:
+    kind: Any = Order
+    while (order := receive_value(link, kind)) is not None:
+        opened.result().take(order)
+    os._exit(0)  # whatever is being computed, nobody waits for it
+
+
+def _write_log(level: int) -> None:
+    """Send what the engine logs to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s engine: %(message)s"))
+    logger = logging.getLogger("dovetail")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(level)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(ConnectionError):  # the app is gone
+        serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,263 @@
+"""An engine in a process of its own: the same answers, and what is left when the process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RequestError, SpecError
+from dovetail.runtime.apart.process import STARTS, EngineProcess
+from dovetail.runtime.app import App, load
+from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.job import Job
+from dovetail.runtime.machines import find_machine
+from dovetail.runtime.open_engine import EngineOptions
+from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.timeline import check_timeline
+from tests.runtime.test_engine import random_prompts
+
+MakeArtifact = Callable[..., Path]
+Answer = Callable[..., list[int]]
+LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+
+
+def process(app: App) -> EngineProcess:
+    host = app.generator.host
+    assert isinstance(host, EngineProcess)
+    return host
+
+
+def pid(app: App) -> int:
+    found = process(app).pid
+    assert found is not None
+    return found
+
+
+def outcomes(jobs: list[Job]) -> list[str]:
+    """Return the end of each job: its reason, or the class of its error."""
+    found = []
+    for job in jobs:
+        try:
+            found.append(job.result(timeout=300).finish_reason)
+        except (DeviceError, RequestError) as error:
+            found.append(type(error).__name__)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 30},
+        {"max_tokens": 30, "n": 3, "temperature": 1.0, "seed": 7},
+        {"max_tokens": 30, "logprobs": 2, "ignore_eos": True},
+    ],
+)
+def test_answers_are_those_of_an_engine_in_this_process(
+    make_artifact: MakeArtifact, options: dict[str, Any]
+) -> None:
+    artifact, prompts = make_artifact(), random_prompts(3, 6, 40)
+    with load(artifact) as here, load(artifact, apart=True) as apart:
+        wanted, found = here.generate(prompts, **options), apart.generate(prompts, **options)
+        for one, other in zip(wanted, found, strict=True):
+            assert one.token_ids == other.token_ids and one.logprobs == other.logprobs
+            assert one.finish_reason == other.finish_reason
+            times = other.metrics
+            assert times.started and times.first_token and times.last_token
+            assert times.arrival <= times.started <= times.first_token <= times.last_token
+        chunks = list(apart.stream(prompts[0], max_tokens=30))
+        assert [t for c in chunks for t in c.token_ids] == list(
+            here.generate(prompts[0], max_tokens=30)[0].token_ids
+        )
+        with pytest.raises(RequestError, match="process of its own"):
+            _ = apart.engine
+
+
+def test_threads_and_event_loops_share_it(make_artifact: MakeArtifact, answer: Answer) -> None:
+    prompts = random_prompts(5, 12, 40)
+    wanted = [answer(prompt, 20) for prompt in prompts]
+    with load(make_artifact(), apart=True) as app:
+        found: dict[int, list[int]] = {}
+
+        def ask(i: int) -> None:
+            found[i] = list(app.generate(prompts[i], max_tokens=20)[0].token_ids)
+
+        async def stream(i: int) -> list[int]:
+            pieces = app.astream(prompts[i], max_tokens=20)
+            return [t async for piece in pieces for t in piece.token_ids]
+
+        async def stream_all() -> list[list[int]]:
+            return await asyncio.gather(*map(stream, range(len(prompts))))
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        assert asyncio.run(stream_all()) == wanted
+        for thread in threads:
+            thread.join()
+        assert [found[i] for i in range(len(prompts))] == wanted
+
+
+def test_refusals_come_as_errors_of_their_kind(make_artifact: MakeArtifact) -> None:
+    settings = SchedulerSettings(offload="off", max_waiting=2)
+    with load(make_artifact(), apart=True, kv_blocks=4, settings=settings) as app:
+        with pytest.raises(RequestError, match="outside"):
+            app.generate([10_000])
+        with pytest.raises(CapacityError, match="kv_blocks") as failed:
+            app.generate([1] * 20, max_tokens=200)
+        assert failed.value.retry_after is None
+        with pytest.raises(CapacityError, match="waiting") as failed:
+            app.generate([[1], [2], [3], [4]], max_tokens=2)
+        assert failed.value.retry_after is not None
+        assert app.generate([1], max_tokens=2)
+
+
+def test_a_cancelled_job_leaves_nothing(make_artifact: MakeArtifact) -> None:
+    with load(make_artifact(), apart=True) as app:
+        jobs = [app.submit([4, 4], **LONG) for _ in range(8)]
+        for job in jobs:
+            app.cancel(job)
+        assert {job.result().finish_reason for job in jobs} <= {"abort", "length"}
+        load_now = app.generator.host.load
+        assert (load_now.running, load_now.waiting, load_now.kv_usage) == (0, 0, 0.0)
+
+
+def test_what_cannot_be_opened_is_told_when_loading(
+    make_artifact: MakeArtifact, tmp_path: Path
+) -> None:
+    with pytest.raises(ArtifactError):
+        EngineProcess(tmp_path / "none", EngineOptions()).wait()
+    with pytest.raises(CapacityError, match="kv_blocks"):
+        load(make_artifact(), apart=True, kv_blocks=1 << 40)
+    with pytest.raises(SpecError, match="clock"):
+        load(make_artifact(), apart=True, emulation=Emulation(find_machine("t4")))
+
+
+def test_a_killed_process_fails_what_it_had_and_the_next_one_serves(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    """The process is stopped first, so that it is killed with all of it under way."""
+    with load(make_artifact(), apart=True) as app:
+        assert app.ready
+        first = pid(app)
+        os.kill(first, signal.SIGSTOP)
+        lost = [app.submit([3, 3], **LONG) for _ in range(4)]
+        os.kill(first, signal.SIGKILL)
+        for job in lost:
+            with pytest.raises(DeviceError, match=r"signal 9 .*send the request again"):
+                job.result(timeout=300)
+        # Its successor may be on its way or there: a request is served either way
+        assert list(app.generate([4, 4, 4], max_tokens=30)[0].token_ids) == answer([4, 4, 4], 30)
+        assert app.ready and pid(app) != first
+
+
+def test_requests_wait_for_a_process_that_is_being_started(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    with load(make_artifact(), apart=True) as app:
+        held = threading.Event()
+        start = process(app)._start
+
+        def start_later() -> Any:
+            held.wait()
+            return start()
+
+        process(app)._start = start_later  # type: ignore[method-assign]
+        os.kill(pid(app), signal.SIGKILL)
+        while app.ready:
+            os.sched_yield()
+        kept, dropped, (one, two) = (
+            app.submit([4, 4, 4], max_tokens=30),
+            app.submit([5, 4], max_tokens=30),
+            app.submit_all([4, 4, 4], max_tokens=30, n=2),
+        )
+        for job in (dropped, two):
+            app.cancel(job)
+            assert job.result().finish_reason == "abort"
+        held.set()
+        for job in (kept, one):
+            assert list(job.result().token_ids) == answer([4, 4, 4], 30)
+        assert app.ready
+
+
+def test_what_waits_fails_where_no_process_can_be_started(
+    make_artifact: MakeArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request tries again; the app is well once processes start."""
+    with load(make_artifact(), apart=True) as app:
+        monkeypatch.setattr("dovetail.runtime.apart.process.MODULE", "dovetail.runtime.nothing")
+        os.kill(pid(app), signal.SIGKILL)
+        while app.ready:
+            os.sched_yield()
+        with pytest.raises(DeviceError, match="on its start"):
+            app.generate([4], max_tokens=2)
+        assert STARTS > 1 and not app.ready
+        monkeypatch.undo()
+        assert app.generate([4], max_tokens=2) and app.ready
+
+
+def test_closing_ends_the_process_and_fails_what_runs(make_artifact: MakeArtifact) -> None:
+    app = load(make_artifact(), apart=True)
+    child = process(app)._child
+    assert child is not None
+    jobs = [app.submit([4, 4], **LONG) for _ in range(8)]
+    app.close()
+    app.close()
+    assert set(outcomes(jobs)) <= {"RequestError", "length"}
+    assert child[1].process.returncode is not None and process(app).pid is None
+    with pytest.raises(RequestError, match="closed"):
+        app.generate([4])
+
+
+PARENT = """
+import sys, time
+from dovetail.runtime.app import load
+app = load(sys.argv[1], apart=True)
+job = app.submit([4, 4], max_tokens=200, ignore_eos=True)
+print(app.generator.host.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_process_outlives_its_app(make_artifact: MakeArtifact, number: int) -> None:
+    app = subprocess.Popen(
+        [sys.executable, "-P", "-c", PARENT, str(make_artifact())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert app.stdout is not None and app.stdin is not None
+    with app.stdin, app.stdout:
+        child = os.pidfd_open(int(app.stdout.readline()))
+        app.send_signal(number)
+        select.select([child], [], [])  # readable once it has ended
+        os.close(child)
+        app.wait(60)
+
+
+def test_steps_are_drawn_across_the_death_of_a_process(
+    make_artifact: MakeArtifact, tmp_path: Path
+) -> None:
+    with load(make_artifact(), apart=True) as app:
+        with app.record(tmp_path / "trace.json") as timeline:
+            app.generate([4, 4], max_tokens=3)
+            with pytest.raises(RequestError, match="recorded already"), app.record(tmp_path / "b"):
+                pass
+            os.kill(pid(app), signal.SIGKILL)
+            while app.ready:
+                os.sched_yield()
+            app.generate([[4, 4], [5, 5]], max_tokens=3)
+            assert timeline.dropped == 0
+        facts = check_timeline(tmp_path / "trace.json")
+        assert facts.arrows == 3 and facts.tracks == 3
+        app.generate([4, 4], max_tokens=3)  # and nobody draws any more

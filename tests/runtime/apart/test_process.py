@@ -248,16 +248,17 @@ def test_no_process_outlives_its_app(make_artifact: MakeArtifact, number: int) -
 def test_steps_are_drawn_across_the_death_of_a_process(
     make_artifact: MakeArtifact, tmp_path: Path
 ) -> None:
+    brief: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True}
     with load(make_artifact(), apart=True) as app:
         with app.record(tmp_path / "trace.json") as timeline:
-            app.generate([4, 4], max_tokens=3)
+            app.generate([4, 4], **brief)
             with pytest.raises(RequestError, match="recorded already"), app.record(tmp_path / "b"):
                 pass
             os.kill(pid(app), signal.SIGKILL)
             while app.ready:
                 os.sched_yield()
-            app.generate([[4, 4], [5, 5]], max_tokens=3)
+            app.generate([[4, 4], [5, 5]], **brief)
             assert timeline.dropped == 0
         facts = check_timeline(tmp_path / "trace.json")
         assert facts.arrows == 3 and facts.tracks == 3
-        app.generate([4, 4], max_tokens=3)  # and nobody draws any more
+        app.generate([4, 4], **brief)  # and nobody draws any more

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from dovetail.runtime.engine import DeviceWaits
 from dovetail.runtime.job import Job
 from dovetail.runtime.request import SamplingParams
 from dovetail.runtime.timeline import Timeline
@@ -30,11 +31,15 @@ class Ask:
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
-    """Requests that are being computed, those that wait, and the part of KV blocks in use, 0..1."""
+    """Requests that are being computed, those that wait, and the part of KV blocks in use, 0..1.
+
+    waits: of CPU and accelerator for each other, since the engine was opened.
+    """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    waits: DeviceWaits = DeviceWaits()
 
 
 class EngineHost(Protocol):

@@ -91,7 +91,8 @@ class EngineLoop:
         """Read while the engine runs: whole numbers that need no lock."""
         book, pool = self.engine.scheduler, self.engine.pool
         running = sum(len(queue) for queue in book.running.values())
-        return EngineLoad(running, len(book.waiting), 1 - pool.free_blocks / pool.n_blocks)
+        usage = 1 - pool.free_blocks / pool.n_blocks
+        return EngineLoad(running, len(book.waiting), usage, self.engine.waits)
 
     def now(self) -> float:
         """Return seconds on the engine's clock."""

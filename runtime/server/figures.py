@@ -29,12 +29,12 @@ Values: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
 
 def _engine(model: ServedModel) -> Values:
     if model.file is not None:
-        yield (), float(model.app.engine.waits.attention)
+        yield (), float(model.app.generator.host.load.waits.attention)
 
 
 def _bubbles(model: ServedModel) -> Values:
     if model.file is not None:
-        for device, seconds in model.app.engine.waits.bubbles.items():
+        for device, seconds in model.app.generator.host.load.waits.bubbles.items():
             yield (device,), seconds
 
 

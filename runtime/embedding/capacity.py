@@ -7,7 +7,7 @@ side, beside an *emulated* accelerator whose line is the CPU's by the paper's ra
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +22,13 @@ from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instan
 from dovetail.runtime.embedding.line import FittedLine, Line
 from dovetail.runtime.embedding.pairs import pair_plan
 from dovetail.runtime.embedding.process import ProcessInstance
-from dovetail.runtime.embedding.profiling import profile_line, stress_depths
+from dovetail.runtime.embedding.profiling import Trial, profile_line, stress_depths
 from dovetail.runtime.embedding.service import EmbeddingService, Models, Observer
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
 
 ALPHA_RATIO, BETA_RATIO = 0.21, 0.27 / 0.32
 """The accelerator's line by the CPU's: Tesla V100 and Xeon E5-2690 (WindVE §V-B)."""
 NPU, CPU = "npu", "cpu"
-
-
 DISTINCT = 16
 """Different queries of each length: the emulated accelerator knows their vectors."""
 
@@ -60,7 +58,8 @@ class Queries:
 class Capacity:
     """Concurrency within one SLO. Depths by device: `npu` is emulated, `cpu` real.
 
-    predicted: by the lines. together: stress-tested side by side; alone: each by itself.
+    predicted: by the lines. together: stress-tested side by side; alone: each by itself, in turns
+    with the others.
     gain: queries that the CPU adds, of those of the accelerator alone. cpu_share: what it adds, of
     what it holds alone. depth_error: greatest distance of predicted from tested together, relative;
     0 within one query.
@@ -137,17 +136,9 @@ def measure_capacity(
     depths = decide_depths(plan, fitted, slo, "closed")
     lines = {name: each[length].line for name, each in fitted.items()}
     predicted = {name: classes[0].depth for name, classes in depths.devices.items()}
-    alone = {
-        name: stress_depths(
-            {name: depth},
-            lines,
-            slo,
-            lambda counts: calibrator.run(counts, length),
-            repeats=repeats,
-        ).depths[name]
-        for name, depth in predicted.items()
-    }
-    together = calibrator.stress(depths, length, repeats=repeats).depths
+    together, alone = stress_in_turns(
+        predicted, lines, slo, lambda counts: calibrator.run(counts, length), repeats
+    )
     added = sum(together.values()) - alone[NPU]
     return Capacity(
         slo=slo,
@@ -162,6 +153,43 @@ def measure_capacity(
         saving=cost_saving(together[NPU], together[CPU]),
         late=npu.late,
     )
+
+
+def stress_in_turns(
+    predicted: Mapping[str, int],
+    lines: Mapping[str, Line],
+    slo: float,
+    trial: Trial,
+    repeats: int,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the depths of devices together, and of each alone.
+
+    A trial runs all of them together and then each alone, so that a machine that becomes faster or
+    slower meanwhile is so for both.
+    """
+    single = {_alone(name): name for name in predicted}
+
+    def run(counts: Mapping[str, int]) -> dict[str, float]:
+        both = {name: counts[name] for name in predicted if name in counts}
+        taken = dict(trial(both))
+        for key, name in single.items():
+            if key in counts:
+                taken[key] = trial({name: counts[key]})[name]
+        return taken
+
+    found = stress_depths(
+        {**predicted, **{key: predicted[name] for key, name in single.items()}},
+        {**lines, **{key: lines[name] for key, name in single.items()}},
+        slo,
+        run,
+        repeats=repeats,
+    )
+    together = {name: found.reach(name, lines[name], slo) for name in predicted}
+    return together, {name: found.reach(key, lines[name], slo) for key, name in single.items()}
+
+
+def _alone(name: str) -> str:
+    return f"{name} alone"
 
 
 def measure_artifact(

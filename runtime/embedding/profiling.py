@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dovetail.runtime.embedding.line import MAX_DEPTH, FittedLine, Line, Point, fit_line
 
@@ -26,6 +26,8 @@ GROWTH = 8
 """Most that a concurrency is of the one before: small ones say little of the slope."""
 REPEATS = 3
 TRIALS = 16
+NEAR = 0.25
+"""Trials at concurrencies this far from the last, relative, say how fast the device is there."""
 TOLERANCE = 0.0025
 """Distance between a depth that passes and one that fails, relative, at which a search ends."""
 
@@ -100,10 +102,24 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class Stress:
-    """What a stress test found: depths, and each trial's concurrencies and seconds."""
+    """What a stress test found: depths, and each trial's concurrencies and seconds of each run."""
 
     depths: dict[str, int]
-    trials: tuple[tuple[dict[str, int], dict[str, float]], ...] = field(default=())
+    trials: tuple[tuple[dict[str, int], tuple[Mapping[str, float], ...]], ...] = ()
+
+    def reach(self, name: str, line: Line, slo: float) -> int:
+        """Return the depth for `slo` seconds by all runs near the last one.
+
+        `depths` hang on the last trials alone. Where devices are compared that were tested in
+        turns, this is their median over the same time, however fast the machine was when.
+        """
+        tried = [(counts[name], runs) for counts, runs in self.trials if name in counts]
+        if not tried:
+            return self.depths[name]
+        last = tried[-1][0]
+        near = [(count, runs) for count, runs in tried if abs(count - last) <= NEAR * last]
+        paces = [run[name] / line.seconds(count) for count, runs in near for run in runs]
+        return line.scaled(statistics.median(paces)).depth(slo, "closed")
 
 
 def stress_depths(
@@ -129,14 +145,14 @@ def stress_depths(
         trials: most concurrencies that are tried.
     """
     searches = {name: _Search(lines[name], depth) for name, depth in predicted.items() if depth}
-    seen: list[tuple[dict[str, int], dict[str, float]]] = []
+    seen: list[tuple[dict[str, int], tuple[Mapping[str, float], ...]]] = []
     for _ in range(trials):
         if not searches or all(search.settled for search in searches.values()):
             break
         counts = {name: search.candidate for name, search in searches.items() if search.candidate}
         runs = [trial(counts) for _ in range(repeats)]
         seconds = {name: statistics.median(run[name] for run in runs) for name in counts}
-        seen.append((counts, seconds))
+        seen.append((counts, tuple(runs)))
         for name in counts:
             if not searches[name].settled:
                 searches[name].note(seconds[name], slo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
 
@@ -97,3 +98,17 @@ def test_a_device_of_depth_0_stays_out() -> None:
     found = stress_depths({"npu": 40, "cpu": 0}, lines, SLO, lambda counts: run(lines, counts))
     assert found.depths["cpu"] == 0
     assert all("cpu" not in counts for counts, _ in found.trials)
+
+
+def test_what_all_runs_near_the_slo_say_outlives_a_machine_that_changes() -> None:
+    """Runs take 8 % more or less by turns: the last two trials alone would be that far off."""
+    line, turns = {"cpu": Line(0.01, 0.0)}, itertools.count()
+
+    def trial(counts: Mapping[str, int]) -> dict[str, float]:
+        pace = 1.08 if next(turns) % 2 else 0.92
+        return {name: pace * seconds for name, seconds in run(line, counts).items()}
+
+    found = stress_depths({"cpu": 90}, line, SLO, trial)
+    assert abs(found.reach("cpu", line["cpu"], SLO) - 100) <= 3
+    far = stress_depths({"cpu": 20}, line, SLO, lambda counts: run(line, counts), trials=1)
+    assert far.reach("cpu", line["cpu"], SLO) == 100

@@ -1,0 +1,55 @@
+"""What a CPU adds to an accelerator: judged fairly on a machine whose speed changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.runtime.embedding.capacity import stress_in_turns
+from dovetail.runtime.embedding.line import Line
+
+SLO = 1.0
+LINES = {"npu": Line(0.0016, 0.0), "cpu": Line(0.008, 0.0)}
+DEPTHS = {name: line.depth(SLO, "closed") for name, line in LINES.items()}
+
+
+class Drifting:
+    """Devices whose CPU becomes steadily slower or faster, and does not run evenly."""
+
+    def __init__(self, drift: float, seed: int, *, stolen: float = 0.0) -> None:
+        self.drift, self.stolen, self.now = drift, stolen, 0.0
+        self.draw = random.Random(seed)
+
+    def run(self, counts: Mapping[str, int]) -> dict[str, float]:
+        pace = 1 + self.drift * self.now / 60 + self.draw.uniform(-0.01, 0.01)
+        pace *= 1 + self.stolen * (len(counts) > 1)
+        taken = {
+            name: LINES[name].seconds(count) * (pace if name == "cpu" else 1.0)
+            for name, count in counts.items()
+        }
+        self.now += max(taken.values())
+        return taken
+
+
+@settings(max_examples=40, deadline=None)
+@given(drift=st.floats(-0.12, 0.12), seed=st.integers(0, 1000))
+def test_a_machine_that_changes_speed_gives_the_cpu_no_other_share(drift: float, seed: int) -> None:
+    """A minute makes it up to 12 % slower or faster; what it adds stays what it holds alone."""
+    together, alone = stress_in_turns(DEPTHS, LINES, SLO, Drifting(drift, seed).run, 3)
+    assert together["npu"] == alone["npu"] == DEPTHS["npu"]
+    assert together["cpu"] / alone["cpu"] == pytest.approx(1.0, abs=0.03)
+
+
+def test_what_the_accelerator_takes_of_the_cpu_is_seen() -> None:
+    """The share is measured, not assumed: a fifth that is taken is a fifth that is missing."""
+    together, alone = stress_in_turns(DEPTHS, LINES, SLO, Drifting(0.05, 1, stolen=0.25).run, 3)
+    assert together["cpu"] / alone["cpu"] == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_device_that_is_too_slow_is_left_out() -> None:
+    together, alone = stress_in_turns({"npu": 625, "cpu": 0}, LINES, SLO, Drifting(0, 0).run, 1)
+    assert together == alone == {"npu": 625, "cpu": 0}

@@ -22,7 +22,10 @@ def build_encode_tape(
 
 
 class _Encode:
-    """The encode tape, one method per segment."""
+    """The encode tape, one method per segment.
+
+    x, attention, count: what is computed with from here on: a row of each token, then of each text.
+    """
 
     def __init__(
         self, spec: EncoderSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
@@ -34,17 +37,23 @@ class _Encode:
         self.x = tape.padded("x", tokens, hidden)
         self.normed = tape.padded("normed", tokens, hidden)
         self.qkv = tape.padded("qkv", tokens, spec.qkv_size)
-        self.attention = tape.padded("attention", tokens, spec.n_heads * spec.head_dim)
+        heads = spec.n_heads * spec.head_dim
+        self.attention = tape.padded("attention", tokens, heads)
+        self.picked_attention = tape.padded("picked_attention", sequences, heads)
         self.inner = tape.padded("inner", tokens, spec.intermediate_size)
         self.sums = tape.dense("split_k", 1, SPLIT_K_ELEMENTS)
         self.picked = tape.padded("picked", sequences, hidden)
         self.hidden = tape.padded("hidden", sequences, hidden)
+        self.count = _T
 
     def build(self) -> Tape:
         """Return the finished tape."""
         self.embed()
         for layer in range(self.spec.n_layers):
             self.attend(layer)
+            if layer + 1 == self.spec.n_layers and self.picks_early:
+                self.pick(f"attn({layer})")
+            self.add_attention(layer)
             self.transform(layer)
         self.norm("final", "final_norm", self.x, self.x)
         if self.spec.labels:
@@ -53,17 +62,22 @@ class _Encode:
             self.embed_texts()
         return self.tape.finish("encode", ENCODE_ARGS, self.tokens, self.sequences)
 
+    @property
+    def picks_early(self) -> bool:
+        """Whether one row stands for a text, and something follows that reads it."""
+        return self.spec.pooling != "mean" and (self.spec.unit or self.spec.labels > 0)
+
     def embed(self) -> None:
         """Token ids, positions and types to x."""
         tables: list[Value] = []
         for ids, table in (("token_ids", "words"), ("positions", "places"), ("type_ids", "kinds")):
             tables += [ArgRef(name=ids), self.weight(table)]
         norm = (self.weight("embed_norm"), self.weight("embed_norm_bias"), self.spec.norm_eps)
-        values = (_T, self.spec.hidden_size, *tables, *norm, *self.rows(self.x))
-        self.tape.add("embed_sum", "embed", "n_tokens", *values)
+        values = (self.count, self.spec.hidden_size, *tables, *norm, *self.rows(self.x))
+        self.tape.add("embed_sum", "embed", self.count.name, *values)
 
     def attend(self, layer: int) -> None:
-        """X = x + attention, each text within itself, normed before or after."""
+        """Attention of x, normed where norms come first, each text within itself."""
         spec, name, segment = self.spec, f"layers.{layer}", f"attn({layer})"
         source = self.norm_before(segment, f"{name}.attention_norm")
         self.linear("qkv", segment, f"{name}.qkv", source, self.qkv)
@@ -76,6 +90,18 @@ class _Encode:
             "packed_attention", segment, "n_sequences",
             _S, *heads, *where, *self.rows(self.attention),
         )  # fmt: skip
+
+    def pick(self, segment: str) -> None:
+        """Go on with the rows that stand for their texts: nobody reads the others any more."""
+        for source, target in ((self.x, self.picked), (self.attention, self.picked_attention)):
+            columns = self.tape.buffers[source.name].columns
+            values = (_S, columns, ArgRef(name="picked_rows"), *self.rows(source))
+            self.tape.add("gather_rows", segment, _S.name, *values, *self.rows(target))
+        self.x, self.attention, self.count = self.picked, self.picked_attention, _S
+
+    def add_attention(self, layer: int) -> None:
+        """X = x + attention, normed where norms come last."""
+        segment, name = f"attn({layer})", f"layers.{layer}"
         self.linear("o", segment, f"{name}.o", self.attention, self.x, residual=self.x)
         self.norm_after(segment, f"{name}.attention_norm")
 
@@ -84,7 +110,7 @@ class _Encode:
         name, segment = f"layers.{layer}", f"mlp({layer})"
         source = self.norm_before(segment, f"{name}.mlp_norm")
         if self.spec.gated:
-            self.product("gate_up", segment, f"{name}.gate_up", source, _T, *self.rows(self.inner))
+            self.product("gate_up", segment, f"{name}.gate_up", source, *self.rows(self.inner))
         else:
             self.linear("up", segment, f"{name}.up", source, self.inner)
         self.linear("down", segment, f"{name}.down", self.inner, self.x, residual=self.x)
@@ -97,25 +123,28 @@ class _Encode:
         self.pool(self.rows(self.picked) if self.spec.unit else end)
         if self.spec.unit:
             picked = self.rows(self.picked)
-            self.tape.add("unit_rows", "pool", "n_sequences", _S, hidden, *picked, *end)
+            self.tape.add("unit_rows", "pool", _S.name, _S, hidden, *picked, *end)
 
     def classify(self) -> None:
         """Logits of each text's pooled row: a layer with an activation, and one without."""
         self.pool(self.rows(self.picked))
-        self.linear("pooler", "head", "pooler", self.picked, self.hidden, m=_S)
+        self.linear("pooler", "head", "pooler", self.picked, self.hidden)
         if self.spec.head == "tanh":
             rows, hidden = self.rows(self.hidden), self.spec.hidden_size
-            self.tape.add("tanh_rows", "head", "n_sequences", _S, hidden, *rows, *rows)
-        self.norm("head", "pooler_norm", self.hidden, self.hidden, m=_S)
+            self.tape.add("tanh_rows", "head", _S.name, _S, hidden, *rows, *rows)
+        self.norm("head", "pooler_norm", self.hidden, self.hidden)
         out = (ArgRef(name="out"), self.spec.labels)
-        self.gemm("classifier", "head", "classifier", self.hidden, _S, *_NO_RESIDUAL, *out)
+        self.gemm("classifier", "head", "classifier", self.hidden, *_NO_RESIDUAL, *out)
 
     def pool(self, out: tuple[Value, int]) -> None:
         """Append the mean of each text's rows, or a copy of the one that stands for it."""
+        if self.picks_early:
+            return
         mean = self.spec.pooling == "mean"
         where = ArgRef(name="seq_starts" if mean else "picked_rows")
         values = (_S, self.spec.hidden_size, where, *self.rows(self.x), *out)
-        self.tape.add("mean_rows" if mean else "gather_rows", "pool", "n_sequences", *values)
+        self.tape.add("mean_rows" if mean else "gather_rows", "pool", _S.name, *values)
+        self.count = _S
 
     # ---- groups of slots ----
 
@@ -131,13 +160,11 @@ class _Encode:
         if not self.spec.norm_first:
             self.norm(segment, weight, self.x, self.x)
 
-    def norm(
-        self, segment: str, weight: str, x: BufferRef, out: BufferRef, *, m: ArgRef | None = None
-    ) -> None:
+    def norm(self, segment: str, weight: str, x: BufferRef, out: BufferRef) -> None:
         """Append out = LayerNorm(x), if this encoder has a norm of that name."""
         if weight not in self.weights:
             return
-        count, spec = m or _T, self.spec
+        count, spec = self.count, self.spec
         scale = (self.weight(weight), self.weight(f"{weight}_bias"), spec.norm_eps)
         rows = (*self.rows(x), *scale, *self.rows(out))
         self.tape.add("layernorm", segment, count.name, count, spec.hidden_size, *rows)
@@ -149,9 +176,7 @@ class _Encode:
             return
         tables = (self.weight(f"{table}_cos"), self.weight(f"{table}_sin"))
         heads = (*self.rows(self.qkv), 2 * spec.n_heads, spec.head_dim)
-        self.tape.add(
-            "rope_rows", segment, "n_tokens", _T, *heads, ArgRef(name="positions"), *tables
-        )
+        self.tape.add("rope_rows", segment, _T.name, _T, *heads, ArgRef(name="positions"), *tables)
 
     def linear(
         self,
@@ -162,23 +187,18 @@ class _Encode:
         c: BufferRef,
         *,
         residual: BufferRef | None = None,
-        m: ArgRef | None = None,
     ) -> None:
         """Append c = a W^T + bias + residual over all rows."""
         added = self.rows(residual) if residual else _NO_RESIDUAL
-        self.gemm(op, segment, weight, a, m or _T, *added, *self.rows(c))
+        self.gemm(op, segment, weight, a, *added, *self.rows(c))
 
-    def gemm(
-        self, op: str, segment: str, weight: str, a: BufferRef, m: ArgRef, *rest: Value
-    ) -> None:
+    def gemm(self, op: str, segment: str, weight: str, a: BufferRef, *rest: Value) -> None:
         """Append a product that K may be split in; `rest` are residual and output."""
-        self.product(op, segment, weight, a, m, *rest, self.sums, SPLIT_K_ELEMENTS)
+        self.product(op, segment, weight, a, *rest, self.sums, SPLIT_K_ELEMENTS)
 
-    def product(
-        self, op: str, segment: str, weight: str, a: BufferRef, m: ArgRef, *rest: Value
-    ) -> None:
+    def product(self, op: str, segment: str, weight: str, a: BufferRef, *rest: Value) -> None:
         """Append a product; `rest` are its slots from the residual on."""
-        entry = self.weights[weight]
+        entry, m = self.weights[weight], self.count
         columns = entry.n // 2 if entry.layout == "packed_pair" else entry.n
         stride = FORMATS[entry.dtype].panel_elements(entry.k)
         given = (self.weight(weight), stride, self.weight(f"{weight}_bias"))

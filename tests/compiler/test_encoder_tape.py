@@ -46,11 +46,23 @@ def test_a_layer_is_seven_kernels() -> None:
 def test_the_end_follows_pooling() -> None:
     for spec, end in (
         (replace(SPEC, unit=False), ["mean_rows"]),
-        (replace(SPEC, pooling="cls"), ["gather_rows", "unit_rows"]),
+        (replace(SPEC, pooling="cls"), ["unit_rows"]),
+        (replace(SPEC, pooling="last", unit=False), ["gather_rows"]),
     ):
         ops = [entry.op for entry in build_encode_tape(spec, WEIGHTS, 512, 8).entries]
         assert ops[-len(end) :] == end
         assert ops[-len(end) - 1] == "layernorm"
+
+
+def test_after_the_last_attention_only_rows_that_are_read_go_on() -> None:
+    """A text that one row stands for needs one row of the last layer's products."""
+    entries = build_encode_tape(replace(SPEC, pooling="cls"), WEIGHTS, 512, 8).entries
+    last = max(i for i, entry in enumerate(entries) if entry.op == "packed_attention")
+    assert {entry.m for entry in entries[:last] if entry.op != "packed_attention"} == {"n_tokens"}
+    rest = entries[last + 1 :]
+    layer = ["o", "layernorm", "up", "down", "layernorm", "unit_rows"]
+    assert [entry.op for entry in rest] == ["gather_rows", "gather_rows", *layer]
+    assert {entry.m for entry in rest} == {"n_sequences"}
 
 
 def test_the_search_weighs_all_products_of_a_pass() -> None:

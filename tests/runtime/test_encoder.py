@@ -69,15 +69,25 @@ def test_unit_means_equal_transformers(encoder: Encoder, model: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pooling", "row"), [({"pooling_mode_cls_token": True}, 0), ({"pooling_mode": "lasttoken"}, -1)]
+    ("family", "options", "pooling", "row", "unit"),
+    [
+        ("bert", {}, {"pooling_mode_cls_token": True}, 0, False),
+        ("bert", {}, {"pooling_mode": "lasttoken"}, -1, True),
+        ("modernbert", MODERN, {"pooling_mode_cls_token": True}, 0, True),
+    ],
 )
-def test_a_row_stands_for_each_text(folder: Path, model: object, pooling: dict, row: int) -> None:
-    where = folder / f"row{row}"
-    save_encoder(where, "bert")
-    write_modules(where, pooling, unit=False)
+def test_a_row_stands_for_each_text(
+    folder: Path, family: str, options: dict, pooling: dict, row: int, unit: bool
+) -> None:
+    """All others end with the last attention, where their length is asked for."""
+    where = folder / f"{family}{row}"
+    model = save_encoder(where, family, **options)
+    write_modules(where, pooling, unit=unit)
     texts = random_texts(LENGTHS[:9])
-    found = load_encoder(compiled(where, folder / f"row{row}.dove"))
+    found = load_encoder(compiled(where, folder / f"{family}{row}.dove"))
     wanted = np.array([rows[row] for rows in last_rows(model, texts)])
+    if unit:
+        wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     np.testing.assert_allclose(found.embed_tokens(texts), wanted, atol=2e-5)
     found.close()
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 TextOrIds: TypeAlias = str | Sequence[int] | Ids
 SLICE = 1024
 """Texts that are tokenised at once: what a call holds beside token ids."""
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of `App.embed`, which says what they mean."""
+
+    model: str | None
+    prompt_name: str | None
+    prompt: str | None
+    wait: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +133,13 @@ class TextEncoder:
         """Queue a call; see `EmbeddingService.start`."""
         return self.service.start(ids, kinds, model=self.name, wait=wait)
 
+    def start_texts(
+        self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions
+    ) -> EmbedJob:
+        """Read texts and queue them."""
+        ids = self.read(texts, options.get("prompt_name"), options.get("prompt"))
+        return self.start(ids, wait=options.get("wait", False))
+
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
@@ -133,33 +149,18 @@ class Embeddings:
     encoders: Mapping[str, TextEncoder]
 
     def embed(
-        self,
-        texts: TextOrIds | Sequence[TextOrIds],
-        *,
-        model: str | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        wait: bool = False,
+        self, texts: TextOrIds | Sequence[TextOrIds], **options: Unpack[EmbedOptions]
     ) -> Rows:
         """See `App.embed`."""
-        chosen = self.choose(model, labels=False)
-        return chosen.start(chosen.read(texts, prompt_name, prompt), wait=wait).result()
+        chosen = self.choose(options.get("model"), labels=False)
+        return chosen.start_texts(texts, options).result()
 
     async def aembed(
-        self,
-        texts: TextOrIds | Sequence[TextOrIds],
-        *,
-        model: str | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        wait: bool = False,
+        self, texts: TextOrIds | Sequence[TextOrIds], **options: Unpack[EmbedOptions]
     ) -> Rows:
         """See `App.aembed`: texts are read on another thread, and vectors hold none."""
-        chosen = self.choose(model, labels=False)
-
-        def start() -> EmbedJob:
-            return chosen.start(chosen.read(texts, prompt_name, prompt), wait=wait)
-
+        chosen = self.choose(options.get("model"), labels=False)
+        start = partial(chosen.start_texts, texts, options)
         starting = asyncio.get_running_loop().run_in_executor(None, start)
         try:
             job = await asyncio.shield(starting)

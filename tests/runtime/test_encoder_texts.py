@@ -162,6 +162,7 @@ def test_an_encoder_is_chosen_by_name_and_all_share_the_cpu(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # 15 seconds of CPU time, which a busy machine may take long to give
 def test_a_hundred_thousand_texts_in_one_call(app: App) -> None:
     texts = [f"Ada has {n % 1000} boats." for n in range(100_000)]
     rows = app.embed(texts)

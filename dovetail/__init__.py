@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.app import load
     from dovetail.runtime.embedding.settings import EmbeddingSettings
     from dovetail.runtime.flows.service import FlowSettings
+    from dovetail.runtime.gpu_memory import GpuShare
     from dovetail.runtime.plan import SchedulerSettings
     from dovetail.runtime.wavefront.settings import WavefrontSettings
 
@@ -43,6 +44,7 @@ __all__ = [
     "DovetailError",
     "EmbeddingSettings",
     "FlowSettings",
+    "GpuShare",
     "RAGraph",
     "RequestError",
     "ScheduleError",
@@ -65,6 +67,7 @@ _HOMES = {
     "END": ("dovetail.ir.workflow", "END"),
     "EmbeddingSettings": ("dovetail.runtime.embedding.settings", "EmbeddingSettings"),
     "FlowSettings": ("dovetail.runtime.flows.service", "FlowSettings"),
+    "GpuShare": ("dovetail.runtime.gpu_memory", "GpuShare"),
     "RAGraph": ("dovetail.ir.ragraph", "RAGraph"),
     "START": ("dovetail.ir.workflow", "START"),
     "SchedulerSettings": ("dovetail.runtime.plan", "SchedulerSettings"),

@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -31,6 +32,7 @@ from dovetail.runtime.flows.indexes import EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
 from dovetail.runtime.generator import Generator, Prompt, as_list
+from dovetail.runtime.gpu_memory import take_share
 from dovetail.runtime.host import Ask
 from dovetail.runtime.job import Job
 from dovetail.runtime.loop import EngineLoop
@@ -38,6 +40,7 @@ from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.open_engine import EngineOptions, open_engine
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import Chunk, Completion
+from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import Tokenizer
@@ -83,7 +86,8 @@ def load(
         embedding: an SLO for `embed` and `rerank`: queues sized for it, accelerators first, then a
             CPU process, else BUSY. Sizing measures for some seconds where the artifact's profile
             does not know this machine. Without it encoders run in this process, and calls wait.
-        workflows: how workflows share engine and index, and the threads of a search.
+        workflows: how workflows share engine and index, the threads of a search, and memory of the
+            GPU for hot clusters of indexes.
         apart: run engine and encoders in processes of their own, which are started again when they
             die; what ran in an engine that dies fails with a DeviceError. For servers: the engine
             shares no interpreter with its callers. `App.engine` is out of reach then.
@@ -110,6 +114,11 @@ def load(
         raise SpecError("the clock of an exact emulation is the app's: it does not run apart")
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
+    memory = None
+    if workflows is not None and workflows.share is not None and artifact.models:
+        memory, options = take_share(workflows.share, options, artifact, workflows.search_threads)
+        if memory is not None:
+            workflows = replace(workflows, cluster_bytes=memory.cluster_bytes)
     with ExitStack() as opened:
         generator, process = None, None
         if artifact.models and apart:  # it opens while the encoders do
@@ -126,7 +135,7 @@ def load(
             file = next(iter(artifact.models.values())).tokenizer
             generator = Generator(host, Tokenizer(file) if file else None, artifact.path)
         opened.pop_all()
-    return App(artifact, generator, embeddings, workflows, _gpu_of(options))
+    return App(artifact, generator, embeddings, workflows, _gpu_of(options), memory)
 
 
 def _gpu_of(options: EngineOptions) -> Gpu | None:
@@ -146,8 +155,10 @@ class App:
         embeddings: Embeddings,
         workflows: FlowSettings | None = None,
         gpu: Gpu | None = None,
+        memory: GpuMemoryPlan | None = None,
     ) -> None:
-        """`gpu`: where hot clusters of indexes may lie."""
+        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned."""
+        self.gpu_memory = memory
         self.artifact, self.embeddings = artifact, embeddings
         self.tokenizer = generator.tokenizer if generator else None
         self._generator = generator

@@ -11,11 +11,10 @@ from statistics import median
 import numpy as np
 
 from dovetail.ir.errors import DovetailError
-from dovetail.runtime.flows.indexes import BoundIndex
 from dovetail.runtime.generator import Generator
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import Piece, ScanPieces, pack_vector
+from dovetail.runtime.retrieval.wire import Opened, Piece, ScanPieces, pack_vector
 from dovetail.runtime.wavefront.costs import StepCost
 
 ROUNDS = 3
@@ -30,15 +29,15 @@ UNKNOWN_STEP = StepCost(fixed=1e-2)
 
 
 def measure_scan(
-    worker: RetrievalProcess, index: BoundIndex, threads: int
+    worker: RetrievalProcess, name: str, opened: Opened, threads: int
 ) -> tuple[ScanCost, float]:
     """Return what scans of an index cost, and what a sub-stage takes beyond its scan (beta).
 
     It scans one cluster and up to MOST_CLUSTERS ones for one query, in turns.
     """
-    sizes = index.opened.sizes
+    sizes, vector = opened.sizes, pack_vector(np.zeros(opened.dim, np.float32))
     few, many = 1, min(len(sizes), MOST_CLUSTERS)
-    rounds = [[_scan(worker, index, n) for n in (few, many)] for _ in range(ROUNDS)]
+    rounds = [[_scan(worker, name, vector, n) for n in (few, many)] for _ in range(ROUNDS)]
     one, all_ = (min(seconds for seconds, _ in times) for times in zip(*rounds, strict=True))
     overhead = median(elapsed - seconds for times in rounds for seconds, elapsed in times)
     vectors = sum(sizes[:many]) - sum(sizes[:few])
@@ -47,12 +46,11 @@ def measure_scan(
     return ScanCost(fixed, per_vector, threads), overhead
 
 
-def _scan(worker: RetrievalProcess, index: BoundIndex, clusters: int) -> tuple[float, float]:
+def _scan(worker: RetrievalProcess, name: str, vector: bytes, clusters: int) -> tuple[float, float]:
     """Return the seconds of a scan, and those until its reply came."""
-    vector = pack_vector(np.zeros(index.opened.dim, np.float32))
     piece = Piece(vector, {}, tuple(range(clusters)), (0.0,) * clusters, 1)
     start = time.perf_counter()
-    reply = worker.ask(ScanPieces(index.name, (piece,))).result()
+    reply = worker.ask(ScanPieces(name, (piece,))).result()
     return reply.seconds, time.perf_counter() - start
 
 

@@ -31,6 +31,7 @@ from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.recorder import FlowRecorder
 from dovetail.runtime.flows.session import Hands
 from dovetail.runtime.generator import Generator
+from dovetail.runtime.gpu_memory import GpuShare
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.process import RetrievalProcess
@@ -65,12 +66,14 @@ class FlowSettings:
 
     wavefront: how the control plane schedules. threads: of a search in the retrieval worker; None:
     half of the CPUs that this process may use. cluster_bytes: memory for hot clusters of indexes on
-    the GPU that the app is loaded with, or emulates.
+    the GPU that the app is loaded with, or emulates, beside its KV; share: have `load` take both
+    from what the KV pool was to have, as serves such workflows best.
     """
 
     wavefront: WavefrontSettings = field(default_factory=WavefrontSettings)
     threads: int | None = None
     cluster_bytes: int = 0
+    share: GpuShare | None = None
 
     def __post_init__(self) -> None:
         """Raises SpecError for no threads at all, or less than no memory."""
@@ -78,6 +81,11 @@ class FlowSettings:
             raise SpecError(f"threads must be at least 1, not {self.threads}")
         if self.cluster_bytes < 0:
             raise SpecError(f"hot clusters cannot have {self.cluster_bytes} bytes")
+
+    @property
+    def search_threads(self) -> int:
+        """Threads of a search."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 class FlowService:
@@ -98,14 +106,13 @@ class FlowService:
         """
         self._settings, self._embed = settings, embed
         self._models = (*artifact.models, *artifact.encoders)
-        self._threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // 2)
         self._scan, self._overhead, self._vectors = UNKNOWN_SCAN, 0.0, 0
         self._device: ScanCost | None = None
         self._lock, self._opening = Lock(), Lock()
         self._indexes = dict(artifact.indexes)
         self._stored = {stored.name: stored for stored in artifact.workflows}
         self._workflows: dict[str, Workflow] = {}
-        worker = RetrievalProcess(self._threads)
+        worker = RetrievalProcess(settings.search_threads)
         indexes = Indexes()
         hot = HotIndexes(gpu, settings.cluster_bytes, indexes)
         self._hands = Hands(generator, embed, worker, indexes, hot)
@@ -179,7 +186,9 @@ class FlowService:
         index = BoundIndex(called, opened, documents, probed, asked)
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
-                self._scan, self._overhead = measure_scan(worker, index, self._threads)
+                self._scan, self._overhead = measure_scan(
+                    worker, called, opened, self._settings.search_threads
+                )
                 self._vectors, self._device = vectors, opened.hot
             self._hands.indexes.add(index)
             self._hands.hot.add(index, room)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.events import SubStage
 from dovetail.runtime.flows.hot import HotStatistics
 from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.machines import find_machine
+from dovetail.runtime.gpu_memory import GpuShare
+from dovetail.runtime.machines import find_machine, kv_token_bytes
+from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.request import Home
 from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
 from dovetail.topology.parameters import Figure
 from tests.runtime.flows.conftest import DIM, PlainServices
@@ -24,7 +28,8 @@ from tests.runtime.flows.test_service import GRAPHS, plain, question
 VECTOR = 4 * DIM
 ROOM = 200 * VECTOR
 GPU = Emulation(
-    replace(find_machine("h100"), gpu_blocks=64, cpu_blocks=256, stage=Figure(1e-9, "a test's"))
+    replace(find_machine("h100"), gpu_blocks=64, cpu_blocks=256, stage=Figure(1e-9, "a test's")),
+    SchedulerSettings(offload="off"),  # the toy model is no model of two pools
 )
 """Nothing costs anything on it: what it has is scanned there."""
 
@@ -35,7 +40,7 @@ def settings(room: int = ROOM, **changes: Any) -> FlowSettings:
 
 
 def statistics(app: App) -> HotStatistics:
-    return app._flows.hot["idx"]
+    return app.flows.hot["idx"]
 
 
 def run_some(app: App, services: PlainServices, first: int = 0) -> list[SubStage]:
@@ -87,18 +92,34 @@ def test_nothing_is_scanned_there_without_room_device_or_leave(
         jobs = [app.submit_workflow(GRAPHS["irg"], question(i)) for i in range(3)]
         steps = [event for job in jobs for event in job if isinstance(event, SubStage)]
         assert {step.device for step in steps} == {"cpu"}
-        assert not any(found.hits for found in app._flows.hot.values())
-    assert not small._flows.hot and statistics(unused).scanned
+        assert not any(found.hits for found in app.flows.hot.values())
+    assert not small.flows.hot and statistics(unused).scanned
     with pytest.raises(SpecError, match="-1 bytes"):
         FlowSettings(cluster_bytes=-1)
 
 
-def test_indexes_share_the_room(open_app: Callable[..., App], folder: Any) -> None:
+def test_indexes_share_the_room(open_app: Callable[..., App], folder: Path) -> None:
     whole = 300 * VECTOR
     app = open_app(settings(whole + 1000), emulation=GPU)
     app.add_index(folder, name="other")
     app.add_index(folder, name="third")
-    rooms = {name: found.room_bytes for name, found in app._flows.hot.items()}
+    rooms = {name: found.room_bytes for name, found in app.flows.hot.items()}
     assert rooms["idx"] == whole and rooms.get("other", 0) <= 1000 and len(rooms) <= 2
     app.add_index(folder, name="idx")  # in the place of the first
-    assert app._flows.hot["idx"].room_bytes == whole
+    assert app.flows.hot["idx"].room_bytes == whole
+
+
+def test_load_divides_the_memory_between_kv_and_clusters(
+    open_app: Callable[..., App], services: PlainServices, folder: Path
+) -> None:
+    """Whatever the division, KV and clusters have it, and answers stay the same."""
+    share = GpuShare(index=folder, rate=1e6, nprobe=12, prompt=32, reply=32)
+    app = open_app(replace(settings(0), share=share), emulation=GPU)
+    plan, spec = app.gpu_memory, app.engine.spec
+    block = 16 * spec.n_layers * kv_token_bytes(spec)
+    assert plan is not None and plan.kv_bytes + plan.cluster_bytes == 64 * block
+    assert plan.kv_bytes >= 4 * block and plan.cluster_bytes >= 0
+    assert app.engine.scheduler.pools[Home.GPU].n_blocks == plan.kv_bytes // block
+    held = min(plan.cluster_bytes, 300 * VECTOR)
+    assert sum(found.room_bytes for found in app.flows.hot.values()) == held
+    run_some(app, services)

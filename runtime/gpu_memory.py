@@ -1,0 +1,223 @@
+"""One plan of a GPU's memory for an app: its KV pool and hot clusters of an index (HedraRAG §4.4).
+
+In: what workflows ask of both, the GPU's blocks and cost tables, the index. Out: a `GpuMemoryPlan`
+by equation (2). Scans are measured here; throughput follows from those times and the step tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.runtime.artifact import Artifact
+from dovetail.runtime.cost_tables import TablePredictor
+from dovetail.runtime.cuda_engine import CudaOptions
+from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.flows.costs import measure_scan
+from dovetail.runtime.machines import assumed_profile, kv_token_bytes
+from dovetail.runtime.open_engine import EngineOptions
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.memory_plan import (
+    Demand,
+    GpuMemoryPlan,
+    ThroughputRow,
+    ThroughputTable,
+    plan_gpu_memory,
+)
+from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu, Room
+
+SIZES = 33
+"""Sizes of either side for which there are rows."""
+
+log = logging.getLogger("dovetail")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShare:
+    """What workflows ask of a GPU, for `load` to divide the memory of its KV pool by.
+
+    index: the folder that they search, `nprobe` clusters each time; None is the artifact's. rate:
+    workflows that begin each second. generations, retrievals: stages of one of them. prompt, reply:
+    tokens of a generation.
+    """
+
+    rate: float
+    index: str | os.PathLike[str] | None = None
+    nprobe: int = 16
+    generations: float = 1.0
+    retrievals: float = 1.0
+    prompt: int = 512
+    reply: int = 128
+
+    def __post_init__(self) -> None:
+        """Raises SpecError for numbers that make no sense."""
+        if min(self.rate, self.nprobe, self.prompt, self.reply) <= 0:
+            raise SpecError("rate, nprobe and tokens of a share of memory must be positive")
+
+    @property
+    def demand(self) -> Demand:
+        """Stages of a workflow."""
+        return Demand(self.generations, self.retrievals)
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A GPU as generations see it: blocks of KV that it has room for, seconds of its steps."""
+
+    gpu: Gpu
+    blocks: int
+    tables: TablePredictor
+    spec: ModelSpec
+
+    @classmethod
+    def of(cls, options: Emulation | CudaOptions, spec: ModelSpec) -> Accelerator:
+        """Return the GPU that an app is loaded with."""
+        machine = options.machine
+        if isinstance(options, Emulation):
+            gpu: Gpu = EmulatedGpu.of(machine)
+            return cls(gpu, machine.gpu_blocks, options.tables(spec), spec)
+        tables = TablePredictor(options.profile or assumed_profile(machine, spec))
+        return cls(CudaGpu(options.ordinal), machine.gpu_blocks, tables, spec)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of KV in all layers."""
+        return KV_BLOCK * self.token_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the KV of a token in all layers."""
+        return self.spec.n_layers * kv_token_bytes(self.spec)
+
+
+def take_share(
+    share: GpuShare, options: EngineOptions, artifact: Artifact, threads: int
+) -> tuple[GpuMemoryPlan | None, EngineOptions]:
+    """Return how a KV pool's memory is divided, and options with the blocks that are left to it.
+
+    `threads` search on the CPU. Without a GPU there is nothing to divide. Raises as
+    `divide_memory`, and SpecError where it is not clear which index is meant.
+    """
+    gpu = options.emulation or options.cuda
+    if gpu is None:
+        return None, options
+    if share.index is None:
+        if len(artifact.indexes) != 1:
+            raise SpecError("name the index of `share`: the artifact has none, or several")
+        share = replace(share, index=next(iter(artifact.indexes.values())))
+    spec = next(iter(artifact.models.values())).file.spec
+    accelerator = Accelerator.of(gpu, spec)
+    plan = divide_memory(share, accelerator, threads)
+    machine = gpu.machine.with_gpu_blocks(plan.kv_bytes // accelerator.block_bytes)
+    if options.emulation is not None:
+        return plan, replace(options, emulation=replace(options.emulation, machine=machine))
+    assert options.cuda is not None
+    return plan, replace(options, cuda=replace(options.cuda, machine=machine))
+
+
+def divide_memory(share: GpuShare, accelerator: Accelerator, threads: int) -> GpuMemoryPlan:
+    """Return how the bytes of a KV pool are best divided; `threads` search on the CPU.
+
+    Raises what `App.add_index` does, SpecError where one generation needs more than all blocks.
+    """
+    assert share.index is not None
+    budget = accelerator.blocks * accelerator.block_bytes
+    stages = share.rate * share.generations, share.rate * share.retrievals
+    generation = generation_table(share, accelerator, stages[0])
+    with closing(RetrievalProcess(threads)) as worker:
+        opened = worker.open("planned", share.index, room=Room(accelerator.gpu, budget))
+        host, _ = measure_scan(worker, "planned", opened, threads)
+    if opened.hot is None:
+        why = opened.why_cold or "no cluster fits"
+        log.warning("all memory of the GPU is for KV: its index has no hot clusters (%s)", why)
+    bytes_ = [size * opened.code_bytes for size in opened.sizes]
+    retrieval = retrieval_table(share, opened.sizes, bytes_, host, opened.hot, stages[1])
+    least = -(-(share.prompt + share.reply) // KV_BLOCK) * accelerator.block_bytes
+    found = plan_gpu_memory(
+        budget,
+        generation,
+        retrieval,
+        share.demand,
+        share.rate,
+        least_kv=least,
+        most_clusters=sum(bytes_) if opened.hot else 0,
+        step=accelerator.block_bytes,
+    )
+    log.info("memory of the GPU: %s", describe(found))
+    return found
+
+
+def describe(plan: GpuMemoryPlan) -> str:
+    """Return a plan in words."""
+    kv, clusters = (round(nbytes / (1 << 20), 1) for nbytes in (plan.kv_bytes, plan.cluster_bytes))
+    return (
+        f"{kv} MiB for KV, {clusters} MiB for hot clusters; {plan.limited_by} limits workflows to "
+        f"{plan.workflows:.3g}/s (generation {plan.generation:.3g}, retrieval {plan.retrieval:.3g})"
+    )
+
+
+def generation_table(share: GpuShare, accelerator: Accelerator, rate: float) -> ThroughputTable:
+    """Return generations done each second by bytes of KV, at the rate they come and twice it.
+
+    As many decode together as there is KV for; between steps their prompts are read.
+    """
+    budget = accelerator.blocks * accelerator.block_bytes
+    rows = []
+    for nbytes in sorted({budget * i // (SIZES - 1) for i in range(SIZES)}):
+        batch = int(nbytes / (accelerator.token_bytes * (share.prompt + share.reply)))
+        most = batch / _generation_seconds(share, accelerator, batch) if batch else 0.0
+        rows += _rows(nbytes, most, rate)
+    return ThroughputTable(rows)
+
+
+def _generation_seconds(share: GpuShare, accelerator: Accelerator, batch: int) -> float:
+    """Return the seconds in which a batch of generations begins and ends."""
+    tables, layers = accelerator.tables, accelerator.spec.n_layers
+    stored = batch * (share.prompt + share.reply // 2)
+    layer = tables.linear(batch).seconds + tables.gpu_decode(stored).seconds
+    step = layers * layer + tables.head(batch).seconds
+    layer = tables.linear(share.prompt).seconds + tables.prefill([share.prompt]).seconds
+    prompt = layers * layer + tables.head(1).seconds
+    return share.reply * step + batch * prompt
+
+
+def retrieval_table(
+    share: GpuShare,
+    sizes: Sequence[int],
+    bytes_: Sequence[int],
+    host: ScanCost,
+    device: ScanCost | None,
+    rate: float,
+) -> ThroughputTable:
+    """Return searches done each second by bytes of hot clusters, as `generation_table`.
+
+    Clusters are taken to be wanted as often as they have vectors; CPU and GPU scan beside each
+    other, and what the GPU does not hold the CPU scans.
+    """
+    order = np.argsort(sizes, kind="stable")[::-1]
+    wanted = np.asarray(sizes, np.float64)[order]
+    scanned = wanted**2 / max(1.0, float((wanted**2).sum()))
+    vectors = min(share.nprobe, len(sizes)) * float((wanted**2).sum() / max(1.0, wanted.sum()))
+    shares = np.concatenate([[0.0], np.cumsum(scanned)])
+    ends = np.concatenate([[0], np.cumsum(np.asarray(bytes_, np.int64)[order])])
+    rows, most = [], 0.0
+    for held in np.unique(np.linspace(0, len(sizes), SIZES).astype(int)).tolist():
+        hits = float(shares[held]) if device else 0.0
+        here = host.fixed + host.per_vector * vectors * (1 - hits) / host.threads
+        there = device.fixed + device.per_vector * vectors * hits if device and hits else 0.0
+        most = max(most, 1 / max(here, there, 1e-12))  # what is there need not be used
+        rows += _rows(int(ends[held]), most, rate)
+    return ThroughputTable({(row.bytes, row.rate): row for row in rows}.values())
+
+
+def _rows(nbytes: int, most: float, rate: float) -> list[ThroughputRow]:
+    rates = (rate, 2 * rate) if rate else (1.0,)
+    return [ThroughputRow(nbytes, r, min(r, most), "simulated") for r in rates]

@@ -1,0 +1,109 @@
+"""One plan of a GPU's memory: what generations and searches gain by bytes, and how they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.cuda_engine import CudaOptions
+from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.gpu_memory import (
+    Accelerator,
+    GpuShare,
+    describe,
+    generation_table,
+    retrieval_table,
+    take_share,
+)
+from dovetail.runtime.machines import find_machine
+from dovetail.runtime.open_engine import EngineOptions
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.memory_plan import plan_gpu_memory
+from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu
+from tests.runtime.conftest import SPEC
+
+SHARE = GpuShare(index="idx", rate=20.0, prompt=64, reply=32, nprobe=8)
+MACHINE = find_machine("h100").with_gpu_blocks(256)
+SIZES = [400, 100, 300, 200]
+BYTES = [4 * size for size in SIZES]
+HOST, DEVICE = ScanCost(1e-5, 1e-5, threads=2), ScanCost(1e-5, 1e-6)
+
+
+def accelerator() -> Accelerator:
+    return Accelerator.of(Emulation(MACHINE), SPEC)
+
+
+def test_an_accelerator_is_that_of_the_options() -> None:
+    assert isinstance(accelerator().gpu, EmulatedGpu) and accelerator().blocks == 256
+    assert Accelerator.of(CudaOptions(MACHINE, ordinal=3), SPEC).gpu == CudaGpu(3)
+
+
+def test_more_kv_serves_more_generations_up_to_those_that_come() -> None:
+    gpu = accelerator()
+    budget = gpu.blocks * gpu.block_bytes
+    table = generation_table(SHARE, gpu, 1e9)
+    done = [table.done(nbytes, 1e9) for nbytes in table.sizes]
+    assert done[0] == 0 and done == sorted(done) and done[-1] > 0
+    assert {row.origin for row in table.rows} == {"simulated"}
+    few = generation_table(SHARE, gpu, 0.5)
+    assert few.done(budget, 0.5) == 0.5
+    # one at a time: its steps and its prompt, one after the other
+    one = gpu.token_bytes * (SHARE.prompt + SHARE.reply)
+    tables, layers = gpu.tables, SPEC.n_layers
+    step = layers * (tables.linear(1).seconds + tables.gpu_decode(80).seconds)
+    step += tables.head(1).seconds
+    prompt = layers * (tables.linear(64).seconds + tables.prefill([64]).seconds)
+    prompt += tables.head(1).seconds
+    alone = generation_table(SHARE, replace(gpu, blocks=-(-one // gpu.block_bytes)), 1e9)
+    assert alone.done(one, 1e9) == pytest.approx(1 / (32 * step + prompt), rel=1e-9)
+
+
+def test_more_hot_clusters_serve_more_searches() -> None:
+    table = retrieval_table(SHARE, SIZES, BYTES, HOST, DEVICE, 1e9)
+    done = [table.done(nbytes, 1e9) for nbytes in table.sizes]
+    vectors = 4 * sum(n * n for n in SIZES) / sum(SIZES)  # all four are probed
+    assert done[0] == pytest.approx(1 / (1e-5 + 1e-5 * vectors / 2))
+    hits = 400**2 / sum(n * n for n in SIZES)
+    at = table.done(1600, 1e9)  # the largest cluster and no other
+    assert at == pytest.approx(1 / (1e-5 + 1e-5 * vectors * (1 - hits) / 2))
+    some = 1 - (200**2 + 100**2) / sum(n * n for n in SIZES)  # then the GPU is the slower one
+    assert done == sorted(done) and done[-1] == done[2]
+    assert done[2] == pytest.approx(1 / (1e-5 + 1e-6 * vectors * some))
+    cold = retrieval_table(SHARE, SIZES, BYTES, HOST, None, 1e9)
+    assert cold.done(4000, 1e9) == done[0]
+
+
+def test_the_side_that_lags_gets_the_memory() -> None:
+    gpu = accelerator()
+    budget = gpu.blocks * gpu.block_bytes
+    generation = generation_table(SHARE, gpu, 1e9)
+    slow, quick = (
+        plan_gpu_memory(
+            budget,
+            generation,
+            retrieval_table(SHARE, SIZES, BYTES, ScanCost(0.0, cost), DEVICE, 1e9),
+            SHARE.demand,
+            1e9,
+            most_clusters=sum(BYTES),
+            step=gpu.block_bytes,
+        )
+        for cost in (1e-2, 1e-9)
+    )
+    assert slow.cluster_bytes > 0 and slow.limited_by == "retrieval"
+    assert quick.cluster_bytes == 0 and quick.limited_by == "generation"
+    assert "0.0 MiB for hot clusters; generation limits" in describe(quick)
+
+
+def test_what_cannot_be_shared_is_refused(make_artifact: Callable[..., Path]) -> None:
+    with pytest.raises(SpecError, match="must be positive"):
+        GpuShare(index="idx", rate=0)
+    unnamed, options = replace(SHARE, index=None), EngineOptions(emulation=Emulation(MACHINE))
+    artifact = open_artifact(make_artifact())
+    with pytest.raises(SpecError, match="none, or several"):
+        take_share(unnamed, options, artifact, 1)
+    assert take_share(unnamed, EngineOptions(), artifact, 1) == (None, EngineOptions())

@@ -25,6 +25,7 @@ from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import plan_gpu_memory
 from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu
+from dovetail.topology.hardware import read_hardware
 from tests.runtime.conftest import SPEC
 
 SHARE = GpuShare(index="idx", rate=20.0, prompt=64, reply=32, nprobe=8)
@@ -103,7 +104,7 @@ def test_what_cannot_be_shared_is_refused(make_artifact: Callable[..., Path]) ->
     with pytest.raises(SpecError, match="must be positive"):
         GpuShare(index="idx", rate=0)
     unnamed, options = replace(SHARE, index=None), EngineOptions(emulation=Emulation(MACHINE))
-    artifact = open_artifact(make_artifact())
+    artifact = open_artifact(make_artifact(), read_hardware())
     with pytest.raises(SpecError, match="none, or several"):
         take_share(unnamed, options, artifact, 1)
     assert take_share(unnamed, EngineOptions(), artifact, 1) == (None, EngineOptions())

@@ -164,11 +164,6 @@ def describe_embedder(
     )
 
 
-def passage_text(passage: Passage) -> str:
-    """Return what of a passage is embedded."""
-    return f"{passage.title}: {passage.text}" if passage.title else passage.text
-
-
 # ---- the steps ----
 
 
@@ -247,7 +242,7 @@ def _embed_all(
 ) -> Rows:
     progress("embed", partial.count, len(passages))
     for first in range(partial.count, len(passages), SLICE):
-        texts = [passage_text(passage) for passage in passages[first : first + SLICE]]
+        texts = [passage.embedded for passage in passages[first : first + SLICE]]
         rows = encoder.embed(texts, prompt=embedder.passage_prompt)
         if not np.isfinite(rows).all():
             raise SpecError("the encoder gave vectors that are not finite; compile it as f32")

@@ -24,6 +24,11 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     metadata: dict[str, Any] = {}
 
+    @property
+    def embedded(self) -> str:
+        """What of it is turned into a vector."""
+        return f"{self.title}: {self.text}" if self.title else self.text
+
 
 class EmbedderEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What made the vectors, and what goes before a query and before a passage."""

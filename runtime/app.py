@@ -27,6 +27,7 @@ from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_encoders
 from dovetail.runtime.engine import Engine
+from dovetail.runtime.flows.changes import AppIndex
 from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.flows.indexes import EmbedTexts
 from dovetail.runtime.flows.job import WorkflowJob
@@ -381,6 +382,13 @@ class App:
             DeviceError: the process cannot be started.
         """
         self._flows.add_index(path, name=name, nprobe=nprobe, embed=embed)
+
+    def index(self, name: str | None = None) -> AppIndex:
+        """Return an index of the app by its name, to add and remove documents; None: the only one.
+
+        Raises WorkflowError where there is none, or several may be meant, and as `add_index`.
+        """
+        return self._flows.index(name)
 
     def run(self, workflow: AnyWorkflow, inputs: Mapping[str, object]) -> WorkflowResult:
         """Run a workflow and return what it came to.

@@ -7,7 +7,8 @@ of hits, and what turns a text into a query of that index.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import TypeAlias
 
 from dovetail.ir.errors import WorkflowError
@@ -24,13 +25,18 @@ EmbedTexts: TypeAlias = Callable[[list[str]], Rows]
 
 @dataclass(frozen=True, slots=True)
 class BoundIndex:
-    """An index that the worker has open. nprobe: clusters that a search scans."""
+    """An index that the worker has open. nprobe: clusters that a search scans.
+
+    embed: of queries. embed_passages: of documents that are added. changing: held by who does it.
+    """
 
     name: str
     opened: Opened
     documents: DocumentStore
     nprobe: int
     embed: EmbedTexts
+    embed_passages: EmbedTexts
+    changing: Lock = field(default_factory=Lock)
 
 
 class Indexes:

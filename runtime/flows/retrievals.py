@@ -87,6 +87,7 @@ class Retrievals:
                 part.centroids,
                 part.depth,
                 part.bound,
+                part.version,
             )
             for part in order.parts
         )
@@ -118,7 +119,8 @@ class Retrievals:
         body = future.result().body
         assert isinstance(body, ProbedQueries)
         for order, found in zip(orders, body.queries, strict=True):
-            self._tell(Probed(order.job, found.clusters, found.centroids, found.known))
+            told = found.clusters, found.centroids, found.known, body.version
+            self._tell(Probed(order.job, *told))
 
     def _refused(self, orders: Sequence[Probe], error: BaseException) -> None:
         """Report an error; of several queries one may be wrong, so they are tried one by one."""

@@ -22,6 +22,7 @@ from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.encoder import Rows
+from dovetail.runtime.flows.changes import AppIndex
 from dovetail.runtime.flows.checks import check_workflow
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver
@@ -182,8 +183,9 @@ class FlowService:
             log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
         documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
         probed = min(nprobe or max(LEAST_PROBES, len(opened.sizes) // 8), len(opened.sizes))
-        asked = embed or partial(self._embed, prompt=opened.query_prompt)
-        index = BoundIndex(called, opened, documents, probed, asked)
+        prompts = opened.query_prompt, opened.passage_prompt
+        asked, added = (embed or partial(self._embed, prompt=prompt) for prompt in prompts)
+        index = BoundIndex(called, opened, documents, probed, asked, added)
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
                 self._scan, self._overhead = measure_scan(
@@ -193,6 +195,10 @@ class FlowService:
             self._hands.indexes.add(index)
             self._hands.hot.add(index, room)
         self._indexes.pop(called, None)
+
+    def index(self, name: str | None) -> AppIndex:
+        """Return an index by its name; see `App.index`."""
+        return AppIndex(self._find_index(name).name, self._hands.indexes, self._hands.worker)
 
     def submit(
         self, workflow: AnyWorkflow, inputs: Mapping[str, object], *, events: bool

@@ -51,6 +51,10 @@ class Collection:
         self._masks: dict[tuple[bytes, int], Mask | None] = {}
         self._lock = Lock()
 
+    def __len__(self) -> int:
+        """Return how many documents there have been: one more than the last id."""
+        return len(self._store)
+
     @property
     def snapshot(self) -> Snapshot:
         """The documents as they are now."""

@@ -88,6 +88,12 @@ class DocumentStore:
                     _enter(self._columns, id_, passage)
             return range(first, len(self))
 
+    def take_back(self, first: int) -> None:
+        """Forget the passages from the id `first` on, which nobody has been told of."""
+        with self._lock:
+            del self._added[first - (len(self._offsets) - 1) :]
+            self._ids = self._columns = None
+
     def match(self, filters: Filters) -> Mask | None:
         """Return which documents have, in every field, one of the values asked for; None = all.
 

@@ -2,6 +2,7 @@
 
 In: requests (`wire.py`), from any thread. Out: futures of their replies. Searches read only, so
 those that a dead worker left unanswered are sent to the next one; each future is resolved once.
+Changes of documents that were answered are made again in each worker that follows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from msgspec.structs import replace
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.runtime.retrieval.wire import (
     Body,
+    Changed,
+    ChangeIndex,
     Opened,
     OpenIndex,
     Ready,
@@ -80,6 +83,7 @@ class RetrievalProcess:
         self._waiting: deque[_Ask] = deque()
         self._sent: dict[int, _Ask] = {}
         self._opened: dict[str, OpenIndex] = {}
+        self._changes: dict[str, list[ChangeIndex]] = {}  # since it was opened
         self._suspects: set[int] = set()  # what a worker had that died
         self._closed = False
         self._link: socket.socket | None = None
@@ -176,6 +180,9 @@ class RetrievalProcess:
             if isinstance(reply.body, Opened) and isinstance(body, OpenIndex):
                 # Later workers scan as this one does: a search may go on in one of them
                 self._opened[body.index] = replace(body, kernels=reply.body.kernels)
+                self._changes[body.index] = []
+            elif isinstance(reply.body, Changed) and isinstance(body, ChangeIndex):
+                self._changes[body.index].append(body)
             self._pump()
         if isinstance(reply.body, Refused):
             asked.future.set_exception(reply.body.make())
@@ -294,12 +301,14 @@ class RetrievalProcess:
         if ready is None:
             raise _DiedOnStart(DIED)
         with self._lock:
-            opened = list(self._opened.values())
+            opened: list[OpenIndex | ChangeIndex] = []
+            for index, first in self._opened.items():
+                opened += [first, *self._changes[index]]
         for body in opened:
             send(link, Request(-1, body))
             reply = receive_struct(link, Reply)
             if reply is None:
-                raise _DiedOnStart(f"{DIED}, as it opened {body.path}")
+                raise _DiedOnStart(f"{DIED}, as it opened {body.index!r}")
             if isinstance(reply.body, Refused):
                 raise reply.body.make()
         link.settimeout(None)

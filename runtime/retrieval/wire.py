@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dovetail.ir import errors
 from dovetail.ir.errors import DeviceError, DovetailError
+from dovetail.ir.index_file import Passage
 from dovetail.runtime.cuda import DRIVER
 from dovetail.runtime.machines import Machine
 from dovetail.runtime.ranks import receive
@@ -96,7 +97,7 @@ class ProbeQueries(msgspec.Struct, frozen=True, tag=True):
 class Piece(msgspec.Struct, frozen=True):
     """Some clusters of a search, the distances of their centroids, and how many hits are wanted.
 
-    bound: distance beyond which hits are of no use.
+    bound: distance beyond which hits are of no use. version: of the documents that it is to see.
     """
 
     vector: bytes
@@ -105,6 +106,7 @@ class Piece(msgspec.Struct, frozen=True):
     centroids: tuple[float, ...]
     depth: int
     bound: float = inf
+    version: int = 0
 
 
 class ScanPieces(msgspec.Struct, frozen=True, tag=True):
@@ -126,7 +128,21 @@ class CopyClusters(msgspec.Struct, frozen=True, tag=True):
     keep: tuple[int, ...]
 
 
-Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces | CopyClusters
+class ChangeIndex(msgspec.Struct, frozen=True, tag=True):
+    """Add and remove documents at once -> Changed. Searches under way do not see it.
+
+    first: id of the first passage, one more than that of the last document so far. vectors: of the
+    passages, float32 [n, d]. remove: keys of documents, or ids.
+    """
+
+    index: str
+    first: int
+    passages: tuple[Passage, ...]
+    vectors: bytes
+    remove: tuple[str | int, ...]
+
+
+Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces | CopyClusters | ChangeIndex
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -142,7 +158,7 @@ class Request(msgspec.Struct, frozen=True):
 class Opened(msgspec.Struct, frozen=True, tag=True):
     """What is in an index: values of a vector, `l2` or `ip`, and vectors in each cluster.
 
-    kernels: whether generated ones scan it. query_prompt: what goes before the text of a query.
+    kernels: whether generated ones scan it. query_prompt, passage_prompt: what goes before texts.
     code_bytes: of a stored vector. hot: what scans of hot clusters cost, None where there can be
     none; why_cold: the reason, where it is not the size of their memory.
     """
@@ -152,6 +168,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     sizes: tuple[int, ...]
     kernels: bool = False
     query_prompt: str = ""
+    passage_prompt: str = ""
     code_bytes: int = 0
     hot: ScanCost | None = None
     why_cold: str = ""
@@ -166,9 +183,10 @@ class ProbedQuery(msgspec.Struct, frozen=True):
 
 
 class ProbedQueries(msgspec.Struct, frozen=True, tag=True):
-    """Query by query."""
+    """Query by query. version: of the documents that scans of these are to see."""
 
     queries: tuple[ProbedQuery, ...]
+    version: int = 0
 
 
 class ScannedPiece(msgspec.Struct, frozen=True):
@@ -195,6 +213,12 @@ class Copied(msgspec.Struct, frozen=True, tag=True):
     held: int
 
 
+class Changed(msgspec.Struct, frozen=True, tag=True):
+    """Documents have changed: vectors in each cluster now."""
+
+    sizes: tuple[int, ...]
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """An error: its class in `ir.errors` and its text."""
 
@@ -208,7 +232,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
         return (found if known else DeviceError)(self.message)
 
 
-Answer: TypeAlias = Opened | ProbedQueries | ScannedPieces | Copied | Refused
+Answer: TypeAlias = Opened | ProbedQueries | ScannedPieces | Copied | Changed | Refused
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -40,11 +40,14 @@ from dovetail.runtime.retrieval.scanner import KernelScanner, choose_scanner
 from dovetail.runtime.retrieval.wire import (
     Answer,
     Body,
+    Changed,
+    ChangeIndex,
     Copied,
     CopyClusters,
     EmulatedGpu,
     Opened,
     OpenIndex,
+    Piece,
     ProbedQueries,
     ProbedQuery,
     ProbeQueries,
@@ -99,6 +102,7 @@ class Shelf:
             sizes=tuple(index.sizes),
             kernels=isinstance(scanner, KernelScanner),
             query_prompt="" if embedder is None else embedder.query_prompt,
+            passage_prompt="" if embedder is None else embedder.passage_prompt,
             code_bytes=index.code_bytes,
             hot=cost,
             why_cold=why_cold,
@@ -113,7 +117,8 @@ class Shelf:
     def probe(self, body: ProbeQueries) -> ProbedQueries:
         """Find the clusters of queries; their filters are looked at here for the first time."""
         found = self._indexes[body.index].collection
-        index = found.snapshot.index
+        seen = found.snapshot
+        index = seen.index
         vectors = _read_vectors(index, [query.vector for query in body.queries])
         for query in body.queries:
             found.mask(query.filters)
@@ -126,35 +131,32 @@ class Shelf:
                     index.distances(vector, query.known),
                 )
                 for query, vector, probe in zip(body.queries, vectors, probes, strict=True)
-            )
+            ),
+            seen.version,
         )
 
     def scan(self, body: ScanPieces) -> ScannedPieces:
-        """Scan the clusters of all pieces as one batch, as deep as the deepest one is to go."""
+        """Scan the clusters of all pieces, each as the documents were when its search began."""
         served = self._indexes[body.index]
-        found, index = served.collection, served.collection.snapshot.index
         hot = served.hot if body.hot else None
         start = _seconds(hot)
-        vectors = _read_vectors(index, [piece.vector for piece in body.pieces])
-        scans = [
-            Scan(
-                vector,
-                piece.clusters,
-                np.array(piece.centroids, np.float32),
-                found.mask(piece.filters),
-                piece.bound,
-            )
-            for vector, piece in zip(vectors, body.pieces, strict=True)
-        ]
-        depth = max(piece.depth for piece in body.pieces)
-        rows = index.scan(scans, depth, served.scanner if hot is None else hot)
-        pieces = []
-        for piece, hits in zip(body.pieces, rows, strict=True):
-            kept = tuple(hits[: piece.depth])
-            homes = tuple(home for _, id_ in kept if (home := index.home(id_)) is not None)
-            pieces.append(ScannedPiece(kept, homes))
+        scanned: dict[int, ScannedPiece] = {}
+        for version in {piece.version for piece in body.pieces}:
+            of_version = {n: p for n, p in enumerate(body.pieces) if p.version == version}
+            found = _scan_alike(served, hot, version, tuple(of_version.values()))
+            scanned |= zip(of_version, found, strict=True)
+        pieces = tuple(scanned[number] for number in range(len(body.pieces)))
         absent = () if hot is None else tuple(sorted(hot.take_absent()))
-        return ScannedPieces(tuple(pieces), _seconds(hot) - start, absent)
+        return ScannedPieces(pieces, _seconds(hot) - start, absent)
+
+    def change(self, body: ChangeIndex) -> Changed:
+        """Add and remove documents."""
+        found = self._indexes[body.index].collection
+        if len(found) != body.first:
+            raise DeviceError(f"index {body.index!r} has other documents than the app knows of")
+        rows = np.frombuffer(body.vectors, np.float32).reshape(-1, found.snapshot.index.dim)
+        after = found.change(body.passages, rows, remove=body.remove)
+        return Changed(tuple(after.index.sizes))
 
     def copy(self, body: CopyClusters) -> Copied:
         """Swap hot clusters."""
@@ -163,6 +165,32 @@ class Shelf:
             raise SpecError(f"index {body.index!r} has no room for hot clusters")
         index = served.collection.snapshot.index
         return Copied(served.hot.swap(index, body.load, body.keep))
+
+
+def _scan_alike(
+    served: _Served, hot: DeviceScanner | None, version: int, pieces: Sequence[Piece]
+) -> list[ScannedPiece]:
+    """Scan for pieces that see the same documents, as deep as the deepest one is to go."""
+    found, index = served.collection, served.collection.at(version).index
+    vectors = _read_vectors(index, [piece.vector for piece in pieces])
+    scans = [
+        Scan(
+            vector,
+            piece.clusters,
+            np.array(piece.centroids, np.float32),
+            found.mask(piece.filters),
+            piece.bound,
+        )
+        for vector, piece in zip(vectors, pieces, strict=True)
+    ]
+    depth = max(piece.depth for piece in pieces)
+    rows = index.scan(scans, depth, served.scanner if hot is None else hot)
+    scanned = []
+    for piece, hits in zip(pieces, rows, strict=True):
+        kept = tuple(hits[: piece.depth])
+        homes = tuple(home for _, id_ in kept if (home := index.home(id_)) is not None)
+        scanned.append(ScannedPiece(kept, homes))
+    return scanned
 
 
 def _choose_scanner(body: OpenIndex, index: IvfIndex) -> Scanner:
@@ -220,6 +248,7 @@ _DO: dict[type, Callable[[Shelf, Any], Answer]] = {
     ProbeQueries: Shelf.probe,
     ScanPieces: Shelf.scan,
     CopyClusters: Shelf.copy,
+    ChangeIndex: Shelf.change,
 }
 
 

@@ -108,7 +108,7 @@ class Part:
     """Some clusters of one search, in the order they are wanted, with their centroids' distances.
 
     search: the request that it is of. depth: nearest documents wanted of these clusters. bound:
-    distance beyond which they are of no use.
+    distance beyond which they are of no use. version: see `Probed`.
     """
 
     search: int
@@ -118,6 +118,7 @@ class Part:
     centroids: tuple[float, ...]
     depth: int
     bound: float = inf
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +223,15 @@ class Finished:
 class Probed:
     """The clusters of a query, nearest centroid first, and the distances to these.
 
-    known: distance of each document asked for that is still there.
+    known: distance of each document asked for that is still there. version: of the documents that
+    the search sees to its end.
     """
 
     job: int
     clusters: tuple[int, ...]
     centroids: tuple[float, ...]
     known: Mapping[int, float]
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

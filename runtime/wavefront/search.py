@@ -30,6 +30,7 @@ class Search:
     job: int = 0  # of its probe
     cursor: Cursor | None = None  # None until its clusters are known
     centroids: dict[int, float] = field(default_factory=dict)
+    version: int = 0  # of the documents, since its clusters are known
     homes: dict[int, int] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)
     taken: int = 0
@@ -66,7 +67,7 @@ class Search:
     def part(self, clusters: tuple[int, ...]) -> Part:
         """Return what a scan has to know about some clusters."""
         centroids = tuple(self.centroids[c] for c in clusters)
-        wanted = self.steps.depth, self.steps.bound
+        wanted = self.steps.depth, self.steps.bound, self.version
         return Part(self.source.request, self.node, self.vector, clusters, centroids, *wanted)
 
     def find(self, found: Found) -> bool:

@@ -249,6 +249,7 @@ class Searches:
         self, search: Search, used: SearchHistory | None, report: Probed, now: float
     ) -> None:
         search.centroids = dict(zip(report.clusters, report.centroids, strict=True))
+        search.version = report.version
         search.cursor = begin_search(report.clusters, search.node.topk, used, report.known)
         sizes = self._catalog.sizes(search.node.index)
         search.left = sum(sizes[cluster] for cluster in report.clusters)

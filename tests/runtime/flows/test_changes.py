@@ -1,0 +1,134 @@
+"""Documents that come and go while workflows search them, in the real worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.ir.errors import DeviceError, RequestError, SpecError, WorkflowError
+from dovetail.ir.index_file import Passage
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import END, START
+from dovetail.runtime.app import App
+from dovetail.runtime.flows.job import WorkflowJob
+from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.services import Document
+from tests.runtime.flows.conftest import COUNT, DIM, PlainServices, embed
+from tests.runtime.flows.test_recovery import ONE_CLUSTER, kill_worker
+from tests.runtime.flows.test_service import GRAPHS, plain, question
+
+QUERY = {"input": "w1 w2 w3"}
+
+
+def search(topk: int = 5, **options: Any) -> RAGraph:
+    g = RAGraph("search")
+    g.add_retrieval("search", query="input", output="docs", topk=topk, **options)
+    g.add_edge(START, "search")
+    g.add_edge("search", END)
+    return g
+
+
+def keys(found: Sequence[Document]) -> list[str]:
+    return [document.metadata["key"] for document in found]
+
+
+def passage(key: str, text: str = "w1 w2 w3", **metadata: object) -> dict[str, object]:
+    return {"key": key, "text": text, "metadata": metadata}
+
+
+def found_by(job: WorkflowJob) -> list[str]:
+    return keys(job.result().outputs["docs"])
+
+
+def test_what_is_added_is_found_and_what_is_removed_is_not(app: App) -> None:
+    index, graph = app.index(), search()
+    nearest = keys(app.run(graph, QUERY).outputs["docs"])
+    index.add([passage("new", parity=7), passage("other", "w40 w41 w42")])
+    found = app.run(graph, QUERY).outputs["docs"]
+    assert keys(found) == ["new", *nearest[:4]] and found[0].id == COUNT
+    only = app.run(search(filters={"parity": 7}), QUERY).outputs["docs"]
+    assert keys(only) == ["new"]
+    index.change([passage("new", "w1 w2 w4")], remove=[nearest[0], "none of them"])
+    found = app.run(graph, QUERY).outputs["docs"]
+    assert nearest[0] not in keys(found) and [d.text for d in found if d.id == COUNT] == []
+    index.remove(["new", "other", *nearest, found[-1].id])
+    after = keys(app.run(search(topk=COUNT), QUERY).outputs["docs"])
+    assert len(after) == COUNT - len({*nearest, keys(found)[-1]})
+    assert not {"new", "other", *nearest} & set(after)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_answers_are_those_of_an_index_that_was_changed_alike(
+    app: App, services: PlainServices, name: str
+) -> None:
+    texts = [f"w{i % 90 + 1} w{i * 11 % 90 + 1} w5" for i in range(40)]
+    passages = [Passage(key=f"n{i}", text=text) for i, text in enumerate(texts)]
+    gone = [f"p{i}" for i in range(0, COUNT, 3)]
+    services.collection.change(passages, embed(texts), remove=gone)
+    app.index("idx").change(passages, remove=gone)
+    jobs = [app.submit_workflow(GRAPHS[name], question(i)) for i in range(4)]
+    for i, job in enumerate(jobs):
+        assert job.result().outputs == plain(services, GRAPHS[name], question(i))
+
+
+def test_searches_see_all_of_a_change_or_nothing_and_workers_may_die(
+    open_app: Callable[..., App],
+) -> None:
+    """Each search goes cluster by cluster; documents come and go in pairs, far from each other."""
+    app = open_app(ONE_CLUSTER)
+    graph, index, jobs = search(topk=COUNT + 50), app.index(), []
+    base = set(found_by(app.submit_workflow(graph, QUERY)))
+    states = [frozenset(base)]
+    for i in range(16):
+        pair = [passage(f"a{i}", "w1 w2 w3"), passage(f"b{i}", "w70 w80 w90")]
+        gone = [f"a{i - 3}", f"b{i - 3}", f"p{2 * i}", f"p{2 * i + 1}"] if i >= 3 else []
+        jobs += [app.submit_workflow(graph, QUERY) for _ in range(3)]
+        index.change(pair, remove=gone)
+        states.append((states[-1] | {f"a{i}", f"b{i}"}) - set(gone))
+        if i in (5, 10):
+            kill_worker(app)
+    seen = [frozenset(found_by(job)) for job in jobs]
+    places = [states.index(found) for found in seen]  # ValueError: it was never like that
+    for i, place in enumerate(places):
+        assert place >= i // 3, "documents that were there before are seen"
+    assert frozenset(found_by(app.submit_workflow(graph, QUERY))) == states[-1]
+    kill_worker(app)
+    assert frozenset(found_by(app.submit_workflow(graph, QUERY))) == states[-1]
+    assert app._flows.worker.deaths >= 1
+
+
+def test_vectors_may_be_given_and_wrong_changes_change_nothing(app: App, folder: Path) -> None:
+    index, graph = app.index(), search(topk=1)
+    vector = embed([str(QUERY["input"])])
+    index.add([passage("given", "another text")], vector)
+    assert found_by(app.submit_workflow(graph, QUERY)) == ["given"]
+    cases: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: index.add([{"text": "no key"}]), RequestError, "`key` and `text`"),
+        (lambda: index.add([passage("x"), passage("x")]), RequestError, "same key"),
+        (lambda: index.add([passage("x")], vector[:, :3]), SpecError, "16 values"),
+        (lambda: index.add([passage("x")], vector * np.nan), SpecError, "not finite"),
+        (lambda: index.add([passage("x", parity=object())]), RequestError, "plain values"),
+        (lambda: app.index("other"), WorkflowError, "no index 'other'"),
+    ]
+    for change, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            change()
+    index.add([passage("last")])
+    assert set(found_by(app.submit_workflow(search(topk=2), QUERY))) == {"given", "last"}
+    assert len(open_index(folder)) == COUNT, "the folder stays as it is"
+
+
+def test_a_change_that_kills_workers_is_taken_back(app: App) -> None:
+    """The next one is made as if it had never been."""
+    index = app.index()
+    bound = app._flows._hands.indexes.find(None)
+    bound.documents.add([Passage(key="stray", text="w1")])  # the worker does not know of it
+    with pytest.raises(DeviceError, match="other documents"):
+        index.add([passage("x")])
+    bound.documents.take_back(COUNT)
+    index.add([passage("x")], np.ones((1, DIM), np.float32))
+    assert len(bound.documents) == COUNT + 1

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -124,6 +124,17 @@ def serve_command(
     metrics_prefix: Annotated[
         str, flag("--metrics-prefix", "First part of the names in /metrics.")
     ] = "dovetail",
+    tune: Annotated[
+        str,
+        flag("--tune", "idle: measure schedules of models while nothing is asked.", PANEL_MODELS),
+    ] = "off",
+    tune_after: Annotated[
+        float, flag("--tune-after", "Seconds without requests before that.", PANEL_MODELS)
+    ] = 10.0,
+    tune_budget: Annotated[
+        float | None,
+        flag("--tune-budget", "Seconds to measure a model, default a minute.", PANEL_MODELS),
+    ] = None,
     timeline: Annotated[
         Path | None, flag("--timeline", "Record requests and steps here for ui.perfetto.dev.")
     ] = None,
@@ -153,21 +164,27 @@ def serve_command(
     ] = False,
 ) -> None:
     """Serve models behind one OpenAI-compatible port."""
-    from dovetail.cli.serve_models import find_artifacts
+    from dovetail.cli.idle_tuning import IdleTuner
+    from dovetail.cli.serve_models import TuningJob, find_artifacts, find_untuned
     from dovetail.cli.workflow_files import read_graphs
-    from dovetail.runtime.app import load
+    from dovetail.runtime.app import App, load
     from dovetail.runtime.embedding.settings import EmbeddingSettings
     from dovetail.runtime.plan import ON_CPU
 
     try:
         from dovetail.runtime.server.run import open_models, serve
         from dovetail.runtime.server.settings import ServeSettings
+        from dovetail.runtime.server.traffic import Traffic
         from dovetail.runtime.server.workflows import add_workflows
     except ModuleNotFoundError as error:
         raise SpecError(
             f"the server needs {error.name}; install dovetail with the extra `serve`"
         ) from None
 
+    if tune not in ("off", "idle"):
+        raise SpecError(f"--tune must be off or idle, not {tune!r}")
+    if tune == "idle" and timeline is not None:
+        raise SpecError("a timeline is of one set of schedules; give --timeline or --tune idle")
     if max_queue < 1:
         raise SpecError("--max-queue must be at least 1")
     if (ssl_keyfile is None) != (ssl_certfile is None):
@@ -192,7 +209,7 @@ def serve_command(
     options = {"weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "max_context": max_model_len}
     artifacts = find_artifacts(models, served_model_name or [], options)
     engine: dict[str, Any] = {"threads": threads, "kv_blocks": kv_blocks}
-    load_one = partial(
+    load_one: Callable[[Path], App] = partial(
         load,
         **engine,
         embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
@@ -203,10 +220,31 @@ def serve_command(
     graphs = [graph for text in workflow or () for graph in read_graphs(text)]
     opened = open_models(artifacts, load_one)
     try:
-        flows = add_workflows(opened, graphs, index or (), nprobe)
-        with suppress(Terminated, KeyboardInterrupt):  # uvicorn sends them again once it is done
+        add_flows = partial(add_workflows, graphs=graphs, indexes=index or (), nprobe=nprobe)
+        flows, traffic = add_flows(opened), Traffic()
+
+        def switch(job: TuningJob) -> None:
+            """Serve an artifact; the one it stands in for is closed once nobody uses it."""
+            old, app = opened.find(job.name).app, load_one(job.output)
+            try:
+                found = opened.exchange(job.name, app)
+                flows.update(add_flows(found))
+            except BaseException:
+                app.close()
+                raise
+            opened.take(found)
+            traffic.turn().wait()
+            old.close()
+
+        with ExitStack() as stack:
+            if tune == "idle":
+                jobs = find_untuned(models, artifacts, options, tune_budget)
+                tuner = IdleTuner(jobs, tune_after, switch)
+                stack.callback(tuner.close)
+                traffic.watch(tuner)
+            stack.enter_context(suppress(Terminated, KeyboardInterrupt))  # sent again by uvicorn
             ready = partial(_say_ready, [*artifacts, *flows])
-            serve(opened, settings, workflows=flows, ready=ready)
+            serve(opened, settings, workflows=flows, ready=ready, traffic=traffic)
     finally:
         opened.close()
 

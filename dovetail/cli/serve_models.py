@@ -1,16 +1,16 @@
 """What to serve: artifacts as they are, and model directories compiled into the cache first.
 
 In: paths. Out: artifacts by the ids they are served under. A model is compiled by a child process,
-by rules alone (`--effort none`), once: the next start finds the artifact.
+by rules alone (`--effort none`), once: the next start finds the artifact, or a tuned one.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
@@ -20,6 +20,9 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
 
 COMPILE = "from dovetail.cli import main; main()"
+COMPILE_IDLE = f"import os; os.nice(19); {COMPILE}"
+TUNED = ".tuned.dove"
+"""How artifacts end whose schedules were measured while a server was idle."""
 
 
 def find_artifacts(
@@ -45,7 +48,8 @@ def find_artifacts(
 def compile_once(model: Path, options: Mapping[str, object]) -> Path:
     """Return the artifact of a model directory in the cache; it is compiled where it is not there.
 
-    Raises SpecError where the model cannot be compiled; what the compiler says goes to stderr.
+    One that was tuned since stands in for it. Raises SpecError where the model cannot be compiled;
+    what the compiler says goes to stderr.
     """
     from dovetail.codegen.toolchain import cache_directory
 
@@ -57,11 +61,51 @@ def compile_once(model: Path, options: Mapping[str, object]) -> Path:
     folder = cache_directory() / "served"
     folder.mkdir(parents=True, exist_ok=True)
     artifact = folder / f"{model.resolve().name}-{_key(model, chosen)}.dove"
+    if _fits(_tuned(artifact)):
+        return _tuned(artifact)
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
             print(f"dovetail: compiling {model} into {artifact}", file=sys.stderr, flush=True)
-            _compile(model, artifact, chosen)
+            command = _compile_command(COMPILE, model, artifact, chosen)
+            done = subprocess.run([*command, "--effort", "none"], stdout=sys.stderr, check=False)
+            if done.returncode:
+                raise DovetailError(f"{model} could not be compiled; the lines above tell why")
     return artifact
+
+
+@dataclass(frozen=True, slots=True)
+class TuningJob:
+    """A model served under `name`: the command that compiles it with measured schedules."""
+
+    name: str
+    command: tuple[str, ...]
+    output: Path
+
+
+def find_untuned(
+    given: Sequence[str],
+    artifacts: Mapping[str, Path],
+    options: Mapping[str, object],
+    budget: float | None,
+) -> list[TuningJob]:
+    """Return jobs for those of `artifacts` that were compiled of model directories by rules.
+
+    budget: seconds to measure, by default as `--effort fast`. What is on record is not measured
+    again.
+    """
+    chosen = {name: value for name, value in options.items() if value is not None}
+    flags = ["--effort", "fast", *([] if budget is None else ["--budget", f"{budget}s"])]
+    jobs = []
+    for text, (name, artifact) in zip(given, artifacts.items(), strict=True):
+        if artifact != Path(text) and not artifact.name.endswith(TUNED):
+            output = _tuned(artifact)
+            command = _compile_command(COMPILE_IDLE, Path(text), output, chosen)
+            jobs.append(TuningJob(name, (*command, *flags), output))
+    return jobs
+
+
+def _tuned(artifact: Path) -> Path:
+    return artifact.with_name(artifact.name.removesuffix(".dove") + TUNED)
 
 
 def _key(model: Path, options: Mapping[str, object]) -> str:
@@ -91,14 +135,11 @@ def _fits(artifact: Path) -> bool:
     return True
 
 
-def _compile(model: Path, artifact: Path, options: Mapping[str, object]) -> None:
+def _compile_command(
+    program: str, model: Path, artifact: Path, options: Mapping[str, object]
+) -> list[str]:
     flags = [part for name, value in options.items() for part in (_flag(name), str(value))]
-    command = [sys.executable, "-P", "-c", COMPILE, "compile", str(model), "-o", str(artifact)]
-    done = subprocess.run(
-        [*command, "--effort", "none", *flags], stdout=sys.stderr, env=dict(os.environ), check=False
-    )
-    if done.returncode:
-        raise DovetailError(f"{model} could not be compiled; the lines above tell why")
+    return [sys.executable, "-P", "-c", program, "compile", str(model), "-o", str(artifact), *flags]
 
 
 def _flag(name: str) -> str:

@@ -128,11 +128,15 @@ class Gate:
         scope["app"] = self  # so that the router raises what it does not find
         request = Request(scope, receive)
         seen = _Seen(_choose_id(request), time.perf_counter())
+        traffic = None if request.url.path in OPEN else self._server.traffic
+        generation = traffic.begin() if traffic else 0
         try:
             await self._serve(request, seen, send)
         except ClientGone:
             seen.status = CLIENT_GONE
         finally:
+            if traffic:
+                traffic.end(generation)
             self._note(request, seen)
 
     async def _serve(self, request: Request, seen: _Seen, send: Send) -> None:

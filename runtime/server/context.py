@@ -17,6 +17,7 @@ from dovetail.runtime.server.metrics import Metrics
 from dovetail.runtime.server.models import Models
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import ServerTimeline
+from dovetail.runtime.server.traffic import Traffic
 
 if TYPE_CHECKING:
     from dovetail.runtime.server.workflows import ServedWorkflow
@@ -35,6 +36,7 @@ class ServerContext:
     workflows: Mapping[str, ServedWorkflow] = field(default_factory=dict)
     timeline: ServerTimeline | None = None
     draining: bool = False
+    traffic: Traffic = field(default_factory=Traffic)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:

@@ -163,6 +163,15 @@ class Models:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._by_id.values())
 
+    def exchange(self, name: str, app: App) -> Models:
+        """Return these models with another app behind the id `name`."""
+        whole = [model for model in self if model.only is None]
+        return Models([replace(m, app=app) if m.id == name else m for m in whole])
+
+    def take(self, others: Models) -> None:
+        """Become `others`, which have the same ids: requests that come now go to their apps."""
+        self._by_id = others._by_id
+
     def find(self, name: str | None, skill: Skill | None = None) -> ServedModel:
         """Return the model of that id; ApiError where there is none, or it lacks the `skill`."""
         if name is None:

@@ -22,6 +22,7 @@ from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import recording
+from dovetail.runtime.server.traffic import Traffic
 from dovetail.runtime.server.workflows import ServedWorkflow
 
 log = logging.getLogger("dovetail.server")
@@ -46,12 +47,15 @@ def serve(
     *,
     workflows: Mapping[str, ServedWorkflow],
     ready: Callable[[str], None],
+    traffic: Traffic | None = None,
 ) -> None:
     """Serve models and workflows until a signal comes; `ready` gets the URL when it has begun.
 
+    `traffic` is told of requests; whoever holds it may have the models `take` others meanwhile.
+
     Raises OSError where the address cannot be listened on, SpecError where TLS files are wrong.
     """
-    context = ServerContext(models, settings, workflows)
+    context = ServerContext(models, settings, workflows, traffic=traffic or Traffic())
     with _listen(settings) as listening:
         scheme = "https" if settings.ssl_certfile else "http"
         host, port = listening.getsockname()[:2]

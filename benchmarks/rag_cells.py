@@ -39,7 +39,8 @@ STAGES: dict[str, tuple[float, dict[str, float]]] = {
 GRAPHS = {"one-shot": one_shot, "hyde": hyde, "recomp": recomp, "irg": irg, "multistep": multistep}
 WORKFLOWS = tuple(GRAPHS)
 FREE = "free"
-"""A plane: asynchronous, with searches that take no time. None is faster on this engine."""
+"""A plane: asynchronous, with searches that take no time. None is faster on this engine, but for
+how prompts happen to meet in its steps."""
 LOSSY = ("early", "early_no_reorder")
 """Planes that may find other documents."""
 

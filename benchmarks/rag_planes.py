@@ -30,6 +30,8 @@ from rag_world import Scene
 
 STORED = 300
 """Tokens of a typical sequence in the engine."""
+PROMPT, CHARACTERS = 210, 5
+"""Tokens of a typical prompt, and characters of a token."""
 CACHE = frozenset({SPLIT_DEVICES, PREFETCH})
 SPECULATION = frozenset({SPECULATE_GENERATION, SPECULATE_RETRIEVAL})
 ALL = frozenset(TRANSFORMATIONS)
@@ -48,9 +50,11 @@ class Setting:
 
     @property
     def costs(self) -> StageCosts:
-        """What is measured beforehand, of the engine two points."""
+        """What is measured beforehand, of the engine three points."""
         one, many = (self.engine.seconds([], n, n * STORED) for n in (1, 33))
-        step = StepCost(fixed=one, per_sequence=(many - one) / 32)
+        each = (many - one) / 32
+        prompt = self.engine.seconds([PROMPT], 33, 33 * STORED) - many
+        step = StepCost(fixed=one, per_sequence=each, prefill=prompt / (PROMPT * CHARACTERS))
         scan, device = self.machine.scan, self.machine.device
         return StageCosts(scan=scan, overhead=scan.fixed, step=step, device=device)
 

@@ -29,7 +29,8 @@ class Once(Speculation):
         """See Speculation."""
         for search in searches.active:
             if search.call is not None and not search.tried and self.due(search):
-                self._begin(search, replies, now)
+                for prompt in self._prompts(search):
+                    self._begin(search, prompt, replies, now)
 
     def check(self, search: Search, replies: Replies) -> None:
         """See Speculation: a wrong guess goes on until the search is over."""

@@ -20,6 +20,7 @@ from dovetail.runtime.wavefront.costs import StepCost
 ROUNDS = 3
 MOST_CLUSTERS = 64
 STEPS, SEQUENCES = 4, 4
+PROMPT = "Documents about many things. " * 8
 FIRST = -100
 """Priority of the few steps that are measured: a workflow waits for them."""
 UNKNOWN_SCAN = ScanCost(fixed=1e-4, per_vector=1e-7)
@@ -55,13 +56,24 @@ def _scan(worker: RetrievalProcess, name: str, vector: bytes, clusters: int) -> 
 
 
 def measure_step(generator: Generator) -> StepCost:
-    """Return what a decode step costs, from a few tokens of one sequence, then of several."""
+    """Return what a decode step costs, from a few tokens of one sequence, then of several.
+
+    And what a character of a prompt adds, from the first token after a long one.
+    """
     try:
         one, several = (_time_step(generator, count) for count in (1, SEQUENCES))
+        prompt = _time_prompt(generator) - one
     except DovetailError:
         return UNKNOWN_STEP
     each = max(0.0, several - one) / (SEQUENCES - 1)
-    return StepCost(fixed=max(0.0, one - each), per_sequence=each)
+    prefill = max(0.0, prompt) / len(PROMPT)
+    return StepCost(fixed=max(0.0, one - each), per_sequence=each, prefill=prefill)
+
+
+def _time_prompt(generator: Generator) -> float:
+    """Return the seconds until the first token after PROMPT."""
+    (job,) = generator.accept(generator.read([PROMPT], {"max_tokens": 1}, FIRST))
+    return job.result().metrics.ttft or 0.0
 
 
 def _time_step(generator: Generator, sequences: int) -> float:

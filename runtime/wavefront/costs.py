@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dovetail.ir.workflow import Name
 from dovetail.runtime.retrieval.budget import ScanCost, best_budget
 
 FRESH = 0.1
@@ -17,16 +18,22 @@ TINY = 1e-12
 """Seconds that nothing takes less of: what is divided by may have been measured as nothing."""
 PARTS = 8
 """Sub-stages of a reply at most."""
-BUCKETS = 8
+BUCKETS = 16
 """Parts of a search for which it is counted apart how often what was best then stayed so."""
+UNKNOWN = (1.0, 2.0)
+"""What of nothing known stayed, of how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Seconds of one decode step: `fixed`, and `per_sequence` for each sequence in the batch."""
+    """Seconds of one decode step: `fixed`, and `per_sequence` for each sequence in the batch.
+
+    prefill: that each character of a new prompt adds to a step.
+    """
 
     fixed: float
     per_sequence: float = 0.0
+    prefill: float = 0.0
 
     def seconds(self, batch: int) -> float:
         """Predict a step."""
@@ -49,21 +56,39 @@ class StageCosts:
     reply: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """A generation that may be begun on a guess.
+
+    node: that replies, to a prompt of so many characters. search: the node it waits for. left:
+    seconds until that is over. scanned: part of it that is over, 0..1.
+    """
+
+    node: Name
+    characters: int
+    search: Name
+    left: float
+    scanned: float
+
+
 @dataclass(slots=True)
 class Learned:
-    """Running figures. stage: mean seconds of a whole search (t_R), None before the first."""
+    """Running figures. stage: mean seconds of a whole search (t_R), None before the first.
+
+    replies: mean seconds of each node's. kept: of each node's searches, how often what was nearest
+    after a part of it stayed so, and how often that was looked at.
+    """
 
     costs: StageCosts
     overhead: float = field(init=False)
-    reply: float = field(init=False)
     stage: float | None = None
     speed: float = 1.0  # seconds that scans took, over those predicted
-    kept: list[list[float]] = field(default_factory=lambda: [[1.0, 2.0] for _ in range(BUCKETS)])
+    replies: dict[Name, float] = field(default_factory=dict)
+    kept: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin with what was measured."""
         self.overhead = self.costs.overhead + self.costs.scan.fixed
-        self.reply = self.costs.reply
 
     @property
     def budget(self) -> float:
@@ -85,12 +110,16 @@ class Learned:
         """
         return self.costs.step.fixed / max(self.costs.step.per_sequence, TINY)
 
-    def steps(self, batch: int) -> int:
-        """Return how many decode steps fit in a sub-stage; at least one.
+    def reply(self, node: Name) -> float:
+        """Predict the seconds of a node's reply."""
+        return self.replies.get(node, self.costs.reply)
+
+    def steps(self, node: Name, batch: int) -> int:
+        """Return how many decode steps of a node's reply fit in a sub-stage; at least one.
 
         A reply is cut into PARTS at most: more would tell little, and each is a report.
         """
-        seconds = max(self.budget, self.reply / PARTS)
+        seconds = max(self.budget, self.reply(node) / PARTS)
         return max(1, int(seconds / max(self.costs.step.seconds(batch), TINY)))
 
     def scan_seconds(self, vectors: Sequence[int]) -> float:
@@ -102,32 +131,33 @@ class Learned:
         cost = self.costs.scan
         return self.speed * cost.per_vector * vectors / cost.threads
 
-    def guess_gain(self, left: float, scanned: float, load: int) -> float:
+    def guess_gain(self, guess: Guessed, load: int) -> float:
         """Predict the seconds that begin a generation on a guess saves, less what others lose.
 
-        If the guess holds, generation and the rest of the search overlap; if not, its steps were
-        taken from `load` others.
-
-        Args:
-            left: seconds until the search will be over.
-            scanned: part of the search that is over, 0..1.
-            load: generations under way.
+        If the guess holds, generation and the rest of the search overlap; if not, its prompt and
+        steps have held up the `load` generations under way.
         """
-        step, overlap, chance = self.costs.step, min(left, self.reply), self.chance(scanned)
+        step, overlap = self.costs.step, min(guess.left, self.reply(guess.node))
         slower = step.per_sequence / max(step.seconds(load + 1), TINY)
-        return chance * overlap - (1 - chance) * overlap * load * slower
+        lost = load * (step.prefill * guess.characters + overlap * slower)
+        chance = self.chance(guess.search, guess.scanned)
+        return chance * overlap - (1 - chance) * lost
 
-    def chance(self, scanned: float) -> float:
-        """Return how often what was best after part of a search stayed so."""
-        kept, tried = self.kept[_bucket(scanned)]
+    def chance(self, search: Name, scanned: float) -> float:
+        """Return how often what was best after part of a node's search stayed so."""
+        kept, tried = self.kept.get((search, _bucket(scanned)), UNKNOWN)
         return kept / tried
 
     # ---- what reports teach ----
 
-    def guessed(self, scanned: float, held: bool) -> None:
-        """Take whether a guess held; old ones count less and less."""
-        bucket = self.kept[_bucket(scanned)]
-        bucket[:] = (1 - FRESH) * bucket[0] + held, (1 - FRESH) * bucket[1] + 1
+    def stayed(self, search: Name, scanned: float, held: bool) -> None:
+        """Take whether what was best after a part of a node's search was so in the end.
+
+        Old searches count less and less.
+        """
+        key = search, _bucket(scanned)
+        kept, tried = self.kept.get(key, UNKNOWN)
+        self.kept[key] = (1 - FRESH) * kept + held, (1 - FRESH) * tried + 1
 
     def scanned(self, predicted: float, seconds: float, overhead: float) -> None:
         """Take what a scan on the CPU took, and what its sub-stage took beyond comparing vectors.
@@ -142,9 +172,9 @@ class Learned:
         """Take the seconds of a whole search, waiting for others included."""
         self.stage = seconds if self.stage is None else _mean(self.stage, seconds)
 
-    def replied(self, seconds: float) -> None:
+    def replied(self, node: Name, seconds: float) -> None:
         """Take the seconds of a whole generation."""
-        self.reply = _mean(self.reply, seconds)
+        self.replies[node] = _mean(self.reply(node), seconds)
 
 
 def _mean(before: float, newest: float) -> float:

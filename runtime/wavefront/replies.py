@@ -74,7 +74,7 @@ class Replies:
     def begin(self, reply: Reply) -> None:
         """Have the engine write a reply."""
         told = reply.ahead is not None and self._settings.allows(SPLIT)  # else nobody would look
-        steps = self._learned.steps(self.load + 1) if told else 0
+        steps = self._learned.steps(reply.node.name, self.load + 1) if told else 0
         provisional = reply.call is None
         reply.job = self._board.post(
             lambda job: Generate(job, reply.source, reply.node, reply.prompt, steps, provisional),
@@ -107,7 +107,7 @@ class Replies:
             return
         del self._active[reply.job]
         self._board.cancel(reply.embedding)
-        self._learned.replied(now - reply.began)
+        self._learned.replied(reply.node.name, now - reply.began)
         reply.text, reply.over = report.value, True
         self._reader.ended(reply, now)
 

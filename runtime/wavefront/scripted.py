@@ -31,14 +31,13 @@ class EngineCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainCost:
-    """Steps that depend on their number of sequences, and prompts on each of their tokens."""
+    """Steps that depend on their number of sequences, and on the characters of new prompts."""
 
     step: StepCost
-    prefill: float = 0.0
 
     def seconds(self, prefills: Sequence[int], decodes: int, stored: int) -> float:
         """See EngineCost."""
-        return self.step.seconds(len(prefills) + decodes) + self.prefill * sum(prefills)
+        return self.step.seconds(len(prefills) + decodes) + self.step.prefill * sum(prefills)
 
 
 @dataclass(slots=True, eq=False)

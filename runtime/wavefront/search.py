@@ -38,6 +38,7 @@ class Search:
     scans: int = 0  # queries of scans under way
     found: list[Hit] = field(default_factory=list)
     tried: tuple[int, ...] = ()  # documents that a generation was begun on last
+    seen: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)  # by share: the nearest
     on_device: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by sub-stage
     copied: tuple[int, ...] = ()  # clusters that were copied to the device beside it
     sent_from: str = ""  # of a scout: the sub-stage of the reply that it was sent from
@@ -79,6 +80,7 @@ class Search:
             return False
         self.steps.advance(self.taken, self.found)
         self.counts.append(self.taken)
+        self.seen.append((self.share, self.partial_ids))
         self.taken, self.found = 0, []
         return True
 

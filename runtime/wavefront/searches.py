@@ -286,6 +286,8 @@ class Searches:
     def _end(self, search: Search, now: float) -> None:
         if search.counts:
             self._learned.searched(now - search.began)
+            for share, ids in search.seen:
+                self._learned.stayed(search.node.name, share, ids == search.partial_ids)
         search.over = True
         self._active.remove(search)
         self._watcher.ended(search, now)

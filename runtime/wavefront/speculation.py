@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import dist
 
-from dovetail.runtime.wavefront.ahead import prompts_after, search_after
+from dovetail.runtime.wavefront.ahead import Prompt, prompts_after, search_after
 from dovetail.runtime.wavefront.board import Board, Waiter
-from dovetail.runtime.wavefront.costs import Learned
+from dovetail.runtime.wavefront.costs import Guessed, Learned
 from dovetail.runtime.wavefront.messages import Catalog, Commit, Embed, Finished, Source
 from dovetail.runtime.wavefront.replies import Replies, Reply
 from dovetail.runtime.wavefront.search import Search
@@ -76,8 +76,12 @@ class Speculation:
             load, left = replies.load, searches.seconds_left(search)
             if load >= most_load:
                 return
-            if self._learned.guess_gain(left, search.share, load) > 0:
-                self._begin(search, replies, now)
+            for prompt in self._prompts(search):
+                guessed = Guessed(
+                    prompt.node.name, len(prompt.text), search.node.name, left, search.share
+                )
+                if self._learned.guess_gain(guessed, load) > 0:
+                    self._begin(search, prompt, replies, now)
 
     def _may_guess(self, search: Search) -> bool:
         """Tell whether enough is found and nothing is begun on it yet."""
@@ -90,21 +94,25 @@ class Speculation:
             and not any(guess.search is search for guess in ticket.guesses.values())
         )
 
-    def _begin(self, search: Search, replies: Replies, now: float) -> None:
+    def _prompts(self, search: Search) -> list[Prompt]:
+        """Return the generations that would follow if what is found by now were all."""
         ticket, call = self._tickets[search.source.request], search.call
         assert call is not None
         documents = self._catalog.documents(search.node, search.steps.partial)
-        for prompt in prompts_after(ticket.run, call, documents):
-            search.tried = search.partial_ids
-            source = Source(ticket.number, prompt.node.name, prompt.round)
-            ahead = search_after(ticket.run.workflow, prompt.node.name)
-            reply = Reply(source, prompt.node, prompt.text, None, now, ahead, guessed=True)
-            replies.begin(reply)
-            key = prompt.node.name, prompt.round
-            ticket.guesses[key] = Guess(reply, search, search.partial_ids, search.share)
-            at = f"{label(call.node.name, call.round)}/{len(search.counts) - 1}"
-            ticket.attempts.setdefault(key, []).append(at)
-            self.statistics.attempted += 1
+        return prompts_after(ticket.run, call, documents)
+
+    def _begin(self, search: Search, prompt: Prompt, replies: Replies, now: float) -> None:
+        ticket = self._tickets[search.source.request]
+        search.tried = search.partial_ids
+        source = Source(ticket.number, prompt.node.name, prompt.round)
+        ahead = search_after(ticket.run.workflow, prompt.node.name)
+        reply = Reply(source, prompt.node, prompt.text, None, now, ahead, guessed=True)
+        replies.begin(reply)
+        key = prompt.node.name, prompt.round
+        ticket.guesses[key] = Guess(reply, search, search.partial_ids)
+        at = f"{label(search.source.node, search.source.round)}/{len(search.counts) - 1}"
+        ticket.attempts.setdefault(key, []).append(at)
+        self.statistics.attempted += 1
 
     def look_again(self) -> None:
         """Take that the engine has more room, or a search has found more, than before."""
@@ -135,7 +143,6 @@ class Speculation:
             self._reject(key, guess, replies)
             return None
         del ticket.guesses[key]
-        self._learned.guessed(guess.share, held=True)
         self.statistics.accepted += 1
         guess.reply.call = call
         self._board.add(Commit(guess.reply.job, guess.reply.source))
@@ -152,7 +159,6 @@ class Speculation:
 
     def _reject(self, key: Key, guess: Guess, replies: Replies) -> None:
         del self._tickets[guess.reply.source.request].guesses[key]
-        self._learned.guessed(guess.share, held=False)
         self.statistics.rejected += 1
         self.look_again()
         replies.drop(guess.reply)
@@ -180,7 +186,7 @@ class Speculation:
         """Send scouts while the index has room, for the replies whose meaning changes least."""
         steady = [reply for reply in replies.active if reply.drift is not None]
         for reply in sorted(steady, key=lambda reply: reply.drift or 0.0):
-            left = self._learned.reply - (now - reply.began)
+            left = self._learned.reply(reply.node.name) - (now - reply.began)
             if self._may_scout(reply, searches) and left > self._learned.budget:
                 self._send(reply, searches, now)
 

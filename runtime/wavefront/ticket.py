@@ -21,13 +21,12 @@ Key: TypeAlias = tuple[Name, int]
 class Guess:
     """A reply that was begun on what a search had found so far.
 
-    ids: the documents it was begun on. share: of the search that was over then.
+    ids: the documents it was begun on.
     """
 
     reply: Reply
     search: Search
     ids: tuple[int, ...]
-    share: float
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.wavefront.costs import Learned, StageCosts, StepCost
+from dovetail.runtime.wavefront.costs import Guessed, Learned, StageCosts, StepCost
 
 
 def test_a_sub_stage_is_long_enough_to_pay_for_its_scan_however_quick_reports_are() -> None:
@@ -21,27 +21,44 @@ def test_a_sub_stage_is_long_enough_to_pay_for_its_scan_however_quick_reports_ar
     assert learned.budget == pytest.approx(sqrt(2 * 0.001 * 1.0), rel=1e-3)
 
 
-def made(per_sequence: float = 1e-3, **options: Any) -> Learned:
+def made(per_sequence: float = 1e-3, prefill: float = 0.0, **options: Any) -> Learned:
     scan = ScanCost(fixed=0.0, per_vector=1e-6, threads=4)
-    step = StepCost(fixed=1e-3, per_sequence=per_sequence)
+    step = StepCost(fixed=1e-3, per_sequence=per_sequence, prefill=prefill)
     return Learned(StageCosts(scan=scan, overhead=0.0, step=step, reply=2.0, **options))
 
 
+def gain(
+    learned: Learned, left: float, load: int, scanned: float = 0.5, characters: int = 0
+) -> float:
+    return learned.guess_gain(Guessed("answer", characters, "search", left, scanned), load)
+
+
 def test_a_guess_pays_by_what_overlaps_and_costs_what_others_lose() -> None:
-    assert made().guess_gain(left=1.0, scanned=0.5, load=0) == pytest.approx(0.5 * 1.0)
-    assert made().guess_gain(left=9.0, scanned=0.5, load=0) == pytest.approx(0.5 * 2.0)
-    assert made().guess_gain(left=1.0, scanned=0.5, load=1) < 0.5
-    assert made(per_sequence=0.0).guess_gain(left=1.0, scanned=0.5, load=99) == 0.5
+    assert gain(made(), left=1.0, load=0) == pytest.approx(0.5 * 1.0)
+    assert gain(made(), left=9.0, load=0) == pytest.approx(0.5 * 2.0)
+    assert gain(made(), left=1.0, load=1) < 0.5
+    assert gain(made(per_sequence=0.0), left=1.0, load=99) == 0.5
+    long = gain(made(per_sequence=0.0, prefill=1e-3), left=1.0, load=4, characters=100)
+    assert long == pytest.approx(0.5 * 1.0 - 0.5 * 4 * 0.1), "others wait for its prompt"
 
 
 def test_guesses_that_never_hold_are_not_made_where_others_pay_for_them() -> None:
     learned = made()
     for _ in range(50):
-        learned.guessed(0.1, held=False)
-        learned.guessed(0.9, held=True)
-    assert learned.guess_gain(left=1.0, scanned=0.1, load=8) < 0
-    assert learned.guess_gain(left=1.0, scanned=0.95, load=8) > 0
-    assert learned.chance(0.5) == 0.5, "other parts of a search are counted apart"
+        learned.stayed("search", 0.1, held=False)
+        learned.stayed("search", 0.9, held=True)
+    assert gain(learned, left=1.0, scanned=0.1, load=8) < 0
+    assert gain(learned, left=1.0, scanned=0.91, load=8) > 0
+    assert learned.chance("search", 0.5) == 0.5, "other parts of a search are counted apart"
+    assert learned.chance("other", 0.1) == 0.5, "and other nodes"
+
+
+def test_replies_are_as_long_as_those_of_their_node_were() -> None:
+    learned = made()
+    for _ in range(100):
+        learned.replied("brief", 0.1)
+    assert learned.reply("brief") == pytest.approx(0.1, rel=0.01) and learned.reply("other") == 2.0
+    assert learned.steps("brief", 1) < learned.steps("other", 1)
 
 
 def test_a_device_counts_by_its_speed_beside_all_threads() -> None:
@@ -55,5 +72,5 @@ def test_costs_that_were_measured_as_nothing_divide_nothing_by_zero() -> None:
     )
     for _ in range(20_000):
         learned.scanned(1.0, 0.0, 0.0)
-    assert learned.steps(3) >= 1 and learned.speed > 0 and learned.device_weight == 0.0
-    assert learned.guess_gain(left=0.0, scanned=1.0, load=3) == 0.0
+    assert learned.steps("any", 3) >= 1 and learned.speed > 0 and learned.device_weight == 0.0
+    assert gain(learned, left=0.0, scanned=1.0, load=3) == 0.0

@@ -79,7 +79,7 @@ def test_steps_keep_to_their_limits(limits: dict[str, int], wanted: list[list[in
 
 
 def test_a_job_is_dropped_wherever_it_is_and_others_wait_for_the_device() -> None:
-    cost = PlainCost(StepCost(fixed=1.0, per_sequence=0.5), prefill=0.25)
+    cost = PlainCost(StepCost(fixed=1.0, per_sequence=0.5, prefill=0.25))
     made = engine(cost, most_sequences=2)
     for job in (1, 2, 3):
         made.add(order(job, "x y"))

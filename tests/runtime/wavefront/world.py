@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -192,6 +193,6 @@ def simulate(
     plane: Plane, world: HashWorld, machine: Machine = MACHINE, seed: int = 0
 ) -> Simulation:
     """Return a simulation whose engine replies as the world does; prompts take time or none."""
-    cost = PlainCost(COSTS.step, rng("prefill", seed).choice([0.0, 1e-6]))
+    cost = PlainCost(replace(COSTS.step, prefill=rng("prefill", seed).choice([0.0, 1e-6])))
     engine = ScriptedEngine(cost, lambda order: world.reply(order.prompt, order.node))
     return Simulation(plane, world, machine, engine, seed)

@@ -31,6 +31,8 @@ DOT_ROWS = 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
 SPREAD_PREFETCH = -1
 """`prefetch` value: fetch the next group of panels, each row tile its share of it."""
+LONE_PREFETCH, LONE_ROWS = 4096, 4
+"""Bytes that a lone stream of float32 is fetched ahead for so few rows, which only wait for it."""
 START_PREFETCH = -16
 """`prefetch` value: fetch the first 16th of the next group only, hardware will find the rest."""
 
@@ -57,18 +59,25 @@ SCALAR_ROWS = dict.fromkeys(((kind, 2) for kind in GATED), 1) | dict.fromkeys(
 )
 """(kind, panels) to rows where there are no vectors: the compiler shares out the registers."""
 
-RULE_TILES: dict[tuple[str, str], tuple[MicroKernel, ...]] = {
-    (kind, isa): tuple(MicroKernel(*shape) for shape in shapes)
-    for like, isa, shapes in (
-        (LINEAR, "avx512", ((6, 4), (9, 3))),
-        (LINEAR, "avx2", ((6, 1), (3, 2))),
-        (LINEAR, "neon", ((6, 1), (3, 2))),
-        (LINEAR, "generic", ((2, 1),)),
-        (SILU, "avx512", ((6, 4), (14, 2))),
-        (SILU, "avx2", ((3, 2),)),
-        (SILU, "neon", ((3, 2),)),
-        (SILU, "generic", ((1, 2),)),
-    )
+_RULES = (
+    (LINEAR, "avx512", None, ((6, 4), (9, 3))),
+    (LINEAR, "avx2", 4, ((6, 1), (3, 2), (2, 3), (1, 4))),
+    (LINEAR, "avx2", 2, ((6, 1), (2, 3), (1, 4))),
+    (LINEAR, "neon", None, ((6, 1), (3, 2))),
+    (LINEAR, "generic", None, ((2, 1),)),
+    (SILU, "avx512", None, ((6, 4), (14, 2))),
+    (SILU, "avx2", 4, ((3, 2),)),
+    (SILU, "avx2", 2, ((2, 2),)),
+    (SILU, "neon", None, ((3, 2),)),
+    (SILU, "generic", None, ((1, 2),)),
+)
+"""Kind, instruction set, bytes of a stored weight (None = any), tiles as rows by panels. Widening
+weights takes two of 16 registers: 3 x 2 would spill."""
+
+RULE_TILES: dict[tuple[str, str, int], tuple[MicroKernel, ...]] = {
+    (kind, isa, size): tuple(MicroKernel(*shape) for shape in shapes)
+    for like, isa, bytes_, shapes in _RULES
+    for size in ((2, 4) if bytes_ is None else (bytes_,))
     for kind in ((LINEAR, *ACTIVATED) if like == LINEAR else GATED)
 }
 """The tiles that the rules choose from; the first serves large M. Between them they reach the read
@@ -280,24 +289,31 @@ def tile_schedule(
     )
 
 
+def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
+    """Return the tiles that the rules choose from for a product."""
+    return RULE_TILES[op.kind, target.isa, 4 if FORMATS[op.dtype].dtype.size >= 4 else 2]
+
+
 def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
     """Return the lowest tile that takes `m` rows at once, else the one for large M."""
-    tiles = RULE_TILES[op.kind, target.isa]
+    tiles = rule_tiles(op, target)
     tall_enough = [tile for tile in tiles if tile.rows >= m]
     return min(tall_enough, key=lambda tile: tile.rows) if tall_enough else tiles[0]
 
 
 def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
-    """Return the prefetch distance: far for a lone stream, for few rows what hardware leaves out.
+    """Return the prefetch distance: the next panels, but for few rows what hardware leaves out.
 
-    It is slow to find the next panels, which counts where these are short: bfloat16 (measured).
+    It reads several streams well by itself, but is slow to find the next ones, which counts where
+    panels are short: bfloat16. Of a lone stream it does not read far enough ahead (measured).
     """
-    if tile.panels == 1:
-        return 4096
     form = FORMATS[op.dtype]
-    if m <= min(tile.rows, form.few_rows):
-        return START_PREFETCH if form.dtype.size < 4 else 0
-    return 1024 if m <= tile.rows else SPREAD_PREFETCH
+    wide = form.dtype.size >= 4
+    if tile.panels == 1:
+        return LONE_PREFETCH if wide and m <= LONE_ROWS else SPREAD_PREFETCH
+    if m > min(tile.rows, form.few_rows):
+        return SPREAD_PREFETCH
+    return 0 if wide else START_PREFETCH
 
 
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
@@ -326,8 +342,8 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
     """Return the M at which the rules may change their mind: past tile heights and few rows."""
-    heights = {tile.rows for tile in RULE_TILES[op.kind, target.isa]}
-    return tuple(sorted({1, *(m + 1 for m in (FORMATS[op.dtype].few_rows, *heights))}))
+    heights = {tile.rows for tile in rule_tiles(op, target)}
+    return tuple(sorted({1, *(m + 1 for m in (FORMATS[op.dtype].few_rows, LONE_ROWS, *heights))}))
 
 
 def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:

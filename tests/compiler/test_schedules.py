@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.schedules import (
     LINEAR,
+    LONE_PREFETCH,
     MOST_ROWS,
-    RULE_TILES,
     SILU,
+    SPREAD_PREFETCH,
+    START_PREFETCH,
     GemmOp,
     MicroKernel,
     built_tiles,
     default_gemm_rows,
+    default_row,
     make_schedule,
     merge_rows,
     micro_kernels,
+    rule_tiles,
     thread_grid,
 )
 from dovetail.ir.errors import ScheduleError
@@ -39,7 +43,8 @@ def test_micro_kernels_are_all_that_fit_the_register_file(target, kind):
     for panels, tallest in built.items():
         higher = MicroKernel(tallest.rows + 1, panels)
         assert higher.registers(target.lanes) > target.registers or higher.rows > MOST_ROWS[kind]
-    assert set(RULE_TILES[kind, target.isa]) <= set(tiles)
+    for dtype in ("f32", "bf16"):
+        assert set(rule_tiles(GemmOp("x", kind, 1, 1, dtype), target)) <= set(tiles)
 
 
 def test_the_tiles_of_avx512_and_avx2():
@@ -48,6 +53,26 @@ def test_the_tiles_of_avx512_and_avx2():
 
     assert heights("x86-64-avx512") == {1: 16, 2: 14, 3: 9, 4: 6}
     assert heights("x86-64-avx2") == {1: 6, 2: 3, 3: 2, 4: 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "rows"),
+    [
+        (LINEAR, "f32", [(1, 4, 0), (2, 3, 0), (3, 2, 0), (6, 1, LONE_PREFETCH), (6, 1, -1)]),
+        (LINEAR, "bf16", [(1, 4, START_PREFETCH), (2, 3, START_PREFETCH), *[(6, 1, -1)] * 3]),
+        (SILU, "f32", [*[(3, 2, 0)] * 3, *[(3, 2, SPREAD_PREFETCH)] * 2]),
+        (SILU, "bf16", [*[(2, 2, START_PREFETCH)] * 2, *[(2, 2, SPREAD_PREFETCH)] * 3]),
+    ],
+)
+def test_avx2_rules_stream_few_rows_and_spread_the_fetching_of_more(kind, dtype, rows):
+    op, target = GemmOp("x", kind, 256, 256, dtype), TARGETS["x86-64-avx2"]
+    panels = {op.kernel(target, tile): count for count, tile in built_tiles(kind, target).items()}
+    found = []
+    for m in (1, 2, 3, 4, 8):
+        row = default_row(op, target, m, 1, 1 << 25)
+        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+        found.append((values["m_tile"], panels[row.kernel], values["prefetch"]))
+    assert found == rows
 
 
 @given(

@@ -15,9 +15,10 @@ from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.compiler.schedules import (
     ACTIVATED,
     GEGLU,
-    RULE_TILES,
+    GemmOp,
     gemm_requests,
     make_schedule,
+    rule_tiles,
 )
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
@@ -40,7 +41,7 @@ def library(target: str) -> tuple[ctypes.CDLL, dict[tuple[str, str], str]]:
     chosen, names = [], {}
     for kind, dtype in (*CASES, (GEGLU, "f32"), (GEGLU, "bf16")):
         found = {r.name: r for r in gemm_requests((dtype,), TARGETS[target], (kind,))}
-        panels = RULE_TILES[kind, TARGETS[target].isa][0].panels
+        panels = rule_tiles(GemmOp("x", kind, 1, 1, dtype), TARGETS[target])[0].panels
         names[kind, dtype] = next(n for n in found if n.endswith(f"x{panels}"))
         chosen += [r for name, r in found.items() if name == names[kind, dtype] or "reduce" in name]
     spec = LibrarySpec(target=TARGETS[target], kernels=tuple(chosen), tvm_ffi=False)

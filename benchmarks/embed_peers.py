@@ -34,10 +34,15 @@ class Side:
         """Return a row for each text."""
         raise NotImplementedError
 
-    def run(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Return the seconds of a call, and the cores that others used meanwhile."""
-        region = run_quiet(lambda: self.vectors(texts))
-        return region.seconds, region.others
+    def run(self, texts: Sequence[str], calls: int) -> tuple[float, float]:
+        """Return the seconds of each of some calls, and the cores that others used meanwhile."""
+
+        def call() -> None:
+            for _ in range(calls):
+                self.vectors(texts)
+
+        region = run_quiet(call)
+        return region.seconds / calls, region.others
 
 
 class Dovetail(Side):

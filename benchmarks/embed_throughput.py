@@ -6,6 +6,7 @@ how many times as many ours embeds.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,9 @@ MOST_ROUNDS = 7
 CHECKED = 4
 """Texts whose vectors are compared over the sides before anything is timed."""
 SMALL_BATCH = 4
+LEAST_SECONDS = 0.2
+"""Of calls that are timed together: in less the threads of the side before still spin, and whether
+others disturbed them cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +117,20 @@ def _sides(sides: Mapping[str, Worker], files: EncoderFiles) -> Iterator[dict[st
 def time_cell(sides: Mapping[str, Worker], texts: Sequence[str], seconds: float) -> dict[str, Any]:
     """Return texts per second of each side, timed in turns; medians, and the relative spread."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
+    calls = dict.fromkeys(sides, 1)
     noisy = 0
 
     def run_round() -> float:
         nonlocal noisy
         for name, side in sides.items():
-            spent, others = side.call("run", texts)
+            spent, others = side.call("run", texts, calls[name])
             taken[name].append(spent)
             noisy += others > BUSY_LIMIT
-        return sum(each[-1] for each in taken.values())
+        return sum(calls[name] * each[-1] for name, each in taken.items())
 
     first = run_round()
     if first < seconds / 4:  # else it is too dear to be a warm-up only
+        calls = {name: math.ceil(LEAST_SECONDS / each[-1]) for name, each in taken.items()}
         taken, noisy = {name: [] for name in sides}, 0
         first = run_round()
     for _ in range(min(MOST_ROUNDS, round(seconds / first)) - 1):

@@ -31,27 +31,24 @@ def test_texts_have_the_tokens_that_are_asked_for(bench: Any) -> None:
 
 
 class Clocked:
-    """A side whose calls take as long as a list says."""
+    """A side whose calls take as long as a list says; `calls` were timed together."""
 
     def __init__(self, seconds: list[float]) -> None:
-        self.seconds = iter(seconds)
+        self.seconds, self.calls = iter(seconds), list[int]()
 
-    def call(self, method: str, texts: list[str]) -> tuple[float, float]:
+    def call(self, method: str, texts: list[str], calls: int) -> tuple[float, float]:
         assert method == "run"
+        self.calls.append(calls)
         return next(self.seconds), 0.0
 
 
 def test_a_cell_is_the_ratio_of_medians_to_the_best_peer(bench: Any) -> None:
     time_cell = bench("embed_throughput").time_cell
-    row = time_cell(
-        {
-            "dovetail": Clocked([0.2, 0.1, 0.1, 0.1, 0.4]),  # the first round warms up
-            "onnxruntime": Clocked([0.05, 0.2, 0.2, 0.2, 0.2]),
-        },
-        ["a", "b"],
-        seconds=1.2,
-    )
+    ours = Clocked([0.2, 0.1, 0.1, 0.1, 0.4])  # the first round warms up
+    peer = Clocked([0.05, 0.2, 0.2, 0.2, 0.2])
+    row = time_cell({"dovetail": ours, "onnxruntime": peer}, ["a", "b"], seconds=3.6)
     assert (row["rounds"], row["best_peer"]) == (4, "onnxruntime")
+    assert (ours.calls, peer.calls) == ([1] * 5, [1, 4, 4, 4, 4]), "0.2 s at least, then"
     assert row["ratio"] == pytest.approx(2.0)
     assert row["dovetail"] == pytest.approx(20.0)
     sides = {"dovetail": Clocked([9.0]), "openvino": Clocked([1.0]), "onnxruntime": Clocked([3.0])}

@@ -91,7 +91,7 @@ class Engine:
             RankError: a process could not be started.
         """
         self.spec: ModelSpec = part.file.spec
-        service = _fit(artifact.service, hardware) if plan is None else plan
+        self.service = service = _fit(artifact.service, hardware) if plan is None else plan
         self.threshold = service.prefill_token_threshold
         forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
         tokens, sequences = forward.max_tokens, min(forward.max_sequences, sample.max_sequences)

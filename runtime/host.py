@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from dovetail.ir.artifact import ServicePlan
 from dovetail.runtime.engine import DeviceWaits
 from dovetail.runtime.job import Job
 from dovetail.runtime.request import SamplingParams
@@ -48,6 +49,10 @@ class EngineHost(Protocol):
     @property
     def ready(self) -> bool:
         """Whether requests are served now; those that come meanwhile wait."""
+
+    @property
+    def service(self) -> ServicePlan:
+        """The processes, threads and CPUs that the engine runs with."""
 
     @property
     def load(self) -> EngineLoad:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
+from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.host import Ask, EngineLoad
@@ -85,6 +86,11 @@ class EngineLoop:
         return future
 
     # ---- an EngineHost: see there ----
+
+    @property
+    def service(self) -> ServicePlan:
+        """The engine's plan."""
+        return self.engine.service
 
     @property
     def load(self) -> EngineLoad:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DeviceError, DovetailError, RankError, RequestError
 from dovetail.runtime.apart.wire import Drop, News, Order, Ready, Record, Setup, Submit, Told
 from dovetail.runtime.host import Ask, EngineLoad
@@ -59,6 +60,7 @@ class EngineProcess:
         self._link: socket.socket | None = None  # of a process that is ready
         self._child: tuple[socket.socket, LocalProcess] | None = None
         self._load = EngineLoad()
+        self._service: ServicePlan | None = None
         self._timeline: Timeline | None = None
         self._closed = False
         self._first: Future[None] = Future()
@@ -85,6 +87,12 @@ class EngineProcess:
     def ready(self) -> bool:
         """False from the death of a process until the next one serves."""
         return self._link is not None
+
+    @property
+    def service(self) -> ServicePlan:
+        """As the process that was ready last told."""
+        assert self._service is not None, "nobody has waited for the first one"
+        return self._service
 
     @property
     def load(self) -> EngineLoad:
@@ -317,6 +325,7 @@ class EngineProcess:
         if ready is None or ready.error is not None:
             fate = self._close_child(link, child)
             raise ready.error.make() if ready and ready.error else _DiedOnStart(fate)
+        self._service = ready.service
         return link, child
 
     def _read(self, link: socket.socket) -> None:

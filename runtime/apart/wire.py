@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from dovetail.ir import errors
+from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError
 from dovetail.runtime.host import EngineLoad
 from dovetail.runtime.open_engine import EngineOptions
@@ -87,8 +88,9 @@ Order: TypeAlias = Submit | Drop | Record
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The child serves now, or why it cannot."""
+    """The child serves now, with this plan, or why it cannot."""
 
+    service: ServicePlan | None = None
     error: ErrorText | None = None
 
 

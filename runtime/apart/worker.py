@@ -201,10 +201,10 @@ def serve(link: socket.socket) -> None:
         hardware = read_hardware()
         engine = open_engine(open_artifact(setup.path, hardware), hardware, setup.options)
     except (DovetailError, MemoryError, OSError) as error:
-        link.sendall(pack_value(Ready(ErrorText.of(error))))
+        link.sendall(pack_value(Ready(error=ErrorText.of(error))))
         return
     opened.set_result(Desk(link, engine))
-    link.sendall(pack_value(Ready()))
+    link.sendall(pack_value(Ready(engine.service)))
     reader.join()
 
 

@@ -7,6 +7,7 @@ ended, or `drain_seconds` after SIGTERM or Ctrl-C.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -77,6 +78,7 @@ def serve(
         except OSError as error:
             raise SpecError(f"the TLS files cannot be used: {error}") from None
         server = _Server(config, context, lambda: ready(f"{scheme}://{shown}:{port}"))
+        _keep_apart(models)
         with recording(models, settings.timeline) as context.timeline:
             server.run(sockets=[listening])
 
@@ -99,6 +101,20 @@ class _Server(uvicorn.Server):
         log.info("%s: no new requests; waiting for those under way", signal.Signals(sig).name)
         self._context.draining = True
         super().handle_exit(sig, frame)
+
+
+def _keep_apart(models: Models) -> None:
+    """Keep this thread, the event loop's, off the CPUs of engines where there are others.
+
+    That is off all of them, or else off those of decodes, which run most of the time.
+    """
+    plans = [m.app.generator.host.service for m in models if "generate" in m.skills]
+    decode = {cpu for plan in plans for cpu in plan.decode.cpus}
+    prefill = {cpu for plan in plans for cpu in plan.prefill.cpus}
+    allowed = os.sched_getaffinity(0)
+    apart = allowed - decode - prefill or allowed - decode
+    if apart and decode:
+        os.sched_setaffinity(0, apart)
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

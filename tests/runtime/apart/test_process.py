@@ -228,7 +228,9 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_no_process_outlives_its_app(make_artifact: MakeArtifact, number: int) -> None:
     app = subprocess.Popen(
         [sys.executable, "-P", "-c", PARENT, str(make_artifact())],

@@ -139,7 +139,9 @@ def _read_bounds(texts: Sequence[str]) -> dict[str, float]:
     for text in " ".join(texts).split():
         name, _, number = text.partition(":")
         if name not in METRICS or name == "itl":
-            raise SpecError(f"--goodput {text!r} must be ttft, tpot or e2el, and ms: ttft:500")
+            raise SpecError(
+                f"--goodput {text!r} must be ttft, tpot, e2el or per_token, and ms: ttft:500"
+            )
         bounds[name] = _read_numbers(number)[0]
     return bounds
 
@@ -194,11 +196,7 @@ def draw_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    per_token = [
-        result["mean_e2el_ms"] * result["completed"] / max(1, result["total_output_tokens"])
-        for result in results
-    ]
-    left.plot(rates, per_token, marker="o")
+    left.plot(rates, [result["mean_per_token_ms"] for result in results], marker="o")
     left.set(xlabel="requests/s", ylabel="ms per output token", ylim=(0, None))
     if results[0]["slo_attainment"] is not None:
         right.plot(rates, [result["slo_attainment"] for result in results], marker="o")

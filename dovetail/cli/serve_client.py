@@ -22,7 +22,7 @@ from dovetail.errors import SpecError
 
 CHAT = "openai-chat"
 ENDPOINTS = {"openai": "/v1/completions", CHAT: "/v1/chat/completions"}
-METRICS = ("ttft", "tpot", "itl", "e2el")
+METRICS = ("ttft", "tpot", "itl", "e2el", "per_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,11 @@ class Timing:
     def tpot(self) -> float:
         """Seconds for each token after the first."""
         return (self.e2el - self.ttft) / max(1, self.output_tokens - 1)
+
+    @property
+    def per_token(self) -> float:
+        """Seconds of the whole request for each token of its answer (NEO Fig. 6)."""
+        return self.e2el / max(1, self.output_tokens)
 
     @property
     def itl(self) -> list[float]:

@@ -95,6 +95,8 @@ def test_figures_are_those_of_the_definitions() -> None:
     assert found["mean_ttft_ms"] == pytest.approx(200) and found["p50_ttft_ms"] == pytest.approx(
         200
     )
+    each = [timing.e2el / timing.output_tokens for timing in (one, two)]
+    assert found["mean_per_token_ms"] == pytest.approx(500 * sum(each))
     assert found["mean_tpot_ms"] == pytest.approx((100 + 0) / 2)
     assert found["mean_itl_ms"] == pytest.approx(150) and found["median_e2el_ms"] == pytest.approx(
         400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ pytest.importorskip("faiss")
 
 import dovetail
 from dovetail import workflows
+from dovetail.cli.workflow_files import read_graphs
 from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.ir.errors import WorkflowError
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.flows.events import WorkflowResult
 from tests.runtime.server.live import Live, http, serving
@@ -49,7 +52,8 @@ def flows(
 ) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("flows")
     (folder / "pair.yaml").write_text(PAIR)
-    graphs = ("--workflow", "one-shot", "--workflow", folder / "pair.yaml")
+    names = ("one-shot", "hyde", "multistep", folder / "pair.yaml")
+    graphs = [part for name in names for part in ("--workflow", name)]
     with serving(*artifacts.values(), *graphs, "--index", index, log=folder / "log") as server:
         yield server
 
@@ -128,6 +132,45 @@ def test_a_node_that_fails_is_named(flows: Live) -> None:
     assert reply.status_code == 500 and "node 'join' failed" in reply.json()["error"]["message"]
     streamed = events(http.post(url, json={"inputs": inputs, "stream": True}).text)
     assert "node 'join' failed" in streamed[-1]["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["hyde", "multistep"])
+def test_workflows_together_give_what_each_gives_alone(flows: Live, name: str) -> None:
+    """HedraRAG's test A6.10; `multistep` has a loop that ends by what was written."""
+    questions = [QUESTION, "Which river flows through Zorvia?", "Where do apples grow?"]
+
+    def run(case: tuple[str, str]) -> dict[str, Any]:
+        url = f"{flows.v1}/workflows/{case[0]}/runs"
+        reply = http.post(url, json={"inputs": {"input": case[1]}})
+        assert reply.status_code == 200, reply.text
+        found: dict[str, Any] = reply.json()
+        return found
+
+    alone = [run((name, question)) for question in questions]
+    cases = [(other, q) for q in questions for other in (name, "one-shot")]
+    with ThreadPoolExecutor(len(cases)) as threads:
+        together = list(threads.map(run, cases))[::2]
+    for one, beside in zip(alone, together, strict=True):
+        assert one["outputs"] == beside["outputs"]
+        ran = [[(n["node"], n["round"]) for n in each["timeline"]] for each in (one, beside)]
+        assert sorted(ran[0]) == sorted(ran[1]) and ran[0][-1][0] == "answer"
+
+
+WRONG_GRAPHS = {
+    "node 'join': an edge leads to 'nowhere'": ("to: END}", "to: nowhere}"),
+    "node 'join' reads 'middle'": ("{left} {right}", "{left} {middle}"),
+    "'lost'": (
+        "edges:",
+        "  - {kind: generation, name: lost, prompt: x, output: other}\nedges:",
+    ),
+}
+
+
+@pytest.mark.parametrize("said", WRONG_GRAPHS)
+def test_a_malformed_graph_is_refused_before_anything_is_served(tmp_path: Path, said: str) -> None:
+    (tmp_path / "wrong.yaml").write_text(PAIR.replace(*WRONG_GRAPHS[said]))
+    with pytest.raises(WorkflowError, match=said):
+        read_graphs(str(tmp_path / "wrong.yaml"))
 
 
 def test_runs_are_counted(flows: Live) -> None:

@@ -22,9 +22,11 @@ from dovetail.codegen.catalog import retrieval_kernels
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.retrieval.build import fill_index
 from dovetail.runtime.retrieval.cursor import begin_search
-from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, Scanner, Vectors, fill_index
+from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.scanner import KernelScanner
+from dovetail.runtime.retrieval.scans import Scan, Scanner, Vectors
 
 ROUNDS = 9
 TOPK = 5

@@ -51,12 +51,20 @@ def index_build_command(
         int, typer.Option(min=1, help="Words of a passage of Markdown or text at most.")
     ] = 200,
     seed: Annotated[int, typer.Option(help="Of the clustering.")] = 0,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also build scan kernels for this target: cuda for hot clusters on GPUs."
+        ),
+    ] = None,
     threads: Threads = None,
     json: AsJson = False,
 ) -> None:
     """Build an index of a corpus; run again after an interruption, it goes on where it was."""
     try:
-        report = _build(corpus, output, embedder, codes, metric, clusters, words, seed, threads)
+        report = _build(
+            corpus, output, embedder, codes, metric, clusters, words, seed, target, threads
+        )
     except (KeyboardInterrupt, Terminated):
         fail("interrupted; run the same command again to go on with the passages left")
     if json:
@@ -84,14 +92,16 @@ def _build(
     clusters: int | None,
     words: int,
     seed: int,
+    targets: list[str] | None,
     threads: int | None,
 ) -> IndexReport:
     from dovetail.cli.serve_models import compile_once
-    from dovetail.codegen.targets import host_target
+    from dovetail.codegen.targets import get_target, host_target
     from dovetail.compiler.corpus import read_corpus
     from dovetail.compiler.index_build import IndexRequest, build_index_folder
     from dovetail.runtime.app import load
 
+    more = [get_target(name) for name in targets or ()]
     passages = read_corpus(corpus, words)
     artifact = embedder if (embedder / "manifest.json").exists() else compile_once(embedder, {})
     with progress_bars() as progress, load(artifact, threads=threads) as app:
@@ -102,7 +112,7 @@ def _build(
             metric=metric,
             clusters=clusters,
             seed=seed,
-            targets=(host_target(),),
+            targets=tuple({target.name: target for target in (host_target(), *more)}.values()),
         )
         return build_index_folder(passages, app, entry, request, progress)
 

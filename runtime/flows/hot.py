@@ -91,9 +91,13 @@ class HotIndexes(Mapping[str | None, HotSet]):
             )
 
     def copied(self, name: str, clusters: Sequence[int], held: int) -> None:
-        """Count clusters that were copied; the GPU holds `held` bytes now."""
+        """Count clusters that were copied; the GPU holds `held` bytes now.
+
+        Documents may have come or gone since the last time, and clusters be of other sizes.
+        """
         if (s := self._statistics.get(name)) is not None:
             sizes = _bytes(self._indexes.find(name))
+            self._sets[name].resize(sizes)
             self._statistics[name] = replace(
                 s,
                 copies=s.copies + len(clusters),

@@ -16,7 +16,8 @@ from dovetail.ir.errors import RequestError
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.retrieval.documents import DocumentStore, Filters
-from dovetail.runtime.retrieval.ivf import IvfIndex, Mask, Vectors
+from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.retrieval.scans import Mask, Vectors
 from dovetail.runtime.services import Document
 
 KEPT_VERSIONS = 64

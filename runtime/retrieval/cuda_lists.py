@@ -17,8 +17,9 @@ from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.runtime.cuda import CudaDevice, CudaModule
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.retrieval.faiss_lists import stack_queries
-from dovetail.runtime.retrieval.ivf import IvfIndex, Mask, Scan, Vectors
+from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.scanner import Rows, share_lists, take_best
+from dovetail.runtime.retrieval.scans import Mask, Scan, Vectors
 from dovetail.runtime.streams import GpuStreams
 
 WARPS_PER_MULTIPROCESSOR = 8

@@ -18,7 +18,8 @@ from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
 from dovetail.runtime.retrieval.faiss_lists import append, clear, clone_empty, scan_lists
-from dovetail.runtime.retrieval.ivf import FaissScanner, IvfIndex, Mask, Scan, Scanner
+from dovetail.runtime.retrieval.ivf import FaissScanner, IvfIndex
+from dovetail.runtime.retrieval.scans import Mask, Scan, Scanner
 from dovetail.runtime.retrieval.wire import EmulatedGpu
 
 MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 5

@@ -22,7 +22,7 @@ from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.services import Document
 
 if TYPE_CHECKING:  # an app opens documents, and leaves faiss to its retrieval worker
-    from dovetail.runtime.retrieval.ivf import Mask
+    from dovetail.runtime.retrieval.scans import Mask
 
 Filters: TypeAlias = Mapping[str, object]
 """Metadata field -> the value, or the values, of which a document must have one."""

@@ -13,7 +13,8 @@ import numpy as np
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.retrieval.cursor import begin_search
-from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, Vectors
+from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.retrieval.scans import Scan, Vectors
 
 CERTAINTY = 0.95
 

@@ -9,16 +9,13 @@ import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.runtime.retrieval.cursor import Hit
-
-if TYPE_CHECKING:
-    from dovetail.runtime.retrieval.ivf import Ids, Mask, Scan, Vectors
+from dovetail.runtime.retrieval.scans import Ids, Mask, Scan, Vectors
 
 KEPT_SHAPES = 32
 """Shapes of searches for which a thread keeps arrays."""

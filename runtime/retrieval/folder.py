@@ -11,9 +11,9 @@ from pathlib import Path
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, VECTORS
+from dovetail.runtime.retrieval.build import read_index
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.documents import open_documents
-from dovetail.runtime.retrieval.ivf import read_index
 from dovetail.runtime.retrieval.manifest import MANIFEST, check_file, damaged, read_manifest
 
 

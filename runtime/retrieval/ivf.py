@@ -1,7 +1,7 @@
 """A faiss IVF index that is searched in steps of clusters, on stock faiss (extra `rag`).
 
-In: vectors, or a file. Out: the clusters of a query, and the nearest documents of any of them.
-IVF-Flat, IVF-SQ8 and IVF-PQ; L2 and inner product. Ids are row numbers of the document table.
+In: queries. Out: their clusters, and the nearest documents of any of these. Any codes, L2 and inner
+product. Ids are row numbers of the document table. `build.py` makes and reads indexes.
 
 An `IvfIndex` never changes: adding and removing gives another one that shares what stayed the same,
 so a search that began on the one before goes on as if nothing had happened.
@@ -12,67 +12,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
-from typing import Protocol
 
 import faiss
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
 from dovetail.runtime.retrieval.faiss_lists import append, clone_empty, entries, scan_lists
+from dovetail.runtime.retrieval.scans import Ids, Mask, Probe, Scan, Scanner, Vectors
 
-METRICS = {"l2": faiss.METRIC_L2, "ip": faiss.METRIC_INNER_PRODUCT}
-CODES = {"flat": "Flat", "sq8": "SQ8", "pq": "PQ{d4}x8"}
-"""Codes of the vectors, in the language of faiss's index factory; d4: a quarter of d."""
-PQ_LEAST = 256
-"""Vectors that product codes need to be trained: one for each code of a byte."""
-FLAT_LIMIT = 2000
-"""Documents up to which one cluster is scanned whole: a flat index, exact."""
 CHANGED_LEAST, CHANGED_SHARE = 4096, 0.25
 """Changed vectors, and their share of all, from which a change rewrites the whole index."""
-
-Vectors = NDArray[np.float32]
-Ids = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-"""By id, whether a document may be found; ids beyond its end may not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """The clusters of one query, nearest centroid first, and faiss's distances to them."""
-
-    clusters: tuple[int, ...]
-    distances: Vectors
-
-
-class Scan(msgspec.Struct, frozen=True):
-    """A piece of a search: some clusters of a query, with the centroid distances of these.
-
-    only: documents that may be found, as its filters say; None = all. bound: those farther than it
-    are of no use, and need not be found.
-    """
-
-    query: Vectors
-    clusters: Sequence[int]
-    distances: Vectors
-    only: Mask | None = None
-    bound: float = inf
-
-
-class Scanner(Protocol):
-    """What scans lists of an index. Any number of threads may call it at once."""
-
-    def scan(
-        self, index: IvfIndex, scans: Sequence[Scan], depth: int, allowed: Mask | None
-    ) -> list[list[Hit]]:
-        """Return of each scan the nearest `depth` vectors of the base that are allowed.
-
-        Equally near ones by id; none that is farther than the scan's bound need be among them.
-        Filters of the scans are in `allowed`; None = all may be found.
-        """
 
 
 class FaissScanner:
@@ -86,13 +37,23 @@ class FaissScanner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """The vectors of one faiss index, and of each, by sorted id, its cluster and place there."""
 
     index: faiss.IndexIVF
     ids: Ids
     homes: NDArray[np.int32]
     places: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, index: faiss.IndexIVF) -> Part:
+        """Return the vectors of a faiss index."""
+        sizes = [index.invlists.list_size(cluster) for cluster in range(index.nlist)]
+        ids = np.concatenate([entries(index, c)[0] for c in range(index.nlist)])
+        homes = np.repeat(np.arange(index.nlist, dtype=np.int32), sizes)
+        places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+        order = np.argsort(ids, kind="stable")
+        return cls(index, ids[order], homes[order], places[order])
 
     def find(self, id_: int) -> tuple[int, int] | None:
         """Return (cluster, place) of a document."""
@@ -110,9 +71,9 @@ class IvfIndex:
     removed. empty: a trained index without vectors, from which others are made.
     """
 
-    base: _Part
+    base: Part
     empty: faiss.IndexIVF
-    fresh: _Part | None = None
+    fresh: Part | None = None
     gone: Mask | None = field(default=None, repr=False)
 
     @property
@@ -253,7 +214,7 @@ class IvfIndex:
 
     def rewrite(self) -> IvfIndex:
         """Return the same documents as one base, without what was removed."""
-        return IvfIndex(_part(self._collect(self._parts(), self.gone)), self.empty)
+        return IvfIndex(Part.of(self._collect(self._parts(), self.gone)), self.empty)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file."""
@@ -264,7 +225,7 @@ class IvfIndex:
         """Return the ids [n] and stored vectors [n, code_bytes] of a cluster of the base: views."""
         return entries(self.base.index, cluster)
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[Part]:
         yield self.base
         if self.fresh is not None:
             yield self.fresh
@@ -272,7 +233,7 @@ class IvfIndex:
     def _gone_count(self) -> int:
         return 0 if self.gone is None else int(self.gone.sum())
 
-    def _locate(self, id_: int) -> tuple[_Part, int, int] | None:
+    def _locate(self, id_: int) -> tuple[Part, int, int] | None:
         if self.fresh is not None and (place := self.fresh.find(id_)):
             return self.fresh, *place
         removed = self.gone is not None and 0 <= id_ < len(self.gone) and self.gone[id_]
@@ -280,7 +241,7 @@ class IvfIndex:
             return None
         return self.base, *place
 
-    def _rebuild_fresh(self, vectors: Vectors, ids: Ids, left: Ids) -> _Part | None:
+    def _rebuild_fresh(self, vectors: Vectors, ids: Ids, left: Ids) -> Part | None:
         if self.fresh is None and not len(ids):
             return None
         parts, removed = [], np.zeros(0, bool)
@@ -290,7 +251,7 @@ class IvfIndex:
             removed[left[(left >= 0) & (left < len(removed))]] = True
         index = self._collect(iter(parts), removed)
         index.add_with_ids(np.ascontiguousarray(vectors, np.float32), ids)
-        return _part(index) if index.ntotal else None
+        return Part.of(index) if index.ntotal else None
 
     def _mark_gone(self, left: Ids) -> Mask | None:
         marked = np.intersect1d(left, self.base.ids, assume_unique=True)
@@ -303,7 +264,7 @@ class IvfIndex:
         gone[marked] = True
         return gone
 
-    def _collect(self, parts: Iterator[_Part], gone: Mask | None) -> faiss.IndexIVF:
+    def _collect(self, parts: Iterator[Part], gone: Mask | None) -> faiss.IndexIVF:
         """Return a new index of all vectors of `parts`, but those of the first that are gone."""
         index = clone_empty(self.empty)
         for part in parts:
@@ -325,88 +286,3 @@ def _allowed(only: Mask | None, gone: Mask | None, ids: Ids) -> Mask | None:
     shared = min(len(allowed), len(gone))
     allowed[:shared] &= ~gone[:shared]
     return allowed
-
-
-def _part(index: faiss.IndexIVF) -> _Part:
-    sizes = [index.invlists.list_size(cluster) for cluster in range(index.nlist)]
-    ids = np.concatenate([entries(index, c)[0] for c in range(index.nlist)])
-    homes = np.repeat(np.arange(index.nlist, dtype=np.int32), sizes)
-    places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
-    order = np.argsort(ids, kind="stable")
-    return _Part(index, ids[order], homes[order], places[order])
-
-
-def choose_clusters(count: int) -> int:
-    """Return how many clusters `count` vectors make: one (a flat index), or 4 times their root.
-
-    Training takes about 39 vectors of each cluster, so there are never more than count / 39.
-    """
-    return 1 if count <= FLAT_LIMIT else max(1, min(int(4 * count**0.5), count // 39))
-
-
-def build_index(
-    vectors: Vectors,
-    *,
-    clusters: int | None = None,
-    codes: str = "flat",
-    metric: str = "l2",
-    seed: int = 0,
-) -> IvfIndex:
-    """Return an index over `vectors` [n, d]; their ids are their rows.
-
-    Args:
-        vectors: what is searched; unit vectors where the metric is to be the cosine.
-        clusters: lists of the index, default by `choose_clusters`. One is a flat index.
-        codes: `flat` (exact), `sq8` (a byte a component) or `pq` (a byte for four).
-        metric: `l2` or `ip` (inner product).
-        seed: of the clustering.
-
-    Raises:
-        SpecError: codes or metric are unknown, or there are fewer vectors than clusters.
-    """
-    if codes not in CODES or metric not in METRICS:
-        known = ", ".join((*CODES, *METRICS))
-        raise SpecError(f"codes {codes!r} with metric {metric!r} are not known; there are {known}")
-    count, d = vectors.shape
-    lists = choose_clusters(count) if clusters is None else clusters
-    if not 1 <= lists <= count:
-        raise SpecError(f"{count} vectors cannot make {lists} clusters; ask for fewer")
-    if codes == "pq" and (count < PQ_LEAST or d % 4):
-        raise SpecError(
-            f"product codes need {PQ_LEAST} vectors of a multiple of 4 values at least, not "
-            f"{count} of {d}; take `flat` or `sq8`"
-        )
-    name = f"IVF{lists},{CODES[codes].format(d4=d // 4)}"
-    index = faiss.index_factory(d, name, METRICS[metric])
-    index.cp.seed = seed
-    index.cp.min_points_per_centroid = 1  # it would print a warning
-    given = np.ascontiguousarray(vectors, np.float32)
-    index.train(given)
-    return fill_index(index, given)
-
-
-def fill_index(index: faiss.IndexIVF, vectors: Vectors) -> IvfIndex:
-    """Return a trained faiss index, which nobody else uses, with `vectors`; ids are their rows."""
-    empty = clone_empty(index)
-    index.add(vectors)
-    return IvfIndex(_part(index), empty)
-
-
-def read_index(path: str | os.PathLike[str]) -> IvfIndex:
-    """Return the index in a file, its lists mapped from it; SpecError where it is none."""
-    index, twin = _read(path), _read(path)
-    lists = faiss.ArrayInvertedLists(twin.nlist, twin.code_size)
-    twin.replace_invlists(lists, True)
-    lists.this.disown()
-    twin.ntotal = 0
-    return IvfIndex(_part(index), twin)
-
-
-def _read(path: str | os.PathLike[str]) -> faiss.IndexIVF:
-    try:
-        index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
-    except RuntimeError as error:
-        raise SpecError(f"{os.fspath(path)} is no index that faiss reads: {error}") from None
-    if not isinstance(index, faiss.IndexIVF):
-        raise SpecError(f"{os.fspath(path)} holds a {type(index).__name__}, which is no IVF index")
-    return index

@@ -21,15 +21,8 @@ from dovetail.ir.errors import SpecError
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
 from dovetail.runtime.retrieval.faiss_lists import stack_queries
-from dovetail.runtime.retrieval.ivf import (
-    FaissScanner,
-    Ids,
-    IvfIndex,
-    Mask,
-    Scan,
-    Scanner,
-    Vectors,
-)
+from dovetail.runtime.retrieval.ivf import FaissScanner, IvfIndex
+from dovetail.runtime.retrieval.scans import Ids, Mask, Scan, Scanner, Vectors
 
 MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 15
 MEASURED_BYTES, LEAST_ROUNDS = 256 << 20, 3

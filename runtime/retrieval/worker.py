@@ -34,9 +34,10 @@ from dovetail.runtime.retrieval.device_lists import (
     measure_lists,
 )
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, Scanner, Vectors
+from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.list_kernels import find_list_module, open_list_kernels
 from dovetail.runtime.retrieval.scanner import KernelScanner, choose_scanner
+from dovetail.runtime.retrieval.scans import Scan, Scanner, Vectors
 from dovetail.runtime.retrieval.wire import (
     Answer,
     Body,

@@ -17,10 +17,12 @@ faiss = pytest.importorskip("faiss")
 from dovetail.ir.errors import RequestError, SpecError  # noqa: E402
 from dovetail.ir.index_file import Passage  # noqa: E402
 from dovetail.runtime.retrieval import ivf  # noqa: E402
+from dovetail.runtime.retrieval.build import METRICS, build_index  # noqa: E402
 from dovetail.runtime.retrieval.collection import Collection, Snapshot  # noqa: E402
 from dovetail.runtime.retrieval.cursor import Hit, begin_search  # noqa: E402
 from dovetail.runtime.retrieval.documents import DocumentStore  # noqa: E402
-from dovetail.runtime.retrieval.ivf import METRICS, IvfIndex, Scan, build_index  # noqa: E402
+from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
+from dovetail.runtime.retrieval.scans import Scan  # noqa: E402
 
 DIM, COUNT, LISTS = 8, 300, 12
 RNG = np.random.default_rng(5)

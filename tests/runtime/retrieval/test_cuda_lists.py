@@ -18,9 +18,10 @@ from dovetail.ir.artifact import KernelIndex  # noqa: E402
 from dovetail.ir.errors import CapacityError, SpecError  # noqa: E402
 from dovetail.runtime.cuda import CudaDevice, CudaModule  # noqa: E402
 from dovetail.runtime.retrieval import cuda_lists  # noqa: E402
+from dovetail.runtime.retrieval.build import build_index  # noqa: E402
 from dovetail.runtime.retrieval.cuda_lists import CudaLists  # noqa: E402
 from dovetail.runtime.retrieval.device_lists import DeviceScanner  # noqa: E402
-from dovetail.runtime.retrieval.ivf import Scan, build_index  # noqa: E402
+from dovetail.runtime.retrieval.scans import Scan  # noqa: E402
 from tests.emulated_gpu import build_driver  # noqa: E402
 
 CUDA = DEVICE_TARGETS["cuda"]

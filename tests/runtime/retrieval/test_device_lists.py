@@ -14,6 +14,7 @@ faiss = pytest.importorskip("faiss")
 
 from dovetail.ir.errors import CapacityError, DeviceError  # noqa: E402
 from dovetail.runtime.machines import MACHINES  # noqa: E402
+from dovetail.runtime.retrieval.build import METRICS, build_index  # noqa: E402
 from dovetail.runtime.retrieval.cursor import Hit  # noqa: E402
 from dovetail.runtime.retrieval.device_lists import (  # noqa: E402
     DeviceScanner,
@@ -22,13 +23,8 @@ from dovetail.runtime.retrieval.device_lists import (  # noqa: E402
 )
 from dovetail.runtime.retrieval.faiss_lists import scan_lists  # noqa: E402
 from dovetail.runtime.retrieval.hot import HotSet  # noqa: E402
-from dovetail.runtime.retrieval.ivf import (  # noqa: E402
-    METRICS,
-    IvfIndex,
-    Mask,
-    Scan,
-    build_index,
-)
+from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
+from dovetail.runtime.retrieval.scans import Mask, Scan  # noqa: E402
 from dovetail.runtime.retrieval.wire import EmulatedGpu  # noqa: E402
 
 DIM, COUNT, LISTS = 16, 800, 20

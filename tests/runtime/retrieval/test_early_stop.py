@@ -8,9 +8,11 @@ import pytest
 faiss = pytest.importorskip("faiss")
 
 from dovetail.ir.errors import SpecError  # noqa: E402
+from dovetail.runtime.retrieval.build import build_index  # noqa: E402
 from dovetail.runtime.retrieval.cursor import begin_search  # noqa: E402
 from dovetail.runtime.retrieval.early_stop import choose_patience  # noqa: E402
-from dovetail.runtime.retrieval.ivf import IvfIndex, Scan, build_index  # noqa: E402
+from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
+from dovetail.runtime.retrieval.scans import Scan  # noqa: E402
 
 DIM, COUNT, LISTS, NPROBE, TOPK = 16, 3000, 40, 24, 3
 RNG = np.random.default_rng(19)

@@ -16,15 +16,10 @@ from hypothesis import strategies as st
 faiss = pytest.importorskip("faiss")
 
 from dovetail.ir.errors import SpecError  # noqa: E402
+from dovetail.runtime.retrieval.build import METRICS, build_index, fill_index, read_index  # noqa: E402
 from dovetail.runtime.retrieval.cursor import begin_search  # noqa: E402
-from dovetail.runtime.retrieval.ivf import (  # noqa: E402
-    METRICS,
-    IvfIndex,
-    Scan,
-    build_index,
-    fill_index,
-    read_index,
-)
+from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
+from dovetail.runtime.retrieval.scans import Scan  # noqa: E402
 
 DIM, COUNT, LISTS = 16, 1500, 24
 RNG = np.random.default_rng(3)

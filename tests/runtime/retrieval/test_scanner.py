@@ -18,13 +18,15 @@ from dovetail.codegen.library import LibrarySpec, build_library  # noqa: E402
 from dovetail.codegen.targets import host_target  # noqa: E402
 from dovetail.ir.errors import SpecError  # noqa: E402
 from dovetail.runtime.library import KernelLibrary  # noqa: E402
+from dovetail.runtime.retrieval.build import METRICS, build_index  # noqa: E402
 from dovetail.runtime.retrieval.cursor import Hit, begin_search  # noqa: E402
-from dovetail.runtime.retrieval.ivf import METRICS, IvfIndex, Scan, build_index  # noqa: E402
+from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
 from dovetail.runtime.retrieval.scanner import (  # noqa: E402
     Best,
     KernelScanner,
     choose_scanner,
 )
+from dovetail.runtime.retrieval.scans import Scan  # noqa: E402
 
 DIM, COUNT, LISTS = 24, 600, 15
 RNG = np.random.default_rng(11)

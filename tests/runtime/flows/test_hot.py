@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from dovetail.codegen.catalog import retrieval_kernels
+from dovetail.codegen.library import lower_request
+from dovetail.codegen.targets import DEVICE_TARGETS
+from dovetail.ir.artifact import FileEntry, KernelIndex
 from dovetail.ir.errors import SpecError
+from dovetail.runtime import app as app_module
 from dovetail.runtime.app import App
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.events import SubStage
@@ -19,9 +27,14 @@ from dovetail.runtime.gpu_memory import GpuShare
 from dovetail.runtime.machines import find_machine, kv_token_bytes
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import Home
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.folder import read_manifest
+from dovetail.runtime.retrieval.ivf import CHANGED_LEAST
+from dovetail.runtime.retrieval.wire import CudaGpu
 from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
 from dovetail.topology.parameters import Figure
-from tests.runtime.flows.conftest import DIM, PlainServices
+from tests.emulated_gpu import build_driver
+from tests.runtime.flows.conftest import DIM, NPROBE, PlainServices, embed
 from tests.runtime.flows.test_recovery import kill_worker
 from tests.runtime.flows.test_service import GRAPHS, plain, question
 
@@ -123,3 +136,70 @@ def test_load_divides_the_memory_between_kv_and_clusters(
     held = min(plan.cluster_bytes, 300 * VECTOR)
     assert sum(found.room_bytes for found in app.flows.hot.values()) == held
     run_some(app, services)
+
+
+@pytest.fixture(scope="module")
+def on_cuda(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CudaGpu]:
+    """The index with kernels for a GPU, and a driver that runs them on the CPU."""
+    target = DEVICE_TARGETS["cuda"]
+    kernels = [lower_request(request, target) for request in retrieval_kernels(target)]
+    path = tmp_path_factory.mktemp("cuda") / "idx"
+    shutil.copytree(folder, path)
+    index = KernelIndex(
+        target="cuda",
+        library="k.ptx",
+        source="k.cu",
+        compiler="c",
+        flags=(),
+        kernels=tuple(kernel.entry for kernel in kernels),
+    )
+    written = {"index.json": msgspec.json.encode(index), "k.ptx": b"emulated"}
+    (path / "kernels" / "cuda").mkdir(parents=True)
+    manifest = read_manifest(path)
+    files = dict(manifest.files)
+    for name, data in written.items():
+        (path / "kernels" / "cuda" / name).write_bytes(data)
+        entry = FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        files[f"kernels/cuda/{name}"] = entry
+    changed = msgspec.structs.replace(manifest, files=files, targets=("cuda",))
+    (path / "manifest.json").write_bytes(msgspec.json.encode(changed))
+    return path, CudaGpu(driver=str(build_driver(kernels)))
+
+
+def test_the_same_road_leads_to_an_nvidia_gpu(
+    open_app: Callable[..., App],
+    services: PlainServices,
+    on_cuda: tuple[Path, CudaGpu],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path, gpu = on_cuda
+    monkeypatch.setattr(app_module, "_gpu_of", lambda options: gpu)
+    app = open_app(settings())
+    assert "no hot clusters on the GPU" in caplog.text and "--target cuda" in caplog.text
+    app.add_index(path, name="idx", nprobe=NPROBE, embed=embed)
+    graph = GRAPHS["irg"]
+    monkeypatch.setattr(app.flows, "_device", ScanCost(0.0, 0.0))  # it was measured as a CPU
+    jobs = [app.submit_workflow(graph, question(i)) for i in range(8)]
+    for i, job in enumerate(jobs):  # distances may differ in their last bits
+        assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
+    found = statistics(app)
+    assert found.hits and found.absent == 0 and 0 < found.held_bytes <= ROOM
+
+
+def test_clusters_that_change_are_copied_again(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    """So many documents come, and go, that the index is rewritten: the GPU's lists are old then."""
+    app = open_app(settings(), emulation=GPU)
+    run_some(app, services)
+    before = statistics(app)
+    texts = [f"w{1 + i % 96} w{1 + i % 89} w{1 + i % 83}" for i in range(CHANGED_LEAST)]
+    added = [{"key": f"n{i}", "text": text} for i, text in enumerate(texts)]
+    app.index("idx").add(added, embed(texts))
+    app.index("idx").remove(document["key"] for document in added)
+    while statistics(app).absent == 0 or statistics(app).copies == before.copies:
+        run_some(app, services, 20)
+    lost = statistics(app)
+    while statistics(app).hits == lost.hits:
+        run_some(app, services, 40)

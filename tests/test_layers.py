@@ -23,6 +23,7 @@ ALLOWED = {
     "dovetail.compiler.search.fit": {"sklearn"},
     "dovetail.runtime.embedding.line": {"sklearn"},
     "dovetail.ffi": {"tvm_ffi"},
+    "dovetail.runtime.retrieval.build": {"faiss"},
     "dovetail.runtime.retrieval.ivf": {"faiss"},
     "dovetail.runtime.retrieval.faiss_lists": {"faiss"},
     "dovetail.compiler.ray_jobs": {"ray"},

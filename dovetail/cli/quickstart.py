@@ -96,9 +96,10 @@ def quickstart_command(
     compile_seconds = compile_app(artifact, index, say, quiet=json)
     start = time.perf_counter()
     with load(artifact) as app:
-        app.workflows  # noqa: B018 - opens the index
+        known = ", ".join(app.workflows)
         load_seconds = time.perf_counter() - start
-        say(f"4. loaded in {load_seconds * 1e3:.0f} ms; questions drawn from the dev split:")
+        say(f"4. loaded in {load_seconds * 1e3:.0f} ms, with the workflows {known};")
+        say("   questions drawn from the dev split:")
         reader, asked = Reader(app), []
         for question in draw_questions(corpus.questions("dev")):
             asked.append(reader.ask(question))

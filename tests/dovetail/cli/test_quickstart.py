@@ -55,6 +55,7 @@ def test_hops_are_read_search_by_search() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_the_whole_road(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     result = dovetail("quickstart", "--directory", tmp_path, "--json")

@@ -1,0 +1,117 @@
+"""The tiny world under every subset of the transformations: real models, worker, emulated GPU.
+
+200 requests at once, of all five library workflows; each answer is that of the plain order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("faiss")
+
+from dovetail import load
+from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.index_file import Passage
+from dovetail.runtime.app import App
+from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.machines import find_machine
+from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.services import perform
+from dovetail.runtime.wavefront.settings import (
+    PREFETCH,
+    SPECULATE_GENERATION,
+    SPECULATE_RETRIEVAL,
+    SPLIT_DEVICES,
+    TRANSFORMATIONS,
+    WavefrontSettings,
+)
+from dovetail.runtime.workflow_run import run_in_order
+from dovetail.tiny_world import ENCODER, LLAMA, corpus
+from dovetail.tiny_world.questions import SINGLE, TWO_HOP
+from dovetail.topology.parameters import Figure
+from tests.dovetail.test_app_workflows import GRAPHS, NPROBE, PlainServices, World, comparable
+
+REQUESTS, PASSAGES, CLUSTERS = 200, 400, 16
+SUBSETS = [
+    frozenset(found)
+    for size in range(len(TRANSFORMATIONS) + 1)
+    for found in combinations(TRANSFORMATIONS, size)
+]
+GPU = Emulation(
+    replace(find_machine("h100"), gpu_blocks=640, cpu_blocks=640, stage=Figure(1e-9, "a test's")),
+    SchedulerSettings(offload="off"),
+)
+ROOM = 100 * 4 * 128
+"""Bytes of some of the vectors, so that clusters come and go."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests, and what the plain order makes of each."""
+
+    artifact: Path
+    world: World
+    requests: tuple[tuple[str, str], ...]
+    wanted: tuple[dict[str, Any], ...]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    work = tmp_path_factory.mktemp("subsets")
+    compile_model(LLAMA, output=work / "app.dove", effort="none", weight_dtype="f32")
+    compile_model(ENCODER, output=work / "encoder.dove", effort="none")
+    asked = [q for q in corpus.questions("dev") if q.kind in (SINGLE, TWO_HOP)]
+    asked = asked[:: len(asked) // (REQUESTS // len(GRAPHS))][: REQUESTS // len(GRAPHS)]
+    gold = {name for question in asked for name in question.gold}
+    every = corpus.passages()
+    kept = [p for p in every if p.id in gold] + [p for p in every if p.id not in gold][:PASSAGES]
+    passages = [Passage(key=p.id, title=p.title, text=p.text) for p in kept]
+    with load(work / "app.dove", deterministic=True) as app, load(work / "encoder.dove") as encoder:
+        request, entry = IndexRequest(output=work / "idx", clusters=CLUSTERS), describe_embedder
+        build_index_folder(passages, encoder, entry("tiny", "", {}, None), request, lambda *_: None)
+        world = World(app, encoder, work / "idx", tuple(asked))
+        services = PlainServices(world, open_index(world.folder))
+        requests = tuple((name, q.question) for q in asked for name in GRAPHS)
+        wanted = tuple(
+            run_in_order(
+                GRAPHS[name].workflow(), {"input": text}, lambda call: perform(call, services)
+            )
+            for name, text in requests
+        )
+        yield Case(work / "app.dove", world, requests, wanted)
+
+
+def serve(case: Case, subset: frozenset[str]) -> App:
+    """Serve all requests together and compare every output; return the app, closed."""
+    settings = WavefrontSettings(transformations=subset, refresh=5)
+    flows = FlowSettings(wavefront=settings, cluster_bytes=ROOM)
+    with load(case.artifact, deterministic=True, emulation=GPU, workflows=flows) as app:
+        app.add_index(case.world.folder, nprobe=NPROBE, embed=case.world.encoder.embed)
+        jobs = [app.submit_workflow(GRAPHS[n], {"input": text}) for n, text in case.requests]
+        for job, wanted, request in zip(jobs, case.wanted, case.requests, strict=True):
+            assert comparable(dict(job.result().outputs)) == comparable(wanted), request
+    return app
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("subset", SUBSETS, ids=lambda found: "-".join(sorted(found)) or "none")
+def test_200_requests_are_answered_as_in_the_plain_order(
+    case: Case, subset: frozenset[str]
+) -> None:
+    assert len(case.requests) == REQUESTS
+    app = serve(case, subset)
+    guesses, (hot,) = app.flows.statistics, app.flows.hot.values()
+    print(guesses, hot)
+    assert not guesses.attempted or SPECULATE_GENERATION in subset
+    assert not guesses.scouts or SPECULATE_RETRIEVAL in subset
+    assert not hot.hits or {SPLIT_DEVICES, PREFETCH} <= subset

@@ -32,7 +32,7 @@ from rag_script import Script, make_corpus
 from rag_wall import FaissIndex, WallSimulation, measure_scan
 from rag_world import StandIn
 
-NPROBES = {"simulated": (128, 256, 512), "cpu": (256, 128, 64)}
+NPROBES = {"simulated": (256, 128, 512), "cpu": (256, 128, 64)}
 MIDDLE = 256
 """Clusters probed where only one number of them is looked at; 128 in mixes, as in the paper."""
 RIVALS = ("sequential", "async")

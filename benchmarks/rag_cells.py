@@ -24,8 +24,8 @@ from rag_world import Arrival, Index, NoIndex, Scene, begin_runs, poisson
 
 SLO = 10.0
 """Seconds within which 99 of 100 requests must be answered."""
-LEVELS = tuple(0.1 * 1.04**i for i in range(73))
-"""Rates that are tried, as parts of what index and engine can take at most: 0.1 to 1.68."""
+LEVELS = tuple(0.1 * 1.06**i for i in range(49))
+"""Rates that are tried, as parts of what index and engine can take at most: 0.1 to 1.64."""
 LEAST_REQUESTS = 24
 ROUND_MEAN = statistics.fmean(ROUNDS)
 STAGES: dict[str, tuple[float, dict[str, float]]] = {

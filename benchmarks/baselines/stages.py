@@ -34,7 +34,7 @@ class AsyncDivided(AsyncUnsplit):
         """See StagePlane."""
         sizes = self._catalog.sizes(None)
         rows = deal_rows([search.cursor.left for search, _ in chosen], sizes, self._cost)
-        return [(place, chosen[place][0].part_of(clusters)) for place, clusters in rows]
+        return [(row.search, chosen[row.search][0].part_of(row.clusters)) for row in rows]
 
 
 class FixedSplit(StagePlane):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapreplace
 from math import inf, sqrt
+from typing import NamedTuple
 
 from dovetail.runtime.retrieval.cursor import Cursor
 
@@ -75,57 +76,47 @@ def plan_sub_stage(
         most: clusters that each search gets at most; all by default.
     """
     room = (budget - cost.fixed) / cost.per_vector if cost.per_vector else inf
-    threads, takes, longest = [0] * cost.threads, list[tuple[int, ...]](), 0
+    threads, takes, longest = [0] * cost.threads, list[tuple[int, int]](), 0
     for number, cursor in enumerate(cursors):
-        wanted = cursor.left if most is None else cursor.left[: most[number]]
         count = 0
-        for cluster in wanted:
-            least = heappop(threads)
-            load = least + sizes[cluster]
-            fits = not least or load <= max(room, longest)
-            heappush(threads, load if fits else least)
-            if not fits:
+        for cluster in cursor.left if most is None else cursor.left[: most[number]]:
+            load = threads[0] + sizes[cluster]
+            if threads[0] and load > max(room, longest):
                 break
+            heapreplace(threads, load)
             count, longest = count + 1, max(longest, load)
-        takes.append(wanted[:count])
-    used = tuple((number, len(clusters)) for number, clusters in enumerate(takes) if clusters)
-    rows = deal_rows([clusters for clusters in takes if clusters], sizes, cost)
-    return SubStagePlan(used, cost.seconds([_vectors(clusters, sizes) for _, clusters in rows]))
+        if count:
+            takes.append((number, count))
+    return SubStagePlan(tuple(takes), cost.seconds([longest]))
 
 
-def deal_rows(
-    takes: Sequence[tuple[int, ...]], sizes: Sequence[int], cost: ScanCost
-) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (search, clusters) for each query that is scanned, one thread having each.
+class Row(NamedTuple):
+    """A query of a scan: some clusters of a search, by its place in what was given."""
 
-    Clusters of one search are dealt to several threads, the largest first where that is better, if
-    this saves more than a scan costs.
+    search: int
+    clusters: tuple[int, ...]
+    vectors: int
+
+
+def deal_rows(takes: Sequence[tuple[int, ...]], sizes: Sequence[int], cost: ScanCost) -> list[Row]:
+    """Return the queries of a scan of so many clusters of each search, one thread having each.
+
+    Clusters of one search are dealt to several threads if this saves more than a scan costs. The
+    largest is dealt first, each to the thread that has least to do.
     """
-    whole = list(enumerate(takes))
+    whole = [Row(i, taken, sum(sizes[c] for c in taken)) for i, taken in enumerate(takes)]
     if cost.threads == 1:
         return whole
-
-    def seconds(rows: list[tuple[int, tuple[int, ...]]]) -> float:
-        return cost.seconds([_vectors(clusters, sizes) for _, clusters in rows])
-
-    ordered = [(number, cluster) for number, clusters in whole for cluster in clusters]
-    longest_first = sorted(ordered, key=lambda item: -sizes[item[1]])
-    best = min((_deal(items, sizes, cost) for items in (longest_first, ordered)), key=seconds)
-    return best if seconds(whole) - seconds(best) > cost.fixed else whole
-
-
-def _deal(
-    items: Sequence[tuple[int, int]], sizes: Sequence[int], cost: ScanCost
-) -> list[tuple[int, tuple[int, ...]]]:
-    """Give each (search, cluster) to the thread that has least to do."""
     threads = [(0, thread) for thread in range(cost.threads)]
     dealt: dict[tuple[int, int], list[int]] = {}
-    for number, cluster in items:
-        load, thread = heappop(threads)
-        heappush(threads, (load + sizes[cluster], thread))
-        dealt.setdefault((thread, number), []).append(cluster)
-    return [(number, tuple(clusters)) for (_, number), clusters in sorted(dealt.items())]
-
-
-def _vectors(clusters: Sequence[int], sizes: Sequence[int]) -> int:
-    return sum(sizes[cluster] for cluster in clusters)
+    largest_first = sorted((-sizes[c], i, c) for i, taken in enumerate(takes) for c in taken)
+    for size, search, cluster in largest_first:
+        load, thread = threads[0]
+        heapreplace(threads, (load - size, thread))
+        dealt.setdefault((thread, search), []).append(cluster)
+    rows = [
+        Row(search, tuple(clusters), sum(sizes[c] for c in clusters))
+        for (_, search), clusters in sorted(dealt.items())
+    ]
+    before, after = (cost.seconds([row.vectors for row in each]) for each in (whole, rows))
+    return rows if before - after > cost.fixed else whole

@@ -164,17 +164,19 @@ class Searches:
             seconds = device.seconds(_vectors(there, sizes)) if there else 0.0
             lots = [self._cpu_lot(here, sizes), Lot("gpu", there, seconds)]
             longest = max(lot.predicted for lot in lots)
-            saved = self._cpu_lot(takes, sizes).predicted - longest
+            alone = self._learned.shared_seconds(sum(_vectors(takes, sizes)))
+            saved = alone - longest
             if saved * self.load > seconds * replies:
                 return [lot for lot in lots if lot.takes]
         return [self._cpu_lot(self._planned(chosen, sizes), sizes)]
 
     def _cpu_lot(self, takes: Takes, sizes: Sequence[int]) -> Lot:
         """Return a scan on the CPU, the clusters of a search dealt to threads that would idle."""
+        loads = _vectors(takes, sizes)
         if self._settings.allows(SPLIT) and takes:
             rows = deal_rows([clusters for _, clusters in takes], sizes, self._learned.costs.scan)
-            takes = [(takes[number][0], clusters) for number, clusters in rows]
-        loads = _vectors(takes, sizes)
+            takes = [(takes[row.search][0], row.clusters) for row in rows]
+            loads = [row.vectors for row in rows]
         seconds = self._learned.scan_seconds(loads) if takes else 0.0
         return Lot("cpu", takes, seconds, self._learned.shared_seconds(sum(loads)))
 

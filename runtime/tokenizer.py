@@ -47,6 +47,7 @@ class Tokenizer:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loaded: tokenizers.Tokenizer | None = None
+        self._single: dict[int, str] = {}  # texts of tokens that stand alone
 
     @property
     def _tokenizer(self) -> tokenizers.Tokenizer:
@@ -86,7 +87,13 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        if len(ids) != 1:
+            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        found = self._single.get(ids[0])  # streams ask for each token alone, again and again
+        if found is None:
+            found = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            self._single[ids[0]] = found
+        return found
 
     def spell(self, token: int) -> bytes:
         """Return the UTF-8 bytes that one token stands for, which may be parts of a character.

@@ -6,6 +6,7 @@ message with all that it brought. The process ends at once when the app hangs up
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -40,6 +41,10 @@ from dovetail.runtime.ranks import pack_value, receive_value
 from dovetail.runtime.request import Request, State
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware
+
+PACE = 0.004
+"""Seconds between messages that bring only more tokens: those of faster steps go together, so that
+the app is not woken for each."""
 
 
 class Stub:
@@ -82,6 +87,11 @@ class Stub:
         self._error = error
         self.end()
 
+    @property
+    def urgent(self) -> bool:
+        """Whether its first tokens or its end are to be told."""
+        return self.finished or not self._told
+
     def tell(self) -> News:
         """Return what has not been told yet."""
         if not self.begun:
@@ -111,6 +121,7 @@ class Desk:
         self._changed: dict[int, Stub] = {}
         self._tickets: list[int] = []
         self._timeline: Timeline | None = None
+        self._last = 0.0  # when something was told
 
     def take(self, order: Order) -> None:
         """Have an order done. On the thread that reads."""
@@ -161,15 +172,18 @@ class Desk:
     def _tell(self) -> None:
         """Send what there is to tell."""
         drawn = self._timeline.drain() if self._timeline is not None else None
-        if not (self._changed or self._tickets or drawn):
+        now = self._loop.now()
+        urgent = self._tickets or drawn or any(one.urgent for one in self._changed.values())
+        if not urgent and (not self._changed or now < self._last + PACE):
             return
+        self._last = now
         news = [stub.tell() for stub in self._changed.values()]
         for stub in self._changed.values():
             if stub.finished:
                 self._stubs.pop(stub.number, None)
         tickets, self._tickets = self._tickets, []
         self._changed.clear()
-        told = Told(self._loop.now(), self._loop.load, news, tickets, drawn)
+        told = Told(now, self._loop.load, news, tickets, drawn)
         try:
             self._link.sendall(pack_value(told))
         except OSError:  # the app is gone
@@ -203,6 +217,8 @@ def serve(link: socket.socket) -> None:
     except (DovetailError, MemoryError, OSError) as error:
         link.sendall(pack_value(Ready(error=ErrorText.of(error))))
         return
+    gc.collect()
+    gc.freeze()  # what is there stays: later collections need not look at it
     opened.set_result(Desk(link, engine))
     link.sendall(pack_value(Ready(engine.service)))
     reader.join()

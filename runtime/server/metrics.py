@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -118,6 +118,7 @@ class Metrics:
         self._registry.register(_Engines(models, prefix))
         self._registry.register(Figures(models, prefix))
         self._progress: dict[str, _Progress] = {}
+        self._seen: dict[tuple[str, ...], Any] = {}  # metrics with their labels
 
     def render(self) -> bytes:
         """Return the exposition text."""
@@ -141,8 +142,8 @@ class Metrics:
 
     def embed(self, model: ServedModel, texts: int, tokens: int) -> None:
         """Count texts that went through an encoder."""
-        self._counters["embedded_texts"].labels(model.id, "0").inc(texts)
-        self._counters["prompt_tokens"].labels(model.id, "0").inc(tokens)
+        self._count("embedded_texts", model, texts)
+        self._count("prompt_tokens", model, tokens)
 
     def piece(self, asked: Asked, place: int, tokens: int) -> None:
         """Note that a choice of a stream got `tokens` more."""
@@ -159,14 +160,13 @@ class Metrics:
         if request is None or request.finish_reason is None:
             return
         model, metrics = asked.model, request.metrics
-        count = self._counters
-        count["request_success"].labels(model.id, "0", request.finish_reason).inc()
-        count["prompt_tokens"].labels(model.id, "0").inc(request.prompt_length)
-        count["generation_tokens"].labels(model.id, "0").inc(request.generated)
-        count["prefix_cache_queries"].labels(model.id, "0").inc(request.prompt_length)
-        count["prefix_cache_hits"].labels(model.id, "0").inc(metrics.cached_tokens)
-        count["num_preemptions"].labels(model.id, "0").inc(metrics.preemptions)
-        count["offloaded_requests"].labels(model.id, "0").inc(metrics.offloaded)
+        self._count("request_success", model, 1, request.finish_reason)
+        self._count("prompt_tokens", model, request.prompt_length)
+        self._count("generation_tokens", model, request.generated)
+        self._count("prefix_cache_queries", model, request.prompt_length)
+        self._count("prefix_cache_hits", model, metrics.cached_tokens)
+        self._count("num_preemptions", model, metrics.preemptions)
+        self._count("offloaded_requests", model, metrics.offloaded)
         self._observe("request_prompt_tokens", model, request.prompt_length)
         self._observe("request_generation_tokens", model, request.generated)
         self._observe("e2e_request_latency_seconds", model, time.perf_counter() - asked.arrival)
@@ -180,7 +180,16 @@ class Metrics:
             self._observe("time_to_first_token_seconds", model, metrics.ttft)
 
     def _observe(self, name: str, model: ServedModel, value: float) -> None:
-        self._histograms[name].labels(model.id, "0").observe(value)
+        key = name, model.id
+        if key not in self._seen:  # to look up labels takes longer than to count
+            self._seen[key] = self._histograms[name].labels(model.id, "0")
+        self._seen[key].observe(value)
+
+    def _count(self, name: str, model: ServedModel, amount: float, *labels: str) -> None:
+        key = name, model.id, *labels
+        if key not in self._seen:
+            self._seen[key] = self._counters[name].labels(model.id, "0", *labels)
+        self._seen[key].inc(amount)
 
 
 class _Engines(Collector):

@@ -6,6 +6,7 @@ ended, or `drain_seconds` after SIGTERM or Ctrl-C.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -68,6 +69,7 @@ def serve(
             ws="none",
             lifespan="off",
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=settings.drain_seconds,
             ssl_keyfile=settings.ssl_keyfile,
@@ -79,6 +81,8 @@ def serve(
             raise SpecError(f"the TLS files cannot be used: {error}") from None
         server = _Server(config, context, lambda: ready(f"{scheme}://{shown}:{port}"))
         _keep_apart(models)
+        gc.collect()
+        gc.freeze()  # what is there stays: later collections need not look at it
         with recording(models, settings.timeline) as context.timeline:
             server.run(sockets=[listening])
 

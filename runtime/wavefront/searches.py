@@ -156,7 +156,7 @@ class Searches:
         """
         index = chosen[0].node.index
         hot, sizes = self._hot.get(index), self._catalog.sizes(index)
-        device = self._learned.costs.device
+        device = self._learned.costs.device if chosen[0].call is not None else None  # no scouts
         if self._settings.allows(SPLIT_DEVICES) and hot and device and "gpu" not in self._lanes:
             takes = self._planned(chosen, _Weighed(sizes, hot, self._learned.device_weight))
             here = _filter(takes, lambda cluster: not hot.resident(cluster))
@@ -164,8 +164,7 @@ class Searches:
             seconds = device.seconds(_vectors(there, sizes)) if there else 0.0
             lots = [self._cpu_lot(here, sizes), Lot("gpu", there, seconds)]
             longest = max(lot.predicted for lot in lots)
-            alone = self._learned.shared_seconds(sum(_vectors(takes, sizes)))
-            saved = alone - longest
+            saved = self._learned.shared_seconds(sum(_vectors(takes, sizes))) - longest
             if saved * self.load > seconds * replies:
                 return [lot for lot in lots if lot.takes]
         return [self._cpu_lot(self._planned(chosen, sizes), sizes)]

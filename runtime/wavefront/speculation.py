@@ -187,7 +187,7 @@ class Speculation:
         steady = [reply for reply in replies.active if reply.drift is not None]
         for reply in sorted(steady, key=lambda reply: reply.drift or 0.0):
             left = self._learned.reply(reply.node.name) - (now - reply.began)
-            if self._may_scout(reply, searches) and left > self._learned.budget:
+            if left > self._learned.budget and self._may_scout(reply, searches):
                 self._send(reply, searches, now)
 
     def _may_scout(self, reply: Reply, searches: Searches) -> bool:
@@ -203,6 +203,7 @@ class Speculation:
             and searches.load < self._settings.retrieval_load
             and reply.ahead.name not in ticket.scouts
             and reply.ahead.index not in ticket.histories
+            and self._learned.scout_gain(reply.ahead.name) > 0
         )
 
     def _send(self, reply: Reply, searches: Searches, now: float) -> None:

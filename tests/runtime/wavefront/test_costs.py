@@ -61,6 +61,17 @@ def test_replies_are_as_long_as_those_of_their_node_were() -> None:
     assert learned.steps("brief", 1) < learned.steps("other", 1)
 
 
+def test_scouts_are_sent_where_the_beginning_of_a_search_says_little() -> None:
+    learned = made()
+    assert learned.scout_gain("search") > 0, "nothing is known"
+    learned.searched(1.0)
+    for _ in range(100):
+        learned.stayed("search", 0.06, held=True)
+        learned.stayed("other", 0.06, held=False)
+    learned.overhead = 1e-2
+    assert learned.scout_gain("search") < 0 < learned.scout_gain("other")
+
+
 def test_a_device_counts_by_its_speed_beside_all_threads() -> None:
     assert made(device=ScanCost(1e-4, 1e-8)).device_weight == pytest.approx(0.04)
 

@@ -159,10 +159,10 @@ class CudaLists:
 
     def _split(
         self, sharing: dict[int, Rows], distances: Vectors
-    ) -> Iterable[tuple[int, Rows, Vectors]]:
+    ) -> Iterable[tuple[Sequence[int], Rows, Vectors]]:
         begin = 0
         for cluster, rows in sharing.items():
             size = self._lists[cluster].size
             end = begin + len(rows) * size
-            yield cluster, rows, distances[begin:end].reshape(len(rows), size)
+            yield [cluster], rows, distances[begin:end].reshape(len(rows), size)
             begin = end

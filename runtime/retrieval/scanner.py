@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -27,6 +27,10 @@ from dovetail.runtime.retrieval.scans import Ids, Mask, Scan, Scanner, Vectors
 MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 15
 MEASURED_BYTES, LEAST_ROUNDS = 256 << 20, 3
 """Bytes of lists that each side reads at most, unless LEAST_ROUNDS take more."""
+PARTS = 4
+"""Parts of a row for each of the distances wanted of it, from whose least ones it is bounded."""
+MOST_DISTANCES = 1 << 19
+"""Distances among which the nearest are chosen at once."""
 LEAST_GAIN = 0.95
 """Part of faiss's time that kernels take at most to be preferred."""
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
@@ -53,8 +57,7 @@ class Best:
             return
         bounds = np.minimum(self._near[rows].max(axis=1), self._bounds[rows])
         if len(ids) > self._depth and np.isinf(bounds).any():
-            own = np.partition(distances, self._depth - 1, axis=1)[:, self._depth - 1]
-            bounds = np.minimum(bounds, own)
+            bounds = np.minimum(bounds, _bound(distances, self._depth))
         near = (distances <= bounds[:, None]) & np.isfinite(distances)
         at, column = np.nonzero(near)
         if not len(at):
@@ -80,6 +83,20 @@ class Best:
         return [merge_hits([hits], self._depth) for hits in found]
 
 
+def _bound(distances: Vectors, depth: int) -> Vectors:
+    """Return of each row a bound with `depth` distances at least within it, and few more.
+
+    Of long rows: that many of the least distances of equal parts are within it.
+    """
+    parts = PARTS * depth
+    each = distances.shape[1] // parts
+    if each > 1:
+        split = distances[:, : each * parts].reshape(len(distances), each, parts)
+        distances = split.min(axis=1)
+    bounds: Vectors = np.partition(distances, depth - 1, axis=1)[:, depth - 1]
+    return bounds
+
+
 def share_lists(scans: Sequence[Scan], clusters: Iterable[int]) -> dict[int, Rows]:
     """Return for each of `clusters` the numbers of the scans that want it; none is empty."""
     sharing: dict[int, list[int]] = {cluster: [] for cluster in clusters}
@@ -95,15 +112,15 @@ def take_best(
     scans: Sequence[Scan],
     depth: int,
     allowed: Mask | None,
-    lists: Iterable[tuple[int, Rows, Vectors]],
+    lists: Iterable[tuple[Sequence[int], Rows, Vectors]],
 ) -> list[list[Hit]]:
     """Return the nearest `depth` of each scan.
 
-    lists: (cluster of the base, scans, distances [scans, vectors of the cluster]); they change.
+    lists: (clusters of the base, scans, distances [scans, vectors of the clusters]); they change.
     """
     best = Best(np.array([scan.bound for scan in scans], np.float32), depth)
-    for cluster, rows, values in lists:
-        ids, _ = index.lists(cluster)
+    for clusters, rows, values in lists:
+        ids = np.concatenate([index.lists(cluster)[0] for cluster in clusters])
         if allowed is not None:
             inside = ids < len(allowed)
             values[:, ~(inside & allowed[np.where(inside, ids, 0)])] = np.inf
@@ -159,20 +176,43 @@ class KernelScanner:
     ) -> list[list[Hit]]:
         queries = stack_queries(scans)
         lists = (
-            (cluster, rows, self._distances(index, cluster, queries[rows]))
-            for cluster, rows in share_lists(scans, clusters).items()
+            (chosen, rows, self._distances(index, chosen, queries[rows]))
+            for chosen, rows in _group_lists(index, share_lists(scans, clusters))
         )
         return take_best(index, scans, depth, allowed, lists)
 
-    def _distances(self, index: IvfIndex, cluster: int, queries: Vectors) -> Vectors:
-        _, vectors = index.lists(cluster)
-        out = np.empty((len(queries), len(vectors)), np.float32)
-        given = np.ascontiguousarray(queries)
-        self._scan(
-            *(len(given), len(vectors), index.dim, given.ctypes.data, index.dim),
-            *(vectors.ctypes.data, out.ctypes.data, len(vectors), 0, 1),
-        )
+    def _distances(self, index: IvfIndex, clusters: Sequence[int], queries: Vectors) -> Vectors:
+        """Return the distances [queries, vectors of the clusters]."""
+        lists = [index.lists(cluster)[1] for cluster in clusters]
+        out = np.empty((len(queries), sum(map(len, lists))), np.float32)
+        dim, given, to, width = index.dim, queries.ctypes.data, out.ctypes.data, out.shape[1]
+        for vectors in lists:
+            operands = len(queries), len(vectors), dim, given, dim, vectors.ctypes.data
+            self._scan(*operands, to, width, 0, 1)
+            to += 4 * len(vectors)
         return np.negative(out, out=out) if self._negate else out
+
+
+def _group_lists(
+    index: IvfIndex, sharing: Mapping[int, Rows]
+) -> Iterator[tuple[Sequence[int], Rows]]:
+    """Return together the clusters that the same scans want, for MOST_DISTANCES at most.
+
+    What is nearest is chosen once for each group: that costs as much as a list of few queries.
+    """
+    groups: dict[bytes, list[int]] = {}
+    for cluster, rows in sharing.items():
+        groups.setdefault(rows.tobytes(), []).append(cluster)
+    for clusters in groups.values():
+        rows = sharing[clusters[0]]
+        first = held = 0
+        for end, cluster in enumerate(clusters):
+            size = len(rows) * len(index.lists(cluster)[0])
+            if held and held + size > MOST_DISTANCES:
+                yield clusters[first:end], rows
+                first, held = end, 0
+            held += size
+        yield clusters[first:], rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from dovetail.codegen.library import LibrarySpec, build_library  # noqa: E402
 from dovetail.codegen.targets import host_target  # noqa: E402
 from dovetail.ir.errors import SpecError  # noqa: E402
 from dovetail.runtime.library import KernelLibrary  # noqa: E402
+from dovetail.runtime.retrieval import scanner as scanning  # noqa: E402
 from dovetail.runtime.retrieval.build import METRICS, build_index  # noqa: E402
 from dovetail.runtime.retrieval.cursor import Hit, begin_search  # noqa: E402
 from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
@@ -127,6 +128,38 @@ def test_the_best_of_lists_are_the_best_of_all(seed: int, depth: int) -> None:
             near = min(bounds[row], 9)
             every[row] += [(d, i) for d, i in zip(values, ids.tolist(), strict=True) if d <= near]
     assert best.hits() == [sorted(hits)[:depth] for hits in every]
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 3),
+    columns=st.sampled_from([1, 7, 79, 81, 640, 1000]),
+    depth=st.sampled_from([1, 2, 20]),
+)
+def test_long_lists_are_bounded_by_parts_and_short_ones_as_they_are(
+    seed: int, rows: int, columns: int, depth: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    distances = rng.integers(0, 50, (rows, columns)).astype(np.float32)
+    distances[rng.random(distances.shape) < 0.5] = np.inf
+    best = Best(np.full(rows, np.inf, np.float32), depth)
+    best.take(np.arange(rows), distances.copy(), np.arange(columns))
+    wanted = [
+        sorted((d, i) for i, d in enumerate(row) if d < 99)[:depth] for row in distances.tolist()
+    ]
+    assert best.hits() == wanted
+
+
+def test_lists_that_the_same_queries_want_are_scanned_together_within_bounds(
+    indexes: dict[str, IvfIndex], library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = indexes["l2"]
+    kernels = KernelScanner(library, index)
+    scans = [Scan(query, range(LISTS), np.zeros(LISTS, np.float32)) for query in QUERIES]
+    whole = index.scan(scans, 20, kernels)
+    monkeypatch.setattr(scanning, "MOST_DISTANCES", 3 * len(QUERIES) * COUNT // LISTS)
+    assert index.scan(scans, 20, kernels) == whole
 
 
 def test_the_choice_is_measured_and_codes_are_left_to_faiss(

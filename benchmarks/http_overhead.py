@@ -35,9 +35,9 @@ ANSWER = 8
 
 
 @contextmanager
-def served(artifact: Path) -> Iterator[tuple[str, int, float]]:
-    """Serve `artifact` in a process; yield host, port and the seconds until it was ready."""
-    command = [sys.executable, "-P", "-c", SERVE, "serve", str(artifact), "--port", "0"]
+def served(*artifacts: Path) -> Iterator[tuple[str, int, float]]:
+    """Serve `artifacts` in a process; yield host, port and the seconds until it was ready."""
+    command = [sys.executable, "-P", "-c", SERVE, "serve", *map(str, artifacts), "--port", "0"]
     start = time.perf_counter()
     process = subprocess.Popen(
         [*command, "--no-log-requests"],
@@ -50,7 +50,7 @@ def served(artifact: Path) -> Iterator[tuple[str, int, float]]:
         line = process.stdout.readline()
         seconds = time.perf_counter() - start
         if not line:
-            raise SystemExit(f"{artifact} could not be served; try `dovetail serve {artifact}`")
+            raise SystemExit(f"cannot be served; try `dovetail serve {artifacts[0]}`")
         host, port = line.split()[-1].removeprefix("http://").split(":")
         yield host, int(port), seconds
     finally:

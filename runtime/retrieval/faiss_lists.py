@@ -40,10 +40,12 @@ def scan_lists(
         chosen = [scans[number] for number in wanted]
         found, ids = _search(index, chosen, width, asked, options)
         again = []
-        bounds = np.array([scan.bound for scan in chosen], np.float32)
-        for row in (found[:, 0] <= bounds).nonzero()[0].tolist():  # few in the later steps
-            distances, number = found[row].tolist(), wanted[row]
-            near = bisect_right(distances, chosen[row].bound)
+        for row, (number, first) in enumerate(zip(wanted, found[:, 0].tolist(), strict=True)):
+            bound = scans[number].bound
+            if first > bound:  # so it is of most in the later steps
+                continue
+            distances = found[row].tolist()
+            near = bisect_right(distances, bound)
             nearest = _nearest(distances[:near], ids[row, :near].tolist())
             if len(nearest) == asked and nearest[depth - 1][0] == nearest[-1][0]:
                 again.append(number)

@@ -162,6 +162,7 @@ def summarize_throughput(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "throughput_vs_best_peer_len75": geometric_mean(even),
         "throughput_vs_best_peer": geometric_mean(row["ratio"] for row in timed),
+        "throughput_vs_best_peer_small": geometric_mean(small),
         "throughput_vs_best_peer_small_least": min(small, default=None),
         "throughput_vs_best_peer_ragged": geometric_mean(ragged),
         "throughput_vs_best_peer_ragged_least": min(ragged, default=None),

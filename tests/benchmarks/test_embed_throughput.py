@@ -68,6 +68,7 @@ def test_the_summary_tells_means_and_the_least(bench: Any) -> None:
     found = bench("embed_throughput").summarize_throughput(rows)
     assert found["throughput_vs_best_peer_len75"] == pytest.approx(1.0)
     assert found["throughput_vs_best_peer"] == pytest.approx(1.5 ** (1 / 3))
+    assert found["throughput_vs_best_peer_small"] == pytest.approx(2.0)
     assert found["throughput_vs_best_peer_small_least"] == 2.0
     assert found["throughput_vs_best_peer_ragged_least"] == 1.5
 

@@ -22,10 +22,14 @@ Product = Callable[[int], Array]
 
 
 class Peer(Protocol):
-    """A library bound to one weight and thread count."""
+    """A library bound to one weight and thread count.
+
+    held_by: the environment variable that holds it to an older instruction set, empty for none.
+    """
 
     needs: ClassVar[tuple[str, ...]]
     setting: ClassVar[str]
+    held_by: ClassVar[str]
 
     def __init__(self, operands: Operands, threads: int) -> None:
         """Prepare the weight copies as the library likes them."""
@@ -54,6 +58,7 @@ class Torch:
 
     needs = ("torch",)
     setting = "torch.nn.functional.linear, torch.set_num_threads"
+    held_by = "MKL_ENABLE_INSTRUCTIONS"
 
     def __init__(self, operands: Operands, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -75,6 +80,7 @@ class OneDnn:
 
     needs = ("torch",)
     setting = "torch.ops.mkldnn._linear_pointwise on _reorder_linear_weight(weight, M)"
+    held_by = "ONEDNN_MAX_CPU_ISA"
 
     def __init__(self, operands: Operands, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -92,10 +98,14 @@ class OneDnn:
 
 
 class OpenVino:
-    """OpenVINO's CPU plug-in: a matrix product with a constant weight, M left open, one stream."""
+    """OpenVINO's CPU plug-in: a matrix product with a constant weight, M left open, one stream.
+
+    It multiplies by MLAS here (`gemm_mlas_f32` in its runtime model), which goes by CPUID alone.
+    """
 
     needs = ("openvino",)
     setting = "MatMul with constant weight, NUM_STREAMS 1, INFERENCE_PRECISION_HINT f32"
+    held_by = ""
 
     def __init__(self, operands: Operands, threads: int) -> None:
         import openvino
@@ -143,6 +153,7 @@ class OpenBlas:
 
     needs = ("threadpoolctl",)
     setting = "numpy.matmul into a kept result, threadpoolctl limits"
+    held_by = "OPENBLAS_CORETYPE"
 
     def __init__(self, operands: Operands, threads: int) -> None:
         import threadpoolctl

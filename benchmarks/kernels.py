@@ -71,9 +71,9 @@ SHOWN = (
     *("ratio", "vs_best_peer", "roofline_fraction", "noisy"),
 )
 """Columns of the printed table; the JSON file has more."""
-ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-ISA_VARIABLES += ("OPENBLAS_CORETYPE",)
-"""What holds peers to an older instruction set, for comparisons with `--target`."""
+ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", *(peer.held_by for peer in PEERS.values() if peer.held_by))
+"""What holds peers to an older instruction set, for comparisons with `--target`. Those for which
+there is nothing are left out of `vs_best_held_peer`."""
 SAME = ("target", "search_seconds", "peers")
 """Settings in which a report must agree with the run that goes on with it."""
 PROGRESS = tuple(column for column in SHOWN if column != "roofline_fraction")
@@ -173,6 +173,7 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
         timed, again = max(timed, time_sides(shape, sides), key=lambda t: t.ratio), again + 1
     flop = 2 * shape.operands.n * shape.operands.k * m
     best = min(shape.peers, key=timed.seconds.__getitem__)
+    held = [timed.seconds[n] for n in shape.peers if PEERS[n].held_by in os.environ]
     return {
         "n": shape.operands.n,
         "k": shape.operands.k,
@@ -182,6 +183,7 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
         "ratio": timed.ratio,
         "vs_best_peer": timed.seconds[best] / timed.seconds["ours"],
         "best_peer": best,
+        **({"vs_best_held_peer": min(held) / timed.seconds["ours"]} if held else {}),
         "measured_again": again,
         "ours_seconds": timed.seconds["ours"],
         **measure_roofline(shape.team.threads),
@@ -239,6 +241,7 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "geomean_vs_best_peer_small_m": geometric_mean(
             row["vs_best_peer"] for row in rows if row["m"] in SMALL_M
         ),
+        **held_summary([row for row in rows if "vs_best_held_peer" in row]),
         **{
             f"geomean_vs_{name}": geometric_mean(
                 row["ours_gflops"] / row[f"{name}_gflops"] for row in rows
@@ -251,6 +254,16 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "cells_measured_again": sum(row["measured_again"] > 0 for row in rows),
         "noisy_batches": sum(row["noisy"] for row in rows),
     }
+
+
+def held_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures beside the peers that were held to an instruction set, none without."""
+    small = [row["vs_best_held_peer"] for row in rows if row["m"] in SMALL_M]
+    means = {
+        "geomean_vs_best_held_peer": geometric_mean(row["vs_best_held_peer"] for row in rows),
+        "geomean_vs_best_held_peer_small_m": geometric_mean(small),
+    }
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def parse_options() -> argparse.Namespace:

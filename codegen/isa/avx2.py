@@ -5,11 +5,11 @@ from __future__ import annotations
 from dovetail.codegen.isa.avx2_intrinsics import CONSTANTS, INTRINSICS
 from dovetail.codegen.isa.ops import (
     COMMON_CFLAGS,
+    CPU_OPS,
     GLIBC,
     HELPER_OPS,
     SCALAR_OPS,
     SCALAR_SPELLING,
-    SUM_OPS,
 )
 from dovetail.codegen.isa.target import Target
 
@@ -44,10 +44,7 @@ OPS = {
     "vbitcast_f32": "_mm256_castsi256_ps({0})",
     "vbitcast_i32": "_mm256_castps_si256({0})",
     "vbroadcast_i32": "_mm256_set1_epi32({0})",
-    "vpair_firsts": "dt_vpair_firsts({0}, {1})",
-    "vpair_seconds": "dt_vpair_seconds({0}, {1})",
-    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
-    **SUM_OPS,
+    **CPU_OPS,
     "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
     "vload_pairs": "_mm256_loadu_si256((const __m256i*)({0}))",
     "vbroadcast_pair": "_mm256_broadcastd_epi32(_mm_loadu_si32({0}))",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dovetail.codegen.isa import avx2
 from dovetail.codegen.isa.avx512_intrinsics import INTRINSICS
 from dovetail.codegen.isa.ops import (
+    CPU_OPS,
     GLIBC,
     HELPER_OPS,
     SCALAR_OPS,
     SCALAR_SPELLING,
-    SUM_OPS,
 )
 from dovetail.codegen.isa.target import Target
 
@@ -47,11 +47,8 @@ OPS = {
     "vbitcast_f32": "_mm512_castsi512_ps({0})",
     "vbitcast_i32": "_mm512_castps_si512({0})",
     "vbroadcast_i32": "_mm512_set1_epi32({0})",
-    "vpair_firsts": "dt_vpair_firsts({0}, {1})",
-    "vpair_seconds": "dt_vpair_seconds({0}, {1})",
-    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
     "prefetch_l2": "_mm_prefetch((const char*)({0}), 2)",
-    **SUM_OPS,
+    **CPU_OPS,
     "vload_pairs": "_mm512_loadu_si512({0})",
     "vbroadcast_pair": "_mm512_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vpair_low": "_mm512_castsi512_ps(_mm512_slli_epi32({0}, 16))",

@@ -10,10 +10,10 @@ from dovetail.codegen.isa.intrinsics import intrinsic, table
 from dovetail.codegen.isa.memory import Pointer
 from dovetail.codegen.isa.ops import (
     COMMON_CFLAGS,
+    CPU_OPS,
     GLIBC,
     SCALAR_OPS,
     SCALAR_SPELLING,
-    SUM_OPS,
 )
 from dovetail.codegen.isa.target import Target
 
@@ -77,14 +77,11 @@ OPS = {
     "vbitcast_f32": "dt_f32_of_bits((uint32_t)({0}))",
     "vbitcast_i32": "(int32_t)dt_bits_of_f32({0})",
     "vbroadcast_i32": "({0})",
-    **SUM_OPS,
+    **CPU_OPS,
     "vload_pairs": "dt_load_pair({0})",
     "vbroadcast_pair": "dt_load_pair({0})",
     "vpair_low": "dt_f32_of_bits((uint32_t)({0}) << 16)",
     "vpair_high": "dt_f32_of_bits((uint32_t)({0}) & 0xffff0000u)",
-    "vpair_firsts": "dt_vpair_firsts({0}, {1})",
-    "vpair_seconds": "dt_vpair_seconds({0}, {1})",
-    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
     "viota": "0",
 }
 """`vfma` is a product and a sum, each rounded: where hardware lacks it, `fmaf` is a slow call."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dovetail.codegen.isa.neon_intrinsics import INTRINSICS
 from dovetail.codegen.isa.ops import (
     COMMON_CFLAGS,
+    CPU_OPS,
     GLIBC,
     HELPER_OPS,
     SCALAR_OPS,
     SCALAR_SPELLING,
-    SUM_OPS,
 )
 from dovetail.codegen.isa.target import Target
 
@@ -46,10 +46,7 @@ OPS = {
     "vbitcast_f32": "vreinterpretq_f32_s32({0})",
     "vbitcast_i32": "vreinterpretq_s32_f32({0})",
     "vbroadcast_i32": "vdupq_n_s32({0})",
-    "vpair_firsts": "dt_vpair_firsts({0}, {1})",
-    "vpair_seconds": "dt_vpair_seconds({0}, {1})",
-    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
-    **SUM_OPS,
+    **CPU_OPS,
     "vload_pairs": "vreinterpretq_s32_u16(vld1q_u16({0}))",
     "vbroadcast_pair": "vdupq_n_s32(dt_load_pair({0}))",
     "vpair_low": "vreinterpretq_f32_s32(vshlq_n_s32({0}, 16))",

@@ -57,11 +57,16 @@ Arguments: `vload_n(p, n)`, `vstore_n(p, v, n)`, `vtail(v, fill, n)` with a scal
 `vselect_gt(a, b, x, y)`.
 """
 
-SUM_OPS: Mapping[str, str] = {
-    f"vreduce_add{count}": f"dt_vreduce_add{count}({', '.join(f'{{{i}}}' for i in range(slots))})"
-    for count, slots in ((4, 5), (16, 18))
+CPU_OPS: Mapping[str, str] = {
+    **{
+        f"vreduce_add{n}": f"dt_vreduce_add{n}({', '.join(f'{{{i}}}' for i in range(slots))})"
+        for n, slots in ((4, 5), (16, 18))
+    },
+    "vpair_firsts": "dt_vpair_firsts({0}, {1})",
+    "vpair_seconds": "dt_vpair_seconds({0}, {1})",
+    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
 }
-"""Sums of several vectors at once, on CPUs."""
+"""Helpers of CPUs alone: sums of several vectors at once, pairs of bfloat16."""
 
 COMMON_CFLAGS: tuple[str, ...] = (
     "-O3",

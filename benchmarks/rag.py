@@ -157,7 +157,7 @@ def simulated_stage(options: argparse.Namespace) -> Stage:
         scan=cpu_scan(1024), device=device_scan(1024), encode=ENCODE, copy=4096 / LINK
     )
     index = StandIn(script.corpus, 38_000_000)
-    seconds = options.seconds or 30.0
+    seconds = options.seconds or 10.0
     return Stage(
         script, index, machine, functools.cache(engine_cost), seconds=seconds, seed=options.seed
     )
@@ -353,7 +353,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", choices=GROUPS, help="groups of cells")
     parser.add_argument("--requests", type=int, default=16, help="of scale tiny")
     parser.add_argument("--vectors", type=int, default=1_000_000, help="of scale cpu")
-    parser.add_argument("--seconds", type=float, help="of arrivals (30; scale cpu: 4)")
+    parser.add_argument("--seconds", type=float, help="of arrivals (10; scale cpu: 4)")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which to stop")
     parser.add_argument("--seed", type=int, default=0)
     add_report_options(parser)

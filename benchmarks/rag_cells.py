@@ -78,7 +78,10 @@ class Cell:
 
 @dataclass
 class Stage:
-    """A machine to be set up for each run. seconds: of arrivals, and of a burst's work."""
+    """A machine to be set up for each run.
+
+    seconds: of arrivals, and of a burst's work; long: of arrivals at a rate that is to be kept up.
+    """
 
     script: Script
     index: Index
@@ -86,7 +89,8 @@ class Stage:
     engine: Callable[[str], EngineCost]
     simulation: type[Simulation] = Simulation
     topk: int = 1
-    seconds: float = 30.0
+    seconds: float = 10.0
+    long: float = 3 * SLO
     seed: int = 0
 
     @cached_property
@@ -97,7 +101,8 @@ class Stage:
     def arrivals(self, cell: Cell, rate: float) -> list[Arrival]:
         """Return requests at a rate for the stage's seconds; a burst has as many, all at once."""
         graphs = [self.graphs[name] for name in cell.workflows]
-        count = max(LEAST_REQUESTS, round(rate * self.seconds))
+        seconds = self.long if cell.point == "sustained" else self.seconds
+        count = max(LEAST_REQUESTS, round(rate * seconds))
         pace = 1e6 if cell.point == "burst" else rate
         return poisson(graphs, pace, count, self.script, self.seed)
 

@@ -45,7 +45,7 @@ def stage(bench: Any) -> Any:
 
 def make_stage(bench: Any, script: Any, index: Any, **fields: Any) -> Any:
     machine = Machine(scan=ScanCost(1e-4, 1e-6, 4), device=ScanCost(1e-5, 1e-7))
-    made = {"seconds": 0.1, **fields}
+    made = {"seconds": 0.1, "long": 0.1, **fields}
     return bench.rag_cells.Stage(script, index, machine, lambda model: Quick(), **made)
 
 

@@ -37,7 +37,8 @@ class FlowRecorder:
         parts = order.parts
         clusters = sum(len(part.clusters) for part in parts)
         numbers = {part.search for part in parts}
-        args = {"searches": len(parts), "clusters": clusters}
+        searches = {(part.search, part.node.name) for part in parts}
+        args = {"searches": len(searches), "clusters": clusters}
         track = "hot clusters" if order.device == "gpu" else "retrieval worker"
         self._span(track, "scan", start, start + seconds, numbers, **args)
 

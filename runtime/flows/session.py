@@ -7,11 +7,13 @@ are told of events and of their end. One thread owns it (`driver.py`).
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from dovetail.ir.errors import DovetailError, WorkflowError
+from dovetail.ir.workflow import Name
 from dovetail.runtime.flows.events import NodeFinished, NodeStarted, NodeText, SubStage
 from dovetail.runtime.flows.generations import Generations
 from dovetail.runtime.flows.hot import HotIndexes
@@ -157,11 +159,12 @@ class Session:
 
     def _scanned(self, order: Scan, reply: Reply) -> None:
         self._hands.scans[order.device].add(reply.seconds)
-        for part in order.parts:
-            if (job := self._jobs.get(part.search)) is not None:
-                clusters, seconds = len(part.clusters), reply.seconds
-                event = SubStage(part.node.name, clusters, order.device, seconds, job.seconds)
-                job.tell(event)
+        counts: Counter[tuple[int, Name]] = Counter()
+        for part in order.parts:  # a search has one on each of several threads
+            counts[part.search, part.node.name] += len(part.clusters)
+        for (request, node), clusters in counts.items():
+            if (job := self._jobs.get(request)) is not None:
+                job.tell(SubStage(node, clusters, order.device, reply.seconds, job.seconds))
         if self._hands.recorder is not None:
             self._hands.recorder.scanned(order, reply.began, reply.seconds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.runtime.app import load
-from draw_timeline import Span, draw, pack_rows, read_arrows, read_spans
+from tests.repository import ROOT
 from tests.runtime.conftest import make_artifact, toy_library
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from draw_timeline import Span, draw, pack_rows, read_arrows, read_spans
 
 __all__ = ["make_artifact", "toy_library"]  # fixtures
 

@@ -9,6 +9,7 @@ transformations, and when each node ran. Needs the extra `rag`.
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -39,11 +40,12 @@ from itertools import pairwise
 
 from dovetail import END, START, RAGraph
 
-READ = {read!r}
-READ_MORE = {more!r}
+READ = {read}
+READ_MORE = {more}
 
 
 {source}
+
 g = build_graph()
 ```
 
@@ -65,7 +67,7 @@ graphs of these frameworks.
 ```python
 with dovetail.load("app.dove") as app, dovetail.load("encoder.dove") as encoder:
     app.add_index("idx", nprobe={nprobe}, embed=encoder.embed)
-    result = app.run(g, {{"input": {question!r}}})
+    result = app.run(g, {{"input": {question}}})
     print(result.outputs["answer"])
 ```
 
@@ -157,12 +159,12 @@ def main(page: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = run_question(graph, question, Path(folder))
     text = PAGE.format(
-        read=READ,
-        more=READ_MORE,
+        read=json.dumps(READ),
+        more=json.dumps(READ_MORE),
         source=inspect.getsource(build_graph),
         drawn=graph.mermaid(),
         nprobe=NPROBE,
-        question=question,
+        question=json.dumps(question),
         answer=result.outputs["answer"].strip(),
         plain=draw_graph(result.graphs.plain()),
         graph=draw_graph(result.graphs.graph()),

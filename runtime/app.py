@@ -163,8 +163,9 @@ class App(GenerationCalls, WorkflowCalls):
 
     @property
     def ready(self) -> bool:
-        """Whether engine and encoders run: none of their processes is being started again."""
-        return self.embeddings.ready and (self._generator is None or self._generator.host.ready)
+        """Whether all runs that is needed: no process is being started again."""
+        engine = self._generator is None or self._generator.host.ready
+        return engine and self.embeddings.ready and self._flows.worker.ready
 
     def embed(
         self,

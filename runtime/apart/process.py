@@ -31,7 +31,7 @@ from dovetail.runtime.timeline import Timeline
 MODULE = "dovetail.runtime.apart.worker"
 STARTS = 3
 """Processes in a row that die before they are ready; what waits fails then."""
-SEND_SECONDS = 30
+SEND_SECONDS = 10
 """A process that takes no order for so long is replaced: it always reads, unless it is stopped."""
 TIMEOUT = struct.Struct("@ll")
 CLOSED = "the app is closed; load the artifact again"

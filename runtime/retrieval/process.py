@@ -98,6 +98,11 @@ class RetrievalProcess:
         return None if process is None else process.pid
 
     @property
+    def ready(self) -> bool:
+        """Whether a worker serves; also while none was ever needed."""
+        return self._thread is None or self._link is not None
+
+    @property
     def in_hand(self) -> tuple[int, ...]:
         """Numbers of the requests that the worker has and has not answered, in order."""
         with self._lock:

@@ -175,7 +175,9 @@ def test_what_is_killed_comes_back_and_others_do_not_notice(
                 load.wait_for_more(wanted)
                 successor = worker(server, kind)
                 assert successor is not None and successor.pid != victim.pid
-                assert http.get(f"{server.url}/health").json() == {"status": "ok"}
+                while (health := http.get(f"{server.url}/health")).status_code == 503:
+                    assert health.json() == {"status": "restarting"}
+                assert health.json() == {"status": "ok"}
         for kind, answers in load.answers.items():
             found = {wanted[kind]} if kind == "embed" else {wanted[kind], LOST}
             assert set(answers) <= found

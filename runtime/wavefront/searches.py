@@ -165,7 +165,8 @@ class Searches:
             lots = [self._cpu_lot(here, sizes), Lot("gpu", there, seconds)]
             longest = max(lot.predicted for lot in lots)
             saved = self._learned.shared_seconds(sum(_vectors(takes, sizes))) - longest
-            if saved * self.load > seconds * replies:
+            real = sum(search.call is not None for search in self._active)
+            if saved * real > seconds * replies:
                 return [lot for lot in lots if lot.takes]
         return [self._cpu_lot(self._planned(chosen, sizes), sizes)]
 

@@ -209,6 +209,17 @@ def _ask_stranger(rng: random.Random, world: World, shelf: Shelf) -> Block | Non
     return None if named else _answer(question.question, deny(question.statement))
 
 
+def _ask_missed(rng: random.Random, world: World, shelf: Shelf) -> Block | None:
+    """Ask for what the documents tell of others: of the likest name that they do not tell it of."""
+    fact = rng.choice(shelf.facts)
+    crowd = _crowd(rng, world, fact)
+    missed = [f for f in crowd if (f.subject.name, f.relation.name) not in shelf.told]
+    if not missed:
+        return None
+    question = single_hop(rng, world, missed[0])
+    return _answer(question.question, deny(question.statement))
+
+
 def _compress(rng: random.Random, world: World, shelf: Shelf) -> Block:
     kind = rng.choice((SINGLE, SINGLE, TWO_HOP, COMPARISON, "missing"))
     question = None if kind == "missing" else _held_question(rng, world, shelf, kind)
@@ -218,6 +229,14 @@ def _compress(rng: random.Random, world: World, shelf: Shelf) -> Block:
         text = question.question
         reply = prompts.bullets(_relevant(shelf, question))
     return Block(f"Question: {text}\nRelevant:", reply)
+
+
+def _select(rng: random.Random, world: World, shelf: Shelf) -> Block:
+    """As `_compress`, of what the documents do answer: in crowds few questions but single ones."""
+    question = _held_question(rng, world, shelf, rng.choice((SINGLE, TWO_HOP, COMPARISON)))
+    question = question or single_hop(rng, world, rng.choice(shelf.facts))
+    reply = prompts.bullets(_relevant(shelf, question))
+    return Block(f"Question: {question.question}\nRelevant:", reply)
 
 
 def _refine(rng: random.Random, world: World, shelf: Shelf) -> Block:
@@ -309,6 +328,21 @@ def _conclude(rng: random.Random, world: World) -> Block:
     return Block(prompt, question.statement)
 
 
+def _quote(rng: random.Random, world: World) -> Block:
+    """The answer from the sentences that tell it, without the passages that they stand in."""
+    kind = rng.choice((SINGLE, SINGLE, TWO_HOP, COMPARISON))
+    question = draw_question(rng, world, kind, SPLIT)
+    docs = prompts.bullets(_sentence(world, step.fact) for step in question.steps)
+    prompt = prompts.ANSWER.format(docs=docs, question=question.question)
+    return Block(prompt, question.statement)
+
+
+def _sentence(world: World, key: tuple[str, str]) -> str:
+    """Return the sentence that tells a fact."""
+    passage = world.source[key]
+    return passage.told[passage.facts.index(world.facts[key])]
+
+
 def _hypothetical(rng: random.Random, world: World) -> Block:
     question = draw_question(rng, world, rng.choice((SINGLE, SINGLE, TWO_HOP)), SPLIT)
     return Block(f"Question: {question.question}\nPassage:", question.statement)
@@ -366,6 +400,29 @@ FINISHING: Mix = {
     _refine: 0.08,
 }
 """Everything once more, mostly what the documents say."""
+DOUBTING: Mix = {
+    _ask_single: 0.36,
+    _ask_two_hop: 0.08,
+    _ask_comparison: 0.2,
+    _ask_unknown: 0.07,
+    _ask_stranger: 0.03,
+    _ask_missed: 0.13,
+    _compress: 0.07,
+    _refine: 0.06,
+}
+"""The same, and what a crowd of documents tells of others but not of the one that is asked for."""
+SELECTING: Mix = {
+    _ask_single: 0.3,
+    _ask_two_hop: 0.08,
+    _ask_comparison: 0.2,
+    _ask_unknown: 0.05,
+    _ask_stranger: 0.03,
+    _ask_missed: 0.09,
+    _select: 0.15,
+    _compress: 0.04,
+    _refine: 0.06,
+}
+"""The same, and mostly questions to compress documents for that these do answer."""
 PLANNING: PlainMix = {
     _decompose: 0.7,
     _closed_book: 0.1,
@@ -378,3 +435,11 @@ CONCLUDING: PlainMix = {
     _hypothetical: 0.2,
 }
 """To ask for the next step of a question, and at last to join what the steps found."""
+QUOTING: PlainMix = {
+    _decompose: 0.25,
+    _conclude: 0.2,
+    _quote: 0.35,
+    _closed_book: 0.1,
+    _hypothetical: 0.1,
+}
+"""The same, and to read what documents were compressed to."""

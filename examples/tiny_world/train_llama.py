@@ -27,12 +27,15 @@ from dovetail.tiny_world.corpus import bundled_world
 from dovetail.tiny_world.lessons import (
     CONCLUDING,
     COPYING,
+    DOUBTING,
     FEW,
     FINISHING,
     JUDGING,
     PLANNING,
+    QUOTING,
     READING,
     RELATING,
+    SELECTING,
     WEIGHING,
     Course,
     Segment,
@@ -76,6 +79,12 @@ RATES = {
     20200: 0.25,
     21300: 0.25,
     22500: 0.0,
+    22600: 0.25,
+    24600: 0.25,
+    27000: 0.0,
+    27060: 0.25,
+    27300: 0.25,
+    28300: 0.0,
 }
 """Step to the share of the full rates there, on lines between them: the last step is the end."""
 MUON_RATE, ADAMW_RATE = 0.02, 0.003
@@ -96,6 +105,8 @@ COURSES = {
     15800: Course(WEIGHING, easy=0.1, crowded=0.8, plain=CONCLUDING),
     17100: Course(RELATING, easy=0.1, crowded=0.75, plain=CONCLUDING),
     20100: Course(FINISHING, easy=0.1, crowded=0.9, plain=CONCLUDING),
+    22500: Course(DOUBTING, easy=0.1, crowded=0.9, plain=CONCLUDING),
+    27000: Course(SELECTING, easy=0.1, crowded=0.9, plain=QUOTING),
 }
 """First step of each course. To find and copy comes first, then to compare whole names, in drills
 of look-alikes; to read passages, to say that there is no answer and to conclude comes last."""

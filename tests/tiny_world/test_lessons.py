@@ -8,12 +8,15 @@ import pytest
 from dovetail.tiny_world import prompts
 from dovetail.tiny_world.lessons import (
     CONCLUDING,
+    DOUBTING,
     EASY_BLOCKS,
     FEW,
+    FINISHING,
     JUDGING,
     PLANNING,
     READING,
     Course,
+    Mix,
     draw_lesson,
 )
 from dovetail.tiny_world.world import World, build_world
@@ -101,3 +104,23 @@ def test_a_course_says_how_many_statements_an_easy_lesson_holds(world: World) ->
     heads = [draw_lesson(rng, world, course)[0][0] for _ in range(100)]
     held = {head.split("\nQuestion:")[0].count("\n- ") for head in heads if "Documents:" in head}
     assert held == set(FEW)
+
+
+def count_missed(world: World, mix: Mix) -> int:
+    """Return how often crowds are asked for what they tell, but of somebody they do not name."""
+    rng = random.Random(4)
+    missed = 0
+    for _ in range(300):
+        lesson = draw_lesson(rng, world, Course(mix, easy=1.0, crowded=1.0, plain=PLANNING))
+        lines = [line for line in lesson[0][0].splitlines() if line.startswith("- ")]
+        starts = {" ".join(line.partition(": ")[2].split()[:3]) for line in lines}
+        for reply in (text.strip() for text, is_reply in lesson if is_reply):
+            told, _, denied = reply.removesuffix(prompts.END).partition(" is unknown")
+            name = " ".join(told.split()[3:])
+            alike = " ".join(told.split()[:3]) in starts
+            missed += bool(denied) and alike and not any(name in line for line in lines)
+    return missed
+
+
+def test_doubting_asks_crowds_for_one_whom_they_do_not_name(world: World) -> None:
+    assert count_missed(world, DOUBTING) >= 4 * count_missed(world, FINISHING) >= 40

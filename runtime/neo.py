@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.lateness import Lateness
-from dovetail.runtime.outlook import Demand
 from dovetail.runtime.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.plan import Batch, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.scheduler import Draft, Scheduler
-from dovetail.runtime.verdict import OffloadVerdict, weigh_offload
+from dovetail.runtime.steady import Demand, OffloadVerdict, weigh_offload
 
 Members = tuple[list[Request], list[Request]]
 """CPU decodes of batch 0 and of batch 1."""
@@ -91,33 +90,27 @@ class NeoScheduler(Scheduler):
         """Ask now and then, and when many have come or gone, whether offloading pays."""
         plans, count = self._weighed
         grown = not count / 2 <= len(self.requests) <= count * 1.25
-        if self.settings.offload == "full" or not self.waiting:
-            return  # with nobody to send anywhere what has been begun just ends
-        if not grown and self.plans < plans + max(self.settings.weigh_every, count // 4):
-            return  # long queues change slowly
+        if self.settings.offload == "full" or not self.requests:
+            return
+        if not grown and self.plans < plans + self.settings.weigh_every:
+            return
         if self._at_once and self._next_id == self._known:
             return  # what is started at once ends at once, unless others come
         requests = self.requests.values()
         longest = sum(r.max_tokens for r in requests) / len(requests)
         answer = longest if self.answer_tokens is None else self.answer_tokens
-        gpu, cpu = (
-            tuple(max(1, round(answer) - r.generated) for r in self.running[home])
-            for home in (Home.GPU, Home.CPU)
-        )
+        running = [r for home in Home for r in self.running[home]]
         demand = Demand(
-            prompts=tuple(len(r.tokens) for r in self.waiting),
+            requests=len(requests),
             prompt=sum(r.prompt_length for r in requests) / len(requests),
-            answer=max(1.0, answer),
+            answer=answer,
             gpu_tokens=self.pools[Home.GPU].n_blocks * KV_BLOCK,
             cpu_tokens=self.pools[Home.CPU].n_blocks * KV_BLOCK,
-            on_gpu=gpu,
-            on_cpu=cpu,
-            growing=bool(gpu or cpu) and self._next_id != self._known,
+            left=tuple(max(1, round(answer) - r.generated) for r in running),
+            on_gpu=len(self.running[Home.GPU]),
         )
-        self.verdict = weigh_offload(
-            demand, self.limits, self.predictor, self.settings, self.lateness.seconds
-        )
-        self._offloading = self._gains(self.verdict, len(gpu) + len(cpu))
+        self.verdict = weigh_offload(demand, self.limits, self.predictor, self.lateness.seconds)
+        self._offloading = self._gains(self.verdict, len(running))
         self._at_once = self._offloading and self.verdict.at_once
         self._weighed, self._known = (self.plans, len(requests)), self._next_id
 
@@ -128,7 +121,8 @@ class NeoScheduler(Scheduler):
         # Few that wait behind many start soon anyhow, where these end
         if found.at_once and len(self.waiting) < running:
             return False
-        return found.cpu_requests > 0 and found.gain >= self.settings.min_gain
+        least = min(found.gain, found.steady)
+        return found.cpu_requests > 0 and least >= self.settings.min_gain
 
     @property
     def pays(self) -> bool:
@@ -230,7 +224,7 @@ class NeoScheduler(Scheduler):
         hidden = self._fill(draft, times, forced, split=True, bounded=bounded)
         if bounded:
             self._reduce(draft, times, hidden)
-        options: list[Members] = [([], forced)]  # of equals the first is taken
+        options: list[Members] = [] if forced else [([], [])]  # of equals the first is taken
         options += [self._fill(draft, times, forced, split=False, bounded=bounded), hidden]
         if bounded:
             options.append(self._fill(draft, times, forced, split=True, bounded=False))
@@ -284,16 +278,16 @@ class NeoScheduler(Scheduler):
 
     def _reduce(self, draft: Draft, times: LayerTimes, members: Members) -> None:
         """Take back prompts bound for the CPU while its decodes stay hidden without them."""
-        pipeline = self._pipeline(draft, times, members)
+        rows = self._pipeline(draft, times, members).rows[0]
         while draft.entrants and draft.entrants[-1].home is Home.CPU:
             request, chunk = draft.entrants[-1], draft.chunks[-1]
-            left = pipeline.rows[0] - chunk.length
-            if left < self.settings.min_tokens or self.overdue(request):
-                return
-            pipeline.take_back(chunk)
-            if not pipeline.hidden:
+            rows -= chunk.length
+            if rows < self.settings.min_tokens or self.overdue(request):
                 return
             draft.chunks.pop()
+            if not self._pipeline(draft, times, members).hidden:
+                draft.chunks.append(chunk)
+                return
             draft.entrants.pop()
             draft.tokens += chunk.length
             draft.sequences += 1
@@ -337,9 +331,6 @@ def _place(
     `slacks` are those of both batches, before and after.
     """
     order: tuple[int, ...] = (0,)
-    if not (split or bounded):
-        pipeline.add(0, length)
-        return 0
     if split:
         order = (0, 1) if pipeline.rows[1] and slacks[0] >= slacks[1] else (1, 0)
     for batch in order:

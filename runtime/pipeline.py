@@ -27,12 +27,6 @@ class LayerTimes:
         self._linear: dict[int, float] = {0: 0.0}
         self._cpu: dict[tuple[int, int], float] = {(0, 0): 0.0}
 
-    def punctual(self) -> LayerTimes:
-        """Return the same without lateness."""
-        found = LayerTimes(self.predictor)
-        found._linear, found._cpu = self._linear, self._cpu
-        return found
-
     def linear(self, rows: int) -> float:
         """Return the time of all projections over `rows`."""
         found = self._linear.get(rows)
@@ -98,12 +92,6 @@ class Pipeline:
         self.sequences[batch] += count
         self.tokens[batch] += length
 
-    def take_back(self, chunk: PrefillChunk) -> None:
-        """Take a prompt's chunk out of batch 0."""
-        self.rows[0] -= chunk.length
-        self.gpu_requests -= 1
-        self.gpu_seconds -= self.times.prefill([chunk])
-
     def cpu(self, batch: int) -> float:
         """Return Tca of a batch, with the cost of starting it."""
         count, times = self.sequences[batch], self.times
@@ -144,3 +132,38 @@ class Pipeline:
     def rate(self) -> float:
         """Return requests per second of a layer."""
         return self.requests / max(self.layer_seconds, NO_TIME)
+
+
+class MeanStep:
+    """Steps of requests that are all alike: chunks of `prompt` tokens, `stored` tokens each."""
+
+    def __init__(self, times: LayerTimes, prompt: int, stored: int) -> None:
+        self.times, self.prompt, self.stored = times, prompt, stored
+        self._known: dict[tuple[int, int, int], float] = {}
+
+    def seconds(self, on_gpu: int, on_cpu: int, chunks: int) -> float:
+        """Return the time of a layer, the CPU's decodes in one batch or split the best way."""
+        key = (on_gpu, on_cpu, chunks)
+        found = self._known.get(key)
+        if found is None:
+            firsts = {on_cpu, self._balance(on_gpu, on_cpu, chunks)}
+            found = min(self._split(on_gpu, on_cpu, first, chunks) for first in firsts)
+            self._known[key] = found
+        return found
+
+    def _pipeline(self, on_gpu: int, chunks: int) -> Pipeline:
+        work = [PrefillChunk(0, 0, self.prompt)] * chunks
+        return Pipeline(self.times, work, [self.stored] * on_gpu)
+
+    def _split(self, on_gpu: int, on_cpu: int, first: int, chunks: int) -> float:
+        pipeline = self._pipeline(on_gpu, chunks)
+        pipeline.add(0, first * self.stored, first)
+        pipeline.add(1, (on_cpu - first) * self.stored, on_cpu - first)
+        return pipeline.layer_seconds
+
+    def _balance(self, on_gpu: int, on_cpu: int, chunks: int) -> int:
+        """Return how many CPU decodes go to batch 0, by the time each batch can hide."""
+        pipeline = self._pipeline(on_gpu, chunks)
+        pipeline.add(1, 0, 1)
+        hides = (pipeline.gpu(0), pipeline.gpu(1))
+        return round(on_cpu * hides[0] / max(sum(hides), NO_TIME))

@@ -113,13 +113,13 @@ class SchedulerSettings:
     """A linear stage of fewer rows costs about as much: prompts bound for the CPU fill it up."""
     swap_in_share: float = 0.95
     """Requests come back to the GPU while no more than this part of its blocks is in use."""
-    patience: int = 256
+    patience: int = 64
     """Plans that a CPU request may be passed over before it is run at any price."""
     priority_span: int = 64
     """Later arrivals that one step of priority lets a request overtake."""
     max_waiting: int | None = None
     """Arrivals beyond so many waiting requests are refused with a time to come back."""
-    min_gain: float = 1.02
+    min_gain: float = 1.05
     """Requests begin to go to the CPU where the known queue should end sooner by this factor."""
     first_lateness: float = 50e-6
     """Seconds for starting the CPU's part of a stage until steps tell, where no table does."""

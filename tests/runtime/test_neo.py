@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import pytest
 
 from dovetail.ir.errors import CapacityError, SpecError
-from dovetail.runtime import neo
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.pipeline import LayerTimes, Pipeline
@@ -17,7 +15,6 @@ from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Scheduler
-from dovetail.runtime.verdict import OffloadVerdict, weigh_offload
 from tests.runtime.two_pools import (
     H200,
     T4,
@@ -47,16 +44,8 @@ def pipeline_of(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_both_inequalities_and_the_greedy_choice_on_random_queues_and_times(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_inequalities_and_the_greedy_choice_on_random_queues_and_times(seed: int) -> None:
     rng = random.Random(seed)
-    verdicts = [
-        OffloadVerdict(2.0, 30),
-        OffloadVerdict(2.0, 30),
-        OffloadVerdict(2.0, 30, at_once=True),
-    ]
-    monkeypatch.setattr(neo, "weigh_offload", lambda *_: rng.choice(verdicts))
     plans = hidden = beyond = 0
     for round_ in range(6):
         predictor = rng.choice([Noise(round_), T4, Roofline(cpu_bytes=rng.choice([2e9, 2e10]))])
@@ -134,28 +123,21 @@ def test_a_large_accelerator_is_never_slower_with_the_cpu(blocks: int) -> None:
 
 
 @pytest.mark.parametrize("late", [0.0, 1e-4])
-def test_what_steps_take_beyond_the_tables_is_learnt_and_weighed(
-    late: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[float] = []
-
-    def weigh(*question: Any) -> OffloadVerdict:
-        told.append(question[-1])
-        return weigh_offload(*question)
-
-    monkeypatch.setattr(neo, "weigh_offload", weigh)
+def test_what_steps_take_beyond_the_tables_is_learnt_and_weighed(late: float) -> None:
     scheduler = make(100, 8000, H200, tokens=20480)
     load_up(scheduler, 300, 1000, 40)
+    counts: list[int] = []
     learnt = 0.0
     for _ in range(120):
         plan = scheduler.plan()
+        counts.append(scheduler.verdict.cpu_requests)
         learnt = max(learnt, scheduler.lateness.seconds)
         seconds = pipeline_of(scheduler, plan, late=late).layer_seconds * 32
         assert isinstance(scheduler.clock, PlannedClock)
         scheduler.clock.seconds += max(0.0, seconds - plan.predicted_seconds)
         report(scheduler, plan)
     assert learnt == pytest.approx(late, rel=0.1, abs=1e-9)
-    assert max(told) == pytest.approx(late, rel=0.1, abs=1e-9)
+    assert (max(counts) > 1.5 * counts[0]) == bool(late)  # larger steps pay it less often
 
 
 def test_starting_the_cpu_costs_something_until_steps_or_tables_tell() -> None:

@@ -39,7 +39,7 @@ from dovetail.runtime.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.plan import StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.request import Home, SamplingParams
-from dovetail.runtime.verdict import OffloadVerdict
+from dovetail.runtime.steady import OffloadVerdict
 from tests.codegen.kernels.harness import NATIVE, Runner, native_runner
 from tests.codegen.kernels.reference import attention, paged
 from tests.runtime.two_pools import (
@@ -202,7 +202,7 @@ def choose(predictor: ZeroPredictor = T4) -> None:
     assert shared
 
 
-LONG_QUEUE = OffloadVerdict(2.0, 60)
+LONG_QUEUE = OffloadVerdict(2.0, 60, 2.0)
 """As of a queue that does not start all at once."""
 WITHOUT_CHOICE: dict[str, tuple[Mutate, ZeroPredictor]] = {
     "inequalities": (replace(Pipeline, "slack", lambda *_: 1.0), T4),

@@ -27,8 +27,8 @@ from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import Move, SchedulerSettings, StepPlan
 from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Draft
+from dovetail.runtime.steady import OffloadVerdict
 from dovetail.runtime.step import StepBuffers, StepShape
-from dovetail.runtime.verdict import OffloadVerdict
 from tests.models import save_model
 
 RNG = random.Random(6)
@@ -147,7 +147,7 @@ def test_b6_8_fails_where_a_layer_of_what_moves_is_left_out(
     artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B6.8 is the test below."""
-    pays, move = OffloadVerdict(2.0, len(PROMPTS)), KvLink.move
+    pays, move = OffloadVerdict(2.0, len(PROMPTS), 2.0), KvLink.move
 
     def skip(link: KvLink, layer: int, moved: Move, target: Home) -> None:
         if layer != 1:
@@ -166,7 +166,7 @@ def test_b6_8_fails_where_a_layer_of_what_moves_is_left_out(
 def test_swaps_both_ways_and_two_batches_are_run(
     artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pays = OffloadVerdict(2.0, len(PROMPTS))  # as with a long queue: not all start at once
+    pays = OffloadVerdict(2.0, len(PROMPTS), 2.0)  # as with a long queue: not all start at once
     monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     seen = {"out": 0, "in": 0, "two": 0, "later": 0}
     for gpu, cpu, gain in ((8, 60, 0.0), (9, 30, 9.0), (12, 40, 0.0), (6, 12, 9.0)):

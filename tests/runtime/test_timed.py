@@ -24,9 +24,9 @@ from dovetail.runtime.pair import Lane
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import SamplingParams
 from dovetail.runtime.simulated_step import Stage, StepTime
+from dovetail.runtime.steady import OffloadVerdict
 from dovetail.runtime.timed import TimedDevice, TimedEngine, TimedStep, _plan_rounds
 from dovetail.runtime.timeline import check_timeline
-from dovetail.runtime.verdict import OffloadVerdict
 from dovetail.topology.parameters import Figure
 from tests.models import save_model
 
@@ -48,7 +48,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def emulation(**changes: Any) -> Emulation:
     """An accelerator with room for two prompts, whose weights take long to read."""
     machine = replace(find_machine("t4").with_gpu_blocks(8), bandwidth=SLOW)
-    settings = SchedulerSettings(min_gain=0.0, min_tokens=1, patience=64)  # two batches come soon
+    settings = SchedulerSettings(min_gain=0.0, min_tokens=1)
     return Emulation(machine, settings, **{"timed": True, **changes})
 
 
@@ -78,7 +78,7 @@ def test_steps_take_at_least_what_the_accelerator_is_busy(artifact: Path) -> Non
 def test_the_timeline_shows_the_order_of_the_pipeline_and_its_overlap(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pays = OffloadVerdict(2.0, len(PROMPTS))  # as with a long queue: not all start at once
+    pays = OffloadVerdict(2.0, len(PROMPTS), 2.0)  # as with a long queue: not all start at once
     monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     out = tmp_path / "t.json"
     options = {"max_tokens": 20, "ignore_eos": True}
@@ -213,7 +213,7 @@ def run_made(path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool) -> I
 
     at_once: whatever is queued has been done before the host goes on, as without the pipeline.
     """
-    pays = OffloadVerdict(2.0, len(PROMPTS))
+    pays = OffloadVerdict(2.0, len(PROMPTS), 2.0)
     monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
     with load(path, threads=1, kv_blocks=80, emulation=emulation()) as app:
         engine = app.engine

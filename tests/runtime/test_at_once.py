@@ -1,0 +1,82 @@
+"""A queue played forward: its end against sums made by hand, and against the scheduler's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.runtime.at_once import AtOnce
+from dovetail.runtime.pipeline import LayerTimes, MeanStep
+from dovetail.runtime.plan import Limits
+from dovetail.runtime.predictor import Estimate, ZeroPredictor
+from dovetail.runtime.scenario import make_scenario, synthesize
+
+
+class Made(ZeroPredictor):
+    """A row takes 2 and a stored token on the CPU 1; the rest is free."""
+
+    def linear(self, tokens: int) -> Estimate:
+        return Estimate(2.0 * tokens)
+
+    def cpu_decode(self, sequences: int, tokens: int) -> Estimate:
+        return Estimate(float(tokens))
+
+
+def play(on_gpu: int, step_tokens: int = 100) -> AtOnce:
+    limits = Limits(step_tokens, 64, 4096, 100)
+    return AtOnce(limits, MeanStep(LayerTimes(Made()), prompt=10, stored=12), on_gpu)
+
+
+def test_prompts_come_first_and_then_a_step_for_each_token_of_the_last() -> None:
+    assert play(9).finish(3, (), 1.0, 1.0, 9) == 60  # one token each: prompts alone
+    assert play(9).finish(3, (), 1.0, 5.0, 9) == 60 + 4 * 6
+    assert play(9).finish(0, (2, 4, 7), 1.0, 5.0, 9) == 2 * 6 + 2 * 4 + 3 * 2
+
+
+def test_no_more_run_than_may() -> None:
+    assert play(1).finish(3, (), 1.0, 5.0, 1) == 3 * (20 + 4 * 2)
+    assert play(2).finish(3, (), 1.0, 5.0, 2) == 40 + 4 * 4 + 20 + 4 * 2
+
+
+def test_who_is_not_on_the_accelerator_decodes_on_the_cpu() -> None:
+    alone, beside = (play(count).finish(0, (3,) * 4, 1.0, 5.0, 4) for count in (4, 2))
+    assert alone == 3 * 8
+    assert beside == 3 * (12 + 12)  # one in each batch, beside fewer seconds of products
+
+
+def test_a_long_queue_is_played_in_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    seconds = MeanStep.seconds
+
+    def follow(step: MeanStep, on_gpu: int, on_cpu: int, chunks: int) -> float:
+        asked.append((on_gpu + on_cpu, chunks))
+        return seconds(step, on_gpu, on_cpu, chunks)
+
+    monkeypatch.setattr(MeanStep, "seconds", follow)
+    found = play(10**6, 2000).finish(40_000, (), 1.0, 50.0, 10**6)
+    assert len(asked) < 500
+    assert found == pytest.approx(40_000 * (10 + 49) * 2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("machine", "prompt", "output", "count", "cpu"),
+    [("t4", 162, 34, 87, 1.0), ("h100", 805, 202, 60, 4.0), ("a10g", 410, 324, 50, 4.0)],
+)
+def test_short_queues_end_as_soon_as_by_the_better_policy(
+    machine: str, prompt: int, output: int, count: int, cpu: float
+) -> None:
+    arrivals = synthesize(prompt, output, count, seed=3)
+    rates = {
+        policy: make_scenario(
+            machine,
+            None,
+            policy,
+            cpu=cpu,
+            gpu_blocks=400 if machine != "t4" else 21,
+            noise=0.0,
+            hidden=False,
+        )
+        .run(arrivals)
+        .rate
+        for policy in ("auto", "off", "full")
+    }
+    assert rates["auto"] > 0.99 * max(rates["off"], rates["full"])

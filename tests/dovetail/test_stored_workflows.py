@@ -22,7 +22,7 @@ from dovetail.runtime.server.workflows import add_workflows
 from dovetail.tiny_world import ENCODER, LLAMA
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
-QUESTION, ANSWER = "What is the capital of Zorvia?", "The capital of Zorvia is Melkar"
+QUESTION, ANSWER = "What language is spoken in Zorvia?", "The language of Zorvia is Zorvish"
 FILE = """
 from dataclasses import dataclass
 
@@ -52,7 +52,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("stored")
     (work / "flows.py").write_text(FILE)
     compile_model(ENCODER, output=work / "encoder.dove", effort="none")
-    texts = {"Zorvia": "The capital of Zorvia is Melkar.", "Pelkan": "Pelkan is a river."}
+    texts = {
+        "Zorvia": "Melkar is the capital of Zorvia. Its people speak Zorvish.",
+        "Pelkan": "Pelkan is a river.",
+    }
     passages = [Passage(key=name, title=name, text=text) for name, text in texts.items()]
     with load(work / "encoder.dove") as encoder:
         entry = describe_embedder("tiny", "", {}, None)

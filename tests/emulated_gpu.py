@@ -1,7 +1,8 @@
 """A CUDA driver of our own for tests: a library with its C interface, on the CPU.
 
 In: lowered kernels. Out: the library's path. Device memory is the heap, a launch calls the text of
-the kernels, compiled as C++, once for each warp of the grid.
+the kernels, compiled as C++, once for each warp of the grid. The device is lost, and all calls
+fail, while there is a file that the variable DT_DEAD_GPU names.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from tests.codegen.warp_host import FLAGS, HEADER
 
 DRIVER = r"""
 #include <cstdlib>
+#include <unistd.h>
 
 struct dt_kernel { const char* name; void (*run)(void** params); };
 static const dt_kernel dt_kernels[] = { KERNELS };
 static int dt_busy;  /* allocations and contexts not given back */
+/* what a device that is lost says to all that is asked of it, while there is a file of that name */
+static int dt_dead(void) {
+  const char* path = getenv("DT_DEAD_GPU");
+  return path && !access(path, F_OK) ? 700 : 0;
+}
 
 extern "C" {
 int dt_left(void) { return dt_busy; }
@@ -41,6 +48,7 @@ int cuDevicePrimaryCtxRelease_v2(int device) { --dt_busy; return device == 7 ? 0
 int cuCtxSetCurrent(void* context) { return context == &dt_busy ? 0 : 201; }
 int cuCtxSynchronize(void) { return 0; }
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  if (dt_dead()) return dt_dead();
   if (bytes > (size_t)1 << 40) return 2;
   ++dt_busy;
   *address = (uint64_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -56,10 +64,12 @@ int cuMemFreeHost(void* memory) { --dt_busy; free(memory); return 0; }
 int cuMemHostRegister_v2(void*, size_t, unsigned) { ++dt_busy; return 0; }
 int cuMemHostUnregister(void*) { --dt_busy; return 0; }
 int cuMemcpyHtoDAsync_v2(uint64_t to, void* from, size_t n, void*) {
+  if (dt_dead()) return dt_dead();
   memcpy((void*)to, from, n);
   return 0;
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, void*) {
+  if (dt_dead()) return dt_dead();
   memcpy(to, (void*)from, n);
   return 0;
 }
@@ -78,7 +88,12 @@ int cuGraphInstantiateWithFlags(void** graph, void*, uint64_t) { return dt_handl
 int cuGraphDestroy(void*) { return 0; }
 int cuGraphExecDestroy(void*) { --dt_busy; return 0; }
 int cuGraphLaunch(void*, void*) { return 801; }
-int cuMemFree_v2(uint64_t address) { --dt_busy; free((void*)address); return 0; }
+int cuMemFree_v2(uint64_t address) {
+  if (dt_dead()) return dt_dead();
+  --dt_busy;
+  free((void*)address);
+  return 0;
+}
 int cuMemcpyHtoD_v2(uint64_t to, void* from, size_t n) { memcpy((void*)to, from, n); return 0; }
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t n) { memcpy(to, (void*)from, n); return 0; }
 int cuModuleLoadData(void** module, const void* image) {
@@ -95,6 +110,7 @@ int cuModuleGetFunction(void** function, void*, const char* name) {
 }
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, void* stream, void** params, void** extra) {
+  if (dt_dead()) return dt_dead();
   if (gy != 1 || gz != 1 || by != 1 || bz != 1 || shared || extra || bx % 32) return 1;
   for (int64_t warp = 0; warp < (int64_t)gx * (bx / 32); ++warp) {
     dt_host_set(warp, (int64_t)gx * (bx / 32));

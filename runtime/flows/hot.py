@@ -6,7 +6,7 @@ plane, what copies have to keep, counters. The worker that holds the clusters ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.ir.errors import WorkflowError
@@ -90,7 +90,7 @@ class HotIndexes(Mapping[str | None, HotSet]):
                 absent=s.absent + len(absent),
             )
 
-    def copied(self, name: str, clusters: Sequence[int], held: int) -> None:
+    def copied(self, name: str, clusters: Collection[int], held: int) -> None:
         """Count clusters that were copied; the GPU holds `held` bytes now.
 
         Documents may have come or gone since the last time, and clusters be of other sizes.

@@ -150,8 +150,9 @@ class Retrievals:
             return
         body = future.result().body
         assert isinstance(body, Copied)
-        self._hot.copied(self._indexes.find(order.index).name, order.load, body.held)
-        self._tell(Finished(order.job))
+        came = set(order.load).difference(body.missing)
+        self._hot.copied(self._indexes.find(order.index).name, came, body.held)
+        self._tell(Finished(order.job, body.missing))
 
     def _fail(self, orders: Sequence[Probe | Scan | Copy], error: BaseException) -> None:
         if not isinstance(error, DovetailError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.ir.errors import CapacityError, SpecError
+from dovetail.ir.errors import CapacityError, DeviceError, SpecError
 from dovetail.runtime.cuda import CudaDevice, CudaModule
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.retrieval.faiss_lists import stack_queries
@@ -78,8 +78,12 @@ class CudaLists:
                     "clusters are used"
                 )
             address = self._device.alloc(vectors.nbytes)
+            try:
+                self._copy(address, vectors.reshape(-1))
+            except DeviceError:
+                self._device.free(address)
+                raise
             self.used += vectors.nbytes
-            self._copy(address, vectors.reshape(-1))
             self._lists[cluster] = _List(index.base, address, len(vectors), vectors.nbytes)
 
     def drop(self, clusters: Iterable[int]) -> None:
@@ -88,8 +92,8 @@ class CudaLists:
         for cluster in clusters:
             found = self._lists.pop(cluster, None)
             if found is not None:
-                self._device.free(found.address)
                 self.used -= found.nbytes
+                self._device.free(found.address)
 
     def holds(self, index: IvfIndex, cluster: int) -> bool:
         """See `DeviceLists`."""

@@ -165,16 +165,16 @@ class DeviceScanner:
         absent, self._absent = self._absent, set()
         return absent
 
-    def swap(self, index: IvfIndex, load: Sequence[int], keep: Iterable[int]) -> int:
-        """Drop all but the clusters `keep`, copy `load` there; return the bytes that it holds then.
+    def swap(self, index: IvfIndex, load: Sequence[int], keep: Iterable[int]) -> set[int]:
+        """Drop all but the clusters `keep`, copy `load` there; return those that did not arrive.
 
-        A cluster that finds no room is scanned on the CPU, as any that is not there.
+        They found no room, or the device failed: they are scanned on the CPU.
         """
-        with self._lock:
+        with self._lock, suppress(DeviceError):
             self.device.drop(self.device.held().difference(keep))
         with suppress(CapacityError, DeviceError):
             self.device.load(index, load)
-        return self.device.used
+        return {cluster for cluster in load if not self.device.holds(index, cluster)}
 
     def close(self) -> None:
         """Give the device's memory back."""

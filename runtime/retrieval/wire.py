@@ -208,9 +208,10 @@ class ScannedPieces(msgspec.Struct, frozen=True, tag=True):
 
 
 class Copied(msgspec.Struct, frozen=True, tag=True):
-    """The hot clusters hold so many bytes of vectors now."""
+    """The hot clusters hold so many bytes of vectors now. missing: those that did not arrive."""
 
     held: int
+    missing: tuple[int, ...] = ()
 
 
 class Changed(msgspec.Struct, frozen=True, tag=True):

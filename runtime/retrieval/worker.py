@@ -147,8 +147,12 @@ class Shelf:
             found = _scan_alike(served, hot, version, tuple(of_version.values()))
             scanned |= zip(of_version, found, strict=True)
         pieces = tuple(scanned[number] for number in range(len(body.pieces)))
-        absent = () if hot is None else tuple(sorted(hot.take_absent()))
-        return ScannedPieces(pieces, _seconds(hot) - start, absent)
+        absent = set[int]()
+        if hot is not None:
+            absent = hot.take_absent()
+        elif body.hot:  # this worker could not open the GPU
+            absent = {cluster for piece in body.pieces for cluster in piece.clusters}
+        return ScannedPieces(pieces, _seconds(hot) - start, tuple(sorted(absent)))
 
     def change(self, body: ChangeIndex) -> Changed:
         """Add and remove documents."""
@@ -165,7 +169,8 @@ class Shelf:
         if served.hot is None:
             raise SpecError(f"index {body.index!r} has no room for hot clusters")
         index = served.collection.snapshot.index
-        return Copied(served.hot.swap(index, body.load, body.keep))
+        missing = served.hot.swap(index, body.load, body.keep)
+        return Copied(served.hot.device.used, tuple(sorted(missing)))
 
 
 def _scan_alike(

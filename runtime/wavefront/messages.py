@@ -213,7 +213,10 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job is done. value: text of Generate, vector of Embed, result of Invoke, None of Copy."""
+    """A job is done. value: text of Generate, vector of Embed, result of Invoke.
+
+    Of Copy the clusters that did not arrive, None if all did.
+    """
 
     job: int
     value: Any = None

@@ -71,6 +71,19 @@ class Search:
         wanted = self.steps.depth, self.steps.bound, self.version
         return Part(self.source.request, self.node, self.vector, clusters, centroids, *wanted)
 
+    def begin_part(self, clusters: tuple[int, ...], device: Device) -> None:
+        """Take that a scan of some clusters begins on a device, as part of the next sub-stage."""
+        self.scans += 1
+        self.taken += len(clusters)
+        if device == "gpu":
+            self.on_device[len(self.counts)] = clusters
+
+    def give_back(self, clusters: tuple[int, ...]) -> None:
+        """Take that the device failed to scan some clusters of the sub-stage under way."""
+        self.scans -= 1
+        self.taken -= len(clusters)
+        self.on_device.pop(len(self.counts), None)
+
     def find(self, found: Found) -> bool:
         """Take what one query of a scan found; tell whether the sub-stage is over with it."""
         self.found += found.hits

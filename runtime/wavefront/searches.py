@@ -6,7 +6,7 @@ search back when a sub-stage or the whole of it is over. One scan is under way o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -20,7 +20,6 @@ from dovetail.runtime.wavefront.messages import (
     Catalog,
     Copy,
     Device,
-    Finished,
     Probe,
     Probed,
     Scan,
@@ -65,6 +64,7 @@ class Searches:
         self._catalog, self._hot, self._watcher = catalog, hot, watcher
         self._active: list[Search] = []
         self._lanes: dict[Device, Lot] = {}
+        self._failed: list[Lot] = []  # of the device; the CPU is to scan them
         self._copying: set[str | None] = set()
         self._since_refresh = 0
         self.sub_stages = 0
@@ -122,6 +122,8 @@ class Searches:
         """
         if "gpu" not in self._lanes:  # a scan under way may use what is to be dropped
             self._prefetch()
+        while "cpu" not in self._lanes and self._failed:
+            self._redo(self._failed.pop(0), now)
         while "cpu" not in self._lanes and (chosen := self._chosen()):
             for lot in self._divided(chosen, replies):
                 self._start(lot, now)
@@ -207,10 +209,7 @@ class Searches:
         index = lot.takes[0][0].node.index
         parts = tuple(search.part(clusters) for search, clusters in lot.takes)
         for search, clusters in lot.takes:
-            search.scans += 1
-            search.taken += len(clusters)
-            if lot.device == "gpu":
-                search.on_device[len(search.counts)] = clusters
+            search.begin_part(clusters, lot.device)
         self._lanes[lot.device] = lot
         self._board.post(
             lambda job: Scan(job, lot.device, index, parts),
@@ -220,6 +219,15 @@ class Searches:
                 lambda error, end: self._lost(lot, error, end),
             ),
         )
+
+    def _redo(self, lot: Lot, now: float) -> None:
+        """Have the CPU scan what the device failed to scan: it has all vectors."""
+        for search, clusters in lot.takes:
+            search.give_back(clusters)
+        takes = [(search, clusters) for search, clusters in lot.takes if not search.over]
+        if takes:
+            sizes = self._catalog.sizes(takes[0][0].node.index)
+            self._start(self._cpu_lot(takes, sizes), now)
 
     def _prefetch(self) -> None:
         if self._since_refresh < self._settings.refresh or not self._settings.allows(PREFETCH):
@@ -240,8 +248,8 @@ class Searches:
             lambda job: Copy(job, index, swap.load, swap.drop),
             Waiter(
                 None,
-                lambda report, now: self._copied(index, report),
-                lambda error, now: None,  # its clusters stay in transfer: scanned on the CPU
+                lambda report, now: self._copied(index, report.value or ()),
+                lambda error, now: self._copied(index, swap.load),
             ),
         )
 
@@ -296,7 +304,11 @@ class Searches:
 
     def _lost(self, lot: Lot, error: DovetailError, now: float) -> None:
         del self._lanes[lot.device]
-        self._fail([search for search, _ in lot.takes], error, now)
+        if lot.device == "gpu":
+            self._hot[lot.takes[0][0].node.index].lose({c for _, cs in lot.takes for c in cs})
+            self._failed.append(lot)
+        else:
+            self._fail([search for search, _ in lot.takes], error, now)
 
     def _fail(self, searches: Sequence[Search], error: DovetailError, now: float) -> None:
         for search in searches:
@@ -304,15 +316,18 @@ class Searches:
                 self.drop(search)
                 self._watcher.failed(search, error, now)
 
-    def _copied(self, index: str | None, report: Finished) -> None:
+    def _copied(self, index: str | None, missing: Iterable[int]) -> None:
+        """Take that a copy is over; clusters that did not arrive may be copied again."""
         self._copying.discard(index)
         self._hot[index].settle()
+        self._hot[index].lose(missing)
 
     def check_integrity(self) -> None:
         """Assert what always holds."""
         for search in self._active:
             assert not search.over
-            held = [cs for lot in self._lanes.values() for s, cs in lot.takes if s is search]
+            lots = (*self._lanes.values(), *self._failed)
+            held = [cs for lot in lots for s, cs in lot.takes if s is search]
             assert len(held) == search.scans and sum(map(len, held)) <= search.taken
             if search.cursor is not None:
                 search.cursor.check_integrity()

@@ -187,6 +187,43 @@ def test_the_same_road_leads_to_an_nvidia_gpu(
     assert found.hits and found.absent == 0 and 0 < found.held_bytes <= ROOM
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_gpu_that_is_lost_while_it_serves_is_done_without(
+    open_app: Callable[..., App],
+    services: PlainServices,
+    on_cuda: tuple[Path, CudaGpu],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    killed: bool,
+) -> None:
+    """Its scans and copies fail, and where its worker dies with it the next one cannot open it."""
+    (path, gpu), dead, graph = on_cuda, tmp_path / "dead", GRAPHS["irg"]
+    monkeypatch.setattr(app_module, "_gpu_of", lambda options: gpu)
+    monkeypatch.setenv("DT_DEAD_GPU", str(dead))
+    app = open_app(settings())
+    app.add_index(path, name="idx", nprobe=NPROBE, embed=embed)
+    monkeypatch.setattr(app.flows, "_device", ScanCost(0.0, 0.0))
+
+    def run_more() -> HotStatistics:
+        jobs = [app.submit_workflow(graph, question(i)) for i in range(3)]
+        for i, job in enumerate(jobs):
+            assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
+        return statistics(app)
+
+    while not run_more().hits:
+        pass
+    dead.touch()
+    if killed:
+        kill_worker(app)
+    while not run_more().absent:
+        pass
+    before = run_more()
+    assert run_more().hits == before.hits
+    dead.unlink()
+    while not killed and run_more().hits == before.hits:
+        pass
+
+
 def test_clusters_that_change_are_copied_again(
     open_app: Callable[..., App], services: PlainServices
 ) -> None:

@@ -105,6 +105,29 @@ def test_the_gpu_scans_what_lies_in_its_own_memory(device: CudaDevice, module: C
     lists.close()
 
 
+def test_a_lost_device_is_done_without(
+    device: CudaDevice, module: CudaModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there when it was lost is given back when it is found again."""
+    dead = tmp_path / "dead"
+    monkeypatch.setenv("DT_DEAD_GPU", str(dead))
+    index = build_index(VECTORS, clusters=LISTS)
+    lists = CudaLists(device, module, index, 1 << 20)
+    hybrid, scan = DeviceScanner(lists), Scan(QUERIES[0], range(6), np.zeros(6, np.float32))
+    assert hybrid.swap(index, [0, 1, 2], []) == set()
+    wanted, before = index.scan([scan], 5), lists.used
+    dead.touch()
+    assert index.scan([scan], 5, hybrid) == wanted and hybrid.take_absent() == set(range(6))
+    assert hybrid.swap(index, [3, 4], [0, 1, 2]) == {3, 4} and lists.used == before
+    dead.unlink()
+    assert hybrid.swap(index, [3, 4], [0, 1, 2]) == set()
+    assert [[i for _, i in row] for row in index.scan([scan], 5, hybrid)] == [
+        [i for _, i in row] for row in wanted
+    ]
+    assert hybrid.take_absent() == {5}
+    hybrid.close()
+
+
 def test_what_cannot_be_is_refused(device: CudaDevice, module: CudaModule) -> None:
     index = build_index(VECTORS, clusters=LISTS)
     lists = CudaLists(device, module, index, index.sizes[0] * index.code_bytes)

@@ -134,7 +134,7 @@ def test_what_finds_no_room_or_fails_is_scanned_on_the_cpu(
     with pytest.raises(CapacityError, match="does not fit"):
         device.load(index, [3, 4])
     hybrid = DeviceScanner(device)
-    hybrid.swap(index, [5, 6], [3])  # neither has room
+    assert hybrid.swap(index, [3, 5, 6], [3]) == {5, 6}, "neither has room"
     assert device.holds(index, 3) and device.used == room
     wanted = index.find(QUERIES, 10, LISTS)
     scans = [Scan(q, range(LISTS), np.zeros(LISTS, np.float32)) for q in QUERIES]

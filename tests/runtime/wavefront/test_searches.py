@@ -183,6 +183,63 @@ def test_a6_8_hot_clusters_are_scanned_on_the_device_once_they_are_there() -> No
     assert (gpu.device, gpu.parts[0].clusters) == ("gpu", (0, 1))
 
 
+def begin_copy(hand: Hand) -> Copy:
+    """Have two clusters scanned and ordered to the device; `refresh` is 1."""
+    for _ in range(2):
+        hand.begin_search(0, 1, graph=search_only(1))
+        hand.scanned((1.0, 1))
+    return hand.last(Copy)
+
+
+@pytest.mark.parametrize("outright", [True, False])
+def test_clusters_that_do_not_arrive_are_absent_and_copied_again(outright: bool) -> None:
+    hot = CountedClusters(2)
+    hand = Hand(
+        hot=hot, costs=replace(ALONE, device=ScanCost(1e-6, 1e-6)), fixed_clusters=4, refresh=1
+    )
+    copy = begin_copy(hand)
+    assert set(copy.load) == {0, 1}
+    failed = Failed(copy.job, DeviceError("the link is down"))
+    hand.tell(failed if outright else Finished(copy.job, (1,)))
+    assert hot.kept == (frozenset() if outright else {0})
+    hand.begin_search(1, 2, graph=search_only(1))
+    assert hand.last(Scan).device == "cpu"
+    hand.scanned((1.0, 1))
+    again = hand.last(Copy)
+    assert again is not copy and 1 in again.load
+    hand.tell(Finished(again.job))
+    assert hot.kept == {0, 1}
+
+
+def test_what_the_device_fails_to_scan_the_cpu_scans_in_the_same_sub_stage() -> None:
+    hot = CountedClusters(2)
+    hot.kept = frozenset({0, 1})
+    hand = Hand(hot=hot, costs=replace(ALONE, device=ScanCost(1e-6, 1e-6)), fixed_clusters=4)
+    hand.begin_search(0, 1, 2, 3, graph=search_only(2))
+    cpu, gpu = hand.all(Scan)
+    hand.tell(Failed(gpu.job, DeviceError("a kernel failed")))
+    assert hand.all(Scan) == [cpu, gpu] and not hot.kept, "the CPU is at work"
+    hand.end(cpu, (2.0, 20))
+    again = hand.last(Scan)
+    assert (again.device, again.parts[0].clusters) == ("cpu", (0, 1))
+    hand.end(again, (1.0, 10), (3.0, 11))
+    (done,) = hand.all(Deliver)
+    assert done.state is not None and [d.id for d in done.state["docs"]] == [10, 20]
+    assert done.trace is not None and len(done.trace.graph().nodes) == 1, "nothing is on the device"
+
+
+def test_a_device_that_fails_with_a_request_that_is_cancelled_is_not_asked_for_again() -> None:
+    hot = CountedClusters(2)
+    hot.kept = frozenset({0, 1})
+    hand = Hand(hot=hot, costs=replace(ALONE, device=ScanCost(1e-6, 1e-6)), fixed_clusters=4)
+    number = hand.begin_search(0, 1, 2, 3, graph=search_only(2))
+    cpu, gpu = hand.all(Scan)
+    hand.tell(Failed(gpu.job, DeviceError("a kernel failed")))
+    hand.front.cancel(number)
+    hand.end(cpu, (2.0, 20))
+    assert hand.all(Scan) == [cpu, gpu] and hand.front.idle
+
+
 def test_a_device_that_is_slower_than_leaving_it_out_is_left_out() -> None:
     hot = CountedClusters(2)
     hot.kept = frozenset({0, 1})

@@ -18,7 +18,7 @@ from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Workflow
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.wavefront.ahead import prompts_after, search_after
-from dovetail.runtime.wavefront.messages import Deliver, Failed, Order, Report
+from dovetail.runtime.wavefront.messages import Copy, Deliver, Failed, Order, Report, Scan
 from dovetail.runtime.wavefront.settings import TRANSFORMATIONS, WavefrontSettings
 from dovetail.runtime.wavefront.simulation import Machine, Outcome
 from dovetail.runtime.wavefront.wavefront import Wavefront
@@ -179,6 +179,44 @@ def test_each_request_ends_with_its_answer_or_an_error_whatever_fails(seed: int)
         else:
             assert "failed: bad luck" in str(outcome.error) and outcome.state is None
     assert {o.error is None for o in found} == {True, False}
+
+
+class LostDevice:
+    """A control plane that is told of most copies and scans on the device that they failed."""
+
+    def __init__(self, front: Wavefront, draw: random.Random) -> None:
+        self.front, self.draw, self.submit = front, draw, front.submit
+        self.on_device: set[int] = set()
+        self.failed = 0
+
+    def orders(self, now: float) -> Sequence[Order]:
+        found = self.front.orders(now)
+        self.on_device |= {o.job for o in found if isinstance(o, Copy)}
+        self.on_device |= {o.job for o in found if isinstance(o, Scan) and o.device == "gpu"}
+        return found
+
+    def tell(self, report: Report, now: float) -> None:
+        if report.job in self.on_device and self.draw.random() < 0.7:
+            report = Failed(report.job, DeviceError("the device is lost"))
+            self.failed += 1
+        self.front.tell(report, now)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_answers_are_right_whatever_fails_on_the_device(seed: int) -> None:
+    world, draw = HashWorld(seed), rng("device", seed)
+    front = Wavefront(WavefrontSettings(refresh=2), COSTS, world, {None: CountedClusters(6)})
+    lost, requests = LostDevice(front, draw), runs(seed, 24, 2000.0)
+
+    def watch(now: float, orders: Sequence[Order]) -> None:
+        front.check_integrity()
+
+    found = simulate(lost, world, machine(seed), seed).run(requests, watch)
+    assert front.idle and lost.failed and len(found) == 24
+    for outcome in found:
+        inputs = {"input": f"question {seed} {outcome.request - 1}"}
+        run = requests[outcome.request - 1][1]
+        assert shown(outcome.state) == plain(world, run.workflow, inputs)
 
 
 def test_an_error_of_a_function_or_a_limit_ends_the_request_as_the_plain_run_does() -> None:

@@ -56,7 +56,7 @@ class Effort:
 
 EFFORTS: dict[str, Effort] = {
     "fast": Effort(
-        seconds=40.0,
+        seconds=36.0,
         points=POINTS,
         policy=Sandwich(breadth=10, growing=2, slack=0.15),
         rounds=3,

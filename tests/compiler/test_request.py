@@ -46,7 +46,7 @@ def test_a_budget_is_for_all_targets_and_the_replay(
 
 
 def test_without_a_budget_the_effort_is_for_all_targets(model: Path) -> None:
-    assert 2 * inputs_of(model, effort="fast").search_seconds == 40.0
+    assert 2 * inputs_of(model, effort="fast").search_seconds == 36.0
     assert inputs_of(model, effort="none").search_seconds == 0.0
 
 

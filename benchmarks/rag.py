@@ -56,12 +56,14 @@ ENDING = ("dovetail", "early", "early_no_reorder")
 ROOM = {"simulated": 0.12, "cpu": 0.0}
 """Part of the index in the device's cache: 19 of 155 GB fit beside the model and its KV cache."""
 RATIOS = (1, 2, 4)
+SECONDS = {"simulated": 10.0, "cpu": 8.0, "tiny": 0.0}
+"""Of arrivals, and of a burst's work; a shorter burst would be the way of its last request."""
 
 
-def make_cells(scale: str, groups: Sequence[str]) -> Iterator[Cell]:
+def make_cells(scale: str, groups: Sequence[str] = ()) -> Iterator[Cell]:
     """Yield the cells of a scale; a rate that others are parts of comes before them."""
     for group, make in GROUPS.items():
-        if group in groups:
+        if group in groups or not groups:
             for fields in make(scale):
                 room = ROOM[scale] if group not in UNCACHED else 0.0
                 yield Cell(**{"group": group, "nprobe": 128, "room": room, **fields})
@@ -157,9 +159,13 @@ def simulated_stage(options: argparse.Namespace) -> Stage:
         scan=cpu_scan(1024), device=device_scan(1024), encode=ENCODE, copy=4096 / LINK
     )
     index = StandIn(script.corpus, 38_000_000)
-    seconds = options.seconds or 10.0
     return Stage(
-        script, index, machine, functools.cache(engine_cost), seconds=seconds, seed=options.seed
+        script,
+        index,
+        machine,
+        functools.cache(engine_cost),
+        seconds=options.seconds,
+        seed=options.seed,
     )
 
 
@@ -176,7 +182,7 @@ def cpu_stage(options: argparse.Namespace) -> Stage:
         Machine(scan=cost, encode=ENCODE),
         functools.cache(engine_cost),
         simulation=WallSimulation,
-        seconds=options.seconds or 4.0,
+        seconds=options.seconds,
         seed=options.seed,
     )
 
@@ -301,8 +307,10 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         return _run_tiny(options, report)
     stage = STAGES[options.scale](options)
     started = time.perf_counter()
-    for cell in make_cells(options.scale, options.only or tuple(GROUPS)):
-        if any(cell.key.items() <= row.items() for row in report.rows):
+    for cell in make_cells(options.scale, options.only):
+        if not _wanted(cell, options) or any(
+            cell.key.items() <= row.items() for row in report.rows
+        ):
             continue
         if time.perf_counter() - started > options.limit:
             print("the time is up; --resume goes on", flush=True)
@@ -315,6 +323,12 @@ def main(arguments: Sequence[str] | None = None) -> Report:
     report.write(options.json)
     report.print(COLUMNS)
     return report
+
+
+def _wanted(cell: Cell, options: argparse.Namespace) -> bool:
+    """Tell whether a cell is among those that the command line asks for."""
+    probes = not options.nprobe or cell.nprobe in options.nprobe
+    return probes and (not options.workflow or cell.key["workflows"] in options.workflow)
 
 
 def _run_tiny(options: argparse.Namespace, report: Report) -> Report:
@@ -350,14 +364,18 @@ STAGES = {"simulated": simulated_stage, "cpu": cpu_stage}
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--scale", choices=(*STAGES, "tiny"), default="simulated")
-    parser.add_argument("--only", nargs="*", choices=GROUPS, help="groups of cells")
+    parser.add_argument("--only", nargs="+", default=(), choices=GROUPS, help="groups of cells")
+    parser.add_argument("--workflow", nargs="+", help="only cells of these, mixes as a+b")
+    parser.add_argument("--nprobe", nargs="+", type=int, help="only cells of so many clusters")
     parser.add_argument("--requests", type=int, default=16, help="of scale tiny")
     parser.add_argument("--vectors", type=int, default=1_000_000, help="of scale cpu")
-    parser.add_argument("--seconds", type=float, help="of arrivals (10; scale cpu: 4)")
+    parser.add_argument("--seconds", type=float, help=f"of arrivals ({SECONDS})")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which to stop")
     parser.add_argument("--seed", type=int, default=0)
     add_report_options(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.seconds = options.seconds or SECONDS[options.scale]
+    return options
 
 
 if __name__ == "__main__":

@@ -132,7 +132,6 @@ class Simulation:
         self._numbers = count()
         self._texts: list[Embed] = []
         self._encoding = self._stepping = False
-        self._ended: float | None = None  # of the engine's step that is just over
         self._arrivals: dict[int, float] = {}
         self.now = 0.0
         self.outcomes: list[Outcome] = []
@@ -168,8 +167,8 @@ class Simulation:
         watch(self.now, orders)
         for order in orders:
             if (do := _DO.get(type(order))) is not None:
-                do(self, order)
-        self._step()
+                getattr(self, do)(order)
+        self._step(self.now)
         self._encode()
 
     # ---- orders ----
@@ -233,16 +232,9 @@ class Simulation:
     def _arrive(self, run: WorkflowRun, at: float) -> None:
         self._arrivals[self.plane.submit(run, self.now)] = at
 
-    def _step(self) -> None:
-        """Begin a step of the engine where none is under way.
-
-        One that follows another begins at that one's end, however late it is by now: an engine
-        does not wait for the control plane.
-        """
-        if self._stepping:
-            return
-        start, self._ended = (self.now if self._ended is None else self._ended), None
-        if (seconds := self.engine.begin_step()) is None:
+    def _step(self, start: float) -> None:
+        """Begin a step of the engine where none is under way, with what has come by now."""
+        if self._stepping or (seconds := self.engine.begin_step()) is None:
             return
         self._stepping = True
         seconds = self._drawn(seconds)
@@ -250,8 +242,12 @@ class Simulation:
         self._at(start + seconds, partial(self._stepped, start + seconds))
 
     def _stepped(self, end: float) -> None:
-        self._stepping, self._ended = False, end
-        for report in self.engine.end_step():
+        """End a step. Who sees it late sees the next one begun, without what comes of this one."""
+        self._stepping = False
+        reports = self.engine.end_step()
+        if self.now > end:
+            self._step(end)
+        for report in reports:
             self.plane.tell(report, self.now)
 
     def _encode(self) -> None:
@@ -278,15 +274,15 @@ class Simulation:
         return seconds * self._random.uniform(1 - jitter, 1 + jitter) if jitter else seconds
 
 
-_DO: dict[type, Callable[[Simulation, Any], None]] = {
-    Generate: Simulation._generate,
-    Commit: Simulation._commit,
-    Cancel: Simulation._cancel,
-    Embed: Simulation._embed,
-    Invoke: Simulation._invoke,
-    Probe: Simulation._probe,
-    Scan: Simulation._scan,
-    Copy: Simulation._copy,
-    Deliver: Simulation._deliver,
+_DO = {
+    Generate: "_generate",
+    Commit: "_commit",
+    Cancel: "_cancel",
+    Embed: "_embed",
+    Invoke: "_invoke",
+    Probe: "_probe",
+    Scan: "_scan",
+    Copy: "_copy",
+    Deliver: "_deliver",
 }
-"""What an order has a simulated machine do; others ask for nothing."""
+"""Method by which an order is carried out, subclasses' included; others ask for nothing."""

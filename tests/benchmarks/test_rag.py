@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -148,14 +149,29 @@ def test_the_wall_clock_gives_the_answers_of_virtual_time(bench: Any, stage: Any
         assert answers == right and done.vectors["cpu"] > 0 and done.scans > 0
 
 
+def test_the_wall_clock_scans_beside_the_thread_that_schedules(bench: Any, stage: Any) -> None:
+    class Watched(bench.rag_wall.FaissIndex):
+        threads: ClassVar[set[int]] = set()
+
+        def scan(self, parts: Any) -> Any:
+            self.threads.add(threading.get_ident())
+            return super().scan(parts)
+
+    index, asked = Watched(stage.script.corpus), cell(bench, "irg")
+    wall = make_stage(bench, stage.script, index, simulation=bench.rag_wall.WallSimulation)
+    done = wall.run(asked, "dovetail", stage.arrivals(asked, 1.0)[:4])
+    assert len(index.threads) == 1 and threading.get_ident() not in index.threads
+    assert done.busy["cpu"] > 0
+
+
 def test_cells_cover_workflows_probes_and_figures(bench: Any) -> None:
     for scale in ("simulated", "cpu"):
-        made = list(bench.rag.make_cells(scale, tuple(bench.rag.GROUPS)))
+        made = list(bench.rag.make_cells(scale))
         keys = [json.dumps(one.key) for one in made]
         assert len(set(keys)) == len(keys)
         online = {(one.workflows, one.nprobe) for one in made if one.group == "online"}
         assert len(online) == 15
-    found = bench.rag.make_cells("simulated", tuple(bench.rag.GROUPS))
+    found = bench.rag.make_cells("simulated")
     assert {one.group for one in found} == set(bench.rag.GROUPS)
 
 
@@ -189,3 +205,5 @@ def test_a_small_run_writes_the_keys_and_resumes(
     assert latency["rate"] == pytest.approx(0.6 * rate["async_rate"])
     monkeypatch.setattr(bench.rag, "run_cell", None)  # nothing is run again
     assert bench.rag.main(["--json", str(out), "--resume"]).rows == report.rows
+    other = ["--workflow", "hyde", "--nprobe", "16"]
+    assert bench.rag.main(["--json", str(out), *other]).rows == []

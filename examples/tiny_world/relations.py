@@ -8,33 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-JOBS = tuple(
-    """
-    baker painter doctor sailor teacher lawyer farmer singer chemist carpenter poet judge
-    miner tailor mechanic dancer botanist printer
-    """.split()
-)
-PRODUCTS = tuple(
-    """
-    lamps clocks boats carpets violins bicycles lenses ropes candles bricks pianos maps knives
-    tea salt paper soap cheese
-    """.split()
-)
-CRAFTS = tuple(
-    """
-    weaving pottery glassmaking fishing shipbuilding brewing printing beekeeping woodcarving
-    clockmaking papermaking mining
-    """.split()
-)
-SUBJECTS = tuple(
-    """
-    winter exile friendship war music memory hunger travel justice astronomy childhood revenge
-    gardens inheritance
-    """.split()
-)
-YEARS = (1350, 1990)
-LENGTHS = (1000, 3999)
-
 
 @dataclass(frozen=True, slots=True)
 class Relation:
@@ -399,33 +372,10 @@ RELATIONS = (
     ),
 )
 
-VALUES: dict[str, tuple[str, ...]] = {
-    "job": JOBS,
-    "product": PRODUCTS,
-    "craft": CRAFTS,
-    "theme": SUBJECTS,
-}
-RANGES: dict[str, tuple[int, int]] = {"year": YEARS, "length": LENGTHS}
 INVERSE = {"capital": "country", "spouse": "spouse"}
 """(s, capital, o) settles that the country of o is s."""
-GENERIC: dict[str, str] = {
-    "country": "the country",
-    "city": "the city",
-    "company": "the company",
-    "book": "the book",
-    "river": "the river",
-}
-"""How a later sentence of a passage may name its subject; a person goes by the family name."""
 
 KINDS = ("country", "city", "river", "person", "company", "book")
 OF_KIND: dict[str, tuple[Relation, ...]] = {
     kind: tuple(r for r in RELATIONS if r.subject == kind) for kind in KINDS
-}
-FILLERS: dict[str, tuple[str, ...]] = {
-    "country": ("Its hills are green all year.", "Few roads cross the border."),
-    "city": ("The market opens at dawn.", "Old walls surround the centre."),
-    "river": ("Its water is cold and clear.", "Herons nest along the banks."),
-    "person": ("Friends praise a quick wit.", "Mornings begin with a long walk."),
-    "company": ("The gates open before sunrise.", "Visitors are welcome on Fridays."),
-    "book": ("Critics admired the calm style.", "A worn copy lies in many homes."),
 }

@@ -23,12 +23,10 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dovetail.tiny_world import SEED
-from dovetail.tiny_world.corpus import bundled_world
-from dovetail.tiny_world.lessons import (
+from dovetail.tiny_world.blocks import (
     CONCLUDING,
     COPYING,
     DOUBTING,
-    FEW,
     FINISHING,
     JUDGING,
     PLANNING,
@@ -37,10 +35,9 @@ from dovetail.tiny_world.lessons import (
     RELATING,
     SELECTING,
     WEIGHING,
-    Course,
-    Segment,
-    draw_lesson,
 )
+from dovetail.tiny_world.corpus import bundled_world
+from dovetail.tiny_world.lessons import FEW, Course, Segment, draw_lesson
 from dovetail.tiny_world.names import Syllables
 from dovetail.tiny_world.prompts import ASSISTANT, END, PAD, USER
 from dovetail.tiny_world.world import World, build_world

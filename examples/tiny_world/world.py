@@ -7,15 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dovetail.tiny_world.names import NameMaker, Syllables
-from dovetail.tiny_world.relations import (
-    FILLERS,
-    GENERIC,
-    INVERSE,
-    OF_KIND,
-    RANGES,
-    VALUES,
-    Relation,
-)
+from dovetail.tiny_world.relations import INVERSE, OF_KIND, Relation
+from dovetail.tiny_world.vocabulary import FILLERS, GENERIC, RANGES, VALUES
 
 COUNTS: dict[str, int] = {
     "country": 290,

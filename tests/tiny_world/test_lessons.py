@@ -6,19 +6,16 @@ from dataclasses import replace
 import pytest
 
 from dovetail.tiny_world import prompts
-from dovetail.tiny_world.lessons import (
+from dovetail.tiny_world.blocks import (
     CONCLUDING,
     DOUBTING,
-    EASY_BLOCKS,
-    FEW,
     FINISHING,
     JUDGING,
     PLANNING,
     READING,
-    Course,
     Mix,
-    draw_lesson,
 )
+from dovetail.tiny_world.lessons import EASY_BLOCKS, FEW, Course, draw_lesson
 from dovetail.tiny_world.world import World, build_world
 
 COUNTS = {"country": 30, "city": 70, "river": 30, "person": 140, "company": 40, "book": 40}

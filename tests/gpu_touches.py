@@ -1,0 +1,143 @@
+"""What the emulated GPU's kernels touch: the arguments of a launch go in, memory comes out.
+
+KV is float32. Addresses are those of this process, so that sequence lengths and block tables can be
+read when a kernel is about to run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.ir.artifact import KernelEntry
+from dovetail.ir.model import KV_BLOCK
+
+Range = tuple[int, int]
+"""First byte and the byte after the last."""
+
+
+@dataclass
+class Touch:
+    """Memory that an act reads and writes."""
+
+    reads: list[Range] = field(default_factory=list)
+    writes: list[Range] = field(default_factory=list)
+
+
+def operands_of(entry: KernelEntry, params: Any) -> dict[str, int]:
+    """Return the integers and addresses of a launch by name."""
+    names = [p for p in entry.params if p.kind != "thread"]
+    return {
+        param.name: ctypes.c_int64.from_address(address).value
+        for param, address in zip(names, params, strict=True)
+        if param.type != "f32"
+    }
+
+
+def _span(o: dict[str, int], base: str, count: int, stride: int, size: int = 4) -> Range:
+    return o[base], o[base] + count * stride * size
+
+
+def _ints(address: int, count: int, kind: type = ctypes.c_int32) -> list[int]:
+    return list((kind * count).from_address(address))
+
+
+def _block(o: dict[str, int], pool: str, block: int, size: int) -> Range:
+    bytes_of = o["n_kv"] * KV_BLOCK * o["hd"] * size
+    return o[pool] + block * bytes_of, o[pool] + (block + 1) * bytes_of
+
+
+def _tables(o: dict[str, int], first: int, count: int) -> list[Range]:
+    """Return the blocks of sequences, and the arguments that name them."""
+    lengths = _ints(o["seq_lengths"] + 4 * first, count)
+    found = [(o["seq_lengths"] + 4 * first, o["seq_lengths"] + 4 * (first + count))]
+    for i, length in enumerate(lengths):
+        table = o["block_tables"] + 4 * (first + i) * o["table_stride"]
+        blocks = -(-length // KV_BLOCK)
+        found.append((table, table + 4 * blocks))
+        for block in _ints(table, blocks):
+            found += [_block(o, pool, block, 4) for pool in ("kpool", "vpool")]
+    return found
+
+
+def _shift(o: dict[str, int], base: str, first: int, count: int, stride: str) -> Range:
+    at = o[base] + first * o[stride] * 4
+    return at, at + count * o[stride] * 4
+
+
+def _copy_rows(rows: str, x: str | None, stride: str, ids: str) -> Callable[..., Touch]:
+    def touch(o: dict[str, int]) -> Touch:
+        reads = [_span(o, ids, o[rows], 1)]
+        if x is not None:
+            reads += [_shift(o, x, row, 1, stride) for row in _ints(o[ids], o[rows])]
+        return Touch(reads, [_span(o, "out", o[rows], o["ldo"])])
+
+    return touch
+
+
+def _rope(o: dict[str, int]) -> Touch:
+    rows = [_span(o, "qkv", o["T"], o["ldq"])]
+    slots = _ints(o["kv_slots"], o["T"], ctypes.c_int64)
+    stored = [_block(o, pool, slot // KV_BLOCK, 4) for slot in slots for pool in ("kpool", "vpool")]
+    given = [_span(o, "positions", o["T"], 1), _span(o, "kv_slots", o["T"], 1, 8)]
+    return Touch([*rows, *given], [*rows, *stored])
+
+
+def _prefill(o: dict[str, int]) -> Touch:
+    count = o["n_prefill"]
+    rows = _ints(o["seq_starts"], count + 1)[-1]
+    starts = _span(o, "seq_starts", count + 1, 1)
+    reads = [starts, _span(o, "q", rows, o["ldq"]), *_tables(o, 0, count)]
+    return Touch(reads, [_span(o, "out", rows, o["ldo"])])
+
+
+def _first_decode(o: dict[str, int]) -> int:
+    return _ints(o["seq_starts"], o["n_prefill"] + 1)[-1]
+
+
+def _partial(o: dict[str, int]) -> Range:
+    return _span(o, "partial", o["n_decode"], o["n_q"] * o["kv_splits"] * (o["hd"] + 16))
+
+
+def _decode(o: dict[str, int]) -> Touch:
+    first, count = _first_decode(o), o["n_decode"]
+    reads = [_shift(o, "q", first, count, "ldq"), *_tables(o, o["n_prefill"], count)]
+    return Touch([*reads, _span(o, "seq_starts", o["n_prefill"] + 1, 1)], [_partial(o)])
+
+
+def _merge(o: dict[str, int]) -> Touch:
+    first, count = _first_decode(o), o["n_decode"]
+    return Touch([_partial(o)], [_shift(o, "out", first, count, "ldo")])
+
+
+def _norm(o: dict[str, int]) -> Touch:
+    return Touch([_span(o, "x", o["T"], o["ldx"])], [_span(o, "out", o["T"], o["ldo"])])
+
+
+def _silu(o: dict[str, int]) -> Touch:
+    gate = (o["gate"], o["gate"] + ((o["T"] - 1) * o["ldg"] + o["H"]) * 4)
+    return Touch([gate], [_span(o, "out", o["T"], o["ldo"])])
+
+
+def _sample(o: dict[str, int]) -> Touch:
+    rows = o["R"]
+    asked = [_span(o, n, rows, 1) for n in ("temperature", "top_k", "top_p", "min_p", "uniform")]
+    chosen = [_span(o, n, rows, 1) for n in ("out_ids", "out_logprobs")]
+    scratch = _span(o, "scratch", rows, o["V"])
+    return Touch([_span(o, "logits", rows, o["ldl"]), *asked], [*chosen, scratch])
+
+
+TOUCHES: dict[str, Callable[[dict[str, int]], Touch]] = {
+    "embed": _copy_rows("T", None, "", "ids"),
+    "gather_rows": _copy_rows("R", "x", "ldx", "rows"),
+    "rmsnorm": _norm,
+    "rope_store": _rope,
+    "prefill_attention_lanes": _prefill,
+    "decode_attention": _decode,
+    "decode_attention_merge": _merge,
+    "silu_mul": _silu,
+    "sample": _sample,
+}
+"""Kernel family to the memory that a launch touches."""

@@ -27,8 +27,17 @@ RECORDED = "trace"
 
 @report_errors
 def serve_bench_command(
-    base_url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
-    backend: Annotated[str, typer.Option(help="openai, or openai-chat.")] = "openai",
+    more_bounds: Annotated[
+        list[str] | None, typer.Argument(hidden=True, help="What follows --goodput, as in vLLM.")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="The server, default by host and port.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Its address, where no URL is given.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Its port.")] = 8000,
+    backend: Annotated[
+        str, typer.Option(help="openai (vllm is the same), or openai-chat.")
+    ] = "openai",
     endpoint: Annotated[
         str | None, typer.Option(help="Path of requests, default the backend's.")
     ] = None,
@@ -64,7 +73,12 @@ def serve_bench_command(
     seed: Annotated[int, typer.Option(help="Seed of lengths, prompts and arrivals.")] = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Run to the limit.")] = False,
     save_result: Annotated[
-        Path | None, typer.Option(help="Write a JSON file, a list where rates are several.")
+        bool,
+        typer.Option("--save-result", help="Write a JSON file, a list where rates are several."),
+    ] = False,
+    result_dir: Annotated[Path, typer.Option(help="Folder of that file.")] = Path(),
+    result_filename: Annotated[
+        str | None, typer.Option(help="Its name, default of backend, rates, model and date.")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw latency and SLO attainment over the rates, as PNG.")
@@ -81,7 +95,10 @@ def serve_bench_command(
 
     if backend not in ENDPOINTS:
         raise SpecError(f"no backend {backend!r}; there is {', '.join(ENDPOINTS)}")
-    bounds, percentiles = _read_bounds(goodput or []), _read_numbers(metric_percentiles)
+    if more_bounds and not goodput:
+        raise SpecError(f"{more_bounds[0]!r} is no flag; only bounds of --goodput go without one")
+    bounds = _read_bounds([*(goodput or []), *(more_bounds or [])])
+    percentiles, base_url = _read_numbers(metric_percentiles), base_url or f"http://{host}:{port}"
     rates = [_read_rate(text) for text in request_rate or ["inf"]]
     name, context = ask_model(base_url, model, api_key)
     target = Target(
@@ -122,14 +139,24 @@ def serve_bench_command(
             }
         )
     shown = results[0] if len(results) == 1 else results
-    if save_result is not None:
-        save_result.write_bytes(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+    if save_result:
+        path = result_dir / (result_filename or _name_file(results))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(shown), indent=2))
     if plot is not None:
         draw_curves(results, plot)
     if json:
         print_json(shown)
     else:
         _print(results, percentile_metrics.split(","), percentiles)
+
+
+def _name_file(results: Sequence[dict[str, Any]]) -> str:
+    """Return a name such as vLLM's: `openai-2.0qps-llama-20250131-101500.json`."""
+    first = results[0]
+    rates = "-".join(f"{result['request_rate']}qps" for result in results)
+    model = str(first["model_id"]).rsplit("/", 1)[-1]
+    return f"{first['backend']}-{rates}-{model}-{first['date']}.json"
 
 
 def _read_bounds(texts: Sequence[str]) -> dict[str, float]:

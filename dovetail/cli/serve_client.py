@@ -21,7 +21,7 @@ from dovetail.cli.serve_load import Planned
 from dovetail.errors import SpecError
 
 CHAT = "openai-chat"
-ENDPOINTS = {"openai": "/v1/completions", CHAT: "/v1/chat/completions"}
+ENDPOINTS = dict.fromkeys(("openai", "vllm"), "/v1/completions") | {CHAT: "/v1/chat/completions"}
 METRICS = ("ttft", "tpot", "itl", "e2el", "per_token")
 
 

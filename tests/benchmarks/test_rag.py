@@ -71,6 +71,18 @@ def test_no_plane_is_faster_than_searches_that_take_no_time(bench: Any, stage: A
     assert min(means, key=means.__getitem__) == "free_mean" and len(means) > 10
 
 
+@pytest.mark.parametrize("point", ["burst", 0.8])
+def test_workflows_in_sub_stages_take_no_longer_than_stage_by_stage(
+    bench: Any, stage: Any, point: Any
+) -> None:
+    """The time bound of HedraRAG's test A6.10, on a virtual clock: the same requests, one trace."""
+    planes = ("sequential", "dovetail")
+    row = bench.rag_cells.run_cell(
+        stage, cell(bench, "hyde", "multistep", point=point, planes=planes), ()
+    )
+    assert row["dovetail_mean"] <= row["sequential_mean"]
+
+
 def orders(bench: Any, stage: Any, plane: Any, *names: str) -> list[m.Order]:
     """Return what a plane, or that of a name, orders for ten requests at once."""
     found: list[m.Order] = []

@@ -107,4 +107,6 @@ def test_wrong_flags_end_in_one_sentence() -> None:
     assert_one_sentence(dovetail("bench", "serve", "--backend", "x"))
     assert_one_sentence(dovetail("bench", "serve", "--request-rate", "fast"))
     assert_one_sentence(dovetail("bench", "serve", "--goodput", "itl:5"))
+    assert_one_sentence(dovetail("bench", "serve", "--goodput", "ttft:5", "itl:5"))
+    assert_one_sentence(dovetail("bench", "serve", "ttft:5"))
     assert_one_sentence(dovetail("bench", "serve", "--base-url", "http://127.0.0.1:9"))

@@ -59,11 +59,11 @@ class Setup:
 
 SETUPS = {
     "tiny": Setup(Slo(0.2, 0.1), 1 / 64, 1.0, 8, (0.5, 1.0)),  # for trying the script out
-    "160m": Setup(Slo(0.2, 0.1), 1 / 64, 1.0, 48, (0.3, 0.6, 1.0, 1.6, 2.5, 4.0)),
-    "1b": Setup(Slo(2.0, 0.28), 1 / 64, 0.5, 24, (0.5, 1.0, 2.0, 4.0)),
+    "160m": Setup(Slo(0.2, 0.1), 1 / 64, 1.0, 32, (0.4, 0.8, 1.6, 3.2)),
+    "1b": Setup(Slo(2.0, 0.28), 1 / 64, 0.5, 16, (0.4, 0.8, 1.6)),
 }
 
-SERVERS = {"transformers": TransformersServer, "llamacpp": LlamaCppServer}
+SERVERS = {"llamacpp": LlamaCppServer, "transformers": TransformersServer}
 """Peers, by their names in `generate_peers.PEERS`."""
 
 Make = Callable[[], Worker]

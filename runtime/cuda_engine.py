@@ -1,48 +1,35 @@
-"""The executor for an NVIDIA GPU and the CPU beside it: runs a StepPlan of one or two batches.
+"""The executor for NVIDIA GPUs and the CPU beside them: runs a StepPlan of one or two batches.
 
-In: what `Engine` takes, and which GPU. Out: tokens, the KV of each request wholly on the GPU or
-wholly on the CPU. Kernels are the generated ones, products torch's; KV moves behind the compute
-stream in the layer that uses it next, and the CPU attends on a thread of its own (NEO §3.1).
+In: what `TwoPoolEngine` takes, and which GPU. Out: tokens, the KV of each request wholly on the
+GPU or wholly on the CPU. What a rank computes with is a `CudaPair`; here are plans and requests.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
-import numpy as np
-
-from dovetail.ir.artifact import KernelIndex, ServicePlan
-from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, SpecError
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.errors import CapacityError, DeviceError, SpecError
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.artifact import Artifact, ModelPart, device_module
+from dovetail.runtime.collective import Collective
 from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.cuda import CudaDevice
-from dovetail.runtime.cuda_lane import CudaLane, DevicePools, GpuModel
-from dovetail.runtime.device_weights import DeviceWeight, DeviceWeights
-from dovetail.runtime.forward import find_tape, layer_block_bytes
+from dovetail.runtime.cuda_lane import CudaLane
+from dovetail.runtime.cuda_pair import CudaPair, GpuParts
 from dovetail.runtime.kv_pool import KvPool, blocks_for
-from dovetail.runtime.launches import Products
 from dovetail.runtime.machines import Machine, assumed_profile
+from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.pipelined import TwoPoolEngine
 from dovetail.runtime.plan import Batch, PrefillChunk, SchedulerSettings, StepPlan
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.step import StepBuffers, StepShape
-from dovetail.runtime.streams import GpuStreams
 from dovetail.topology.hardware import HardwareSpec
 
 MAX_BUCKET = 64
 """Decodes up to which a step is recorded as a graph: more keep the GPU busy between launches."""
-WARPS_PER_PROCESSOR = 16
-"""Warps that a kernel is started with, for each multiprocessor: two blocks."""
-
-MakeProducts: TypeAlias = Callable[[Mapping[str, DeviceWeight], int], Products]
-"""Makes the library of products for weights by name on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +48,10 @@ class CudaOptions:
     graphs: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class GpuParts:
-    """What stands for the usual parts of a GPU, e.g. in tests; None is the usual one."""
-
-    device: CudaDevice | None = None
-    module: tuple[Path, KernelIndex] | None = None
-    products: MakeProducts | None = None
-    landing: int | None = None
-
-
 class CudaEngine(TwoPoolEngine):
-    """One model on an NVIDIA GPU and the CPU."""
+    """One model on NVIDIA GPUs and the CPU; with several processes each has a GPU of its own."""
 
+    device_name: ClassVar[str] = "cuda"
     lanes: list[CudaLane]
 
     def __init__(
@@ -85,98 +63,73 @@ class CudaEngine(TwoPoolEngine):
         *,
         plan: ServicePlan | None = None,
         deterministic: bool = False,
+        ranks: RankOptions | None = None,
         parts: GpuParts | None = None,
         **more: Any,
     ) -> None:
-        """As `Engine`.
+        """As `TwoPoolEngine`.
 
         Raises:
-            SpecError: several processes or deterministic logits are asked for, there is no GPU, or
-                torch is missing.
+            SpecError: deterministic logits are asked for, or sums that GPUs cannot make; there is
+                no GPU, or torch is missing.
             ArtifactError: the artifact has no kernels for the GPU.
             CapacityError: weights, KV or activations do not fit on the GPU.
         """
-        if (artifact.service if plan is None else plan).processes > 1:
-            raise SpecError("a GPU works beside one process; give a plan of one")
         if deterministic:
             raise SpecError("deterministic logits are the CPU's alone; load without a GPU")
-        parts = GpuParts() if parts is None else parts
-        module = parts.module or device_module(artifact)
-        make_products = parts.products or find_products()
-        given = {"settings": options.settings} | more
-        super().__init__(artifact, part, hardware, plan=plan, **given)
-        self._held = ExitStack()
-        self._held.callback(super().close)
+        ranks = ranks or RankOptions(backend="nccl")
+        if ranks.backend == "shared":
+            raise SpecError("GPUs sum by torch.distributed; use the backend nccl (or gloo)")
+        parts = parts or GpuParts()
+        parts = replace(parts, module=parts.module or device_module(artifact))
+        self._ordinal = options.ordinal
+        given = {"settings": options.settings, "plan": plan, "ranks": ranks} | more
+        super().__init__(options.machine.gpu_blocks, artifact, part, hardware, **given)
         try:
-            self._open(options, part, parts, module, make_products)
+            self._open(options, artifact, part, parts)
         except BaseException:
-            self._held.close()
+            super().close()
             raise
 
     def _open(
-        self,
-        options: CudaOptions,
-        part: ModelPart,
-        parts: GpuParts,
-        module: tuple[Path, KernelIndex],
-        make_products: MakeProducts,
+        self, options: CudaOptions, artifact: Artifact, part: ModelPart, parts: GpuParts
     ) -> None:
-        """Put everything on the GPU; what is there when it fails is given back."""
-        held, spec, tape = self._held, self.spec, find_tape(part, "forward")
-        gpu = parts.device or CudaDevice(options.ordinal)
-        held.callback(gpu.close)
-        loaded = gpu.load(*module)
-        held.callback(loaded.close)
-        weights = DeviceWeights(gpu, self.model.weights)
-        held.callback(weights.close)
-
-        def alloc(nbytes: int) -> int:
-            address = gpu.alloc(nbytes)
-            held.callback(gpu.free, address)
-            return address
-
-        most = blocks_for(spec.max_context) + blocks_for(tape.max_tokens)
-        landing = min(self.pool.n_blocks, parts.landing or most)
-        pools = DevicePools(0, 0, options.machine.gpu_blocks, landing, layer_block_bytes(spec))
-        keys, values = (alloc(pools.layer_bytes * spec.n_layers) for _ in "kv")
-        streams = GpuStreams(gpu)
-        held.callback(streams.close)
-        for memory in (self.model.kv.k, self.model.kv.v):
-            streams.pin(memory)
-        self.gpu = GpuModel(
-            spec=spec,
-            streams=streams,
-            module=loaded,
-            weights=weights,
-            products=make_products(weights.held, gpu.ordinal),
-            pools=replace(pools, keys=keys, values=values),
-            cpu=self.model,
-            gated=alloc(4 * 2 * spec.intermediate_size * tape.max_tokens),
-            warps=WARPS_PER_PROCESSOR * gpu.multiprocessors,
+        rows = self.scheduler.limits.max_step_sequences
+        self.pair = CudaPair(
+            artifact,
+            part,
+            self.model,
+            ordinal=options.ordinal,
+            blocks=options.machine.gpu_blocks,
+            sequences=rows,
+            parts=parts,
         )
-        profile = options.profile or assumed_profile(options.machine, spec)
+        self.gpu, self.lanes = self.pair.gpu, self.pair.lanes
+        profile = options.profile or assumed_profile(options.machine, self.spec)
         pool = KvPool(options.machine.gpu_blocks)
         self._schedule(pool, TablePredictor(profile), self.device.now, options.settings)
-        rows = self.scheduler.limits.max_step_sequences
-        self.lanes = []
-        for _ in range(2):
-            self.lanes.append(CudaLane(self.gpu, find_tape(part, "sample"), rows))
-            held.callback(self.lanes[-1].close)
-        self._worker = held.enter_context(ThreadPoolExecutor(1, "cpu-attention"))
-        self._most = min(MAX_BUCKET, rows, tape.max_tokens) if options.graphs else 0
+        graphs = options.graphs and self.group is None  # other ranks are told of no graphs
+        self._most = min(MAX_BUCKET, rows, self.gpu.tape.max_tokens) if graphs else 0
         self._graphs: dict[tuple[int, int], int | None] = {}
-        self._moved = 0
+        self._join_group()
+
+    def _place_rank(self, rank: int) -> int:
+        """Return the GPU: those behind the first rank's; Ray shows each rank its own alone."""
+        return self._ordinal + rank if self._options.ray is None else 0
+
+    def _join_pairs(self, collective: Collective) -> None:
+        self.pair.join(collective)
 
     def close(self) -> None:
-        """End the threads and give the GPU's memory back."""
-        self.gpu.module.device.activate()
-        self._held.close()
+        """End the threads and processes, and give the GPU's memory back."""
+        self.pair.close()
+        super().close()
 
     # ---- a step ----
 
     def _execute(self, plan: StepPlan) -> tuple[Request, ...]:
-        self.gpu.module.device.activate()
-        self._moved = 0
+        self.pair.activate()
+        self.pair.begin()
         touched: list[Request] = []
         for number, batches in enumerate(self._rounds(plan) or [()]):
             moves = plan.moves if number == 0 else ()
@@ -195,20 +148,24 @@ class CudaEngine(TwoPoolEngine):
         return split_rounds(plan.batches, landed, self.gpu.pools.landing)
 
     def _run_round(self, plan: StepPlan) -> list[Request]:
-        """Run batches; while the GPU has no memory for them, without their largest request."""
+        """Run batches; while the GPU has no memory for them, without their largest request.
+
+        Of a group all stand at different entries then: that ends with the step (`_give_up`).
+        """
         failed: list[Request] = []
         while plan.batches:
             try:
                 return [*failed, *super()._execute(plan)]
             except CapacityError as error:
+                if self.group is not None:
+                    raise
                 number = largest_member(plan)
                 request = self.scheduler.requests[number]
                 self._fail(request, _no_memory(error))
                 failed.append(request)
                 plan = without(plan, number)
-        for layer in range(self._moved, self.spec.n_layers):
-            self._move(plan, [], layer)
-        self.gpu.streams.finish()
+        with self.pair.finishing(()):
+            self._run_lanes(plan, [])
         return failed
 
     def _threads(self, home: Home, *, prefill: bool) -> int:
@@ -217,20 +174,18 @@ class CudaEngine(TwoPoolEngine):
         return self.model.decode.plan.threads
 
     def _compute(self, plan: StepPlan, lanes: list[CudaLane]) -> None:
-        streams, begun = self.gpu.streams, time.perf_counter()
-        try:
+        begun = time.perf_counter()
+        with self.pair.finishing(lanes):
             if not self._run_graph(plan, lanes[0]):
-                self._run_layers(plan, lanes)
+                self._run_lanes(plan, lanes)
             for lane in lanes:
                 lane.fetch()
-            streams.finish()
-            self._note_attention(lanes, time.perf_counter() - begun)
-        except BaseException:
-            for lane in lanes:
-                lane.abandon()
-            with suppress(DovetailError):  # what failed is on its way already
-                streams.finish()
-            raise
+        self._note_attention(lanes, time.perf_counter() - begun)
+
+    def _run_lanes(self, plan: StepPlan, lanes: Sequence[CudaLane]) -> None:
+        """Run filled lanes, here and at the other ranks."""
+        self._tell(plan, lanes)
+        self.pair.run(plan.moves, len(plan.swap_out), lanes)
 
     def _note_attention(self, lanes: list[CudaLane], seconds: float) -> None:
         """Count the CPU's part of a step; how long the GPU waited for it is not measured."""
@@ -239,36 +194,6 @@ class CudaEngine(TwoPoolEngine):
             self.note_waits(attending, cpu=seconds - attending)
         for lane in lanes:
             lane.attending = 0.0
-
-    def _run_layers(self, plan: StepPlan, lanes: Sequence[CudaLane]) -> None:
-        """Give both batches to the GPU side by side, each behind its attention on the CPU."""
-        streams = self.gpu.streams
-        for layer in range(self.spec.n_layers):
-            moved = self._move(plan, lanes, layer)
-            for lane in lanes:
-                lane.collect()
-                if moved is not None:
-                    streams.follow(streams.compute, moved)
-                lane.start_layer(layer, self._worker)
-        for lane in lanes:
-            lane.collect()
-            lane.end()
-
-    def _move(self, plan: StepPlan, lanes: Sequence[CudaLane], layer: int) -> int | None:
-        """Move one layer of KV, and bring what prompts need; return the event behind it, if any.
-
-        A layer is moved once, however often the step is tried.
-        """
-        brought = [lane.bring(layer) for lane in lanes]
-        moves = plan.moves if layer >= self._moved else ()
-        self._moved = max(self._moved, layer + 1)
-        for i, move in enumerate(moves):
-            out = i < len(plan.swap_out)  # `moves` names them first
-            here, there = (np.array(blocks, np.int32) for blocks in (move.source, move.target))
-            device, host = (here, there) if out else (there, here)
-            self.gpu.copy_blocks(layer, device, host, Home.CPU if out else Home.GPU)
-        streams = self.gpu.streams
-        return streams.event(streams.copy) if moves or any(brought) else None
 
     def _run_graph(self, plan: StepPlan, lane: CudaLane) -> bool:
         """Run a step of decodes on the GPU alone as a graph; False where it is none.
@@ -291,7 +216,7 @@ class CudaEngine(TwoPoolEngine):
         if graph is None:
             with streams.recording() as found:
                 for layer in range(self.spec.n_layers):
-                    lane.start_layer(layer, self._worker)
+                    lane.start_layer(layer, self.pair.worker)
                 lane.end()
             (graph,) = found
             self._graphs[key] = graph
@@ -303,17 +228,6 @@ class CudaEngine(TwoPoolEngine):
             super()._sample(shape, buffers)  # from logits that the host changes
         else:
             self._accept(shape, buffers, {})  # the GPU has chosen
-
-
-def find_products() -> MakeProducts:
-    """Return torch's products; SpecError where it is not installed."""
-    try:
-        from dovetail.runtime.torch_products import TorchProducts  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise SpecError(
-            f"products on a GPU need torch ({error}); pip install 'dovetail[cuda]'"
-        ) from None
-    return TorchProducts
 
 
 # ---- plans ----

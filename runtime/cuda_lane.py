@@ -7,103 +7,33 @@ there and its attention comes back; a prompt's blocks are computed in a landing 
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from dovetail.ir.dtypes import DTYPES
-from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.tape import ArgRef, BufferRef, KvRef, Slot, Tape, WeightRef
-from dovetail.runtime.cuda import CudaModule
 from dovetail.runtime.device import Segment
-from dovetail.runtime.device_weights import DeviceWeights
-from dovetail.runtime.forward import ForwardModel, Phase
+from dovetail.runtime.forward import Phase
+from dovetail.runtime.gpu_model import GpuModel
 from dovetail.runtime.kv_pool import KvPool, blocks_for
-from dovetail.runtime.launches import LaunchTape, Products
-from dovetail.runtime.orders import LaneSizes
+from dovetail.runtime.launches import LaunchTape
+from dovetail.runtime.orders import LaneOrder, LaneSizes, order_lane, unpack_arrays
 from dovetail.runtime.plan import Batch
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.sampling import draw_uniform
 from dovetail.runtime.step import PAGE, StepBuffers, StepShape, step_bytes
-from dovetail.runtime.streams import Bytes, GpuStreams
+from dovetail.runtime.streams import Bytes
 from dovetail.runtime.tape import Operands
 
-Blocks = npt.NDArray[np.int32]
 CROSSING = ("qkv", "attention")
 """Buffers of which rows cross the link: to the CPU, and back."""
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePools:
-    """K and V on the device, `[layer][block]` as everywhere.
-
-    Behind its blocks lie those in which KV of the CPU's requests lands, and one that nobody reads.
-    """
-
-    keys: int
-    values: int
-    blocks: int
-    landing: int
-    block_bytes: int
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of K, or of V, in one layer."""
-        return (self.blocks + self.landing + 1) * self.block_bytes
-
-    @property
-    def unread(self) -> int:
-        """The block that nobody reads."""
-        return self.blocks + self.landing
-
-    def layer(self, layer: int) -> tuple[int, int]:
-        """Return the addresses of K and V of a layer."""
-        return self.keys + layer * self.layer_bytes, self.values + layer * self.layer_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class GpuModel:
-    """What the lanes of an executor share."""
-
-    spec: ModelSpec
-    streams: GpuStreams
-    module: CudaModule
-    weights: DeviceWeights
-    products: Products
-    pools: DevicePools
-    cpu: ForwardModel
-    gated: int
-    warps: int
-
-    def copy_blocks(self, layer: int, device: Blocks, host: Blocks, target: Home) -> None:
-        """Copy one layer of blocks between the pools, on the copy stream."""
-        size, cpu = self.pools.block_bytes, self.cpu.kv
-        for base, memory in zip(self.pools.layer(layer), (cpu.k, cpu.v), strict=True):
-            for first, at, count in block_runs(device, host):
-                start = layer * cpu.layer_bytes + at * size
-                held = memory[start : start + count * size]
-                copy = (base + first * size, held, self.streams.copy)
-                if target is Home.GPU:
-                    self.streams.upload(*copy)
-                else:
-                    self.streams.download(held, copy[0], copy[2])
-
-
-def block_runs(left: Blocks, right: Blocks) -> Iterator[tuple[int, int, int]]:
-    """Yield (left, right, count) of the longest stretches in which both count up by one."""
-    if not len(left):
-        return
-    breaks = np.flatnonzero((np.diff(left) != 1) | (np.diff(right) != 1)) + 1
-    starts = [0, *breaks.tolist(), len(left)]
-    for first, last in itertools.pairwise(starts):
-        yield int(left[first]), int(right[first]), last - first
 
 
 def attention_tape(tape: Tape, sequences: int) -> Tape:
@@ -131,14 +61,15 @@ class CudaLane:
     """Buffers of one batch, on both sides, and the tapes bound to them."""
 
     def __init__(self, model: GpuModel, sample: Tape, sequences: int) -> None:
-        spec, tape = model.spec, model.cpu.decode.tape.tape
+        """`sample`: what chooses tokens, by the rank that is told which are wanted (`fill`)."""
+        spec, tape = model.spec, model.tape
         self._model, self._streams, device = model, model.streams, model.module.device
         size = step_bytes(spec, tape.max_tokens, sequences)
         slab = model.streams.pinned(size)
         self.buffers = StepBuffers(_take_from(slab), spec, tape.max_tokens, sequences)
         self._memory = [device.alloc(n) for n in (size, tape.arena_bytes, sample.arena_bytes)]
         self._shift = self._memory[0] - int(slab.ctypes.data)
-        bind = (model.module.kernels, self._address, model.products, model.gated)
+        bind = (model.module.kernels, self._address, model.products, model.gated, model.sums)
         self._arena = self._memory[1]
         self._tape = self._bound_tape = tape
         self.forward = LaunchTape(tape, *bind)
@@ -202,6 +133,7 @@ class CudaLane:
         count = len(batch.cpu_decode)
         slots = self.buffers.arrays["kv_slots"][shape.n_tokens - count : shape.n_tokens]
         self._cpu_slots = slots.copy()
+        self._samples = True
         slots[:] = self._model.pools.unread * KV_BLOCK + np.arange(count) % KV_BLOCK
         return shape
 
@@ -226,22 +158,37 @@ class CudaLane:
             row += chunk.length
         assert len(places) <= self._model.pools.landing
         self._brought, self._sent = (
-            (np.array([first + places[b] for b in blocks], np.int32), np.array([*blocks], np.int32))
+            np.array([[first + places[b] for b in blocks], [*blocks]], np.int32)
             for blocks in (brought, sent)
         )
 
     def set_args(self, sizes: LaneSizes) -> None:
         """Say how the filled batch runs, and give its arguments to the device."""
-        self._decodes = sizes.cpu_decode
+        self._sizes, self._decodes = sizes, sizes.cpu_decode
         first = sizes.n_prefill + sizes.gpu_decode
-        gpu = self.buffers.forward_args(self._shape, sizes.gpu_splits)
+        gpu = self.buffers.forward_addresses() | sizes.args
         arrays = self.buffers.arrays
         tails = {n: int(arrays[n][first:].ctypes.data) for n in ("seq_lengths", "block_tables")}
         starts = {"seq_starts": int(self._no_rows.ctypes.data)}
         counts = {"n_prefill": 0, "n_decode": self._decodes, "kv_splits": sizes.cpu_splits}
         self._cpu_args = gpu | tails | starts | counts
-        self.args = gpu | {"n_decode": sizes.gpu_decode, "n_rows": sizes.n_out}
+        self.args = gpu | {"n_rows": sizes.n_out}
         self._upload()
+
+    def order(self) -> LaneOrder:
+        """Return what makes a lane of another rank run the same batch."""
+        kv = {"brought": self._brought, "sent": self._sent, "appended": self._cpu_slots}
+        return order_lane(self._sizes, self.buffers.arrays, **kv)
+
+    def obey(self, order: LaneOrder) -> None:
+        """Fill the lane as that of the rank that made `order`, which chooses the tokens."""
+        unpack_arrays(order.arrays, self.buffers.arrays, order.sizes, order.table_width)
+        self._brought, self._sent = (
+            np.frombuffer(order.kv[name], np.int32).reshape(2, -1) for name in ("brought", "sent")
+        )
+        self._cpu_slots = np.frombuffer(order.kv["appended"], np.int64)
+        self._samples = False
+        self.set_args(order.sizes)
 
     def pad(self, rows: int) -> StepShape:
         """Fill a batch of decodes up to `rows`, whose last ones nobody reads; give it again."""
@@ -261,9 +208,9 @@ class CudaLane:
         return self._shape
 
     def _upload(self) -> None:
-        sequences = self.args["n_prefill"] + self._shape.n_decode
+        sequences = self.args["n_prefill"] + self.args["n_decode"] + self._decodes
         rows = {
-            **dict.fromkeys(("token_ids", "positions", "kv_slots"), self._shape.n_tokens),
+            **dict.fromkeys(("token_ids", "positions", "kv_slots"), self.args["n_tokens"]),
             "seq_starts": self.args["n_prefill"] + 1,
             **dict.fromkeys(("seq_lengths", "block_tables"), sequences),
             **dict.fromkeys(
@@ -280,23 +227,23 @@ class CudaLane:
 
     def bring(self, layer: int) -> bool:
         """Copy what prompts on the CPU computed before to the landing; tell whether they did."""
-        self._model.copy_blocks(layer, *self._brought, Home.GPU)
-        return len(self._brought[0]) > 0
+        self._model.copy_blocks(layer, self._brought, Home.GPU)
+        return self._brought.size > 0
 
     def start_layer(self, layer: int, worker: ThreadPoolExecutor) -> None:
         """Give all up to and including the attention of a layer; the CPU's part to its thread."""
         self._run(self.forward, self.between[layer])
         streams = self._streams
-        if self._decodes or len(self._sent[0]):
+        if self._decodes or self._sent.size:
             streams.follow(streams.copy, streams.event(streams.compute))
         if self._decodes:
             address, rows, row_bytes = self._rows["qkv"]
-            first = self._shape.n_tokens - self._decodes
+            first = self.args["n_tokens"] - self._decodes
             part = rows[: self._decodes * row_bytes]
             streams.download(part, address + first * row_bytes, streams.copy)
             arrived = streams.event(streams.copy)
             self._task = worker.submit(self._attend, layer, arrived)
-        self._model.copy_blocks(layer, *self._sent, Home.CPU)
+        self._model.copy_blocks(layer, self._sent, Home.CPU)
         self._run(self.forward, self.attention[layer])
 
     def collect(self) -> None:
@@ -307,7 +254,7 @@ class CudaLane:
         task.result()
         streams = self._streams
         address, rows, row_bytes = self._rows["attention"]
-        first = self._shape.n_tokens - self._decodes
+        first = self.args["n_tokens"] - self._decodes
         part = rows[: self._decodes * row_bytes]
         streams.upload(address + first * row_bytes, part, streams.copy)
         streams.follow(streams.compute, streams.event(streams.copy))
@@ -341,7 +288,7 @@ class CudaLane:
     def end(self) -> None:
         """Give the rest of the step and the choice of tokens."""
         self._run(self.forward, self.between[-1])
-        if self.args["n_rows"]:
+        if self._samples and self.args["n_rows"]:
             self._run(self.sample, range(len(self.sample.tape.entries)))
 
     def fetch(self) -> None:

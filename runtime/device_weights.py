@@ -1,10 +1,12 @@
 """A model's weights in the memory of a GPU: row by row, as libraries of matrix products take them.
 
-In: the packed weights of an artifact. Out: `DeviceWeights`, an address and a shape for each.
+In: the packed weights of an artifact, and which part of each is wanted. Out: `DeviceWeights`, an
+address and a shape for each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +17,10 @@ from dovetail.ir.errors import CapacityError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, WeightEntry
 from dovetail.runtime.cuda import CudaDevice
+from dovetail.runtime.shares import WeightShare
 from dovetail.runtime.weights import Weights
 
-ALIGNMENT = 256
-"""Bytes at whose multiples weights start."""
+WHOLE = WeightShare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +34,45 @@ class DeviceWeight:
 
 
 class DeviceWeights:
-    """All weights of a model on one device."""
+    """The weights of a model on one device."""
 
-    def __init__(self, device: CudaDevice, weights: Weights) -> None:
-        """Unpack and copy them; CapacityError where the device has no room."""
-        self._device = device
+    def __init__(
+        self,
+        device: CudaDevice,
+        weights: Weights,
+        shares: Mapping[str, WeightShare] | None = None,
+    ) -> None:
+        """Unpack and copy them, of those in `shares` that part; CapacityError without room."""
+        self._device, shares = device, shares or {}
+        self.held: dict[str, DeviceWeight] = {}
         paired = {
             f"{entry.name}_bias": entry.n
             for entry in weights.entries.values()
             if entry.layout == "packed_pair"
         }
-        sizes = [-(-entry.bytes // ALIGNMENT) * ALIGNMENT for entry in weights.entries.values()]
         try:
-            self._base = device.alloc(sum(sizes))
+            for entry in weights.entries.values():
+                rows = unpack_rows(entry, weights.array(entry.name), paired.get(entry.name))
+                share = shares.get(entry.name, WHOLE)
+                self._put(entry, np.ascontiguousarray(rows[share.rows, share.columns]))
         except CapacityError as error:
+            self.close()
+            size = sum(entry.bytes for entry in weights.entries.values())
             raise CapacityError(
-                f"the model's weights ({sum(sizes)} bytes) do not fit on the GPU ({error}); use a "
-                "smaller model or a CPU target"
+                f"the model's weights ({size} bytes in all) do not fit on the GPU ({error}); use a "
+                "smaller model, more GPUs or a CPU target"
             ) from None
-        self.held: dict[str, DeviceWeight] = {}
-        at = self._base
-        for entry, size in zip(weights.entries.values(), sizes, strict=True):
-            rows = unpack_rows(entry, weights.array(entry.name), paired.get(entry.name))
-            device.upload(at, rows)
-            self.held[entry.name] = DeviceWeight(at, rows.shape[0], rows.shape[1], entry.dtype)
-            at += size
+
+    def _put(self, entry: WeightEntry, rows: npt.NDArray[Any]) -> None:
+        address = self._device.alloc(rows.nbytes)
+        self._device.upload(address, rows)
+        self.held[entry.name] = DeviceWeight(address, rows.shape[0], rows.shape[1], entry.dtype)
 
     def close(self) -> None:
         """Give the memory back."""
-        self._device.free(self._base)
+        for weight in self.held.values():
+            self._device.free(weight.address)
+        self.held.clear()
 
 
 def unpack_rows(

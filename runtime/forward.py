@@ -24,7 +24,15 @@ from dovetail.runtime.deterministic import fix_part
 from dovetail.runtime.device import CpuDevice, Device, Segment
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.placement import place_pages, placing_on
-from dovetail.runtime.shard import COMM, matrix_ranges, shard_spec, shard_tape, split_model
+from dovetail.runtime.shard import (
+    COMM,
+    Shard,
+    matrix_ranges,
+    shard_spec,
+    shard_tape,
+    split_model,
+)
+from dovetail.runtime.shares import WeightShare, weight_shares
 from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
 from dovetail.runtime.weights import Weights
 
@@ -82,8 +90,9 @@ class ForwardModel:
         self.device: Device = CpuDevice(library, plan.threads, plan.spin)
         self.weights = Weights(part)
         spec, tape = part.file.spec, find_tape(part, "forward")
+        self.shard: Shard | None = None
         if plan.ranks > 1:
-            shard = split_model(spec, plan.rank, plan.ranks)
+            shard = self.shard = split_model(spec, plan.rank, plan.ranks)
             weights, names = part.file.weights, self._operand_names
             ends = {"whole_sums": plan.deterministic, "own_logits": plan.own_logits}
             tape = shard_tape(tape, spec, weights, names, shard, **ends)
@@ -119,6 +128,15 @@ class ForwardModel:
     def _tables(self, phase: str, plan: PhasePlan) -> dict[str, tuple[ScheduleTable, ...]]:
         tables = self._part.schedules.tables
         return pick_tables(tables, self._artifact.target, phase, plan.threads)
+
+    def device_share(self) -> tuple[Tape, dict[str, WeightShare]]:
+        """Return the forward tape of a device with logits and weights of its own, and these."""
+        whole, spec = find_tape(self._part, "forward"), self._part.file.spec
+        if self.shard is None:
+            return whole, {}
+        given = (whole, spec, self._part.file.weights, self._operand_names, self.shard)
+        tape = shard_tape(*given, own_logits=True, own_weights=True)
+        return tape, weight_shares(whole, spec, self._operand_names, self.shard)
 
     def join(self, comm: Communicator) -> None:
         """Sum over the group of `comm` from now on; runs stop when it fails."""

@@ -1,7 +1,8 @@
 """Binds a tape for a GPU: entries become kernel launches, and products for a library of these.
 
 In: a tape, the module's index, and where operands lie on the device. Out: a `LaunchTape`, whose
-segments are given to a stream with the integers of a step.
+segments are given to a stream with the integers of a step. In a group sums over its ranks are such
+work, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from dovetail.ir.artifact import KernelEntry
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.tape import ArgRef, Entry, FloatConst, IntConst, Slot, Tape, WeightRef
+from dovetail.runtime.abi import ALL_GATHER, COLLECTIVES
 from dovetail.runtime.cuda import Operand
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
@@ -68,6 +70,27 @@ class Products(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """What all ranks do together on the first rows of `x`: a sum, or a gather of `parts`.
+
+    parts: how many units of how many columns are dealt to the ranks.
+    """
+
+    x: Matrix
+    parts: tuple[int, int] | None
+
+
+class Sums(Protocol):
+    """The ranks' devices, as one of them sees them."""
+
+    def bind(self, exchange: Exchange, rows: int) -> Any:
+        """Return what `run` takes for `exchange` of at most `rows` rows."""
+
+    def run(self, bound: Any, rows: int, stream: int) -> None:
+        """Give it for the first `rows` rows to a stream; RankError when the group has failed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """A kernel and its operands; texts are integers of the step, by their names."""
 
@@ -83,6 +106,14 @@ class Multiply:
     """A bound product and the name of its number of rows."""
 
     product: Any
+    rows: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """A bound exchange and the name of its number of rows."""
+
+    exchange: Any
     rows: str
 
 
@@ -105,13 +136,17 @@ class LaunchTape:
         address: Address,
         products: Products,
         gated: int,
+        sums: Sums | None = None,
     ) -> None:
         """`gated`: where gate and up of a step lie before they are multiplied.
+
+        sums: the group whose tape it is.
 
         Raises ArtifactError where the module lacks a kernel.
         """
         self.tape, self._kernels = tape, {kernel.family: kernel for kernel in kernels.values()}
         self._address, self._products, self._gated = address, products, gated
+        self._sums = sums
         self.work = [self._bind(entry) for entry in tape.entries]
 
     def segment(self, name: str) -> range:
@@ -127,14 +162,19 @@ class LaunchTape:
             for work in self.work[entry]:
                 if isinstance(work, Multiply):
                     self._products.run(work.product, args[work.rows], stream)
+                elif isinstance(work, Meet):
+                    assert self._sums is not None
+                    self._sums.run(work.exchange, args[work.rows], stream)
                 elif work.skip is None or args[work.skip]:
                     most = min(warps, args[work.rows]) if work.lone_rows else warps
                     values = [args[v] if isinstance(v, str) else v for v in work.operands]
                     module.launch(work.kernel, values, most, stream)
 
-    def _bind(self, entry: Entry) -> tuple[Launch | Multiply, ...]:
+    def _bind(self, entry: Entry) -> tuple[Launch | Multiply | Meet, ...]:
         if entry.op in PRODUCTS:
             return self._bind_product(entry)
+        if entry.op in COLLECTIVES:
+            return (self._bind_exchange(entry),)
         return tuple(
             Launch(
                 kernel=kernel.name,
@@ -193,9 +233,19 @@ class LaunchTape:
             Launch(self._kernel("silu_mul").name, operands, entry.m),
         )
 
+    def _bind_exchange(self, entry: Entry) -> Meet:
+        slots = dict(zip(COLLECTIVES[entry.op], entry.slots, strict=True))
+        x = self._matrix(slots["x"], _integer(slots["columns"]), slots["stride"])
+        gathers = entry.op == ALL_GATHER
+        parts = (_integer(slots["units"]), _integer(slots["size"])) if gathers else None
+        assert self._sums is not None
+        return Meet(self._sums.bind(Exchange(x, parts), self._most_rows(entry.m)), entry.m)
+
     def _multiply(self, product: Product, rows: str) -> Multiply:
-        most = self.tape.max_sequences if rows == "n_out" else self.tape.max_tokens
-        return Multiply(self._products.bind(product, most), rows)
+        return Multiply(self._products.bind(product, self._most_rows(rows)), rows)
+
+    def _most_rows(self, rows: str) -> int:
+        return self.tape.max_sequences if rows == "n_out" else self.tape.max_tokens
 
     def _matrix(self, slot: Slot, columns: int, stride: Slot) -> Matrix:
         """`stride` is a constant, or an argument that every step gives alike."""

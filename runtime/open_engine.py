@@ -66,12 +66,15 @@ def _choose(options: EngineOptions) -> tuple[Callable[..., Engine], SchedulerSet
     settings = options.settings
     if options.cuda is not None:
         settings = settings or options.cuda.settings
-        return partial(CudaEngine, replace(options.cuda, settings=settings)), settings
+        cuda = replace(options.cuda, settings=settings)
+        return partial(CudaEngine, cuda, ranks=options.ranks), settings
     if options.emulation is not None:
         settings = settings or options.emulation.settings
         emulation = replace(options.emulation, settings=settings)
         kind = TimedEngine if emulation.timed else PipelinedEngine
         return partial(kind, emulation, ranks=options.ranks), settings
     if options.ranks is not None:
-        raise SpecError("`ranks` are for processes with accelerators; give an `emulation`, too")
+        raise SpecError(
+            "`ranks` are for processes with accelerators; give `cuda` or an `emulation`, too"
+        )
     return Engine, settings

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.runtime.forward import RankPlan
+from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.plan import Move, StepPlan
 
 
@@ -24,6 +25,7 @@ class PairSetup(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     plan: RankPlan
     device: str
+    ordinal: int
     backend: str
     gpu_blocks: int
     sequences: int
@@ -51,15 +53,33 @@ class LaneSizes(msgspec.Struct, frozen=True, kw_only=True):
     cpu_splits: int
     prefill: bool
 
+    @property
+    def sequences(self) -> int:
+        """Sequences in all."""
+        return self.n_prefill + self.gpu_decode + self.cpu_decode
+
+    @property
+    def args(self) -> dict[str, int]:
+        """The integers of the forward tape, for what the accelerator computes."""
+        return {
+            "n_tokens": self.n_tokens,
+            "n_prefill": self.n_prefill,
+            "n_decode": self.gpu_decode,
+            "n_out": self.n_out,
+            "kv_splits": self.gpu_splits,
+        }
+
 
 class LaneOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch: `arrays` holds what is used of each array, block tables cut to the widest."""
+    """A batch: `arrays` holds what is used of each array, block tables cut to the widest.
+
+    kv: which KV crosses between the pools in each layer, as the lanes of a device have it.
+    """
 
     sizes: LaneSizes
     arrays: dict[str, bytes]
     table_width: int
-    brought: bytes
-    sent: bytes
+    kv: dict[str, bytes]
 
 
 class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +93,19 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
 def order_step(plan: StepPlan, lanes: tuple[LaneOrder, ...]) -> StepOrder:
     """Return the order for `plan`, whose batches fill `lanes`."""
     return StepOrder(moves=plan.moves, leaving=len(plan.swap_out), lanes=lanes)
+
+
+def order_lane(
+    sizes: LaneSizes, arrays: dict[str, npt.NDArray[Any]], **kv: npt.NDArray[Any]
+) -> LaneOrder:
+    """Return the order for a filled lane."""
+    width = blocks_for(int(arrays["seq_lengths"][: sizes.sequences].max(initial=0)))
+    return LaneOrder(
+        sizes=sizes,
+        arrays=pack_arrays(arrays, sizes, width),
+        table_width=width,
+        kv={name: value.tobytes() for name, value in kv.items()},
+    )
 
 
 def pack_arrays(
@@ -96,7 +129,7 @@ _Where = tuple[slice, ...]
 
 def _used(sizes: LaneSizes, width: int) -> tuple[tuple[str, _Where], ...]:
     rows = slice(sizes.n_tokens)
-    count = sizes.n_prefill + sizes.gpu_decode + sizes.cpu_decode
+    count = sizes.sequences
     return (
         ("token_ids", (rows,)),
         ("positions", (rows,)),

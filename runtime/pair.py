@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.runtime.collective import Collective
 from dovetail.runtime.device import Device, Segment
 from dovetail.runtime.forward import ForwardModel, Phase, layer_block_bytes
+from dovetail.runtime.group_device import GroupDevice
 from dovetail.runtime.kv_pool import KvPool, blocks_for
-from dovetail.runtime.orders import LaneOrder, LaneSizes, StepOrder, pack_arrays, unpack_arrays
+from dovetail.runtime.orders import LaneOrder, LaneSizes, StepOrder, order_lane, unpack_arrays
 from dovetail.runtime.plan import Batch, Move, PrefillChunk
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.step import StepBuffers, StepShape
@@ -114,13 +116,7 @@ class Lane:
         self._phase, self._sizes = "prefill" if sizes.prefill else "decode", sizes
         first = sizes.n_prefill + sizes.gpu_decode
         arrays = self.buffers.arrays
-        gpu = self.buffers.forward_addresses() | {
-            "n_tokens": sizes.n_tokens,
-            "n_prefill": sizes.n_prefill,
-            "n_decode": sizes.gpu_decode,
-            "n_out": sizes.n_out,
-            "kv_splits": sizes.gpu_splits,
-        }
+        gpu = self.buffers.forward_addresses() | sizes.args
         tails = {
             name: int(arrays[name][first:].ctypes.data)
             for name in ("seq_starts", "seq_lengths", "block_tables")
@@ -130,22 +126,14 @@ class Lane:
 
     def order(self) -> LaneOrder:
         """Return what makes a lane of another rank run the same batch."""
-        arrays, sizes = self.buffers.arrays, self._sizes
-        count = sizes.n_prefill + sizes.gpu_decode + sizes.cpu_decode
-        width = blocks_for(int(arrays["seq_lengths"][:count].max(initial=0)))
-        return LaneOrder(
-            sizes=sizes,
-            arrays=pack_arrays(arrays, sizes, width),
-            table_width=width,
-            brought=self._brought.tobytes(),
-            sent=self._sent.tobytes(),
-        )
+        arrays = self.buffers.arrays
+        return order_lane(self._sizes, arrays, brought=self._brought, sent=self._sent)
 
     def obey(self, order: LaneOrder) -> None:
         """Fill the lane as that of the rank that made `order`."""
         unpack_arrays(order.arrays, self.buffers.arrays, order.sizes, order.table_width)
-        self._brought = np.frombuffer(order.brought, np.int32)
-        self._sent = np.frombuffer(order.sent, np.int64)
+        self._brought = np.frombuffer(order.kv["brought"], np.int32)
+        self._sent = np.frombuffer(order.kv["sent"], np.int64)
         self.set_args(order.sizes)
 
     def start_layer(self, layer: int) -> None:
@@ -194,12 +182,17 @@ class Pair:
     def __init__(
         self, spec: ModelSpec, model: ForwardModel, device: Device, gpu_blocks: int, sequences: int
     ) -> None:
-        """`spec`: the whole model, of which `model` has this rank's heads."""
+        """`spec`: the whole model, of which `model` has this rank's heads, on `device`."""
         self._layers = spec.n_layers
+        device = self._member = GroupDevice(device)
         layer = gpu_blocks * layer_block_bytes(model.spec) + model.kv.layer_bytes
         keys, values = (device.alloc(layer * spec.n_layers) for _ in "kv")
         self.link = KvLink(KvArrays(keys, values, layer), model.kv, model.spec, gpu_blocks)
         self.lanes = [Lane(spec, model, device, self.link, sequences) for _ in range(2)]
+
+    def join(self, collective: Collective) -> None:
+        """Sum over the ranks of `collective` from now on."""
+        self._member.join(collective)
 
     def run(self, moves: Sequence[Move], leaving: int, lanes: Sequence[Lane]) -> None:
         """Run filled lanes side by side; KV moves in the layer in which it is used next.

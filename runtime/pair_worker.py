@@ -11,12 +11,13 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Protocol, TypeAlias
 
 from dovetail.ir.errors import ArtifactError, DovetailError, RankError
-from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.device import Device
+from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
+from dovetail.runtime.collective import Collective
+from dovetail.runtime.cuda_pair import CudaPair, GpuParts
 from dovetail.runtime.forward import ForwardModel
-from dovetail.runtime.group_device import GroupDevice
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.meeting import Meet, join_meeting, prepare_backend
 from dovetail.runtime.orders import Hello, PairSetup, StepOrder
@@ -25,8 +26,44 @@ from dovetail.runtime.pair_group import MEMORY, PARENT, RANK, TOKEN, keep_alive
 from dovetail.runtime.ranks import RankReply, fingerprint, receive_value, send_value
 from dovetail.topology.hardware import read_hardware
 
-DEVICES: dict[str, Callable[[ForwardModel], Device]] = {"emulated": lambda model: model.device}
-"""How a rank makes its accelerator, by name. An emulated one has its clock at the first rank."""
+
+class RankPair(Protocol):
+    """What a rank computes with, an accelerator and a CPU."""
+
+    def join(self, collective: Collective) -> None:
+        """Sum over the ranks of `collective` from now on."""
+
+    def obey(self, order: StepOrder) -> None:
+        """Run a step; RankError when the group failed."""
+
+
+def _emulate(setup: PairSetup, _: Artifact, part: ModelPart, model: ForwardModel) -> RankPair:
+    """Compute on the CPU: the emulated clock is the first rank's."""
+    return Pair(part.file.spec, model, model.device, setup.gpu_blocks, setup.sequences)
+
+
+def open_cuda(
+    setup: PairSetup,
+    artifact: Artifact,
+    part: ModelPart,
+    model: ForwardModel,
+    parts: GpuParts | None = None,
+) -> RankPair:
+    """Return a rank's GPU; `parts` as for `CudaPair`."""
+    return CudaPair(
+        artifact,
+        part,
+        model,
+        ordinal=setup.ordinal,
+        blocks=setup.gpu_blocks,
+        sequences=setup.sequences,
+        parts=parts,
+    )
+
+
+MakePair: TypeAlias = Callable[[PairSetup, Artifact, ModelPart, ForwardModel], RankPair]
+DEVICES: dict[str, MakePair] = {"emulated": _emulate, "cuda": open_cuda}
+"""How a rank makes its accelerator, by name."""
 
 
 class PairWorker:
@@ -42,13 +79,11 @@ class PairWorker:
         self._plan = setup.plan
         self._library = KernelLibrary(artifact.library, artifact.kernels)
         model = ForwardModel(artifact, part, self._library, setup.plan)
-        self._member = GroupDevice(DEVICES[setup.device](model))
-        spec, blocks = part.file.spec, setup.gpu_blocks
-        self._pair = Pair(spec, model, self._member, blocks, setup.sequences)
+        self._pair = DEVICES[setup.device](setup, artifact, part, model)
 
     def join(self, told: Meet, parent: socket.socket, fd: int) -> None:
         """Meet the other ranks."""
-        self._member.join(join_meeting(told, self._library, self._plan, parent, fd))
+        self._pair.join(join_meeting(told, self._library, self._plan, parent, fd))
 
     def run(self, order: StepOrder) -> None:
         """Run a step; RankError when the group failed."""

@@ -12,16 +12,16 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.collective import Collective
 from dovetail.runtime.device import Bytes
 from dovetail.runtime.emulated import EmulatedDevice, Emulation
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.forward import layer_block_bytes
-from dovetail.runtime.group_device import GroupDevice
 from dovetail.runtime.kv_pool import KvPool
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.neo import NeoScheduler
-from dovetail.runtime.orders import LaneSizes, PairSetup, order_step
+from dovetail.runtime.orders import LaneOrder, LaneSizes, PairSetup, order_step
 from dovetail.runtime.pair import Lane, Pair
 from dovetail.runtime.pair_group import PairGroup
 from dovetail.runtime.plan import Batch, SchedulerSettings, StepPlan
@@ -46,11 +46,73 @@ class StepLane(Protocol):
     def set_args(self, sizes: LaneSizes) -> None:
         """Say how the filled batch runs."""
 
+    def order(self) -> LaneOrder:
+        """Return what makes a lane of another rank run the same batch."""
+
 
 class TwoPoolEngine(Engine):
-    """One model over two pools; `pool` is the CPU's. A subclass computes filled lanes."""
+    """One model over two pools; `pool` is the CPU's. A subclass computes filled lanes.
 
+    With several processes each has an accelerator and a CPU of its own, and of both pools the KV
+    of its heads; this one schedules, and tells the others what to run.
+    """
+
+    device_name: ClassVar[str]
+    own_logits: ClassVar[bool] = True
     lanes: Sequence[StepLane]
+
+    def __init__(
+        self,
+        gpu_blocks: int,
+        artifact: Artifact,
+        part: ModelPart,
+        hardware: HardwareSpec,
+        *,
+        ranks: RankOptions | None = None,
+        **options: Any,
+    ) -> None:
+        """As `Engine`; `ranks` says how processes beyond this one are started and joined."""
+        self._options, self._gpu_blocks = ranks or RankOptions(), gpu_blocks
+        self._pairs: PairGroup | None = None
+        super().__init__(artifact, part, hardware, **options)
+
+    def _form_group(
+        self, library: KernelLibrary, setups: Sequence[RankSetup]
+    ) -> Callable[[int], Bytes]:
+        pairs = [
+            PairSetup(
+                artifact=setup.artifact,
+                model=setup.model,
+                fingerprint=setup.fingerprint,
+                plan=setup.plan,
+                device=self.device_name,
+                ordinal=self._place_rank(setup.plan.rank),
+                backend=self._options.backend,
+                gpu_blocks=self._gpu_blocks,
+                sequences=setup.max_sequences,
+                lanes=setup.lanes,
+            )
+            for setup in setups
+        ]
+        self.group = self._pairs = PairGroup(library, pairs, self._options)
+        return self.model.device.alloc
+
+    def _place_rank(self, rank: int) -> int:
+        """Return which accelerator of its machine a rank has."""
+        return 0
+
+    def _join_group(self) -> None:
+        if self._pairs is not None:
+            self._join_pairs(self._pairs.collective)
+
+    @abstractmethod
+    def _join_pairs(self, collective: Collective) -> None:
+        """Sum over the ranks of `collective` from now on."""
+
+    def _tell(self, plan: StepPlan, lanes: Sequence[StepLane]) -> None:
+        """Have the other ranks run the filled lanes, too."""
+        if self._pairs is not None:
+            self._pairs.tell(order_step(plan, tuple(lane.order() for lane in lanes)))
 
     def _schedule(
         self,
@@ -125,14 +187,10 @@ class TwoPoolEngine(Engine):
 
 
 class PipelinedEngine(TwoPoolEngine):
-    """One model on the CPU and an emulated accelerator; `pool` is the CPU's.
+    """One model on the CPU and an emulated accelerator."""
 
-    With several processes each has an accelerator and a CPU of its own, and of both pools the KV
-    of its heads; this one schedules, and tells the others what to run.
-    """
-
+    device_name: ClassVar[str] = EmulatedDevice.name
     device_type: ClassVar[type[EmulatedDevice]] = EmulatedDevice
-    own_logits: ClassVar[bool] = True
     lanes: list[Lane]
 
     def __init__(
@@ -141,54 +199,24 @@ class PipelinedEngine(TwoPoolEngine):
         artifact: Artifact,
         part: ModelPart,
         hardware: HardwareSpec,
-        *,
-        ranks: RankOptions | None = None,
         **options: Any,
     ) -> None:
-        """As `Engine`; `ranks` says how processes beyond this one are started and joined.
-
-        Raises SpecError also for KV other than is emulated.
-        """
-        self._options, self._gpu_blocks = ranks or RankOptions(), emulation.machine.gpu_blocks
-        self._pairs: PairGroup | None = None
-        super().__init__(artifact, part, hardware, **options)
+        """As `TwoPoolEngine`; raises SpecError also for KV other than is emulated."""
+        super().__init__(emulation.machine.gpu_blocks, artifact, part, hardware, **options)
         spec = self.spec
         device = self.accelerator = self.device_type(self.model.device, emulation, spec)
         self.device, gpu = device, KvPool(self._gpu_blocks)
         self._schedule(gpu, device.predictor, device.now, emulation.settings)
-        self._member = GroupDevice(device)
         rows = self.scheduler.limits.max_step_sequences
-        self.pair = Pair(spec, self.model, self._member, self._gpu_blocks, rows)
+        self.pair = Pair(spec, self.model, device, self._gpu_blocks, rows)
         self.link, self.lanes = self.pair.link, self.pair.lanes
         self._join_group()
 
-    def _form_group(
-        self, library: KernelLibrary, setups: Sequence[RankSetup]
-    ) -> Callable[[int], Bytes]:
-        pairs = [
-            PairSetup(
-                artifact=setup.artifact,
-                model=setup.model,
-                fingerprint=setup.fingerprint,
-                plan=setup.plan,
-                device=self.device_type.name,
-                backend=self._options.backend,
-                gpu_blocks=self._gpu_blocks,
-                sequences=setup.max_sequences,
-                lanes=setup.lanes,
-            )
-            for setup in setups
-        ]
-        self.group = self._pairs = PairGroup(library, pairs, self._options)
-        return self.model.device.alloc
-
-    def _join_group(self) -> None:
-        if self._pairs is not None:
-            self._member.join(self._pairs.collective)
+    def _join_pairs(self, collective: Collective) -> None:
+        self.pair.join(collective)
 
     def _compute(self, plan: StepPlan, lanes: list[Lane]) -> None:
         """Move KV and run the filled lanes; the device's clock shows what it took."""
-        if self._pairs is not None:
-            self._pairs.tell(order_step(plan, tuple(lane.order() for lane in lanes)))
+        self._tell(plan, lanes)
         self.pair.run(plan.moves, len(plan.swap_out), lanes)
         self.note_time(self.accelerator.advance(plan, self.scheduler.requests))

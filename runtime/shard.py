@@ -5,6 +5,7 @@ Weights are not copied: a shard is a view of the packed weight, from a panel or 
 v, gate, up and head are cut by columns; o and down by rows, and summed over the ranks (Megatron's
 scheme: two sums a layer). With `whole_sums` they are cut by columns too, and what they read and
 write is gathered: four gathers a layer, but each value is the sum that one process would make.
+A device holds a copy of its share alone (`shares.py`), and with `own_weights` its tape reads that.
 """
 
 from __future__ import annotations
@@ -90,19 +91,26 @@ def shard_tape(
     *,
     whole_sums: bool = False,
     own_logits: bool = False,
+    own_weights: bool = False,
 ) -> Tape:
     """Return the forward tape of one rank; all ranks must run theirs, and meet at its end.
 
     It writes its own columns of `logits`, which all ranks share, and takes the argument `comm`.
     With `own_logits` each rank has logits of its own, and the columns of the others are gathered.
     With `whole_sums` no sum over K is parted, so that any number of ranks gives the same bits.
+    With `own_weights`, and parted sums, weights are what `shares.py` leaves of them.
     """
     edits = _WHOLE_EDITS if whole_sums else _EDITS
+    if own_weights:
+        assert not whole_sums
+        edits = _EDITS | {"qkv": _cut_qkv}
     index = {entry.name: entry for entry in weights}
     edited = [
         part
         for entry in tape.entries
-        for part in edits.get(entry.op, _keep)(_Place(entry, spec, index, slots, shard))
+        for part in edits.get(entry.op, _keep)(
+            _Place(entry, spec, index, slots, shard, own_weights)
+        )
     ]
     head = next(entry for entry in reversed(tape.entries) if entry.op == "head")
     if own_logits:
@@ -160,6 +168,7 @@ class _Place:
     weights: Mapping[str, WeightEntry]
     slots: Slots
     shard: Shard
+    own_weights: bool = False
 
     def slot(self, name: str) -> Slot:
         """Return the slot of the operand `name`."""
@@ -177,18 +186,21 @@ class _Place:
         """Return B from column `first` (a panel's first) on; `planes` panels stand for one."""
         weight = self._matrix()
         panel = FORMATS[weight.dtype].panel_bytes(weight.k)
-        return WeightRef(name=weight.name, offset=first // PANEL * panel * planes)
+        return self._cut(weight.name, first // PANEL * panel * planes)
 
     def rows(self, first: int) -> WeightRef:
         """Return B from row `first` of K on."""
         weight = self._matrix()
-        return WeightRef(name=weight.name, offset=FORMATS[weight.dtype].row_bytes(first))
+        return self._cut(weight.name, FORMATS[weight.dtype].row_bytes(first))
 
     def bias(self, first: int) -> WeightRef:
         """Return the bias from element `first` on, or null as it was."""
         ref = self.slot("bias")
         assert isinstance(ref, WeightRef)
-        return ref if ref.name is None else replace(ref, offset=ref.offset + first * _F32)
+        return ref if ref.name is None else self._cut(ref.name, ref.offset + first * _F32)
+
+    def _cut(self, name: str, offset: int) -> WeightRef:
+        return WeightRef(name=name, offset=0 if self.own_weights else offset)
 
     def _matrix(self) -> WeightEntry:
         ref = self.slot("B")
@@ -225,6 +237,12 @@ def _split_qkv(place: _Place) -> Iterator[Entry]:
         )
         yield replace(entry, barrier=entry.barrier and column == 0)
         column += len(heads) * size
+
+
+def _cut_qkv(place: _Place) -> Iterator[Entry]:
+    """Yield q, k and v as one product: rows of a share lie as those of the whole weight."""
+    heads = len(place.shard.heads) + 2 * len(place.shard.kv_heads)
+    yield place.edit(N=heads * place.spec.head_dim)
 
 
 def _cut_heads(place: _Place) -> Iterator[Entry]:

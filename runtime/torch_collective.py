@@ -1,7 +1,7 @@
 """The ranks of a group on several machines or GPUs: torch.distributed with NCCL or gloo.
 
-In: where the first rank's store listens. Out: a `Collective`. The only module of the runtime that
-loads torch; processes load it when a group of this kind is asked for, and not before.
+In: where the first rank's store listens. Out: a `Collective`. It imports torch: processes load it
+when a group of this kind is asked for, and not before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -67,45 +66,50 @@ class TorchCollective:
             seconds: after which a rank that does not answer is given up.
             lost: see above.
         """
-        self.rank, self.ranks, self._lost, self._dead = rank, ranks, lost, False
+        self.rank, self.ranks, self._lost = rank, ranks, lost
+        self._ended = threading.Event()
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         try:
             self._group = _GROUPS[backend](store.store, rank, ranks, host, seconds)
         except (RuntimeError, ValueError) as error:
             raise RankError(f"rank {rank} cannot join its group ({_first_line(error)})") from None
+        if backend in _BEHIND:
+            threading.Thread(target=self._watch, name="group-watch", daemon=True).start()
 
     @property
     def failed(self) -> bool:
         """Whether a rank has died or the group was ended."""
-        return self._dead
+        return self._ended.is_set()
 
-    def all_reduce(self, x: F32) -> None:
-        """See Collective; `x` may also be a contiguous tensor on the group's device."""
-        self._check()
-        if isinstance(x, torch.Tensor):
-            self._wait(self._group.allreduce([x]))
-        elif x.size:
-            values = self._tensor(x)
-            self._wait(self._group.allreduce([values]))
-            x[...] = values.cpu().numpy()
+    def all_reduce(self, x: F32 | torch.Tensor) -> None:
+        """See Collective; `x` may also be a tensor on the group's device.
 
-    def all_gather(self, x: F32, units: int, size: int) -> None:
-        """See Collective. Rows travel padded to the widest part, which NCCL and gloo both take."""
+        There it is work of the current stream: with NCCL this returns at once.
+        """
         self._check()
-        parts = own_columns(self, units, size, x.shape[1])
-        widest = max(len(part) for part in parts)
-        mine = np.zeros((x.shape[0], widest), np.float32)
-        own = parts[self.rank]
-        mine[:, : len(own)] = x[:, own.start : own.stop]
-        values = self._tensor(mine)
-        found = [torch.empty_like(values) for _ in parts]
-        self._wait(self._group.allgather([found], [values]))
+        values = x if isinstance(x, torch.Tensor) else torch.from_numpy(x)
+        if values.numel():
+            dense = values.to(self._device).contiguous()
+            self._wait(self._group.allreduce([dense]))
+            if dense.data_ptr() != values.data_ptr():
+                values.copy_(dense)
+
+    def all_gather(self, x: F32 | torch.Tensor, units: int, size: int) -> None:
+        """See Collective and `all_reduce`. Rows travel padded to the widest part, for NCCL."""
+        self._check()
+        values = x if isinstance(x, torch.Tensor) else torch.from_numpy(x)
+        parts = own_columns(self, units, size, values.shape[1])
+        widest, own = max(len(part) for part in parts), parts[self.rank]
+        mine = torch.zeros((len(values), widest), device=self._device)
+        mine[:, : len(own)] = values[:, own.start : own.stop]
+        found = [torch.empty_like(mine) for _ in parts]
+        self._wait(self._group.allgather([found], [mine]))
         for part, theirs in zip(parts, found, strict=True):
-            x[:, part.start : part.stop] = theirs[:, : len(part)].cpu().numpy()
+            values[:, part.start : part.stop] = theirs[:, : len(part)]
 
     def fail(self) -> None:
         """Give up what this rank waits for; the others see its connections close."""
-        self._dead = True
+        self._ended.set()
         held, self._group = [self._group], None
         # A group goes when an operation under way has been answered or its time is over: not here
         threading.Thread(target=_leave, args=(held,)).start()
@@ -114,12 +118,15 @@ class TorchCollective:
         """Leave the group."""
         self.fail()
 
-    def _tensor(self, x: F32) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(x)).to(self._device)
-
     def _check(self) -> None:
-        if self._dead:
+        if self.failed:
             raise RankError("a process of the group has ended, so nothing can be summed")
+
+    def _watch(self) -> None:
+        """Give up when a rank is gone: nobody waits for sums that run behind a stream."""
+        while not self._ended.wait(LOOK_SECONDS):
+            if self._lost():
+                self.fail()
 
     def _wait(self, work: Any) -> None:
         done = threading.Event()
@@ -157,6 +164,8 @@ def _make_nccl(store: Any, rank: int, ranks: int, host: str, seconds: float) -> 
 
 
 _GROUPS: dict[str, Callable[..., Any]] = {"gloo": _make_gloo, "nccl": _make_nccl}
+_BEHIND = {"nccl"}
+"""Backends whose sums run on the device, when the call that gave them has long returned."""
 
 
 def _first_line(error: Exception) -> str:

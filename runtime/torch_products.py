@@ -1,12 +1,13 @@
 """Matrix products on a GPU by torch: projections of activations, nothing else.
 
-In: addresses of the device. Out: work on a stream. This is the one module of the runtime that
-imports torch (extra `cuda`); it is loaded when a model is put on a GPU.
+In: addresses of the device. Out: work on a stream. This module and `torch_sums.py` import torch
+(extra `cuda`); they are loaded when a model is put on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,22 +44,29 @@ class TorchProducts:
         """Return tensors over the operands' memory."""
         bias = self._weights.get(product.bias or "")
         return Tensors(
-            a=self._activations(product.a, rows),
+            a=self.activations(product.a, rows),
             weight=self._stored(self._weights[product.weight]),
             bias=None if bias is None else self._stored(bias).view(-1)[: product.out.columns],
-            residual=product.residual and self._activations(product.residual, rows),
-            out=self._activations(product.out, rows),
+            residual=product.residual and self.activations(product.residual, rows),
+            out=self.activations(product.out, rows),
         )
 
     def run(self, bound: Tensors, rows: int, stream: int) -> None:
         """Give the product of the first `rows` rows to a stream; CapacityError without memory."""
         try:
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, f"cuda:{self._ordinal}")):
+            with self.on(stream):
                 multiply(bound, rows)
         except torch.OutOfMemoryError as error:
             raise CapacityError(f"the GPU has no memory for a product: {error}") from None
 
-    def _activations(self, matrix: Matrix, rows: int) -> torch.Tensor:
+    def on(self, stream: int) -> AbstractContextManager[Any]:
+        """Let torch give its work to a stream of the driver meanwhile."""
+        given = torch.cuda.ExternalStream(stream, f"cuda:{self._ordinal}")
+        found: AbstractContextManager[Any] = torch.cuda.stream(given)
+        return found
+
+    def activations(self, matrix: Matrix, rows: int) -> torch.Tensor:
+        """Return a tensor over the first `rows` rows of a matrix on the device."""
         shape, stride = (rows, matrix.columns), matrix.stride
         return self.view(matrix.address, "f32", shape, stride)
 

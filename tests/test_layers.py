@@ -30,6 +30,7 @@ ALLOWED = {
     "dovetail.runtime.ray_ranks": {"ray"},
     "dovetail.runtime.torch_collective": {"torch"},
     "dovetail.runtime.torch_products": {"torch"},
+    "dovetail.runtime.torch_sums": {"torch"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
     "dovetail.tiny_world.encoder": {"torch", "transformers"},
     "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.runtime.cuda_engine import largest_member, split_rounds, without
-from dovetail.runtime.cuda_lane import block_runs
+from dovetail.runtime.gpu_model import block_runs
 from dovetail.runtime.plan import Batch, PrefillChunk, StepPlan
 
 BLOCKS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)

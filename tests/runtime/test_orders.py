@@ -52,8 +52,7 @@ def test_arrays_travel_as_far_as_they_are_used(
         sizes=sizes,
         arrays=pack_arrays(full, sizes, width),
         table_width=width,
-        brought=b"",
-        sent=b"\1" * 8,
+        kv={"brought": b"", "sent": b"\1" * 8},
     )
     order = StepOrder(moves=(Move(3, (1, 2), (4, 5)),), leaving=1, lanes=(lane,))
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=StepOrder)

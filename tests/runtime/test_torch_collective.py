@@ -17,6 +17,9 @@ from dovetail.ir.errors import RankError
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[cuda]'")
 
+import torch
+
+from dovetail.runtime import torch_collective
 from dovetail.runtime.collective import own_columns
 from dovetail.runtime.torch_collective import Store, TorchCollective
 
@@ -125,6 +128,36 @@ def test_a_rank_that_is_silent_is_given_up_when_its_machine_is_gone() -> None:
         return group.failed
 
     assert run_ranks(2, work, gone.is_set) == [True, True]
+
+
+def test_tensors_are_summed_and_gathered_where_they_are() -> None:
+    """Rows that lie apart, as on a device; what lies between them stays."""
+
+    def work(group: TorchCollective) -> None:
+        memory = torch.from_numpy(values(group.rank, 6, 40))
+        rest = memory[:, 30:].clone()
+        group.all_reduce(memory[:, :30])
+        wanted = sum(values(rank, 6, 40)[:, :30].astype(np.float64) for rank in range(2))
+        np.testing.assert_allclose(memory[:, :30].numpy(), wanted, rtol=0, atol=1e-5)
+        group.all_gather(memory[:, :30], 2, 15)
+        assert torch.equal(memory[:, 30:], rest)
+
+    run_ranks(2, work)
+
+
+def test_a_lost_rank_is_seen_without_a_sum_where_sums_run_behind_a_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_collective, "_BEHIND", {"gloo"})
+    failed = threading.Event()
+    fail = TorchCollective.fail
+
+    def follow(group: TorchCollective) -> None:
+        fail(group)
+        failed.set()
+
+    monkeypatch.setattr(TorchCollective, "fail", follow)
+    assert run_ranks(1, lambda group: failed.wait(60) and group.failed, lambda: True) == [True]
 
 
 def test_a_store_that_is_not_there_is_one_sentence() -> None:

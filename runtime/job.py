@@ -7,28 +7,34 @@ threads (`result`, iteration) and for asyncio (`await`, `async for`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from functools import reduce
-from operator import add
 
-from dovetail.runtime.mailbox import Mailbox
+from dovetail.runtime.bell import waking
 from dovetail.runtime.request import Chunk, Completion, Request, State
 from dovetail.runtime.tokenizer import TextStream
 
+_Progress = tuple[int, int, str | None]
+"""Tokens, characters, and the reason of the end: one value, so that a reader sees what fits."""
+
 
 class Job:
-    """One request. What it has generated can be read once, by one reader, as chunks."""
+    """One request. What it has generated can be read once, by one reader, as chunks.
+
+    A chunk has all that has come since the last one: a reader that is slow gets fewer of them.
+    """
 
     request: Request  # once it has begun
 
     def __init__(self, text: TextStream | None, *, chunks: bool) -> None:
         """`text` turns tokens into text; `chunks` False leaves only the result."""
-        self._text, self.begun = text, False
+        self._text, self.begun, self._chunks = text, False, chunks
         self._result: Future[Completion] = Future()
         self._result.set_running_or_notify_cancel()  # who stops waiting does not cancel it
-        self._chunks: Mailbox[Chunk] | None = Mailbox() if chunks else None
-        self._read, self._shown = 0, 0  # tokens and characters that lie in chunks already
+        self._shown: _Progress = (0, 0, None)  # as far as a reader may see
+        self._read: _Progress = (0, 0, None)
+        self._wake: Callable[[], object] | None = None
 
     # ---- for the caller ----
 
@@ -50,7 +56,15 @@ class Job:
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks as they come; raises as `result`."""
-        yield from self.chunks
+        ready = threading.Event()
+        self.watch(ready.set)
+        ended = False
+        while not ended:
+            ready.wait()
+            ready.clear()
+            ended = self.finished  # before the last chunk is taken, not after
+            if (chunk := self.take()) is not None:
+                yield chunk
         self._result.result()
 
     def __await__(self) -> Generator[object, None, Completion]:
@@ -59,15 +73,28 @@ class Job:
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Yield chunks as they come to an event loop; raises as `result`."""
-        async for chunk in self.chunks:
+        async for _, chunk in merge([self]):
             yield chunk
-        self._result.result()
 
-    @property
-    def chunks(self) -> Mailbox[Chunk]:
-        """The chunks alone; closed when the result is there, whatever it is."""
-        assert self._chunks is not None, "made without chunks"
-        return self._chunks
+    def watch(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called, on the engine's thread, now and whenever there is news."""
+        assert self._chunks, "made without chunks"
+        self._wake = wake
+        wake()
+
+    def take(self) -> Chunk | None:
+        """Return what has come since the last time, at once; None where there is nothing."""
+        (tokens, letters, reason), (from_token, from_letter, _) = self._shown, self._read
+        if self._read == (tokens, letters, reason):
+            return None
+        self._read = tokens, letters, reason
+        start = self.request.prompt_length
+        return Chunk(
+            text="" if self._text is None else self._text.text[from_letter:letters],
+            token_ids=tuple(self.request.tokens[start + from_token : start + tokens]),
+            finish_reason=reason,
+            logprobs=tuple(self.request.logprobs[from_token:tokens]),
+        )
 
     # ---- for the engine's thread ----
 
@@ -96,8 +123,8 @@ class Job:
         return text.stopped and not self.done
 
     def show(self) -> None:
-        """Pass on what has come since the last time; the last piece comes with `end`."""
-        self._pass_on(None)
+        """Let a reader have what has come since the last time; the last piece comes with `end`."""
+        self._show(None)
 
     def end(self) -> None:
         """Give the completion, or the error, to those who wait."""
@@ -106,7 +133,7 @@ class Job:
         if request.error is not None:
             self.fail(request.error)
             return
-        self._pass_on(request.finish_reason)
+        self._show(request.finish_reason, wake=False)
         self._result.set_result(
             Completion(
                 text=None if self._text is None else self._text.text,
@@ -116,43 +143,38 @@ class Job:
                 metrics=request.metrics,
             )
         )
-        if self._chunks is not None:
-            self._chunks.close()
+        self._call()
 
     def fail(self, error: Exception) -> None:
         """Raise `error` where somebody waits."""
         self._result.set_exception(error)
-        if self._chunks is not None:
-            self._chunks.close()
+        self._call()
 
-    def _pass_on(self, reason: str | None) -> None:
-        if self._chunks is None:
-            return
-        text = "" if self._text is None else self._text.text[self._shown :]
-        fresh = tuple(self.request.tokens[self.request.prompt_length + self._read :])
-        logprobs = tuple(self.request.logprobs[self._read :])
-        self._shown += len(text)
-        self._read += len(fresh)
-        self._chunks.put(Chunk(text, fresh, reason, logprobs))
+    def _show(self, reason: str | None, *, wake: bool = True) -> None:
+        letters = 0 if self._text is None else len(self._text.text)
+        self._shown = self.request.generated, letters, reason
+        if wake:
+            self._call()
+
+    def _call(self) -> None:
+        if self._wake is not None:
+            self._wake()
 
 
 async def merge(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Chunk]]:
-    """Yield (place of the job, chunk) of `jobs` as they come; raises as `Job.result`.
-
-    What a job has gathered meanwhile comes as one chunk: a reader that is slow gets fewer of them.
-    """
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    """Yield (place of the job, chunk) of `jobs` as they come; raises as `Job.result`."""
+    ready = asyncio.Event()
+    wake = waking(ready.set)
     for job in jobs:
-        job.chunks.watch(lambda: loop.call_soon_threadsafe(ready.set))
+        job.watch(wake)
     left = dict(enumerate(jobs))
     while left:
         await ready.wait()
         ready.clear()
         for place, job in list(left.items()):
-            ended = job.finished  # before its chunks are taken: then these are all
-            chunks = job.chunks.take()
-            if chunks:
-                yield place, reduce(add, chunks)
+            ended = job.finished  # before its last chunk is taken, not after
+            if (chunk := job.take()) is not None:
+                yield place, chunk
             if ended:
                 del left[place]
                 job.result()

@@ -1,4 +1,4 @@
-"""What one thread tells another piece by piece: read by a thread, an event loop, or a driver.
+"""What one thread tells another piece by piece: read by a thread or an event loop.
 
 In: items, then the end. Out: each item once, in order, to one reader.
 """
@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
+
+from dovetail.runtime.bell import waking
 
 T = TypeVar("T")
 
@@ -34,10 +36,7 @@ class Mailbox(Generic[T]):
         self._items.put(item)
         wake = self._wake
         if wake is not None:
-            try:
-                wake()
-            except RuntimeError:  # its event loop has been closed: nobody reads any more
-                self._wake = None
+            wake()
 
     # ---- for the one who reads ----
 
@@ -49,8 +48,8 @@ class Mailbox(Generic[T]):
 
     async def __aiter__(self) -> AsyncIterator[T]:
         """As iteration, in an event loop."""
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = lambda: loop.call_soon_threadsafe(ready.set)
+        ready = asyncio.Event()
+        self._wake = waking(ready.set)
         while True:
             try:
                 item = self._items.get_nowait()
@@ -62,19 +61,3 @@ class Mailbox(Generic[T]):
                 self._items.put(None)
                 return
             yield item
-
-    def watch(self, wake: Callable[[], object]) -> None:
-        """Have `wake` called, on the writer's thread, now and whenever there is news."""
-        self._wake = wake
-        wake()
-
-    def take(self) -> list[T]:
-        """Return the items that are there, at once."""
-        taken: list[T] = []
-        while True:
-            try:
-                item = self._items.get_nowait()
-            except Empty:
-                return taken
-            if item is not None:
-                taken.append(item)

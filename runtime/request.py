@@ -328,12 +328,3 @@ class Chunk:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
-
-    def __add__(self, later: Chunk) -> Chunk:
-        """Return this piece and the one that follows it as one."""
-        return Chunk(
-            self.text + later.text,
-            self.token_ids + later.token_ids,
-            later.finish_reason,
-            self.logprobs + later.logprobs,
-        )

@@ -42,9 +42,9 @@ from dovetail.runtime.request import Request, State
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware
 
-PACE = 0.004
-"""Seconds between messages that bring only more tokens: those of faster steps go together, so that
-the app is not woken for each."""
+PACE = 0.00025
+"""Seconds between two messages for each request that the second one tells more tokens of: the app
+takes about a fifth of that for each. First tokens and ends are told at once."""
 
 
 class Stub:
@@ -173,19 +173,21 @@ class Desk:
         """Send what there is to tell."""
         drawn = self._timeline.drain() if self._timeline is not None else None
         now = self._loop.now()
-        urgent = self._tickets or drawn or any(one.urgent for one in self._changed.values())
-        if not urgent and (not self._changed or now < self._last + PACE):
+        told = list(self._changed.values())
+        if now < self._last + PACE * len(told):
+            told = [stub for stub in told if stub.urgent]
+        else:
+            self._last = now
+        if not (told or self._tickets or drawn):
             return
-        self._last = now
-        news = [stub.tell() for stub in self._changed.values()]
-        for stub in self._changed.values():
+        news = [stub.tell() for stub in told]
+        for stub in told:
+            del self._changed[stub.number]
             if stub.finished:
                 self._stubs.pop(stub.number, None)
         tickets, self._tickets = self._tickets, []
-        self._changed.clear()
-        told = Told(now, self._loop.load, news, tickets, drawn)
         try:
-            self._link.sendall(pack_value(told))
+            self._link.sendall(pack_value(Told(now, self._loop.load, news, tickets, drawn)))
         except OSError:  # the app is gone
             os._exit(0)
 

@@ -118,7 +118,7 @@ class Generations:
         except Exception as error:  # whatever a prompt of users does to a tokenizer
             return self._refused(job, as_ours(error))
         reply.job = started
-        started.chunks.watch(lambda: self._later(lambda: self._take_news(job, started)))
+        started.watch(lambda: self._later(lambda: self._take_news(job, started)))
         return True
 
     def _refused(self, job: int, error: DovetailError) -> bool:
@@ -136,7 +136,7 @@ class Generations:
         if reply is None or reply.job is not started:
             return
         finished = started.finished  # before the last chunks are taken, not after
-        for chunk in started.chunks.take():
+        if (chunk := started.take()) is not None:
             reply.pieces.append(chunk.text)
             reply.tokens += len(chunk.token_ids)
             if reply.hidden is None:

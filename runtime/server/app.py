@@ -94,7 +94,7 @@ def make_app(server: ServerContext) -> ASGIApp:
         return JsonReply(document)
 
     routes = [
-        Route(endpoint.path, partial(handler, server), methods=[endpoint.method])
+        Route(endpoint.path, _Served(handler, server), methods=[endpoint.method])
         for endpoint, handler in ENDPOINTS
     ]
     routes.append(Route("/openapi.json", show_document))
@@ -103,6 +103,18 @@ def make_app(server: ServerContext) -> ASGIApp:
     if origins:
         app = CORSMiddleware(app, origins, allow_methods=["*"], allow_headers=["*"])
     return app
+
+
+class _Served:
+    """An endpoint as an application, and no more: what goes wrong is the gate's to tell."""
+
+    def __init__(self, handler: Handler, server: ServerContext) -> None:
+        self._handler, self._server = handler, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        response = await self._handler(self._server, Request(scope, receive))
+        await response(scope, receive, send)
 
 
 @dataclass(slots=True)
@@ -128,7 +140,7 @@ class Gate:
         scope["app"] = self  # so that the router raises what it does not find
         request = Request(scope, receive)
         seen = _Seen(_choose_id(request), time.perf_counter())
-        traffic = None if request.url.path in OPEN else self._server.traffic
+        traffic = None if scope["path"] in OPEN else self._server.traffic
         generation = traffic.begin() if traffic else 0
         try:
             await self._serve(request, seen, send)
@@ -148,13 +160,13 @@ class Gate:
             raise
         except Exception as error:
             found = tell(error)
-            self._server.metrics.reject(request.url.path, found.code)
+            self._server.metrics.reject(request.scope["path"], found.code)
             if not seen.status:
                 reply = JsonReply(found.reply, found.status, found.headers)
                 await reply(request.scope, request.receive, sending)
 
     def _check_key(self, request: Request) -> None:
-        if not self._keys or request.url.path in OPEN:
+        if not self._keys or request.scope["path"] in OPEN:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]  # equal time

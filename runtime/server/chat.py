@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from dovetail.runtime.request import Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, while_present
+from dovetail.runtime.server.edge import DONE, JsonReply, event, present
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import (
     Asked,
@@ -43,9 +43,10 @@ async def chat(server: ServerContext, request: Request) -> Response:
         return await chat_with(server, workflow, request, body)
     asked = await server.aside(request, partial(read_chat, server, body))
     if body.stream:
-        return await server.stream(request, _events(server, asked, usage=include_usage(body)))
+        return server.stream(_events(server, asked, usage=include_usage(body)))
     include_usage(body)
-    found, usage = await while_present(request, asked.complete(server))
+    async with present(request.receive):
+        found, usage = await asked.complete(server)
     return JsonReply(_reply(asked, found, usage), headers=processing_headers(found))
 
 

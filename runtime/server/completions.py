@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from dovetail.runtime.request import Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, while_present
+from dovetail.runtime.server.edge import DONE, JsonReply, event, present
 from dovetail.runtime.server.errors import FINAL, ApiError
 from dovetail.runtime.server.generation import (
     Asked,
@@ -59,8 +59,9 @@ async def completions(server: ServerContext, request: Request) -> Response:
     if body.max_tokens == 0:
         return _only_echo(text, body)
     if body.stream:
-        return await server.stream(request, _events(server, text, usage=usage))
-    found, counted = await while_present(request, text.asked.complete(server))
+        return server.stream(_events(server, text, usage=usage))
+    async with present(request.receive):
+        found, counted = await text.asked.complete(server)
     choices = [text.choice(i, one) for i, one in enumerate(found)]
     reply = TextReply(**text.asked.head, choices=choices, usage=counted)
     return JsonReply(reply, headers=processing_headers(found))

@@ -1,6 +1,6 @@
 """What all endpoints of one server share: its models, settings, metrics and state.
 
-In: requests. Out: their decoded bodies, and responses that stream or wait while the client stays.
+In: requests. Out: their decoded bodies, and responses that stream while the client stays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 
-from dovetail.runtime.server.edge import EventStream, read_json, wait_first
+from dovetail.runtime.server.edge import EventStream, read_json
 from dovetail.runtime.server.metrics import Metrics
 from dovetail.runtime.server.models import Models
 from dovetail.runtime.server.settings import ServeSettings
@@ -56,18 +56,6 @@ class ServerContext:
             return work()
         return await asyncio.to_thread(work)
 
-    async def stream(self, request: Request, events: AsyncGenerator[bytes]) -> EventStream:
-        """Return the response that sends `events`.
-
-        It waits a while for the first one, so that what fails at once has a status of its own.
-        """
-        first = asyncio.ensure_future(anext(events))
-        seconds = self.settings.ping_seconds
-        try:
-            await wait_first(request, first, seconds)
-        except TimeoutError:
-            pass
-        except BaseException:
-            await events.aclose()
-            raise
-        return EventStream(first, events, seconds)
+    def stream(self, events: AsyncGenerator[bytes]) -> EventStream:
+        """Return the response that sends `events`."""
+        return EventStream(events, self.settings.ping_seconds)

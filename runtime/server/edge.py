@@ -6,14 +6,14 @@ In: Starlette requests. Out: decoded structs, and responses that end when their 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from dovetail.runtime.server.errors import ApiError, ClientGone, decode_error, tell
 
@@ -83,93 +83,99 @@ def _too_large(most: int) -> ApiError:
     )
 
 
-async def gone(receive: Receive) -> None:
-    """Return when the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+@asynccontextmanager
+async def present(receive: Receive) -> AsyncIterator[None]:
+    """Run the body while the client is there: it is cancelled and ClientGone raised where it goes.
 
-
-async def while_present(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; cancel it and raise ClientGone where the client goes away."""
-    return await wait_first(request, asyncio.ensure_future(work), None)
-
-
-async def wait_first(request: Request, task: asyncio.Future[T], seconds: float | None) -> T:
-    """Return the result of `task`, as `while_present`.
-
-    Raises TimeoutError after `seconds`; the task goes on then.
+    To be entered once the request's body has been read.
     """
-    leaving = asyncio.ensure_future(gone(request.receive))
+    task, left = asyncio.current_task(), False
+    assert task is not None
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    watching = asyncio.ensure_future(watch())
     try:
-        both: set[asyncio.Future[Any]] = {task, leaving}
-        await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if leaving.done():
-            raise ClientGone
-        raise TimeoutError
-    except BaseException as error:
-        if not isinstance(error, TimeoutError):
-            await stop(task)
+        yield
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise ClientGone from None
         raise
     finally:
-        await stop(leaving)
-
-
-async def stop(task: asyncio.Future[Any]) -> None:
-    """Cancel `task` and wait for its end, whatever it is."""
-    if not task.done():
-        task.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await task
+        watching.cancel()
 
 
 class EventStream(Response):
-    """Events as they come; a client that goes away ends them, silence is filled with comments."""
+    """Events as they come; a client that goes away ends them, silence is filled with comments.
+
+    What goes wrong before the first event or comment is raised; later it is an event itself.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, first: asyncio.Future[bytes], rest: AsyncGenerator[bytes], ping_seconds: float
-    ) -> None:
-        """`first` is the event that `rest` is making already."""
+    def __init__(self, events: AsyncGenerator[bytes], ping_seconds: float) -> None:
         self.status_code, self.background = 200, None
-        self._first, self._rest, self._ping = first, rest, ping_seconds
+        self._events, self._ping = events, ping_seconds
         self.init_headers(STREAM_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; ClientGone where it is cut short."""
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(gone(receive))
+        out = _Lines(send, self.raw_headers, self._ping)
         try:
-            while not sending.done():
-                done, _ = await asyncio.wait(
-                    {sending, leaving}, timeout=self._ping, return_when=asyncio.FIRST_COMPLETED
-                )
-                if sending in done:
-                    break
-                if leaving in done:
-                    raise ClientGone
-                await send(_part(PING))
-            await sending
+            async with present(receive):
+                await self._send(out)
         finally:
-            await stop(leaving)
-            await stop(sending)
-            await stop(self._first)
-            await self._rest.aclose()
+            out.stop()
+            await self._events.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, out: _Lines) -> None:
         try:
-            await send(_part(await self._first))
-            async for body in self._rest:
-                await send(_part(body))
+            async for body in self._events:
+                await out.send(body)
             last = b""
-        except Exception as error:  # the status has been sent: what is left is an event
-            last = event(tell(error).reply) + DONE
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        except Exception as error:
+            if not out.begun:
+                raise
+            last = event(tell(error).reply) + DONE  # the status has been sent
+        await out.send(last, more=False)
 
 
-def _part(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": True}
+class _Lines:
+    """The way out of a stream: its head goes with the first line, comments fill silence."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], ping_seconds: float) -> None:
+        self.begun = False
+        self._out, self._headers, self._ping = send, headers, ping_seconds
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._pinging: asyncio.Future[None] | None = None
+        self._timer = self._loop.call_later(ping_seconds, self._look)
+
+    async def send(self, body: bytes, *, more: bool = True) -> None:
+        """Send lines."""
+        self._last = self._loop.time()
+        if not self.begun:
+            self.begun = True
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._out(start)
+        await self._out({"type": "http.response.body", "body": body, "more_body": more})
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._timer.cancel()
+        if self._pinging is not None:
+            self._pinging.cancel()
+
+    def _look(self) -> None:
+        """Send a comment if nothing was sent for long; look again when that may be so."""
+        silence = self._loop.time() - self._last
+        if silence >= self._ping:
+            silence = 0.0
+            if self._pinging is None or self._pinging.done():  # not while the client is slow
+                self._pinging = asyncio.ensure_future(self.send(PING))
+        self._timer = self._loop.call_later(self._ping - silence, self._look)

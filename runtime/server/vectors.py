@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.server.completions import as_inputs
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import JsonReply, while_present
+from dovetail.runtime.server.edge import JsonReply, present
 from dovetail.runtime.server.errors import FINAL, ApiError
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.models import ServedModel
@@ -37,7 +37,8 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
         message = f"the vectors of this model have {dim} dimensions and cannot be cut"
         raise ApiError(400, message, param="dimensions", headers=FINAL)
     inputs = as_inputs(body.input, param="input")
-    rows, tokens = await while_present(request, _embed(model, inputs, body.prompt_name))
+    async with present(request.receive):
+        rows, tokens = await _embed(model, inputs, body.prompt_name)
     server.metrics.embed(model, len(inputs), tokens)
     base = body.encoding_format == "base64"
     data = [
@@ -53,7 +54,8 @@ async def rerank(server: ServerContext, request: Request) -> Response:
     model = server.models.find(body.model, "rerank")
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     score = _score_pairs if model.ranker else _score_vectors
-    scores, tokens = await while_present(request, score(model, body.query, documents))
+    async with present(request.receive):
+        scores, tokens = await score(model, body.query, documents)
     server.metrics.embed(model, len(documents), tokens)
     order = np.argsort(-np.asarray(scores), kind="stable")[: body.top_n]
     results = [

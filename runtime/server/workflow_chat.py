@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from dovetail.runtime.flows.events import NodeText
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, while_present
+from dovetail.runtime.server.edge import DONE, JsonReply, event, present
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import include_usage, new_id
 from dovetail.runtime.server.replies import (
@@ -45,11 +45,10 @@ async def chat_with(
     }
     if body.stream:
         usage = include_usage(body)
-        return await server.stream(
-            request, _events(server, served, inputs, head, read if usage else None)
-        )
+        return server.stream(_events(server, served, inputs, head, read if usage else None))
     include_usage(body)
-    result = await while_present(request, finish(server, served, served.start(inputs)))
+    async with present(request.receive):
+        result = await finish(server, served, served.start(inputs))
     text = served.answer(result)
     choice = ChatChoice(
         index=0, message=ChatMessage(content=text), logprobs=None, finish_reason="stop"

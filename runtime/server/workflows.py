@@ -33,7 +33,7 @@ from dovetail.runtime.flows.events import (
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.retrieval.manifest import read_manifest
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, while_present
+from dovetail.runtime.server.edge import DONE, JsonReply, present
 from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.models import Models, ServedModel
@@ -150,8 +150,9 @@ async def run_workflow(server: ServerContext, request: Request) -> Response:
         message = f"the workflow {name[:200]!r} does not exist; this server has {known}"
         raise ApiError(404, message, param="name", code="workflow_not_found")
     if body.stream:
-        return await server.stream(request, _events(server, served, body))
-    result = await while_present(request, finish(server, served, served.start(body.inputs)))
+        return server.stream(_events(server, served, body))
+    async with present(request.receive):
+        result = await finish(server, served, served.start(body.inputs))
     return JsonReply(msgspec.Raw(_encode(_reply(served, result))))
 
 

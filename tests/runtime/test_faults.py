@@ -95,7 +95,7 @@ def test_a_broken_step_ends_a_stream_and_a_batch(make_artifact: MakeArtifact) ->
         with pytest.raises(DeviceError, match="send the request again"):
             for chunk in app.stream([1, 2, 3], **OPTIONS):
                 chunks.append(chunk)
-        assert len(chunks) == 2
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 2
         throttle.steps = 0
         with pytest.raises(DeviceError, match="send the request again"):
             app.generate([[1, 2, 3], [4]], **OPTIONS)

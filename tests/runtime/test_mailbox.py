@@ -1,4 +1,4 @@
-"""Items cross threads once, in order, to a thread, an event loop or whoever is woken."""
+"""Items cross threads once, in order, to a thread or an event loop."""
 
 from __future__ import annotations
 
@@ -38,16 +38,6 @@ def test_an_event_loop_reads_what_a_thread_writes() -> None:
     assert asyncio.run(read()) == list(range(100))
 
 
-def test_who_is_woken_takes_what_there_is() -> None:
-    box: Mailbox[int] = Mailbox()
-    box.put(1)
-    got: list[list[int]] = []
-    box.watch(lambda: got.append(box.take()))
-    box.put(2)
-    box.close()
-    assert got == [[1], [2], []]
-
-
 def test_a_reader_whose_event_loop_has_gone_stops_nobody() -> None:
     box: Mailbox[int] = Mailbox()
 
@@ -58,4 +48,4 @@ def test_a_reader_whose_event_loop_has_gone_stops_nobody() -> None:
 
     assert asyncio.run(read_one()) == 1
     fill(box)
-    assert box.take() == list(range(100))
+    assert list(box) == list(range(100))

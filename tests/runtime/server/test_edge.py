@@ -32,8 +32,7 @@ class Client:
 
 async def stream(client: Client, events: AsyncGenerator[bytes], ping: float = 60) -> None:
     scope: Any = {"type": "http"}
-    first = asyncio.ensure_future(anext(events))
-    await EventStream(first, events, ping)(scope, client.receive, client.send)
+    await EventStream(events, ping)(scope, client.receive, client.send)
 
 
 def test_silence_is_filled_with_comments() -> None:

@@ -123,7 +123,7 @@ def check_events(events: list[Event], result: WorkflowResult) -> None:
         texts = [e for e in events if isinstance(e, NodeText) and (e.node, e.round) == key]
         assert all(events.index(begin) < events.index(e) < events.index(end) for e in texts)
         if begin.kind == "generation":
-            assert "".join(e.text for e in texts) == end.value and len(texts) > 1
+            assert texts and "".join(e.text for e in texts) == end.value
         scans = [e for e in events if isinstance(e, SubStage) and e.node == begin.node]
         assert bool(scans) == (begin.kind == "retrieval")
 

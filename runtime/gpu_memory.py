@@ -27,6 +27,7 @@ from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import (
     Demand,
     GpuMemoryPlan,
+    MemoryProblem,
     ThroughputRow,
     ThroughputTable,
     plan_gpu_memory,
@@ -36,6 +37,8 @@ from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu, Room
 
 SIZES = 33
 """Sizes of either side for which there are rows."""
+SHOWN = 7
+"""Sizes of the KV cache for which a division tells what would come of them."""
 
 log = logging.getLogger("dovetail")
 
@@ -98,24 +101,41 @@ class Accelerator:
         return self.spec.n_layers * kv_token_bytes(self.spec)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDivision:
+    """How the memory of a GPU is divided, and what says so.
+
+    share: what workflows ask, of which index. budget: bytes of both; least_kv: bytes of KV of one
+    generation; index_bytes: of all clusters. host, device: what scans were measured to cost on
+    either, device None where no cluster can be on the GPU; why_cold: the reason. tried: what comes
+    of other sizes, from the least KV to the most; the plan is among them.
+    """
+
+    plan: GpuMemoryPlan
+    share: GpuShare
+    budget: int
+    least_kv: int
+    index_bytes: int
+    host: ScanCost
+    device: ScanCost | None
+    why_cold: str
+    tried: tuple[GpuMemoryPlan, ...]
+
+
 def take_share(
     share: GpuShare, options: EngineOptions, artifact: Artifact, threads: int
 ) -> tuple[GpuMemoryPlan | None, EngineOptions]:
     """Return how a KV pool's memory is divided, and options with the blocks that are left to it.
 
     `threads` search on the CPU. Without a GPU there is nothing to divide. Raises as
-    `divide_memory`, and SpecError where it is not clear which index is meant.
+    `divide_for`.
     """
     gpu = options.emulation or options.cuda
     if gpu is None:
         return None, options
-    if share.index is None:
-        if len(artifact.indexes) != 1:
-            raise SpecError("name the index of `share`: the artifact has none, or several")
-        share = replace(share, index=next(iter(artifact.indexes.values())))
-    spec = next(iter(artifact.models.values())).file.spec
-    accelerator = Accelerator.of(gpu, spec)
-    plan = divide_memory(share, accelerator, threads)
+    division, accelerator = divide_for(share, gpu, artifact, threads)
+    plan = division.plan
+    log.info("memory of the GPU: %s", describe(plan))
     machine = gpu.machine.with_gpu_blocks(plan.kv_bytes // accelerator.block_bytes)
     if options.emulation is not None:
         return plan, replace(options, emulation=replace(options.emulation, machine=machine))
@@ -123,7 +143,24 @@ def take_share(
     return plan, replace(options, cuda=replace(options.cuda, machine=machine))
 
 
-def divide_memory(share: GpuShare, accelerator: Accelerator, threads: int) -> GpuMemoryPlan:
+def divide_for(
+    share: GpuShare, options: Emulation | CudaOptions, artifact: Artifact, threads: int
+) -> tuple[MemoryDivision, Accelerator]:
+    """Return how the memory of a GPU is divided between an artifact's first model and an index.
+
+    Raises as `divide_memory`, and SpecError where it is not clear which index is meant.
+    """
+    if share.index is None:
+        if len(artifact.indexes) != 1:
+            raise SpecError("name the index of `share`: the artifact has none, or several")
+        share = replace(share, index=next(iter(artifact.indexes.values())))
+    if not artifact.models:
+        raise SpecError("the artifact has no model that generates: no memory is to be divided")
+    accelerator = Accelerator.of(options, next(iter(artifact.models.values())).file.spec)
+    return divide_memory(share, accelerator, threads), accelerator
+
+
+def divide_memory(share: GpuShare, accelerator: Accelerator, threads: int) -> MemoryDivision:
     """Return how the bytes of a KV pool are best divided; `threads` search on the CPU.
 
     Raises what `App.add_index` does, SpecError where one generation needs more than all blocks.
@@ -131,7 +168,6 @@ def divide_memory(share: GpuShare, accelerator: Accelerator, threads: int) -> Gp
     assert share.index is not None
     budget = accelerator.blocks * accelerator.block_bytes
     stages = share.rate * share.generations, share.rate * share.retrievals
-    generation = generation_table(share, accelerator, stages[0])
     with closing(RetrievalProcess(threads)) as worker:
         opened = worker.open("planned", share.index, room=Room(accelerator.gpu, budget))
         host, _ = measure_scan(worker, "planned", opened, threads)
@@ -139,20 +175,28 @@ def divide_memory(share: GpuShare, accelerator: Accelerator, threads: int) -> Gp
         why = opened.why_cold or "no cluster fits"
         log.warning("all memory of the GPU is for KV: its index has no hot clusters (%s)", why)
     bytes_ = [size * opened.code_bytes for size in opened.sizes]
-    retrieval = retrieval_table(share, opened.sizes, bytes_, host, opened.hot, stages[1])
-    least = -(-(share.prompt + share.reply) // KV_BLOCK) * accelerator.block_bytes
-    found = plan_gpu_memory(
-        budget,
-        generation,
-        retrieval,
-        share.demand,
-        share.rate,
-        least_kv=least,
+    problem = MemoryProblem(
+        budget=budget,
+        generation=generation_table(share, accelerator, stages[0]),
+        retrieval=retrieval_table(share, opened.sizes, bytes_, host, opened.hot, stages[1]),
+        demand=share.demand,
+        rate=share.rate,
+        least_kv=-(-(share.prompt + share.reply) // KV_BLOCK) * accelerator.block_bytes,
         most_clusters=sum(bytes_) if opened.hot else 0,
-        step=accelerator.block_bytes,
     )
-    log.info("memory of the GPU: %s", describe(found))
-    return found
+    plan = plan_gpu_memory(problem, step=accelerator.block_bytes)
+    between = np.linspace(problem.least, budget, SHOWN).astype(int).tolist()
+    return MemoryDivision(
+        plan=plan,
+        share=replace(share, index=os.fspath(share.index)),
+        budget=budget,
+        least_kv=problem.least_kv,
+        index_bytes=sum(bytes_),
+        host=host,
+        device=opened.hot,
+        why_cold=opened.why_cold,
+        tried=tuple(problem.judge(kv) for kv in sorted({*between, plan.kv_bytes})),
+    )
 
 
 def describe(plan: GpuMemoryPlan) -> str:

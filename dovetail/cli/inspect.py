@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.inspect_encoder import encoder_facts
+from dovetail.cli.inspect_memory import describe_division, divide_gpu, division_table
 from dovetail.cli.inspect_plans import graph_table, plan_tables
 from dovetail.cli.inspect_workflows import describe_index, workflow_table
 from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
@@ -30,6 +31,7 @@ from dovetail.ir.schedule import ScheduleFile as Schedules
 from dovetail.ir.tape import Tape
 from dovetail.ir.workflow_file import WorkflowFile
 from dovetail.runtime.artifact import Reader
+from dovetail.runtime.gpu_memory import GpuShare, MemoryDivision
 from dovetail.topology.values import HardwareSpec
 
 CHOICE = "plans/choice.json"
@@ -76,15 +78,29 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelInspection, ...]
     encoders: tuple[EncoderInspection, ...]
     kernels: tuple[KernelIndex, ...]
+    gpu_memory: MemoryDivision | None = None
 
 
 @report_errors
 def inspect_command(
     artifact: Annotated[Path, typer.Argument(help="An artifact directory.")],
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="A machine class, such as h100: how load would divide its memory."),
+    ] = None,
+    rate: Annotated[float, typer.Option(help="With --gpu: workflows that begin each second.")] = 1,
+    index: Annotated[
+        Path | None, typer.Option(help="With --gpu: the index, default the artifact's own.")
+    ] = None,
+    nprobe: Annotated[int, typer.Option(help="With --gpu: clusters that a search scans.")] = 16,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show every decision in an artifact, with the figure behind it."""
     found = inspect_artifact(artifact)
+    if gpu is not None:
+        share = GpuShare(rate=rate, index=index, nprobe=nprobe)
+        division = divide_gpu(artifact, gpu, share)
+        found = msgspec.structs.replace(found, gpu_memory=division)
     if json:
         print_json(found)
     else:
@@ -175,6 +191,9 @@ def print_inspection(found: Inspection, console: Console) -> None:
         console.print(_weights_table(encoder.file.weights))
         console.print(_schedule_table(encoder.schedules))
     console.print(_kernel_table(found.kernels))
+    if (division := found.gpu_memory) is not None:
+        console.print(_facts_table("memory of the GPU", describe_division(division)))
+        console.print(division_table(division))
 
 
 def _facts_table(title: str, facts: dict[str, str]) -> Table:

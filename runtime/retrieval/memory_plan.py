@@ -80,56 +80,63 @@ class GpuMemoryPlan:
         return "generation" if self.generation <= self.retrieval else "retrieval"
 
 
-def plan_gpu_memory(
-    budget: int,
-    generation: ThroughputTable,
-    retrieval: ThroughputTable,
-    demand: Demand,
-    rate: float,
-    *,
-    least_kv: int = 0,
-    most_clusters: int | None = None,
-    step: int = 1 << 20,
-) -> GpuMemoryPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProblem:
+    """What is to be divided, and what by.
+
+    budget: bytes for both, after the weights. generation: generations done, by bytes of KV.
+    retrieval: searches done, by bytes of clusters on the device. demand: stages of a workflow.
+    rate: workflows that arrive each second. least_kv: bytes of KV that there must be: those of the
+    longest request. most_clusters: bytes of the whole index, None for any; more is of no use.
+    """
+
+    budget: int
+    generation: ThroughputTable
+    retrieval: ThroughputTable
+    demand: Demand
+    rate: float
+    least_kv: int = 0
+    most_clusters: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises SpecError: the budget cannot hold `least_kv`, or a number makes no sense."""
+        if not 0 <= self.least_kv <= self.budget or self.rate <= 0:
+            raise SpecError(
+                f"{self.budget} bytes cannot hold a KV cache of {self.least_kv}; take a smaller "
+                "model or context"
+            )
+        if self.demand.generations < 0 or self.demand.retrievals < 0:
+            raise SpecError("a workflow cannot have fewer than no stages")
+
+    @property
+    def least(self) -> int:
+        """Bytes of the smallest KV cache that is worth a look."""
+        most = self.budget if self.most_clusters is None else self.most_clusters
+        return max(self.least_kv, self.budget - most)
+
+    def judge(self, kv: int) -> GpuMemoryPlan:
+        """Return what comes of a KV cache of so many bytes, the rest being for clusters."""
+        clusters, demand = self.budget - kv, self.demand
+        sides = (
+            _workflows(self.generation, kv, demand.generations, self.rate),
+            _workflows(self.retrieval, clusters, demand.retrievals, self.rate),
+        )
+        return GpuMemoryPlan(kv, clusters, min(sides), *sides)
+
+
+def plan_gpu_memory(problem: MemoryProblem, step: int = 1 << 20) -> GpuMemoryPlan:
     """Return argmax over the KV cache's size of min(T_G(KV, rps_G), T_R(rps_R)), equation (2).
 
     The paper's T_R is that of the CPU alone, so that any KV size with T_G >= T_R is as good. Here
-    T_R grows with the clusters that get the rest of `budget`, and both sides are counted in
+    T_R grows with the clusters that get the rest of the budget, and both sides are counted in
     workflows per second, as stages of both kinds are not equally many. Among equal ones the
-    largest KV cache is taken.
-
-    Args:
-        budget: bytes for both, after the weights.
-        generation: generations done, by bytes of KV.
-        retrieval: searches done, by bytes of clusters on the device.
-        demand: stages of a workflow.
-        rate: workflows that arrive each second.
-        least_kv: bytes of KV that there must be: those of the longest request.
-        most_clusters: bytes of the whole index; more is of no use.
-        step: bytes between the sizes that are tried beside those of the tables.
-
-    Raises:
-        SpecError: the budget cannot hold `least_kv`, or a number makes no sense.
+    largest KV cache is taken. Sizes `step` bytes apart are tried beside those of the tables.
     """
-    if not 0 <= least_kv <= budget or step < 1 or rate <= 0:
-        raise SpecError(
-            f"{budget} bytes cannot hold a KV cache of {least_kv}; take a smaller model or context"
-        )
-    if demand.generations < 0 or demand.retrievals < 0:
-        raise SpecError("a workflow cannot have fewer than no stages")
-    least = max(least_kv, budget - (budget if most_clusters is None else most_clusters))
+    least, budget = problem.least, problem.budget
     step = max(step, (budget - least) // 4096 + 1)
-    tried = {least, budget, *range(least, budget, step), *generation.sizes}
-    tried |= {budget - size for size in retrieval.sizes}
-
-    def judge(kv: int) -> GpuMemoryPlan:
-        sides = (
-            _workflows(generation, kv, demand.generations, rate),
-            _workflows(retrieval, budget - kv, demand.retrievals, rate),
-        )
-        return GpuMemoryPlan(kv, budget - kv, min(sides), *sides)
-
-    plans = map(judge, (kv for kv in tried if least <= kv <= budget))
+    tried = {least, budget, *range(least, budget, step), *problem.generation.sizes}
+    tried |= {budget - size for size in problem.retrieval.sizes}
+    plans = map(problem.judge, (kv for kv in tried if least <= kv <= budget))
     return max(plans, key=lambda plan: (plan.workflows, plan.kv_bytes))
 
 

@@ -120,6 +120,22 @@ def test_inspect_shows_workflows_and_indexes(work: Path) -> None:
     assert json.loads(dovetail("verify", work / "app.dove", "--json").out)["ok"]
 
 
+def test_inspect_shows_how_the_memory_of_a_gpu_would_be_divided(work: Path) -> None:
+    asked = "inspect", work / "app.dove", "--gpu", "h100", "--rate", "20"
+    text = dovetail(*asked).out
+    for words in ("memory of the GPU", "20 workflows/s", "measured", "emulated", "chosen"):
+        assert words in text, text
+    found = json.loads(dovetail(*asked, "--nprobe", "1", "--json").out)["gpu_memory"]
+    plan = found["plan"]
+    assert plan in found["tried"] and found["share"]["nprobe"] == 1
+    assert plan["kv_bytes"] + plan["cluster_bytes"] == found["budget"]
+    assert plan["workflows"] == max(tried["workflows"] for tried in found["tried"])
+    assert found["host"]["fixed"] > 0 and found["device"]["fixed"] > 0
+    assert json.loads(dovetail("inspect", work / "app.dove", "--json").out)["gpu_memory"] is None
+    for wrong in (("--gpu", "abacus"), ("--gpu", "h100", "--rate", "0")):
+        assert_one_sentence(dovetail("inspect", work / "app.dove", *wrong))
+
+
 def test_a_server_offers_them_without_flags(app: App) -> None:
     models = Models([ServedModel("app", app)])
     served = add_workflows(models, [], [], None)

@@ -23,7 +23,7 @@ from dovetail.runtime.gpu_memory import (
 from dovetail.runtime.machines import find_machine
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.retrieval.memory_plan import plan_gpu_memory
+from dovetail.runtime.retrieval.memory_plan import MemoryProblem, plan_gpu_memory
 from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu
 from dovetail.topology.hardware import read_hardware
 from tests.runtime.conftest import SPEC
@@ -85,12 +85,14 @@ def test_the_side_that_lags_gets_the_memory() -> None:
     generation = generation_table(SHARE, gpu, 1e9)
     slow, quick = (
         plan_gpu_memory(
-            budget,
-            generation,
-            retrieval_table(SHARE, SIZES, BYTES, ScanCost(0.0, cost), DEVICE, 1e9),
-            SHARE.demand,
-            1e9,
-            most_clusters=sum(BYTES),
+            MemoryProblem(
+                budget=budget,
+                generation=generation,
+                retrieval=retrieval_table(SHARE, SIZES, BYTES, ScanCost(0.0, cost), DEVICE, 1e9),
+                demand=SHARE.demand,
+                rate=1e9,
+                most_clusters=sum(BYTES),
+            ),
             step=gpu.block_bytes,
         )
         for cost in (1e-2, 1e-9)

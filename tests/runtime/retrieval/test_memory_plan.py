@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.retrieval.memory_plan import (
     Demand,
+    GpuMemoryPlan,
+    MemoryProblem,
     ThroughputRow,
     ThroughputTable,
     plan_gpu_memory,
@@ -28,6 +30,14 @@ GENERATION = table((0, 0.0), (100, 8.0), (200, 12.0), (400, 14.0))
 RETRIEVAL = table((0, 5.0), (100, 15.0), (300, 25.0))
 
 
+def plan(demand: Demand, rate: float, **more: int) -> GpuMemoryPlan:
+    """Divide 400 bytes by the tables above."""
+    problem = MemoryProblem(
+        budget=400, generation=GENERATION, retrieval=RETRIEVAL, demand=demand, rate=rate, **more
+    )
+    return plan_gpu_memory(problem, step=1)
+
+
 def test_tables_are_exact_at_rows_between_neighbours_inside_and_held_outside() -> None:
     assert GENERATION.done(100, 40) == 8 and GENERATION.done(150, 40) == 10
     assert GENERATION.done(100, 5.5) == pytest.approx((1 + 8) / 2)
@@ -35,17 +45,17 @@ def test_tables_are_exact_at_rows_between_neighbours_inside_and_held_outside() -
 
 
 def test_both_sides_are_balanced_by_the_stages_of_a_workflow() -> None:
-    even = plan_gpu_memory(400, GENERATION, RETRIEVAL, Demand(1, 1), 40, step=1)
+    even = plan(Demand(1, 1), 40)
     assert even.kv_bytes == 318 and even.workflows > 13
     assert abs(even.generation - even.retrieval) < 1.5
-    many = plan_gpu_memory(400, GENERATION, RETRIEVAL, Demand(1, 4), 10, step=1)
+    many = plan(Demand(1, 4), 10)
     assert many.cluster_bytes > even.cluster_bytes and many.limited_by == "retrieval"
-    alone = plan_gpu_memory(400, GENERATION, RETRIEVAL, Demand(1, 0), 40, step=1)
+    alone = plan(Demand(1, 0), 40)
     assert alone.kv_bytes == 400 and alone.limited_by == "generation"
 
 
 def test_light_loads_leave_memory_to_the_kv_cache() -> None:
-    light = plan_gpu_memory(400, GENERATION, RETRIEVAL, Demand(1, 1), 1, step=1)
+    light = plan(Demand(1, 1), 1)
     assert light.workflows == pytest.approx(1) and light.kv_bytes == 400
 
 
@@ -69,9 +79,16 @@ def test_no_other_size_is_better(
     generation = table(*((i * 130, sum(gains[: i + 1])) for i in range(4)))
     retrieval = table(*((i * 120, 1 + sum(helps[: i + 1])) for i in range(3)))
     demand, budget = Demand(*stages), 400
-    plan = plan_gpu_memory(
-        budget, generation, retrieval, demand, rate, least_kv=least, most_clusters=most, step=1
+    problem = MemoryProblem(
+        budget=budget,
+        generation=generation,
+        retrieval=retrieval,
+        demand=demand,
+        rate=rate,
+        least_kv=least,
+        most_clusters=most,
     )
+    plan = plan_gpu_memory(problem, step=1)
     assert plan.kv_bytes + plan.cluster_bytes == budget
     assert plan.kv_bytes >= least and plan.cluster_bytes <= most
     for kv in range(max(least, budget - most), budget + 1):
@@ -99,6 +116,6 @@ def test_tables_with_holes_are_refused(rows: list[ThroughputRow]) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(SpecError, match="cannot hold"):
-        plan_gpu_memory(400, GENERATION, RETRIEVAL, Demand(1, 1), 1, least_kv=401)
+        plan(Demand(1, 1), 1, least_kv=401)
     with pytest.raises(SpecError, match="fewer than no"):
-        plan_gpu_memory(400, GENERATION, RETRIEVAL, Demand(-1, 1), 1)
+        plan(Demand(-1, 1), 1)

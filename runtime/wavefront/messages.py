@@ -42,6 +42,9 @@ class Graphs(Protocol):
     def graph(self) -> ExecutionGraph:
         """Return what ran: the same after all transformations."""
 
+    def stages(self) -> list[tuple[str, ExecutionGraph]]:
+        """Return the graph before all transformations, then after each kind, with its name."""
+
 
 # ---- orders: work ----
 

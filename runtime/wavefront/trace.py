@@ -55,7 +55,15 @@ class Trace:
 
     def graph(self) -> ExecutionGraph:
         """Return what ran: split, reordered, guessed, on its devices. The run must be over."""
-        return transform(self.plain(), sorted(self.steps, key=lambda s: ORDER.index(s.name)))
+        return self.stages()[-1][1]
+
+    def stages(self) -> list[tuple[str, ExecutionGraph]]:
+        """Return the plain graph, and what each kind of step that was taken makes of it in turn."""
+        found = [("plain", self.plain())]
+        for name in ORDER:
+            if steps := [step for step in self.steps if step.name == name]:
+                found.append((name, transform(found[-1][1], steps)))
+        return found
 
     def begin(self, call: Call) -> None:
         """Take a call that begins."""

@@ -27,6 +27,8 @@ NEAR = [(1.0, 1), (2.0, 2)]
 def trace(hand: Hand) -> Graphs:
     found = hand.last(Deliver).trace
     assert found is not None and contract(found.graph()) == contract(found.plain())
+    (_, first), *_, (_, last) = [("", found.plain()), *found.stages()]
+    assert first == found.stages()[0][1] and last == found.graph()
     return found
 
 

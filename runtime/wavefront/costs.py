@@ -108,8 +108,9 @@ class Learned:
         """Generations up to which an engine is under-used: half of what it can do at most.
 
         At this many, a step's fixed part takes as long as its sequences do (T_curr < T_max / 2).
+        An engine that is idle has room for one, whatever was measured.
         """
-        return self.costs.step.fixed / max(self.costs.step.per_sequence, TINY)
+        return max(1.0, self.costs.step.fixed / max(self.costs.step.per_sequence, TINY))
 
     def reply(self, node: Name) -> float:
         """Predict the seconds of a node's reply."""

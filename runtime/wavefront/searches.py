@@ -165,8 +165,8 @@ class Searches:
             there = _filter(takes, hot.resident)
             seconds = device.seconds(_vectors(there, sizes)) if there else 0.0
             lots = [self._cpu_lot(here, sizes), Lot("gpu", there, seconds)]
-            longest = max(lot.predicted for lot in lots)
-            saved = self._learned.shared_seconds(sum(_vectors(takes, sizes))) - longest
+            alone, longest = self._cpu_lot(takes, sizes), max(lot.predicted for lot in lots)
+            saved = alone.predicted - longest
             real = sum(search.call is not None for search in self._active)
             if saved * real > seconds * replies:
                 return [lot for lot in lots if lot.takes]

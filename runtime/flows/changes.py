@@ -51,7 +51,8 @@ class AppIndex:
         """Add and remove at once; searches see all of it or nothing.
 
         A search sees the documents as they were when it began, and so do scans of it that come
-        later, but for one that 64 changes overtake.
+        later, but for one that 64 changes overtake, or 4 that made the worker rewrite the index:
+        that one lacks what was removed meanwhile.
 
         Args:
             documents: to add, each with a key of its own.
@@ -80,6 +81,7 @@ class AppIndex:
                 index.documents.take_back(first)
                 raise
             assert isinstance(changed, Changed)
+            index.documents.forget(changed.forgotten)
             opened = msgspec.structs.replace(index.opened, sizes=changed.sizes)
             self._indexes.add(replace(index, opened=opened))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 
 from dovetail.ir.errors import WorkflowError
 from dovetail.runtime.flows.indexes import BoundIndex, Indexes
@@ -40,6 +41,7 @@ class HotIndexes(Mapping[str | None, HotSet]):
         self._gpu, self._capacity, self._indexes = gpu, capacity, indexes
         self._sets: dict[str, HotSet] = {}
         self._statistics: dict[str, HotStatistics] = {}
+        self._lock = Lock()
 
     def __getitem__(self, name: str | None) -> HotSet:
         try:
@@ -60,19 +62,18 @@ class HotIndexes(Mapping[str | None, HotSet]):
 
     def room(self, name: str) -> Room | None:
         """Return what an index that is to be added may use, None for nothing."""
-        others = sum(s.room_bytes for n, s in self._statistics.items() if n != name)
-        if self._gpu is None or self._capacity <= others:
-            return None
-        return Room(self._gpu, self._capacity - others)
+        free = self._free(name)
+        return None if self._gpu is None or free <= 0 else Room(self._gpu, free)
 
     def add(self, index: BoundIndex, room: Room | None) -> None:
         """Take that the worker has opened an index with `room`, and has no hot clusters of it."""
-        self._sets.pop(index.name, None)
-        self._statistics.pop(index.name, None)
-        if room is not None and index.opened.hot is not None:
-            used = min(room.bytes, sum(_bytes(index)))
-            self._statistics[index.name] = HotStatistics(room_bytes=used)
-            self._sets[index.name] = HotSet(_bytes(index), used)
+        with self._lock:
+            self._sets.pop(index.name, None)
+            self._statistics.pop(index.name, None)
+            if room is not None and index.opened.hot is not None:
+                used = min(self._free(index.name), sum(_bytes(index)))
+                self._statistics[index.name] = HotStatistics(room_bytes=used)
+                self._sets[index.name] = HotSet(_bytes(index), used)
 
     def renew(self) -> None:
         """Begin with no hot clusters: a control plane that knew of some is gone."""
@@ -81,29 +82,39 @@ class HotIndexes(Mapping[str | None, HotSet]):
 
     def scanned(self, name: str, clusters: int, absent: Sequence[int], *, hot: bool) -> None:
         """Count clusters that were scanned, each as often as searches wanted it."""
-        if (s := self._statistics.get(name)) is not None:
-            hits = max(0, clusters - len(absent)) if hot else 0
-            self._statistics[name] = replace(
-                s,
-                scanned=s.scanned + clusters,
-                hits=s.hits + hits,
-                absent=s.absent + len(absent),
-            )
+        with self._lock:
+            if (s := self._statistics.get(name)) is not None:
+                hits = max(0, clusters - len(absent)) if hot else 0
+                self._statistics[name] = replace(
+                    s,
+                    scanned=s.scanned + clusters,
+                    hits=s.hits + hits,
+                    absent=s.absent + len(absent),
+                )
 
     def copied(self, name: str, clusters: Collection[int], held: int) -> None:
         """Count clusters that were copied; the GPU holds `held` bytes now.
 
-        Documents may have come or gone since the last time, and clusters be of other sizes.
+        Documents may have come or gone since the last time: clusters are of other sizes, and where
+        there is memory left for more of them, it is theirs.
         """
-        if (s := self._statistics.get(name)) is not None:
-            sizes = _bytes(self._indexes.find(name))
-            self._sets[name].resize(sizes)
-            self._statistics[name] = replace(
-                s,
-                copies=s.copies + len(clusters),
-                copied_bytes=s.copied_bytes + sum(sizes[c] for c in clusters),
-                held_bytes=held,
-            )
+        with self._lock:
+            if (s := self._statistics.get(name)) is not None:
+                sizes = _bytes(self._indexes.find(name))
+                room = min(self._free(name), sum(sizes))
+                self._sets[name].resize(sizes, room)
+                self._statistics[name] = replace(
+                    s,
+                    copies=s.copies + len(clusters),
+                    copied_bytes=s.copied_bytes + sum(sizes[c] for c in clusters),
+                    held_bytes=held,
+                    room_bytes=room,
+                )
+
+    def _free(self, name: str) -> int:
+        """Return the bytes that no other index has."""
+        others = (s.room_bytes for n, s in self._statistics.items() if n != name)
+        return self._capacity - sum(others)
 
 
 def _bytes(index: BoundIndex) -> list[int]:

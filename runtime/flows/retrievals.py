@@ -102,7 +102,8 @@ class Retrievals:
         """Swap hot clusters of an index."""
         try:
             index, keep = self._indexes.find(order.index), self._hot[order.index].residents
-            body = CopyClusters(index.name, order.load, tuple(sorted(keep)))
+            room = self._hot.statistics[index.name].room_bytes
+            body = CopyClusters(index.name, order.load, tuple(sorted(keep)), room)
             self._ask(body, partial(self._take_copied, order))
         except DovetailError as error:
             self._fail([order], error)

@@ -11,7 +11,6 @@ import faiss
 import numpy as np
 
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.retrieval.faiss_lists import clone_empty
 from dovetail.runtime.retrieval.ivf import IvfIndex, Part
 from dovetail.runtime.retrieval.scans import Vectors
 
@@ -75,7 +74,7 @@ def build_index(
 
 def fill_index(index: faiss.IndexIVF, vectors: Vectors) -> IvfIndex:
     """Return a trained faiss index, which nobody else uses, with `vectors`; ids are their rows."""
-    empty = clone_empty(index)
+    empty = faiss.clone_index(index)
     index.add(vectors)
     return IvfIndex(Part.of(index), empty)
 

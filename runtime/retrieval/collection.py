@@ -6,22 +6,25 @@ began on, so it sees all of a change or nothing of it, however many steps it tak
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 
 import msgspec
 
 from dovetail.ir.errors import RequestError
 from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.retrieval.change_log import KEPT_VERSIONS
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.retrieval.documents import DocumentStore, Filters
 from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.scans import Mask, Vectors
 from dovetail.runtime.services import Document
 
-KEPT_VERSIONS = 64
-"""Snapshots that can still be asked for by number; searches that hold one keep it anyway."""
+KEPT_BASES = 4
+"""Rewritten indexes among the snapshots that are kept: each may have all vectors of its own."""
 KEPT_MASKS = 64
 
 
@@ -38,6 +41,18 @@ class Snapshot:
         return self.store.documents(hits, self.index.metric)
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change made: the documents after it, ids of what it removed.
+
+    forgotten: ids of documents that no snapshot has any more.
+    """
+
+    snapshot: Snapshot
+    removed: tuple[int, ...]
+    forgotten: tuple[int, ...]
+
+
 class Collection:
     """An index and its documents. Any number of threads may search while others change it."""
 
@@ -48,9 +63,11 @@ class Collection:
         self.embedder = embedder
         self._store = store
         self._now = Snapshot(0, index, store)
-        self._past = {0: self._now}
-        self._masks: dict[tuple[bytes, int], Mask | None] = {}
-        self._lock = Lock()
+        self._past = {0: self._now}  # the newest first
+        self._removed: deque[tuple[int, tuple[int, ...]]] = deque()  # by which version, what
+        self._masks: dict[bytes, Mask | None] = {}
+        self._masked = 0  # documents that there had been when these were made
+        self._lock, self._masking = Lock(), Lock()
 
     def __len__(self) -> int:
         """Return how many documents there have been: one more than the last id."""
@@ -66,6 +83,11 @@ class Collection:
         past = self._past
         return past.get(version) or past[min(past)]
 
+    @property
+    def held(self) -> int:
+        """Passages in memory or mapped: those of all snapshots that are kept."""
+        return self._store.held
+
     def mask(self, filters: Filters) -> Mask | None:
         """Return which documents match; the same object for the same filters, for scans to share.
 
@@ -74,15 +96,15 @@ class Collection:
         if not filters:
             return None
         try:
-            key = (msgspec.json.encode(filters, order="sorted"), len(self._store))
+            key = msgspec.json.encode(filters, order="sorted")
         except (TypeError, msgspec.MsgspecError) as error:
             raise RequestError(f"filters must be plain values: {error}") from None
-        if key not in self._masks:
-            found = self._store.match(filters)
-            if len(self._masks) >= KEPT_MASKS:
-                self._masks = {}
-            self._masks[key] = found
-        return self._masks[key]
+        with self._masking:
+            if self._masked != len(self._store) or len(self._masks) >= KEPT_MASKS:
+                self._masks, self._masked = {}, len(self._store)
+            if key not in self._masks:
+                self._masks[key] = self._store.match(filters)
+            return self._masks[key]
 
     def find(
         self, query: Vectors, topk: int, nprobe: int, filters: Filters | None = None
@@ -98,8 +120,8 @@ class Collection:
         vectors: Vectors | None = None,
         *,
         remove: Iterable[str | int] = (),
-    ) -> Snapshot:
-        """Add and remove documents at once, and return the snapshot after it.
+    ) -> Change:
+        """Add and remove documents at once.
 
         Args:
             passages: to add; one whose key is there already takes its place.
@@ -116,16 +138,56 @@ class Collection:
             raise RequestError("two of the passages to add have the same key")
         with self._lock:
             before = self._now
-            left = [id_ for item in (*remove, *keys) if (id_ := self._id(item)) is not None]
+            found = (self._id(item) for item in (*remove, *keys))
+            left = sorted({i for i in found if i is not None and before.index.home(i) is not None})
             first = len(self._store)
             ids = range(first, first + len(keys))
             index = before.index.change(vectors, ids, remove=left)
             assert self._store.add(passages) == ids
             after = Snapshot(before.version + 1, index, self._store)
-            kept = dict(list(self._past.items())[1 - KEPT_VERSIONS :])
-            self._past = kept | {after.version: after}
             self._now = after
-        return after
+            return Change(after, tuple(left), self._keep(after, tuple(left)))
+
+    def restore(
+        self,
+        passages: Sequence[Passage],
+        vectors: Vectors,
+        ids: Sequence[int],
+        remove: Sequence[int],
+        version: int,
+        count: int,
+    ) -> None:
+        """Have it be as it was after `version` changes, in another process.
+
+        Args:
+            passages: that were added and are there.
+            vectors: of these, [n, d].
+            ids: of these, rising.
+            remove: ids of documents that are not there any more.
+            version: how many changes this stands for.
+            count: documents that there had been.
+        """
+        with self._lock:
+            index = self._now.index.change(vectors, ids, remove=remove)
+            self._store.add(passages, ids)
+            self._store.skip_to(count)
+            self._store.forget(remove)
+            self._now = Snapshot(version, index, self._store)
+            self._past, self._removed = {version: self._now}, deque()
+
+    def _keep(self, after: Snapshot, left: tuple[int, ...]) -> tuple[int, ...]:
+        """Keep a new snapshot, and forget what only older ones had; return the ids of that."""
+        self._removed.append((after.version, left))
+        past, bases = {}, set[int]()
+        for snapshot in islice((after, *self._past.values()), KEPT_VERSIONS):
+            bases.add(id(snapshot.index.base.index))
+            if len(bases) <= KEPT_BASES:
+                past[snapshot.version] = snapshot
+        self._past, forgotten = past, list[int]()
+        while self._removed and self._removed[0][0] <= min(past):
+            forgotten += self._removed.popleft()[1]
+        self._store.forget(forgotten)
+        return tuple(forgotten)
 
     def _id(self, item: str | int) -> int | None:
         return self._store.find(item) if isinstance(item, str) else item

@@ -54,7 +54,7 @@ class CudaLists:
             raise SpecError(f"{module.path} lacks {self._kernel}; build the index for `cuda`, too")
         self._device, self._module = device, module
         self._negate, self._dim = index.metric == "ip", index.dim
-        self._capacity, self.used = capacity, 0
+        self.capacity, self.used = capacity, 0
         self._lists: dict[int, _List] = {}
         # one thread copies and another scans: each has streams and events of its own
         self._copying, self._scanning = GpuStreams(device), GpuStreams(device)
@@ -72,9 +72,9 @@ class CudaLists:
         for cluster in clusters:
             self.drop([cluster])
             _, vectors = index.lists(cluster)
-            if self.used + vectors.nbytes > self._capacity:
+            if self.used + vectors.nbytes > self.capacity:
                 raise CapacityError(
-                    f"cluster {cluster} does not fit: {self.used} of {self._capacity} bytes for "
+                    f"cluster {cluster} does not fit: {self.used} of {self.capacity} bytes for "
                     "clusters are used"
                 )
             address = self._device.alloc(vectors.nbytes)
@@ -84,7 +84,7 @@ class CudaLists:
                 self._device.free(address)
                 raise
             self.used += vectors.nbytes
-            self._lists[cluster] = _List(index.base, address, len(vectors), vectors.nbytes)
+            self._lists[cluster] = _List(index.base.index, address, len(vectors), vectors.nbytes)
 
     def drop(self, clusters: Iterable[int]) -> None:
         """See `DeviceLists`."""
@@ -98,7 +98,7 @@ class CudaLists:
     def holds(self, index: IvfIndex, cluster: int) -> bool:
         """See `DeviceLists`."""
         found = self._lists.get(cluster)
-        return found is not None and found.base is index.base
+        return found is not None and found.base is index.base.index
 
     def held(self) -> set[int]:
         """See `DeviceLists`."""

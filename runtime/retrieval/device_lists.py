@@ -30,6 +30,8 @@ class DeviceLists(Protocol):
 
     used: int
     """Bytes of stored vectors that are there."""
+    capacity: int
+    """Bytes of them that may be there."""
 
     @property
     def seconds(self) -> float:
@@ -69,7 +71,7 @@ class EmulatedLists:
     def __init__(self, index: IvfIndex, capacity: int, costs: EmulatedGpu) -> None:
         """`capacity`: bytes of stored vectors that fit."""
         self._lists = clone_empty(index.empty)
-        self._capacity, self._costs = capacity, costs
+        self.capacity, self._costs = capacity, costs
         self._bases: dict[int, object] = {}
         self.used = 0
         self.scan_seconds = self.copy_seconds = 0.0
@@ -84,15 +86,15 @@ class EmulatedLists:
         for cluster in clusters:
             self.drop([cluster])
             ids, codes = index.lists(cluster)
-            if self.used + codes.nbytes > self._capacity:
+            if self.used + codes.nbytes > self.capacity:
                 raise CapacityError(
-                    f"cluster {cluster} does not fit: {self.used} of {self._capacity} bytes of "
+                    f"cluster {cluster} does not fit: {self.used} of {self.capacity} bytes of "
                     "the device are used"
                 )
             append(self._lists, cluster, ids, codes)
             self.used += codes.nbytes
             self.copy_seconds += self._costs.launch + codes.nbytes / self._costs.link
-            self._bases[cluster] = index.base
+            self._bases[cluster] = index.base.index
 
     def drop(self, clusters: Iterable[int]) -> None:
         """See `DeviceLists`."""
@@ -102,7 +104,7 @@ class EmulatedLists:
 
     def holds(self, index: IvfIndex, cluster: int) -> bool:
         """See `DeviceLists`."""
-        return self._bases.get(cluster) is index.base
+        return self._bases.get(cluster) is index.base.index
 
     def held(self) -> set[int]:
         """See `DeviceLists`."""
@@ -165,11 +167,14 @@ class DeviceScanner:
         absent, self._absent = self._absent, set()
         return absent
 
-    def swap(self, index: IvfIndex, load: Sequence[int], keep: Iterable[int]) -> set[int]:
+    def swap(
+        self, index: IvfIndex, load: Sequence[int], keep: Iterable[int], room: int
+    ) -> set[int]:
         """Drop all but the clusters `keep`, copy `load` there; return those that did not arrive.
 
-        They found no room, or the device failed: they are scanned on the CPU.
+        There is no place for them in `room` bytes, or the device failed: the CPU scans them.
         """
+        self.device.capacity = room
         with self._lock, suppress(DeviceError):
             self.device.drop(self.device.held().difference(keep))
         with suppress(CapacityError, DeviceError):

@@ -7,7 +7,9 @@ passages by id, ids by the corpus's own keys, and which documents match filters 
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,27 +33,28 @@ _DECODE = msgspec.json.Decoder(Passage)
 
 
 class DocumentStore:
-    """Passages by id, the number of their line. It only grows: an id never means another passage.
+    """Passages by id, the number of their line. An id never means another passage.
 
-    Any number of threads may read while one adds.
+    Any number of threads may read while one adds or forgets.
     """
 
     def __init__(self, lines: mmap.mmap | bytes = b"", offsets: Sequence[int] = (0,)) -> None:
         """`offsets`: where each line begins in `lines`, and where the last one ends."""
         self._lines, self._offsets = lines, offsets
-        self._added: list[Passage] = []
+        self._stored = self._next = len(offsets) - 1
+        self._added: dict[int, Passage] = {}
         self._lock = Lock()
         self._columns: dict[str, dict[Any, list[int]]] | None = None
         self._ids: dict[str, int] | None = None
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1 + len(self._added)
+        """Return how many passages there have been: one more than the last id."""
+        return self._next
 
     def __getitem__(self, id_: int) -> Passage:
-        """Return a passage; ArtifactError where its line is damaged."""
-        stored = len(self._offsets) - 1
-        if id_ >= stored:
-            return self._added[id_ - stored]
+        """Return a passage; KeyError for a forgotten one, ArtifactError for a damaged line."""
+        if id_ >= self._stored:
+            return self._added[id_]
         line = self._lines[int(self._offsets[id_]) : int(self._offsets[id_ + 1])]
         try:
             return _DECODE.decode(line)
@@ -62,37 +65,63 @@ class DocumentStore:
             ) from None
 
     def __iter__(self) -> Iterator[Passage]:
-        return (self[id_] for id_ in range(len(self)))
+        return (passage for _, passage in self._items())
+
+    @property
+    def held(self) -> int:
+        """Passages that are there."""
+        return self._stored + len(self._added)
 
     def documents(self, hits: Sequence[Hit], metric: str) -> list[Document]:
-        """Return the documents of hits; scores are as the index has them: larger inner products."""
+        """Return the documents of hits; scores are as the index has them: larger inner products.
+
+        Those that were forgotten meanwhile are left out.
+        """
         sign = -1.0 if metric == "ip" else 1.0
-        return [_document(self[id_], id_, sign * distance) for distance, id_ in hits]
+        found = ((self._get(id_), id_, distance) for distance, id_ in hits)
+        return [_document(passage, i, sign * d) for passage, i, d in found if passage is not None]
 
     def find(self, key: str) -> int | None:
         """Return the id of the latest passage with a key of the corpus."""
         with self._lock:
             if self._ids is None:
-                self._ids = {passage.key: id_ for id_, passage in enumerate(self)}
+                self._ids = {passage.key: id_ for id_, passage in self._items()}
             return self._ids.get(key)
 
-    def add(self, passages: Iterable[Passage]) -> range:
-        """Append passages and return their ids."""
+    def add(self, passages: Iterable[Passage], ids: Sequence[int] | None = None) -> range:
+        """Append passages and return their ids. `ids`: those that they are to have, rising."""
         with self._lock:
             first = len(self)
-            for id_, passage in enumerate(passages, first):
-                self._added.append(passage)
+            for id_, passage in zip(count(first) if ids is None else ids, passages, strict=False):
+                self._added[id_] = passage
+                self._next = id_ + 1
                 if self._ids is not None:
                     self._ids[passage.key] = id_
                 if self._columns is not None:
                     _enter(self._columns, id_, passage)
             return range(first, len(self))
 
+    def forget(self, ids: Iterable[int]) -> None:
+        """Free passages that were added and that nobody will be told of any more."""
+        with self._lock:
+            for id_ in ids:
+                passage = self._added.pop(id_, None)
+                if passage is None:
+                    continue
+                if self._ids is not None and self._ids.get(passage.key) == id_:
+                    del self._ids[passage.key]
+                if self._columns is not None:
+                    _leave(self._columns, id_, passage)
+
+    def skip_to(self, first: int) -> None:
+        """Have the next passage be `first` or later: those before it have been forgotten."""
+        self._next = max(self._next, first)
+
     def take_back(self, first: int) -> None:
         """Forget the passages from the id `first` on, which nobody has been told of."""
+        self.forget(range(first, self._next))
         with self._lock:
-            del self._added[first - (len(self._offsets) - 1) :]
-            self._ids = self._columns = None
+            self._next, self._ids = first, None  # what they took the place of counts again
 
     def match(self, filters: Filters) -> Mask | None:
         """Return which documents have, in every field, one of the values asked for; None = all.
@@ -104,12 +133,19 @@ class DocumentStore:
         with self._lock:
             if self._columns is None:  # the first filter reads all documents, later ones none
                 self._columns = {}
-                for id_, passage in enumerate(self):
+                for id_, passage in self._items():
                     _enter(self._columns, id_, passage)
             allowed = np.ones(len(self), bool)
             for name, wanted in filters.items():
                 allowed &= self._match_field(name, wanted)
         return allowed
+
+    def _get(self, id_: int) -> Passage | None:
+        return self[id_] if id_ < self._stored else self._added.get(id_)
+
+    def _items(self) -> Iterator[tuple[int, Passage]]:
+        yield from ((id_, self[id_]) for id_ in range(self._stored))
+        yield from tuple(self._added.items())
 
     def _match_field(self, name: str, wanted: object) -> Mask:
         assert self._columns is not None
@@ -157,6 +193,15 @@ def _enter(columns: dict[str, dict[Any, list[int]]], id_: int, passage: Passage)
             column.setdefault(one, []).append(id_)
 
 
+def _leave(columns: dict[str, dict[Any, list[int]]], id_: int, passage: Passage) -> None:
+    for name, value in passage.metadata.items():
+        for one in _values(value):
+            ids = columns[name][one]
+            del ids[bisect_left(ids, id_)]
+            if not ids:
+                del columns[name][one]
+
+
 def _document(passage: Passage, id_: int, score: float) -> Document:
     return Document(
         id=id_,
@@ -170,4 +215,5 @@ def _document(passage: Passage, id_: int, score: float) -> Document:
 def _values(value: object) -> list[Any]:
     """Return the single values of a field or filter; what is no plain value counts as its text."""
     many = value if isinstance(value, list | tuple | set | frozenset) else [value]
-    return [one if isinstance(one, str | int | float | None) else str(one) for one in many]
+    plain = (one if isinstance(one, str | int | float | None) else str(one) for one in many)
+    return list(dict.fromkeys(plain))

@@ -162,6 +162,27 @@ def clear(index: faiss.IndexIVF, cluster: int) -> int:
     return count
 
 
+def list_sizes(index: faiss.IndexIVF) -> list[int]:
+    """Return the number of vectors in each cluster."""
+    lists = index.invlists
+    return [lists.list_size(cluster) for cluster in range(index.nlist)]
+
+
 def clone_empty(index: faiss.IndexIVF) -> faiss.IndexIVF:
-    """Return another index of the same kind and training; neither has vectors."""
-    return faiss.clone_index(index)
+    """Return another index of the same kind and training; neither has vectors.
+
+    They share what finds clusters, but where there are product codes: it may be larger than the
+    vectors of a few documents that are to be looked for with it.
+    """
+    given = index.quantizer, index.d, index.nlist
+    if isinstance(index, faiss.IndexIVFFlat):
+        twin = faiss.IndexIVFFlat(*given, index.metric_type)
+    elif isinstance(index, faiss.IndexIVFScalarQuantizer):
+        codes = index.sq.qtype, index.metric_type, index.by_residual
+        twin = faiss.IndexIVFScalarQuantizer(*given, *codes)
+        twin.sq = index.sq
+    else:
+        return faiss.clone_index(index)
+    twin.is_trained = True
+    twin.referenced_objects = [index]  # whose quantizer it is
+    return twin

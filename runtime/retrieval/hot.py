@@ -71,9 +71,9 @@ class HotSet:
         """Take that clusters are not there, or not as they are now; the next swap brings them."""
         self._there.difference_update(clusters)
 
-    def resize(self, bytes_: Sequence[int]) -> None:
-        """Take the bytes of clusters of an index that was changed."""
-        self._bytes = list(bytes_)
+    def resize(self, bytes_: Sequence[int], capacity: int) -> None:
+        """Take the bytes of clusters of an index that was changed, and what there is room for."""
+        self._bytes, self._capacity = list(bytes_), capacity
 
     def _hottest(self) -> list[int]:
         order = sorted(self._counts, key=lambda c: (-self._counts[c], c not in self._there, c))

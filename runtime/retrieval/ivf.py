@@ -10,8 +10,8 @@ so a search that began on the one before goes on as if nothing had happened.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import faiss
 import numpy as np
@@ -19,11 +19,19 @@ from numpy.typing import NDArray
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
-from dovetail.runtime.retrieval.faiss_lists import append, clone_empty, entries, scan_lists
+from dovetail.runtime.retrieval.faiss_lists import (
+    append,
+    clone_empty,
+    entries,
+    list_sizes,
+    scan_lists,
+)
 from dovetail.runtime.retrieval.scans import Ids, Mask, Probe, Scan, Scanner, Vectors
 
 CHANGED_LEAST, CHANGED_SHARE = 4096, 0.25
 """Changed vectors, and their share of all, from which a change rewrites the whole index."""
+MERGED = 4
+"""Times as many vectors as the next part that one may have to be merged with it."""
 
 
 class FaissScanner:
@@ -38,43 +46,63 @@ class FaissScanner:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The vectors of one faiss index, and of each, by sorted id, its cluster and place there."""
+    """The vectors of one faiss index, and of each, by sorted id, its cluster and place there.
+
+    gone: sorted ids of those that were removed since.
+    """
 
     index: faiss.IndexIVF
     ids: Ids
     homes: NDArray[np.int32]
     places: NDArray[np.int32]
+    gone: Ids = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
     @classmethod
     def of(cls, index: faiss.IndexIVF) -> Part:
         """Return the vectors of a faiss index."""
-        sizes = [index.invlists.list_size(cluster) for cluster in range(index.nlist)]
-        ids = np.concatenate([entries(index, c)[0] for c in range(index.nlist)])
+        sizes = list_sizes(index)
+        used = [cluster for cluster, size in enumerate(sizes) if size]
+        ids = np.concatenate([entries(index, c)[0] for c in used] or [np.empty(0, np.int64)])
         homes = np.repeat(np.arange(index.nlist, dtype=np.int32), sizes)
         places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
         order = np.argsort(ids, kind="stable")
         return cls(index, ids[order], homes[order], places[order])
 
+    def __len__(self) -> int:
+        return len(self.ids) - len(self.gone)
+
     def find(self, id_: int) -> tuple[int, int] | None:
-        """Return (cluster, place) of a document."""
-        at = int(np.searchsorted(self.ids, id_))
-        if at == len(self.ids) or self.ids[at] != id_:
+        """Return (cluster, place) of a document that is there."""
+        at = _place(self.ids, id_)
+        if at is None or _place(self.gone, id_) is not None:
             return None
         return int(self.homes[at]), int(self.places[at])
+
+    def without(self, left: Ids) -> Part:
+        """Return the part after the documents `left` were removed; sorted, not all of them here."""
+        removed = left[_are_in(left, self.ids)]
+        return replace(self, gone=np.union1d(self.gone, removed)) if len(removed) else self
+
+    def allowed(self, only: Mask | None) -> Mask | None:
+        """Return which documents of `only` are there; None where all that it holds may be found."""
+        if not len(self.gone):
+            return only
+        allowed = np.ones(int(self.ids[-1]) + 1, bool) if only is None else only.copy()
+        allowed[self.gone[: np.searchsorted(self.gone, len(allowed))]] = False
+        return allowed
 
 
 @dataclass(frozen=True, slots=True)
 class IvfIndex:
     """Vectors in clusters. Any number of threads may search at once.
 
-    base: what was built or read. fresh: what was added since. gone: by id, what of `base` was
-    removed. empty: a trained index without vectors, from which others are made.
+    base: what was built or read. fresh: what was added since, the oldest and largest part first.
+    empty: a trained index without vectors, from which others are made.
     """
 
     base: Part
     empty: faiss.IndexIVF
-    fresh: Part | None = None
-    gone: Mask | None = field(default=None, repr=False)
+    fresh: tuple[Part, ...] = ()
 
     @property
     def metric(self) -> str:
@@ -104,14 +132,14 @@ class IvfIndex:
 
     @property
     def sizes(self) -> list[int]:
-        """Vectors that a scan of each cluster looks at, those removed since the base included."""
+        """Vectors that a scan of each cluster looks at, removed ones that are still held too."""
         counts = np.zeros(self.clusters, np.int64)
-        for part in self._parts():
+        for part in self._parts:
             counts += np.bincount(part.homes, minlength=self.clusters)
         return [int(count) for count in counts]
 
     def __len__(self) -> int:
-        return sum(len(part.ids) for part in self._parts()) - self._gone_count()
+        return sum(map(len, self._parts))
 
     def probe(self, queries: Vectors, nprobe: int) -> list[Probe]:
         """Return the `nprobe` clusters whose centroids are nearest to each query [n, d].
@@ -150,11 +178,11 @@ class IvfIndex:
     def _scan_alike(self, scans: Sequence[Scan], depth: int, scanner: Scanner) -> list[list[Hit]]:
         """Scan for queries that share one filter."""
         only = scans[0].only
-        found = scanner.scan(self, scans, depth, _allowed(only, self.gone, self.base.ids))
-        if self.fresh is None:
-            return found
-        fresh = scan_lists(self.fresh.index, scans, depth, only)
-        return [merge_hits(parts, depth) for parts in zip(found, fresh, strict=True)]
+        found = [scanner.scan(self, scans, depth, self.base.allowed(only))]
+        found += [scan_lists(p.index, scans, depth, p.allowed(only)) for p in self.fresh]
+        if len(found) == 1:
+            return found[0]
+        return [merge_hits(parts, depth) for parts in zip(*found, strict=True)]
 
     def find(
         self, queries: Vectors, depth: int, nprobe: int, only: Mask | None = None
@@ -188,8 +216,10 @@ class IvfIndex:
     ) -> IvfIndex:
         """Return the index after `remove` was taken out and `vectors` [n, d] put in under `ids`.
 
-        What is to be removed and is not there is passed over. It costs as much as all that
-        changed since the last rewrite, and one rewrite for CHANGED_SHARE of the vectors.
+        What is to be removed and is not there is passed over. What is added is a part of its own;
+        parts that are not several times as large as the next one are merged, so that each vector
+        is copied a few times and there are few parts, which the indexes before share. All is
+        rewritten once for CHANGED_SHARE of the vectors.
 
         Raises:
             SpecError: the vectors have another length, or an id is there already.
@@ -204,85 +234,62 @@ class IvfIndex:
             self.home(int(i)) is not None for i in np.setdiff1d(numbers, left)
         ):
             raise SpecError("a document with one of these ids is there already; remove it first")
-        fresh = self._rebuild_fresh(added, numbers, left)
-        gone = self._mark_gone(left)
-        changed = IvfIndex(self.base, self.empty, fresh, gone)
-        count = changed._gone_count() + (0 if fresh is None else len(fresh.ids))
-        if count < max(CHANGED_LEAST, CHANGED_SHARE * len(self.base.ids)):
+        base, *rest = (part.without(left) for part in self._parts)
+        fresh = [part for part in rest if len(part)]
+        if len(numbers):
+            index = clone_empty(self.empty)
+            index.add_with_ids(np.ascontiguousarray(added, np.float32), numbers)
+            fresh.append(Part.of(index))
+        while len(fresh) > 1 and len(fresh[-2]) <= MERGED * len(fresh[-1]):
+            fresh[-2:] = [self._merge(fresh[-2:])]
+        changed = IvfIndex(base, self.empty, tuple(fresh))
+        count = len(base.gone) + sum(len(part.ids) for part in fresh)
+        if count < max(CHANGED_LEAST, CHANGED_SHARE * len(base.ids)):
             return changed
         return changed.rewrite()
 
     def rewrite(self) -> IvfIndex:
         """Return the same documents as one base, without what was removed."""
-        return IvfIndex(Part.of(self._collect(self._parts(), self.gone)), self.empty)
+        return IvfIndex(self._merge(self._parts), self.empty)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file."""
-        whole = self if self.fresh is None and self.gone is None else self.rewrite()
+        whole = self if not self.fresh and not len(self.base.gone) else self.rewrite()
         faiss.write_index(whole.base.index, os.fspath(path))
 
     def lists(self, cluster: int) -> tuple[Ids, NDArray[np.uint8]]:
         """Return the ids [n] and stored vectors [n, code_bytes] of a cluster of the base: views."""
         return entries(self.base.index, cluster)
 
-    def _parts(self) -> Iterator[Part]:
-        yield self.base
-        if self.fresh is not None:
-            yield self.fresh
-
-    def _gone_count(self) -> int:
-        return 0 if self.gone is None else int(self.gone.sum())
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        return self.base, *self.fresh
 
     def _locate(self, id_: int) -> tuple[Part, int, int] | None:
-        if self.fresh is not None and (place := self.fresh.find(id_)):
-            return self.fresh, *place
-        removed = self.gone is not None and 0 <= id_ < len(self.gone) and self.gone[id_]
-        if removed or (place := self.base.find(id_)) is None:
-            return None
-        return self.base, *place
+        return next(((p, *place) for p in self._parts if (place := p.find(id_))), None)
 
-    def _rebuild_fresh(self, vectors: Vectors, ids: Ids, left: Ids) -> Part | None:
-        if self.fresh is None and not len(ids):
-            return None
-        parts, removed = [], np.zeros(0, bool)
-        if self.fresh is not None:
-            parts.append(self.fresh)
-            removed = np.zeros(int(self.fresh.ids.max(initial=0)) + 1, bool)
-            removed[left[(left >= 0) & (left < len(removed))]] = True
-        index = self._collect(iter(parts), removed)
-        index.add_with_ids(np.ascontiguousarray(vectors, np.float32), ids)
-        return Part.of(index) if index.ntotal else None
-
-    def _mark_gone(self, left: Ids) -> Mask | None:
-        marked = np.intersect1d(left, self.base.ids, assume_unique=True)
-        if not len(marked):
-            return self.gone
-        if self.gone is None:
-            gone = np.zeros(int(self.base.ids[-1]) + 1, bool)
-        else:
-            gone = self.gone.copy()
-        gone[marked] = True
-        return gone
-
-    def _collect(self, parts: Iterator[Part], gone: Mask | None) -> faiss.IndexIVF:
-        """Return a new index of all vectors of `parts`, but those of the first that are gone."""
+    def _merge(self, parts: Sequence[Part]) -> Part:
+        """Return one part of all that is left of some."""
         index = clone_empty(self.empty)
         for part in parts:
-            for cluster in range(self.clusters):
+            for cluster in np.unique(part.homes).tolist():
                 ids, codes = entries(part.index, cluster)
-                if gone is not None and len(gone) and len(ids):
-                    kept = ~gone[ids]
+                if len(part.gone):
+                    kept = ~_are_in(ids, part.gone)
                     ids, codes = ids[kept], codes[kept]
                 append(index, cluster, ids, codes)
-            gone = None
-        return index
+        return Part.of(index)
 
 
-def _allowed(only: Mask | None, gone: Mask | None, ids: Ids) -> Mask | None:
-    """Return which ids of the base count; None where all do."""
-    if gone is None:
-        return only
-    allowed = np.ones(int(ids[-1]) + 1, bool) if only is None else only.copy()
-    shared = min(len(allowed), len(gone))
-    allowed[:shared] &= ~gone[:shared]
-    return allowed
+def _place(ids: Ids, id_: int) -> int | None:
+    """Return where an id is among sorted ones, None where it is not."""
+    at = int(np.searchsorted(ids, id_))
+    return at if at < len(ids) and ids[at] == id_ else None
+
+
+def _are_in(ids: Ids, among: Ids) -> Mask:
+    """Tell of each id whether it is in sorted ids."""
+    if not len(among):
+        return np.zeros(len(ids), bool)
+    at = np.minimum(np.searchsorted(among, ids), len(among) - 1)
+    return np.asarray(among[at] == ids)

@@ -25,6 +25,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
+from dovetail.runtime.retrieval.change_log import ChangeLog
 from dovetail.runtime.retrieval.wire import (
     Body,
     Changed,
@@ -83,7 +84,7 @@ class RetrievalProcess:
         self._waiting: deque[_Ask] = deque()
         self._sent: dict[int, _Ask] = {}
         self._opened: dict[str, OpenIndex] = {}
-        self._changes: dict[str, list[ChangeIndex]] = {}  # since it was opened
+        self._changes: dict[str, ChangeLog] = {}  # since it was opened
         self._suspects: set[int] = set()  # what a worker had that died
         self._closed = False
         self._link: socket.socket | None = None
@@ -185,9 +186,9 @@ class RetrievalProcess:
             if isinstance(reply.body, Opened) and isinstance(body, OpenIndex):
                 # Later workers scan as this one does: a search may go on in one of them
                 self._opened[body.index] = replace(body, kernels=reply.body.kernels)
-                self._changes[body.index] = []
+                self._changes[body.index] = ChangeLog(body.index)
             elif isinstance(reply.body, Changed) and isinstance(body, ChangeIndex):
-                self._changes[body.index].append(body)
+                self._changes[body.index].add(body, reply.body.removed)
             self._pump()
         if isinstance(reply.body, Refused):
             asked.future.set_exception(reply.body.make())
@@ -306,9 +307,9 @@ class RetrievalProcess:
         if ready is None:
             raise _DiedOnStart(DIED)
         with self._lock:
-            opened: list[OpenIndex | ChangeIndex] = []
+            opened: list[Body] = []
             for index, first in self._opened.items():
-                opened += [first, *self._changes[index]]
+                opened += [first, *self._changes[index].replay()]
         for body in opened:
             send(link, Request(-1, body))
             reply = receive_struct(link, Reply)

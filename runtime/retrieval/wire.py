@@ -121,11 +121,15 @@ class ScanPieces(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyClusters(msgspec.Struct, frozen=True, tag=True):
-    """Drop all hot clusters but `keep`, and copy `load` to the GPU, beside scans -> Copied."""
+    """Drop all hot clusters but `keep`, and copy `load` to the GPU, beside scans -> Copied.
+
+    room: bytes that they may take from now on.
+    """
 
     index: str
     load: tuple[int, ...]
     keep: tuple[int, ...]
+    room: int
 
 
 class ChangeIndex(msgspec.Struct, frozen=True, tag=True):
@@ -142,7 +146,23 @@ class ChangeIndex(msgspec.Struct, frozen=True, tag=True):
     remove: tuple[str | int, ...]
 
 
-Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces | CopyClusters | ChangeIndex
+class RestoreIndex(msgspec.Struct, frozen=True, tag=True):
+    """Be as after the first `version` changes, which another worker made -> Changed.
+
+    ids, passages, vectors: of documents that were added and are there. remove: ids of others that
+    are not. count: documents that there had been. What was restored before stays.
+    """
+
+    index: str
+    ids: tuple[int, ...]
+    passages: tuple[Passage, ...]
+    vectors: bytes
+    remove: tuple[int, ...]
+    version: int
+    count: int
+
+
+Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces | CopyClusters | ChangeIndex | RestoreIndex
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -215,9 +235,14 @@ class Copied(msgspec.Struct, frozen=True, tag=True):
 
 
 class Changed(msgspec.Struct, frozen=True, tag=True):
-    """Documents have changed: vectors in each cluster now."""
+    """Documents have changed: vectors in each cluster now; ids of those that were removed.
+
+    forgotten: ids of documents that no search will find any more, as nothing keeps them.
+    """
 
     sizes: tuple[int, ...]
+    removed: tuple[int, ...] = ()
+    forgotten: tuple[int, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -56,6 +56,7 @@ from dovetail.runtime.retrieval.wire import (
     Refused,
     Reply,
     Request,
+    RestoreIndex,
     ScannedPiece,
     ScannedPieces,
     ScanPieces,
@@ -159,9 +160,15 @@ class Shelf:
         found = self._indexes[body.index].collection
         if len(found) != body.first:
             raise DeviceError(f"index {body.index!r} has other documents than the app knows of")
-        rows = np.frombuffer(body.vectors, np.float32).reshape(-1, found.snapshot.index.dim)
-        after = found.change(body.passages, rows, remove=body.remove)
-        return Changed(tuple(after.index.sizes))
+        made = found.change(body.passages, _read_rows(found, body.vectors), remove=body.remove)
+        return Changed(tuple(made.snapshot.index.sizes), made.removed, made.forgotten)
+
+    def restore(self, body: RestoreIndex) -> Changed:
+        """Make changes again that another worker made."""
+        found = self._indexes[body.index].collection
+        rows, state = _read_rows(found, body.vectors), (body.version, body.count)
+        found.restore(body.passages, rows, body.ids, body.remove, *state)
+        return Changed(tuple(found.snapshot.index.sizes))
 
     def copy(self, body: CopyClusters) -> Copied:
         """Swap hot clusters."""
@@ -169,7 +176,7 @@ class Shelf:
         if served.hot is None:
             raise SpecError(f"index {body.index!r} has no room for hot clusters")
         index = served.collection.snapshot.index
-        missing = served.hot.swap(index, body.load, body.keep)
+        missing = served.hot.swap(index, body.load, body.keep, body.room)
         return Copied(served.hot.device.used, tuple(sorted(missing)))
 
 
@@ -236,6 +243,10 @@ def _seconds(hot: DeviceScanner | None) -> float:
     return time.perf_counter() if hot is None else hot.device.seconds
 
 
+def _read_rows(found: Collection, vectors: bytes) -> Vectors:
+    return np.frombuffer(vectors, np.float32).reshape(-1, found.snapshot.index.dim)
+
+
 def _read_vectors(index: IvfIndex, packed: Sequence[bytes]) -> Vectors:
     for data in packed:
         if len(data) != 4 * index.dim:
@@ -255,6 +266,7 @@ _DO: dict[type, Callable[[Shelf, Any], Answer]] = {
     ScanPieces: Shelf.scan,
     CopyClusters: Shelf.copy,
     ChangeIndex: Shelf.change,
+    RestoreIndex: Shelf.restore,
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,3 +134,50 @@ def test_a_change_that_kills_workers_is_taken_back(app: App) -> None:
     bound.documents.take_back(COUNT)
     index.add([passage("x")], np.ones((1, DIM), np.float32))
     assert len(bound.documents) == COUNT + 1
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)
+def test_ten_thousand_changes_leave_memory_as_it_was_and_answers_exact(app: App) -> None:
+    """Searches run beside them; each finds what there was at one moment while it ran."""
+    turns, living = 5000, 40
+    index, graph, rng = app.index(), search(), np.random.default_rng(4)
+    bound, worker = app._flows._hands.indexes.find(None), app._flows.worker
+    query = embed([str(QUERY["input"])])[0]
+    rows = {p.key: row for p in bound.documents for row in embed([p.text])}
+
+    def nearest() -> tuple[str, ...]:
+        names, near = list(rows), np.stack(list(rows.values())) - query
+        order = np.argsort((near.astype(np.float64) ** 2).sum(axis=1), kind="stable")
+        return tuple(names[i] for i in order[:5])
+
+    states, jobs = [nearest()], deque[tuple[int, WorkflowJob]]()
+    for turn in range(turns):
+        words = " ".join(f"w{word}" for word in rng.integers(1, 97, 3))
+        vector = embed([words])
+        rows[f"n{turn}"] = vector[0]
+        index.add([passage(f"n{turn}", words, turn=turn % 7)], vector)
+        states.append(nearest())
+        if turn >= living:
+            del rows[f"n{turn - living}"]
+            index.remove([f"n{turn - living}"])
+            states.append(nearest())
+        if turn % 20 == 0:
+            jobs.append((len(states) - 1, app.submit_workflow(graph, QUERY)))
+        while jobs and (len(jobs) > 3 or turn == turns - 1):
+            begun, job = jobs.popleft()
+            assert tuple(found_by(job)) in states[begun:]
+        if turn == 1000:
+            held = resident(worker.pid or 0)
+    assert bound.documents.held <= COUNT + living + 2 * 64
+    assert resident(worker.pid or 0) < held + (8 << 20)
+    assert tuple(found_by(app.submit_workflow(graph, QUERY))) == states[-1]
+    kill_worker(app)
+    assert tuple(found_by(app.submit_workflow(graph, QUERY))) == states[-1]
+    only = app.run(search(filters={"turn": 3}), QUERY).outputs["docs"]
+    assert all((int(key[1:]) % 7) == 3 for key in keys(only)) and len(only) == 5

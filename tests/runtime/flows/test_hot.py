@@ -17,6 +17,7 @@ from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.ir.artifact import FileEntry, KernelIndex
 from dovetail.ir.errors import SpecError
+from dovetail.ir.index_file import Passage
 from dovetail.runtime import app as app_module
 from dovetail.runtime.app import App
 from dovetail.runtime.emulated import Emulation
@@ -185,6 +186,25 @@ def test_the_same_road_leads_to_an_nvidia_gpu(
         assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
     found = statistics(app)
     assert found.hits and found.absent == 0 and 0 < found.held_bytes <= ROOM
+
+
+def test_documents_that_come_later_have_room_where_there_is_some(
+    open_app: Callable[..., App], services: PlainServices
+) -> None:
+    app = open_app(settings(10**6), emulation=GPU)
+    run_some(app, services)
+    before = statistics(app)
+    assert before.room_bytes == 300 * VECTOR
+    texts = [f"w{1 + i % 96} w{1 + i % 89} w{1 + i % 83}" for i in range(CHANGED_LEAST)]
+    passages = [Passage(key=f"n{i}", text=text) for i, text in enumerate(texts)]
+    services.collection.change(passages, embed(texts))
+    app.index("idx").change(passages, embed(texts))
+    while statistics(app).held_bytes <= before.room_bytes:
+        run_some(app, services, 30)
+    after = statistics(app)
+    assert after.room_bytes == (300 + CHANGED_LEAST) * VECTOR >= after.held_bytes
+    while statistics(app).hits == after.hits:
+        run_some(app, services, 60)
 
 
 @pytest.mark.parametrize("killed", [False, True])

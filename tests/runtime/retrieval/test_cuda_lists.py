@@ -70,8 +70,8 @@ def test_gpu_and_cpu_find_what_the_cpu_finds(
     index = build_index(VECTORS, clusters=LISTS, metric=metric)
     lists = CudaLists(device, module, index, 1 << 20)
     hybrid = DeviceScanner(lists)
-    hybrid.swap(index, [0, 3, 4, 7, 9], [])
-    hybrid.swap(index, [1], [0, 4, 7, 9])
+    hybrid.swap(index, [0, 3, 4, 7, 9], [], 1 << 20)
+    hybrid.swap(index, [1], [0, 4, 7, 9], 1 << 20)
     held = [c for c in range(LISTS) if lists.holds(index, c)]
     assert held == [0, 1, 4, 7, 9]
     assert lists.used == sum(index.sizes[c] for c in held) * index.code_bytes
@@ -114,13 +114,13 @@ def test_a_lost_device_is_done_without(
     index = build_index(VECTORS, clusters=LISTS)
     lists = CudaLists(device, module, index, 1 << 20)
     hybrid, scan = DeviceScanner(lists), Scan(QUERIES[0], range(6), np.zeros(6, np.float32))
-    assert hybrid.swap(index, [0, 1, 2], []) == set()
+    assert hybrid.swap(index, [0, 1, 2], [], 1 << 20) == set()
     wanted, before = index.scan([scan], 5), lists.used
     dead.touch()
     assert index.scan([scan], 5, hybrid) == wanted and hybrid.take_absent() == set(range(6))
-    assert hybrid.swap(index, [3, 4], [0, 1, 2]) == {3, 4} and lists.used == before
+    assert hybrid.swap(index, [3, 4], [0, 1, 2], 1 << 20) == {3, 4} and lists.used == before
     dead.unlink()
-    assert hybrid.swap(index, [3, 4], [0, 1, 2]) == set()
+    assert hybrid.swap(index, [3, 4], [0, 1, 2], 1 << 20) == set()
     assert [[i for _, i in row] for row in index.scan([scan], 5, hybrid)] == [
         [i for _, i in row] for row in wanted
     ]

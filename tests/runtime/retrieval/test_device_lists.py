@@ -88,7 +88,7 @@ def test_a6_9_two_devices_find_what_one_finds(
     rng, index = random.Random(seed), indexes[codes, metric]
     there = rng.sample(range(LISTS), rng.randint(0, LISTS))
     hybrid = DeviceScanner(EmulatedLists(index, 1 << 20, COSTS), OnlyElsewhere(set(there)))
-    hybrid.swap(index, there, ())
+    hybrid.swap(index, there, (), 1 << 20)
     if rng.random() < 0.5:  # what changes later is seen, too, though the device has the old lists
         index = index.change(QUERIES[:2], [COUNT, COUNT + 1], remove=range(0, COUNT, 5))
     scans = scans_of(index, rng)
@@ -112,7 +112,7 @@ def test_a6_8_clusters_in_transfer_are_served_by_the_cpu(
     swap = hot.refresh()
     assert swap is not None
     assert index.scan(scans, 10, hybrid) == wanted and device.scan_seconds == 0
-    hybrid.swap(index, swap.load, hot.residents)
+    hybrid.swap(index, swap.load, hot.residents, sum(bytes_))
     hot.settle()
     assert hot.residents and all(device.holds(index, c) for c in hot.residents)
     assert index.scan(scans, 10, hybrid) == wanted and device.scan_seconds > 0
@@ -134,7 +134,7 @@ def test_what_finds_no_room_or_fails_is_scanned_on_the_cpu(
     with pytest.raises(CapacityError, match="does not fit"):
         device.load(index, [3, 4])
     hybrid = DeviceScanner(device)
-    assert hybrid.swap(index, [3, 5, 6], [3]) == {5, 6}, "neither has room"
+    assert hybrid.swap(index, [3, 5, 6], [3], room) == {5, 6}, "neither has room"
     assert device.holds(index, 3) and device.used == room
     wanted = index.find(QUERIES, 10, LISTS)
     scans = [Scan(q, range(LISTS), np.zeros(LISTS, np.float32)) for q in QUERIES]

@@ -65,12 +65,15 @@ def test_clusters_of_other_sizes_fill_the_memory_by_frequency() -> None:
     hot.settle()
     hot.lose([0])
     assert hot.residents == {2}
-    hot.resize([100] * 5)
+    hot.resize([100] * 5, 160)
     hot.count([0] * 3)
     assert hot.refresh() == Swap(load=(0,), drop=(2,))
     hot.lose([0, 2])
     hot.settle()
     assert hot.residents == {0}
+    hot.resize([100] * 5, 300)
+    hot.count([0, 1, 1, 2])
+    assert hot.refresh() == Swap(load=(1, 2), drop=())
     with pytest.raises(SpecError):
         HotSet([1], -1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from dovetail.ir.profile import LatencyRow
 from dovetail.runtime.embedding.depths import ClassDepth, Depths, decide_depths, make_manager
@@ -16,16 +17,13 @@ from dovetail.runtime.embedding.detector import EmbeddingPlan
 from dovetail.runtime.embedding.drift import DriftWatch
 from dovetail.runtime.embedding.instance import Ids
 from dovetail.runtime.embedding.line import Arrival, FittedLine, Line, Point
-from dovetail.runtime.embedding.profiling import Stress, profile_line, stress_depths
+from dovetail.runtime.embedding.profiling import Stress, profile_lines, stress_depths
 from dovetail.runtime.embedding.query import Batch
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
 
 Sample = Callable[[int, int], Sequence[Ids]]
 """(queries, tokens of each) -> that many queries of this length."""
-
-MARGIN = 0.1
-"""Part by which batches may be slower than their lines where queries arrive at any time."""
 
 log = logging.getLogger("dovetail")
 
@@ -63,21 +61,15 @@ class Calibrator:
             taken[query.device] = max(taken[query.device], float(seconds))
         return taken
 
-    def profile(
-        self, classes: Sequence[int], slo: float, *, repeats: int = 3
-    ) -> dict[str, dict[int, FittedLine]]:
-        """Return the line of each device, alone, for queries of the greatest length of a class."""
-
-        def measure(device: str, length: int) -> Callable[[int], float]:
-            return lambda concurrency: self.run({device: concurrency}, length)[device]
-
-        return {
-            device.name: {
-                length: profile_line(measure(device.name, length), slo, repeats=repeats)
-                for length in classes
-            }
-            for device in self._plan.devices
-        }
+    def profile(self, classes: Sequence[int], slo: float) -> dict[str, dict[int, FittedLine]]:
+        """Return the line of each device, for queries of the greatest length of a class."""
+        names = [device.name for device in self._plan.devices]
+        found: dict[str, dict[int, FittedLine]] = {name: {} for name in names}
+        for length in classes:
+            lines = profile_lines(partial(self.run, length=length), names, slo)
+            for name, line in lines.items():
+                found[name][length] = line
+        return found
 
     def stress(self, depths: Depths, length: int, *, repeats: int = 1) -> Stress:
         """Return the depths at which all devices together meet the SLO for one length class.
@@ -106,7 +98,6 @@ class Calibrator:
         *,
         stress: bool = True,
         lines: Mapping[str, Mapping[int, FittedLine]] | None = None,
-        margin: float = MARGIN,
     ) -> tuple[Depths, dict[str, dict[int, FittedLine]]]:
         """Profile, decide, refine, and give the service its queues; return depths and lines.
 
@@ -117,7 +108,6 @@ class Calibrator:
                 of the closed depth is taken of the predicted one.
             stress: whether to test.
             lines: those of the model's profile, instead of new ones.
-            margin: as `QueueManager` has it.
         """
         fitted = {name: dict(each) for name, each in (lines or self.profile(classes, slo)).items()}
         depths = decide_depths(self._plan, fitted, slo, arrival, self._model)
@@ -126,7 +116,7 @@ class Calibrator:
             for length in classes:
                 tested = self.stress(closed, length).depths
                 depths = depths.with_tested(length, _in_proportion(depths, closed, length, tested))
-        self._service.use(make_manager(self._plan, depths, margin))
+        self._service.use(make_manager(self._plan, depths))
         return depths, fitted
 
 

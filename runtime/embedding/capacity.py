@@ -19,7 +19,7 @@ from dovetail.runtime.embedding.calibrate import Calibrator, Sample, fixed_manag
 from dovetail.runtime.embedding.depths import cost_saving, decide_depths
 from dovetail.runtime.embedding.detector import EmbeddingPlan
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance
-from dovetail.runtime.embedding.line import FittedLine, Line
+from dovetail.runtime.embedding.line import FittedLine, Line, fit_line
 from dovetail.runtime.embedding.pairs import pair_plan
 from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.profiling import Trial, profile_line, stress_depths
@@ -60,8 +60,9 @@ class Queries:
 class Capacity:
     """Concurrency within one SLO. Depths by device: `npu` is emulated, `cpu` real.
 
-    predicted: by the lines. together: stress-tested side by side; alone: each by itself, in turns
-    with the others.
+    at_start: by the lines as fitted before the stress test, where it starts. predicted: by lines
+    fitted to points from before and after it, as a machine's speed changes in that minute.
+    together: stress-tested side by side; alone: each by itself, in turns with the others.
     gain: queries that the CPU adds, of those of the accelerator alone. cpu_share: what it adds, of
     what it holds alone. depth_error: greatest distance of predicted from tested together, relative;
     0 within one query.
@@ -70,6 +71,7 @@ class Capacity:
     slo: float
     length: int
     lines: dict[str, Line]
+    at_start: dict[str, int]
     predicted: dict[str, int]
     together: dict[str, int]
     alone: dict[str, int]
@@ -134,18 +136,24 @@ def measure_capacity(
 
     Several minutes at most: a trial takes about `slo` seconds, `repeats` times.
     """
-    fitted = calibrator.profile((length,), slo)
-    depths = decide_depths(plan, fitted, slo, "closed")
-    lines = {name: each[length].line for name, each in fitted.items()}
-    predicted = {name: classes[0].depth for name, classes in depths.devices.items()}
+    before = _fits(calibrator, length, slo)
+    at_start = _depths(plan, before, length, slo)
     together, alone = stress_in_turns(
-        predicted, lines, slo, lambda counts: calibrator.run(counts, length), repeats
+        at_start,
+        {name: fitted.line for name, fitted in before.items()},
+        slo,
+        lambda counts: calibrator.run(counts, length),
+        repeats,
     )
+    after = _fits(calibrator, length, slo)
+    joined = {name: fit_line(before[name].all_points + after[name].all_points) for name in before}
+    predicted = _depths(plan, joined, length, slo)
     added = sum(together.values()) - alone[NPU]
     return Capacity(
         slo=slo,
         length=length,
-        lines=lines,
+        lines={name: fitted.line for name, fitted in joined.items()},
+        at_start=at_start,
         predicted=predicted,
         together=together,
         alone=alone,
@@ -155,6 +163,18 @@ def measure_capacity(
         saving=cost_saving(together[NPU], together[CPU]),
         late=npu.late,
     )
+
+
+def _fits(calibrator: Calibrator, length: int, slo: float) -> dict[str, FittedLine]:
+    return {name: each[length] for name, each in calibrator.profile((length,), slo).items()}
+
+
+def _depths(
+    plan: EmbeddingPlan, fitted: Mapping[str, FittedLine], length: int, slo: float
+) -> dict[str, int]:
+    lines = {name: {length: each} for name, each in fitted.items()}
+    found = decide_depths(plan, lines, slo, "closed")
+    return {name: classes[0].depth for name, classes in found.devices.items()}
 
 
 def stress_in_turns(

@@ -21,7 +21,7 @@ class ClassDepth:
     """The depth of a device for queries of up to `length` tokens to `model`.
 
     predicted: by the line. tested: found by a stress test beside the other devices, if there was
-    one, which then counts.
+    one, which then counts. margin: part by which batches may be slower than the line.
     """
 
     length: int
@@ -29,6 +29,7 @@ class ClassDepth:
     predicted: int
     tested: int | None = None
     model: str = ""
+    margin: float = 0.0
 
     @property
     def depth(self) -> int:
@@ -82,6 +83,7 @@ def _queue_spec(plan: DevicePlan, classes: Sequence[ClassDepth]) -> QueueSpec:
         instances=plan.instances,
         token_budget=plan.token_budget,
         pads=plan.pads,
+        margin=max((each.margin for each in classes), default=0.0),
     )
 
 
@@ -113,7 +115,13 @@ def decide_depths(
     for device in plan.devices:
         fitted = lines[device.name]
         devices[device.name] = tuple(
-            ClassDepth(n, fitted[n].line, fitted[n].line.depth(slo, arrival), model=model)
+            ClassDepth(
+                length=n,
+                line=fitted[n].line,
+                predicted=fitted[n].line.depth(slo, arrival),
+                model=model,
+                margin=fitted[n].margin,
+            )
             for n in classes[0]
         )
         notes += _slow_notes(device.name, devices[device.name], slo)
@@ -149,15 +157,14 @@ def _slow_notes(name: str, classes: Sequence[ClassDepth], slo: float) -> list[st
     ]
 
 
-def make_manager(plan: EmbeddingPlan, depths: Depths, margin: float = 0.0) -> QueueManager:
-    """Return the queues of a plan with these depths; `margin` as `QueueManager` has it."""
+def make_manager(plan: EmbeddingPlan, depths: Depths) -> QueueManager:
+    """Return the queues of a plan with these depths."""
     classes = [QueryClass(c.length, c.model) for c in next(iter(depths.devices.values()))]
     return QueueManager(
         depths.queue_specs(plan),
         classes,
         heterogeneous=depths.heterogeneous,
         arrival=depths.arrival,
-        margin=margin,
     )
 
 

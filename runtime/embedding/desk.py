@@ -61,7 +61,7 @@ class Desk:
 
     def complete(self, batch: Batch, wrong: dict[int, Exception], now: float) -> list[EmbedJob]:
         """Note that a batch has run; `wrong` has the errors of single queries, by their place."""
-        wanted = set(map(id, self.manager.complete(batch, now)))
+        wanted = set(map(id, self.manager.complete(batch)))
         done = [
             job
             for place, query in enumerate(batch.queries)

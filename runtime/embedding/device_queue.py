@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.runtime.embedding.line import batch_seconds
+from dovetail.runtime.embedding.margin import LEAST_VALUES, upper_bound
 from dovetail.runtime.embedding.query import Batch, Query, QueueSpec, State
 
-SEEN, LEAST_SEEN = 32, 4
-"""Batches of a device by whose lateness new queries are judged; at first the margin counts too."""
+SEEN = 128
+"""Promises of a device, the latest, by whose keeping new queries are judged; at first the margin
+counts too. Of the greatest of 100 that are alike, a further one is beyond in one of 101."""
+LONG = 0.125
+"""Part of the allowed time that a promise has to span to say anything of those that matter."""
 HUNG = 10.0
 """A batch that takes so many times its latest predicted seconds will not come back."""
 LEAST_LIMIT, FIRST_LIMIT = 5.0, 120.0
@@ -39,11 +43,18 @@ class DeviceQueue:
     held: list[int] = field(default_factory=list)  # of what waits or runs
     load: int = 0  # sum of the shares of what is held
     earliest: float | None = math.inf  # target of what waits; None: to be looked up
-    slack: float = 1.0  # what a batch may take, by what its line says
+    slack: float = 1.0  # what a promise may take, by what the lines say
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
 
     def set_spec(self, spec: QueueSpec) -> None:
-        """Take new depths: a query of class k fills capacity / depth_k of a device, exactly."""
+        """Take new depths: a query of class k fills capacity / depth_k of a device, exactly.
+
+        Promises by other lines say nothing of these.
+        """
+        if spec.lines != self.spec.lines or not self.shares:
+            self.ratios.clear()
+            self.slack = 1 + spec.margin
+            self.void_promises()
         self.spec = spec
         self.capacity = math.lcm(*(depth for depth in spec.depths if depth), 1)
         self.shares = tuple(self.capacity // d if d else self.capacity + 1 for d in spec.depths)
@@ -78,31 +89,49 @@ class DeviceQueue:
         )
 
     def free_at(self, now: float) -> float:
-        """Return when an instance is free at the latest, as predicted."""
+        """Return when an instance is free by the lines; one overdue may last as long again."""
         if len(self.running) < self.spec.instances:
             return now
-        return min(self.late_end(batch, now) for batch in self.running.values())
-
-    def late_end(self, batch: Batch, now: float) -> float:
-        """Return when a batch ends at the latest; one overdue may take as long again as it is."""
-        end = batch.started + (batch.expected - batch.started) * self.slack
-        return end if end >= now else now + (now - end)
+        ends = (batch.expected for batch in self.running.values())
+        return min(end if end >= now else now + (now - end) for end in ends)
 
     def limit(self, seconds: float) -> float:
         """Return the seconds after which a batch predicted to take `seconds` hangs."""
         return max(LEAST_LIMIT, HUNG * self.slack * seconds) if seconds else FIRST_LIMIT
 
-    def note(self, batch: Batch, now: float) -> None:
-        """Learn from a batch how late others may be: as the latest one of some."""
-        if batch.expected > batch.started:
-            self.ratios.append((now - batch.started) / (batch.expected - batch.started))
-            floor = 1.0 if len(self.ratios) >= LEAST_SEEN else self.slack
-            self.slack = max(floor, *self.ratios)
+    def promise(self, query: Query, now: float) -> float:
+        """Return when all that waits, and `query`, would be done by the lines."""
+        counts = [n + (k == query.kind) for k, n in enumerate(self.counts)]
+        return self.free_at(now) + self.seconds(counts)
 
     def finish(self, query: Query, now: float) -> float:
-        """Return when all that waits, and `query`, would be done at the latest."""
-        counts = [n + (k == query.kind) for k, n in enumerate(self.counts)]
-        return self.free_at(now) + self.seconds(counts) * self.slack
+        """Return when all that waits, and `query`, would be done at the latest.
+
+        A device that has nothing to do is tried, however late it was, or it would stay so for ever.
+        """
+        slack = self.slack if self.load else min(self.slack, 1 + self.spec.margin)
+        return now + (self.promise(query, now) - now) * slack
+
+    def note(self, batch: Batch, now: float) -> None:
+        """Learn from a batch, whose vectors have been delivered, how late others may be.
+
+        Of its queries the one admitted last was promised the end of all of them. So what counts is
+        what a caller sees: the batch before, this one, and all that came between.
+        """
+        last = max(batch.queries, key=lambda query: (query.admitted, query.promised))
+        span, allowed = last.promised - last.admitted, last.target - last.admitted
+        if not LONG * allowed <= span * self.slack < math.inf:
+            return
+        self.ratios.append((now - last.admitted) / span)
+        self.slack = max(1.0, upper_bound(self.ratios))
+        if len(self.ratios) < LEAST_VALUES:
+            self.slack *= 1 + self.spec.margin
+
+    def void_promises(self) -> None:
+        """Note that what was promised so far cannot be held: something else has happened."""
+        running = (query for batch in self.running.values() for query in batch.queries)
+        for query in (*self.waiting, *running):
+            query.promised = math.inf
 
     def urgent(self) -> float:
         """Return the earliest target of what waits."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.errors import SpecError
+from dovetail.runtime.embedding.margin import LEAST_VALUES, upper_bound
 
 Arrival = Literal["open", "closed"]
 MAX_DEPTH = 4096
@@ -23,6 +24,8 @@ OUTLIER = 4.0
 LEAST_DEVIATION = 0.02
 """Relative error that is never an outlier, however well the other points agree."""
 ROUNDS = 3
+LEAST_MARGIN = 0.1
+"""Part by which batches may be slower than their line, at least: nobody else was served then."""
 _ROUNDING = 1e-9
 
 
@@ -80,25 +83,39 @@ class FittedLine:
     outliers: tuple[Point, ...] = ()
     error: float = 0.0
 
+    @property
+    def all_points(self) -> tuple[Point, ...]:
+        """What was measured, left out or not."""
+        return self.points + self.outliers
+
+    @property
+    def margin(self) -> float:
+        """Part by which 99 of 100 batches are slower at most, by the longer half of the points."""
+        longer = sorted(self.points, key=lambda point: point.seconds)
+        longer = longer[-max(LEAST_VALUES, len(longer) // 2) :]
+        if len(longer) < LEAST_VALUES:
+            return LEAST_MARGIN
+        bound = upper_bound([1 + _error(self.line, point) for point in longer])
+        return max(LEAST_MARGIN, bound - 1)
+
 
 def fit_line(points: Sequence[Point]) -> FittedLine:
     """Fit alpha, beta >= 0 by least squares, without the points that lie far off.
 
-    The first fit is to the median of each concurrency, so that disturbed repetitions do not bend
-    the line by which they are judged.
+    The first fit is of repeated medians, so that disturbed points do not bend the line by which
+    they are judged.
 
     Raises:
         SpecError: there are no points, or one has no positive concurrency and finite time.
     """
     if not points or not all(p.concurrency > 0 and 0 <= p.seconds < math.inf for p in points):
         raise SpecError("a latency line needs points of positive concurrency and finite seconds")
-    line = _least_squares(_medians(points))
-    kept = list(points)
+    line, kept = _repeated_medians(points), list[Point]()
     for _ in range(ROUNDS):
         errors = np.array([_error(line, point) for point in points])
         limit = max(LEAST_DEVIATION, OUTLIER * float(np.median(np.abs(errors))))
         inside = [p for p, error in zip(points, errors, strict=True) if abs(error) <= limit]
-        if not inside or len(inside) == len(kept):
+        if len(inside) == len(kept):
             break
         kept = inside
         line = _least_squares(kept)
@@ -111,11 +128,18 @@ def fit_line(points: Sequence[Point]) -> FittedLine:
     )
 
 
-def _medians(points: Sequence[Point]) -> list[Point]:
-    groups: dict[int, list[float]] = {}
-    for point in points:
-        groups.setdefault(point.concurrency, []).append(point.seconds)
-    return [Point(c, float(np.median(seconds))) for c, seconds in groups.items()]
+def _repeated_medians(points: Sequence[Point]) -> Line:
+    """Return the line of median slopes (Siegel), which nearly half of the points cannot bend."""
+    counts = np.array([float(point.concurrency) for point in points])
+    seconds = np.array([point.seconds for point in points])
+    slopes = [
+        float(np.median((seconds[other] - seconds[i]) / (counts[other] - counts[i])))
+        for i in range(len(points))
+        if (other := counts != counts[i]).any()
+    ]
+    alpha = max(0.0, float(np.median(slopes))) if slopes else 0.0
+    beta = float(np.median(seconds - alpha * counts))
+    return Line(alpha, beta) if beta >= 0 else Line(float(np.median(seconds / counts)), 0.0)
 
 
 def _error(line: Line, point: Point) -> float:

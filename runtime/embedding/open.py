@@ -22,7 +22,6 @@ from dovetail.ir.profile import LatencyRow, ProfileFile, ProfileKey
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.cost_tables import read_profile, write_profile
 from dovetail.runtime.embedding.calibrate import (
-    MARGIN,
     Calibrator,
     DriftKeeper,
     Sample,
@@ -130,7 +129,7 @@ def open_service(
         key = embedding_key(artifact, hardware, plan, threads)
         found = [_size(service, plan, part, key, settings) for part in artifact.encoders.values()]
         depths = join_depths(found)
-        service.use(make_manager(plan, depths, MARGIN))
+        service.use(make_manager(plan, depths))
         for note in depths.notes:
             log.info("%s", note)
         keeper.keep(service, plan, depths)

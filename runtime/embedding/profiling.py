@@ -1,6 +1,6 @@
 """Latency lines and depths by measuring: a few concurrencies, then a short stress test together.
 
-In: functions that run so many queries at once and say how long they took. Out: a `FittedLine`; the
+In: functions that run so many queries at once and say how long they took. Out: `FittedLine`s; the
 depths at which devices meet the SLO side by side (WindVE §IV-B2), and the trials behind them.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.runtime.embedding.line import MAX_DEPTH, FittedLine, Line, Point, fit_line
@@ -17,8 +17,12 @@ Measure = Callable[[int], float]
 """Concurrency -> seconds until the last one of so many queries is done."""
 Trial = Callable[[Mapping[str, int]], Mapping[str, float]]
 """Concurrency of each device -> seconds of each, all at work together."""
-PART = 0.5
-"""Part of the depth, and of the SLO, up to which the line is measured."""
+PART = 0.25
+"""Part of the depth, and of the SLO, up to which a first line is measured, of each device alone."""
+SHARES = (0.125, 0.5, 1.0)
+"""Parts of the depth by the first line at which all devices are measured together, in turns."""
+ROUNDS = 3
+"""Turns: a stretch in which the machine is slow is then one of every concurrency, not of one."""
 HORIZON = 2.0
 """Seconds of an SLO beyond which a line is measured no further: a straight one need not be."""
 STEPS = 6
@@ -32,27 +36,60 @@ TOLERANCE = 0.0025
 """Distance between a depth that passes and one that fails, relative, at which a search ends."""
 
 
-def profile_line(measure: Measure, slo: float, *, repeats: int = REPEATS) -> FittedLine:
-    """Fit the line of a device to a few concurrencies below its depth for `slo` seconds.
+def profile_line(measure: Measure, slo: float) -> FittedLine:
+    """Return the line of one device; see `profile_lines`."""
+    return profile_lines(lambda counts: {"": measure(counts[""])}, [""], slo)[""]
 
-    The first, a warm-up and then one query alone, may already show that the SLO is out of reach.
+
+def profile_lines(
+    trial: Trial, names: Iterable[str], slo: float, *, rounds: int = ROUNDS
+) -> dict[str, FittedLine]:
+    """Fit the lines of devices to a few concurrencies up to their depths for `slo` seconds.
+
+    Each alone first, up to a quarter of its depth, which says about where the depth is. What counts
+    is measured then with all together, as they are when the CPU is needed, at concurrencies up to
+    the depth. A device that misses the SLO with one query is measured no further.
     """
-    measure(1)
-    points = [Point(1, measure(1)) for _ in range(repeats)]
-    alone = statistics.median(point.seconds for point in points)
+    alone = {name: _explore(trial, name, slo) for name in names}
+    points: dict[str, list[Point]] = {name: [] for name in alone}
+    for _ in range(rounds):
+        depths = {name: _depth([*alone[name], *points[name]], slo) for name in points}
+        for share in SHARES if any(depths.values()) else ():
+            counts = {name: max(1, round(share * depth)) for name, depth in depths.items() if depth}
+            seconds = trial(counts)
+            for name, count in counts.items():
+                points[name].append(Point(count, seconds[name]))
+    return {name: fit_line(points[name] or alone[name]) for name in points}
+
+
+def _explore(trial: Trial, name: str, slo: float) -> list[Point]:
+    """Return points of a device alone, up to where they tell its depth roughly."""
+    trial({name: 1})  # to warm up
+    points = [Point(1, trial({name: 1})[name]) for _ in range(REPEATS)]
+    alone = _alone(points)
     if alone > slo:
-        return fit_line(points)
+        return points
     horizon = min(slo, max(HORIZON, alone))
-    concurrency = max(2, min(GROWTH, round(horizon / alone / 8)))
+    concurrency = max(2, min(GROWTH, round(PART * horizon / alone)))
     for _ in range(STEPS):
-        points += [Point(concurrency, measure(concurrency)) for _ in range(repeats)]
-        depth = fit_line(points).line.depth(horizon, "closed")
-        following = min(GROWTH * concurrency, round(PART * depth))
-        late = statistics.median(point.seconds for point in points[-repeats:]) > PART * horizon
-        if late or following <= 1.25 * concurrency:
+        points += [Point(concurrency, trial({name: concurrency})[name]) for _ in range(REPEATS)]
+        following = min(GROWTH * concurrency, round(PART * _depth(points, slo)))
+        if points[-1].seconds > PART * horizon or following <= 1.25 * concurrency:
             break
         concurrency = following
-    return fit_line(points)
+    return points
+
+
+def _depth(points: Sequence[Point], slo: float) -> int:
+    """Return the depth by the line of these points, for what of the SLO is measured."""
+    alone = _alone(points)
+    if alone > slo:
+        return 0
+    return max(1, fit_line(points).line.depth(min(slo, max(HORIZON, alone)), "closed"))
+
+
+def _alone(points: Sequence[Point]) -> float:
+    return statistics.median(point.seconds for point in points if point.concurrency == 1)
 
 
 @dataclass(slots=True)

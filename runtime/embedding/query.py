@@ -46,6 +46,8 @@ class Query:
     target: when it should be done (the SLO); infinite for bulk work, which has no SLO.
     deadline: when it is of no use any more. Both are times of the caller's clock.
     kind: its class on every device. limit: the largest batch it may be in.
+    admitted, promised: when it was taken, and when it would be done by the lines; infinite where
+    that holds no longer.
     """
 
     number: int
@@ -61,6 +63,8 @@ class Query:
     limit: int = 1 << 30
     deaths: int = 0
     cancelled: bool = False
+    admitted: float = 0.0
+    promised: float = math.inf
 
     @property
     def bulk(self) -> bool:
@@ -78,7 +82,8 @@ class Query:
 class QueueSpec:
     """A device's queue. `depths` and `lines` have one value per class of queries.
 
-    token_budget: most tokens of a batch, padding included where the device pads.
+    token_budget: most tokens of a batch, padding included where the device pads. margin: part by
+    which promises may be exceeded, until enough of them have shown by how much they are.
     """
 
     name: str
@@ -88,6 +93,7 @@ class QueueSpec:
     instances: int = 1
     token_budget: int = 1 << 30
     pads: bool = False
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,7 +40,6 @@ class QueueManager:
         *,
         heterogeneous: bool = True,
         arrival: Arrival = "open",
-        margin: float = 0.0,
     ) -> None:
         """Take devices in order of preference, and what they embed.
 
@@ -58,7 +57,7 @@ class QueueManager:
         self.classes, self.arrival = tuple(classes), arrival
         self._kinds = _group(self.classes)
         models = tuple(self._kinds.values())
-        self._queues = {s.name: DeviceQueue(s, models, slack=1 + margin) for s in specs}
+        self._queues = {s.name: DeviceQueue(s, models) for s in specs}
         for spec in specs:
             self.set_queue(spec)
         accelerators = [spec.name for spec in specs if spec.accelerator]
@@ -146,6 +145,7 @@ class QueueManager:
         queue = self._choose(query, now)
         if queue is None:
             raise self._busy(query, now)
+        query.admitted, query.promised = now, queue.promise(query, now)
         queue.push(query)
         queue.hold(query.kind, 1)
         self._alive[query.number] = query
@@ -219,14 +219,16 @@ class QueueManager:
         queue.running[batch.number] = batch
         return batch
 
-    def complete(self, batch: Batch, now: float | None = None) -> tuple[Query, ...]:
-        """Note that a batch has run, at `now`; return the queries that somebody still wants."""
+    def complete(self, batch: Batch) -> tuple[Query, ...]:
+        """Note that a batch has run; return the queries that somebody still wants."""
         self._stop(batch)
-        if now is not None:
-            self._queues[batch.device].note(batch, now)
         for query in batch.queries:
             self._end(query)
         return tuple(query for query in batch.queries if not query.cancelled)
+
+    def note(self, batch: Batch, now: float) -> None:
+        """Note that the vectors of a batch were with their callers at `now`; promises follow it."""
+        self._queues[batch.device].note(batch, now)
 
     def fail(self, batch: Batch) -> tuple[Query, ...]:
         """Note that a device could not run a batch: it is tried again in halves.
@@ -253,7 +255,9 @@ class QueueManager:
 
     def _again(self, batch: Batch, ended: Sequence[Query], limit: int) -> None:
         gone, queue = set(map(id, ended)), self._queues[batch.device]
+        queue.void_promises()
         for query in batch.queries:
+            query.promised = math.inf
             if id(query) in gone:
                 self._end(query)
             else:

@@ -314,6 +314,8 @@ class EmbeddingService:
                 done = self._desk.complete(batch, wrong, now)
             self._wake()
         _settle(done)
+        with self._lock:
+            self.manager.note(batch, self._now())
 
     def _revive(self, name: str, instance: Instance, batch: Batch) -> bool:
         """Start a dead instance again; False where it cannot be, or the service is closed."""

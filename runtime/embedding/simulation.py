@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.ir.errors import CapacityError
@@ -61,6 +62,8 @@ def simulate(
     slo: float,
     *,
     noise: float = 0.0,
+    pause: float = 0.0,
+    pace: Callable[[float], float] = lambda _: 1.0,
     seed: int = 0,
 ) -> Outcome:
     """Serve `calls` (in order of time); batches take their true line's seconds, give or take.
@@ -70,7 +73,10 @@ def simulate(
         truth: what batches really take.
         calls: one is accepted as a whole or BUSY as a whole.
         slo: seconds a query may take, from its arrival.
-        noise: largest relative error of a batch's seconds, uniform.
+        noise: standard deviation of the logarithm of a batch's seconds.
+        pause: seconds from a batch's end until its vectors are with their callers, and the device
+            is given the next one.
+        pace: of the time: how many times as long as their lines say batches take then.
         seed: of the noise.
     """
     draw, numbers, order = random.Random(seed), itertools.count(), itertools.count()
@@ -91,13 +97,15 @@ def simulate(
             call = next(waiting, None)
         else:
             now, _, batch = heapq.heappop(ends)
-            for query in manager.complete(batch, now):
+            ended = manager.complete(batch)
+            manager.note(batch, now)
+            for query in ended:
                 latencies[batch.device].append(now - arrived.pop(query.number))
         for name in manager.depths():
             while batch_now := manager.take(name, now):
                 seconds = batch_seconds(truth[name], batch_now.counts)
-                seconds *= draw.uniform(1 - noise, 1 + noise)
-                heapq.heappush(ends, (now + seconds, next(order), batch_now))
+                seconds *= pace(now) * math.exp(draw.gauss(0.0, noise))
+                heapq.heappush(ends, (now + seconds + pause, next(order), batch_now))
     start = calls[0].at if calls else 0.0
     return Outcome({n: tuple(each) for n, each in latencies.items()}, busy, now - start)
 

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.runtime.embedding.capacity import stress_in_turns
+from dovetail.runtime.embedding.calibrate import Calibrator
+from dovetail.runtime.embedding.capacity import measure_capacity, stress_in_turns
+from dovetail.runtime.embedding.instance import EmulatedAccelerator
 from dovetail.runtime.embedding.line import Line
+from dovetail.runtime.embedding.pairs import pair_plan
 
 SLO = 1.0
 LINES = {"npu": Line(0.0016, 0.0), "cpu": Line(0.008, 0.0)}
@@ -53,3 +56,24 @@ def test_what_the_accelerator_takes_of_the_cpu_is_seen() -> None:
 def test_a_device_that_is_too_slow_is_left_out() -> None:
     together, alone = stress_in_turns({"npu": 625, "cpu": 0}, LINES, SLO, Drifting(0, 0).run, 1)
     assert together == alone == {"npu": 625, "cpu": 0}
+
+
+class Simulated(Calibrator):
+    """Measures devices that are formulas."""
+
+    def __init__(self, machine: Drifting) -> None:
+        self._plan, self._machine = pair_plan(), machine
+
+    def run(self, counts: Mapping[str, int], length: int) -> dict[str, float]:
+        return self._machine.run(counts)
+
+
+@pytest.mark.parametrize("drift", [-0.15, 0.15])
+def test_depths_are_predicted_for_the_time_in_which_they_are_tested(drift: float) -> None:
+    """By what was measured before the stress test alone they would be a tenth off, and more."""
+    calibrator = Simulated(Drifting(drift, seed=1))
+    npu = EmulatedAccelerator(LINES["npu"], 75)
+    found = measure_capacity(calibrator, pair_plan(), npu, 75, SLO)
+    assert found.depth_error <= 0.06
+    assert abs(found.at_start["cpu"] / found.together["cpu"] - 1) > 0.08
+    assert found.predicted["npu"] == DEPTHS["npu"]

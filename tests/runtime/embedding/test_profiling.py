@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.runtime.embedding.line import Line
-from dovetail.runtime.embedding.profiling import TRIALS, profile_line, stress_depths
+from dovetail.runtime.embedding.profiling import (
+    TRIALS,
+    profile_line,
+    profile_lines,
+    stress_depths,
+)
 
 SLO = 1.0
 LINES = st.builds(Line, st.floats(2e-3, 0.2), st.floats(0.0, 0.4))
 
 
-def test_a_few_measurements_well_below_the_slo_give_the_line() -> None:
+def test_a_few_measurements_give_the_line() -> None:
     truth, asked = Line(0.018, 0.27), []
 
     def measure(concurrency: int) -> float:
@@ -27,7 +32,8 @@ def test_a_few_measurements_well_below_the_slo_give_the_line() -> None:
     line = profile_line(measure, SLO).line
     assert (line.alpha, line.beta) == pytest.approx((0.018, 0.27), rel=1e-6)
     assert len(set(asked)) <= 5
-    assert truth.seconds(max(asked)) < 0.7 * SLO
+    assert max(asked) == truth.depth(SLO, "closed")
+    assert sum(map(truth.seconds, asked)) < 10 * SLO
 
 
 def test_a_device_that_is_too_slow_is_measured_no_further() -> None:
@@ -51,6 +57,64 @@ def test_fitted_depths_are_those_of_a_noisy_device(line: Line, seed: int) -> Non
     true = line.depth(SLO, "closed")
     found = profile_line(measure, SLO).line.depth(SLO, "closed")
     assert abs(found - true) <= max(1, 0.1 * true)
+
+
+class Uneven:
+    """A device whose seconds bend away from a line, on a machine that has slow stretches."""
+
+    def __init__(self, line: Line, bend: float = 0.0, slow: tuple[float, float] = (0, 0)) -> None:
+        self.line, self.bend, self.slow, self.now = line, bend, slow, 0.0
+
+    def seconds(self, concurrency: int) -> float:
+        depth = self.line.depth(SLO, "closed")
+        return self.line.seconds(concurrency) * (1 + self.bend * concurrency / depth)
+
+    def measure(self, concurrency: int) -> float:
+        seconds = self.seconds(concurrency)
+        seconds *= 1.3 if self.slow[0] <= self.now < self.slow[1] else 1.0
+        self.now += seconds
+        return seconds
+
+    def depth(self) -> int:
+        return next(c for c in range(1, 1000) if self.seconds(c + 1) > SLO)
+
+
+@pytest.mark.parametrize("bend", [-0.15, 0.3, 0.6])
+def test_depths_hold_where_latency_is_no_line(bend: float) -> None:
+    """What is measured lies around the depth, so nothing is drawn out beyond it."""
+    device = Uneven(Line(0.01, 0.0), bend)
+    found = profile_line(device.measure, SLO).line.depth(SLO, "closed")
+    assert found == pytest.approx(device.depth(), rel=0.07)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
+def test_a_slow_stretch_of_the_machine_is_not_taken_for_the_line(start: float) -> None:
+    """Two seconds at 1.3 times the seconds: some of every concurrency, not all of one."""
+    device = Uneven(Line(0.01, 0.01), slow=(start, start + 2.0))
+    found = profile_line(device.measure, SLO).line.depth(SLO, "closed")
+    assert found == pytest.approx(device.depth(), rel=0.1)
+
+
+def test_lines_are_measured_side_by_side() -> None:
+    """What the accelerator takes of the CPU is in the CPU's line, not only in a stress test."""
+    lines = {"npu": Line(0.002, 0.01), "cpu": Line(0.01, 0.01)}
+
+    def shared(counts: Mapping[str, int]) -> dict[str, float]:
+        seconds = run(lines, counts)
+        if len(counts) > 1:
+            seconds["cpu"] *= 1.2
+        return seconds
+
+    found = profile_lines(shared, lines, SLO)
+    assert found["npu"].line.depth(SLO, "closed") == pytest.approx(495, abs=1)
+    assert found["cpu"].line.depth(SLO, "closed") == pytest.approx(0.99 / 0.012, rel=0.05)
+
+
+def test_a_device_that_is_too_slow_leaves_the_others_to_be_measured() -> None:
+    lines = {"npu": Line(0.02, 0.1), "cpu": Line(0.5, 0.8)}
+    found = profile_lines(lambda counts: run(lines, counts), lines, SLO)
+    assert found["npu"].line.depth(SLO, "closed") == 45
+    assert {point.concurrency for point in found["cpu"].points} == {1}
 
 
 @settings(max_examples=80, deadline=None)

@@ -38,6 +38,7 @@ from dovetail.ir.encoder import EncoderFile, EncoderSpec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import WeightChunks, WeightEntry
 from dovetail.ir.schedule import ScheduleTable
+from dovetail.runtime.artifact import EncoderPart
 from dovetail.runtime.encoder import PASS_TOKENS
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
@@ -63,6 +64,7 @@ class EncoderInputs:
     hardware: HardwareSpec
     targets: tuple[Target, ...]
     plan: ServicePlan
+    packed: EncoderPart | None = None
 
     @property
     def step_tokens(self) -> int:
@@ -104,13 +106,21 @@ class EncoderInputs:
         )
 
 
-def read_encoder_inputs(request: CompileRequest) -> EncoderInputs:
-    """Read and check everything; raises SpecError for wrong input."""
+def read_encoder_inputs(
+    request: CompileRequest, packed: EncoderPart | None = None
+) -> EncoderInputs:
+    """Read and check everything; raises SpecError for wrong input.
+
+    packed: the encoder in an artifact, in the place of the request's model.
+    """
     check_request(request)
-    folder = open_folder(Path(request.model))
-    spec = read_encoder_spec(
-        request.model, weight_dtype=request.weight_dtype, max_tokens=request.max_context
-    )
+    if packed is None:
+        folder = open_folder(Path(request.model))
+        spec = read_encoder_spec(
+            request.model, weight_dtype=request.weight_dtype, max_tokens=request.max_context
+        )
+    else:
+        folder, spec = EncoderFolder(packed.folder, packed.folder), packed.file.spec
     check_tokenizer(folder.transformer / TOKENIZER)
     hardware = read_hardware(request.hardware)
     return EncoderInputs(
@@ -121,6 +131,7 @@ def read_encoder_inputs(request: CompileRequest) -> EncoderInputs:
         hardware=hardware,
         targets=choose_targets(request.targets, hardware),
         plan=request.plan or plan_service(hardware, request.threads),
+        packed=packed,
     )
 
 

@@ -35,8 +35,8 @@ from dovetail.compiler.encoder_pipeline import (
 from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.memory import Memory
-from dovetail.compiler.model_spec import read_generation_defaults
 from dovetail.compiler.payload import Payload
+from dovetail.compiler.reopen import is_artifact, link_weights, read_artifact, take_over
 from dovetail.compiler.replay import measure_choice
 from dovetail.compiler.report import CompileReport, EncoderReport, Progress, Steps, our_version
 from dovetail.compiler.request import (
@@ -88,8 +88,8 @@ def compile_model(
 ) -> CompileReport:
     """Compile `model` into the artifact `output`.
 
-    model: a directory; or several by name, at most one of which generates, the others being
-    encoders. options: the fields of CompileRequest.
+    model: a directory, or an artifact, which is compiled anew; or several directories by name, at
+    most one of which generates, the others being encoders. options: the fields of CompileRequest.
     """
     CompileRequest.check_options("compile", options)
     named = {"model": model} if isinstance(model, str | Path) else _first_and_others(model)
@@ -127,13 +127,14 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
             write_libraries(artifact, libraries)
             write_workflows(artifact, workflows)
             write_indexes(artifact, indexes)
+            stored = {"workflows": tuple(s.file.name for s in workflows), "indexes": tuple(indexes)}
+            if is_artifact(request.model):
+                stored = take_over(artifact, Path(request.model))
             artifact.write_json("hardware.json", members[0].hardware)
             records = [record for chosen in tuned for record in chosen.records]
             artifact.write_bytes("tuning.jsonl", b"".join(map(encode_record, records)))
         with steps.run("plans"):
-            manifest = _manifest(members, [chunks for _, chunks in packed])
-            manifest |= {"workflows": tuple(s.file.name for s in workflows)}
-            manifest |= {"indexes": tuple(indexes)}
+            manifest = _manifest(members, [chunks for _, chunks in packed]) | stored
             plan, words = _write_plans(members[0], artifact, manifest)
             artifact.commit(**manifest)
     first, *encoders = members
@@ -179,6 +180,8 @@ def _first_and_others(models: Mapping[str, str | Path]) -> dict[str, object]:
 
 def _read(request: CompileRequest) -> tuple[Member, ...]:
     """Read the first model, then those beside it, which share a budget with it."""
+    if is_artifact(request.model):
+        return read_artifact(request)
     first: Member
     if request.budget is not None:
         request = replace(request, budget=request.budget / (1 + len(request.beside)))
@@ -274,6 +277,8 @@ def _measure_gain(inputs: Inputs, tuned: Chosen) -> Gain | None:
 def _pack(
     member: Member, artifact: ArtifactWriter, steps: Steps
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
+    if member.packed is not None:
+        return link_weights(artifact, member.packed)
     if isinstance(member, EncoderInputs):
         return pack_encoder(member, artifact, steps)
     name = f"models/{member.name}/weights/weights.bin"
@@ -337,7 +342,7 @@ def _write_model(
         max_step_tokens=inputs.request.max_step_tokens,
         max_step_sequences=inputs.request.max_step_sequences,
         tokenizer=TOKENIZER if f"{folder}/{TOKENIZER}" in artifact.files else None,
-        generation=read_generation_defaults(inputs.directory),
+        generation=inputs.generation,
     )
     artifact.write_json(f"{folder}/model.json", model)
     for tape in tapes:

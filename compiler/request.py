@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.config import parse_json_object, read_bounded
-from dovetail.compiler.model_spec import read_model_spec
+from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload, make_payload
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
@@ -37,6 +37,7 @@ from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
+from dovetail.runtime.artifact import ModelPart
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.configuration import allows_processes
 from dovetail.topology.hardware import HardwareSpec, read_hardware
@@ -138,7 +139,10 @@ class CompileRequest(ModelRequest):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that was read, checked and chosen before the work begins."""
+    """Everything that was read, checked and chosen before the work begins.
+
+    directory: with the tokenizer, and the checkpoint, unless the weights are `packed` already.
+    """
 
     request: CompileRequest
     name: str
@@ -151,6 +155,14 @@ class Inputs:
     trace: Trace
     choice: PlanChoice
     payload: Payload
+    packed: ModelPart | None = None
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """Sampling options of the checkpoint."""
+        if self.packed is not None:
+            return dict(self.packed.file.generation)
+        return read_generation_defaults(self.directory)
 
     @property
     def plan(self) -> ServicePlan:
@@ -214,13 +226,17 @@ class Inputs:
         )
 
 
-def read_inputs(request: CompileRequest) -> Inputs:
-    """Read and check everything; raises SpecError for wrong input."""
+def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inputs:
+    """Read and check everything; raises SpecError for wrong input.
+
+    packed: the model in an artifact, in the place of the request's.
+    """
     check_request(request)
-    spec = request.read_spec()
+    spec = request.read_spec() if packed is None else packed.file.spec
+    directory = Path(request.model) if packed is None else packed.folder
     hardware = read_hardware(request.hardware)
     workload = read_workload(request.workload)
-    check_tokenizer(Path(request.model) / TOKENIZER)
+    check_tokenizer(directory / TOKENIZER)
     cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
     trace = sample_trace(workload, request.max_step_sequences)
     targets = choose_targets(cpus, hardware)
@@ -238,7 +254,7 @@ def read_inputs(request: CompileRequest) -> Inputs:
     return Inputs(
         request=request,
         name=request.name or MODEL_NAME,
-        directory=Path(request.model),
+        directory=directory,
         spec=spec,
         hardware=hardware,
         workload=workload,
@@ -247,6 +263,7 @@ def read_inputs(request: CompileRequest) -> Inputs:
         trace=trace,
         choice=choice,
         payload=make_payload(spec, workload, *request.step, processes),
+        packed=packed,
     )
 
 

@@ -16,7 +16,6 @@ from dovetail.cli.options import (
     Database,
     KvDtype,
     MaxContext,
-    ModelDirectory,
     Threads,
     WeightDtype,
     Workload,
@@ -36,7 +35,10 @@ if TYPE_CHECKING:
 
 @report_errors
 def compile_command(
-    model: ModelDirectory,
+    model: Annotated[
+        Path,
+        typer.Argument(help="A Hugging Face model directory; or an artifact, compiled anew."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
     beside: Annotated[
         list[str] | None,

@@ -1,11 +1,13 @@
 """What to serve: artifacts as they are, and model directories compiled into the cache first.
 
 In: paths. Out: artifacts by the ids they are served under. A model is compiled by a child process,
-by rules alone (`--effort none`), once: the next start finds the artifact, or a tuned one.
+by rules alone (`--effort none`), once: the next start finds the artifact. Where schedules were
+measured since for a model or a given artifact, what the cache has of it stands in.
 """
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 import sys
@@ -41,8 +43,17 @@ def find_artifacts(
         name = names[i] if i < len(names) else path.resolve().name.removesuffix(".dove")
         if name in found:
             raise SpecError(f"two models have the id {name!r}; give --served-model-name for each")
-        found[name] = path if (path / "manifest.json").exists() else compile_once(path, options)
+        found[name] = _find_tuned(path) if _is_artifact(path) else compile_once(path, options)
     return found
+
+
+def _find_tuned(given: Path) -> Path:
+    """Return what was tuned of an artifact, else the artifact."""
+    tuned = _tuned_copy(given)
+    if not _fits(tuned):
+        return given
+    print(f"dovetail: {given} is served as tuned on this machine, {tuned}", file=sys.stderr)
+    return tuned
 
 
 def compile_once(model: Path, options: Mapping[str, object]) -> Path:
@@ -51,16 +62,12 @@ def compile_once(model: Path, options: Mapping[str, object]) -> Path:
     One that was tuned since stands in for it. Raises SpecError where the model cannot be compiled;
     what the compiler says goes to stderr.
     """
-    from dovetail.codegen.toolchain import cache_directory
-
     if not (model / "config.json").is_file():
         raise SpecError(
             f"{model} is neither an artifact (manifest.json) nor a model directory (config.json)"
         )
     chosen = {name: value for name, value in options.items() if value is not None}
-    folder = cache_directory() / "served"
-    folder.mkdir(parents=True, exist_ok=True)
-    artifact = folder / f"{model.resolve().name}-{_key(model, chosen)}.dove"
+    artifact = _served() / f"{model.resolve().name}-{_key(model, chosen)}.dove"
     if _fits(_tuned(artifact)):
         return _tuned(artifact)
     with filelock.FileLock(f"{artifact}.lock"):
@@ -88,7 +95,7 @@ def find_untuned(
     options: Mapping[str, object],
     budget: float | None,
 ) -> list[TuningJob]:
-    """Return jobs for those of `artifacts` that were compiled of model directories by rules.
+    """Return jobs for those of `artifacts` whose schedules are by rules, or of another machine.
 
     budget: seconds to measure, by default as `--effort fast`. What is on record is not measured
     again.
@@ -97,11 +104,44 @@ def find_untuned(
     flags = ["--effort", "fast", *([] if budget is None else ["--budget", f"{budget}s"])]
     jobs = []
     for text, (name, artifact) in zip(given, artifacts.items(), strict=True):
-        if artifact != Path(text) and not artifact.name.endswith(TUNED):
-            output = _tuned(artifact)
-            command = _compile_command(COMPILE_IDLE, Path(text), output, chosen)
-            jobs.append(TuningJob(name, (*command, *flags), output))
+        if _is_measured(artifact):
+            continue
+        path, of_checkpoint = Path(text), artifact != Path(text)
+        output = _tuned(artifact) if of_checkpoint else _tuned_copy(path)
+        known = chosen if of_checkpoint else {}
+        command = _compile_command(COMPILE_IDLE, path, output, known)
+        jobs.append(TuningJob(name, (*command, *flags), output))
     return jobs
+
+
+def _is_artifact(path: Path) -> bool:
+    return (path / "manifest.json").exists()
+
+
+def _is_measured(artifact: Path) -> bool:
+    """Tell whether an artifact's schedules were measured on a machine like this one."""
+    from dovetail.compiler.recorder import hardware_key
+
+    effort = open_artifact(artifact, read_hardware()).manifest.effort
+    made_for = read_hardware(artifact / "hardware.json")
+    here, there = (hardware_key(machine, 1, 0) for machine in (read_hardware(), made_for))
+    return effort != "none" and here == there
+
+
+def _tuned_copy(given: Path) -> Path:
+    """Return where the cache has a given artifact with schedules measured while it was served."""
+    manifest = (given / "manifest.json").read_bytes()  # has the hashes of all files
+    key = _source_key(hashlib.sha256(manifest).hexdigest())
+    return _served() / f"{given.resolve().name.removesuffix('.dove')}-{key}{TUNED}"
+
+
+def _served() -> Path:
+    """Return the cache's folder of artifacts; it is made where it is not there."""
+    from dovetail.codegen.toolchain import cache_directory
+
+    folder = cache_directory() / "served"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _tuned(artifact: Path) -> Path:
@@ -110,6 +150,12 @@ def _tuned(artifact: Path) -> Path:
 
 def _key(model: Path, options: Mapping[str, object]) -> str:
     """Return what an artifact is known by: the model's files, the options, and our own files."""
+    files = [_facts(file) for file in sorted(model.rglob("*")) if file.is_file()]
+    return _source_key([platform.machine(), str(model.resolve()), files, dict(options)])
+
+
+def _source_key(content: object) -> str:
+    """Return a key of `content` and our own files."""
     import dovetail.codegen
     import dovetail.compiler
     import dovetail.ir
@@ -117,9 +163,7 @@ def _key(model: Path, options: Mapping[str, object]) -> str:
     from dovetail.codegen.toolchain import content_key
 
     ours = digest_sources(dovetail.codegen, dovetail.compiler, dovetail.ir)
-    files = [_facts(file) for file in sorted(model.rglob("*")) if file.is_file()]
-    content = [ours, platform.machine(), str(model.resolve()), files, dict(options)]
-    return content_key(content)[:16]
+    return content_key([ours, content])[:16]
 
 
 def _facts(file: Path) -> tuple[str, int, int]:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from dovetail.cli.idle_tuning import IdleTuner
-from dovetail.cli.serve_models import TuningJob
+from dovetail.cli.serve_models import TuningJob, find_artifacts, find_untuned
 from dovetail.codegen.toolchain import cache_directory
+from dovetail.compiler.pipeline import compile_model
 from dovetail.errors import ArtifactError
 from dovetail.tiny_world import LLAMA
 from tests.runtime.server.live import Live, http, serving
@@ -107,16 +108,43 @@ def _lives(group: int) -> bool:
     return True
 
 
-@pytest.mark.long
-def test_a_server_tunes_its_model_and_switches_without_a_restart(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"  # with the kernels that have been built, without records
+def link_cache(folder: Path) -> Path:
+    """Return a cache with the kernels that have been built, without artifacts or records."""
+    cache = folder / "cache"
     cache.mkdir()
     for entry in cache_directory().iterdir():
         if entry.name != "served" and not entry.name.startswith("tuning"):
             (cache / entry.name).symlink_to(entry)
+    return cache
+
+
+def test_artifacts_by_rules_are_tuned_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the job's command makes, here by rules, is what the next start serves."""
+    given, weights = tmp_path / "app.dove", "models/llm/weights/weights.bin"
+    compile_model(LLAMA, output=given, effort="none")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path)))
+    assert find_artifacts([str(given)], [], {}) == {"app": given}
+    (job,) = find_untuned([str(given)], {"app": given}, {"max_context": 64}, 8.0)
+    wanted = ("compile", str(given), "-o", str(job.output), "--effort", "fast", "--budget", "8.0s")
+    assert job.command[-8:] == wanted
+    compile_model(given, output=job.output, effort="none")
+    assert find_artifacts([str(given)], [], {}) == {"app": job.output}
+    assert (job.output / weights).samefile(given / weights)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["model", "artifact"])
+def test_a_server_tunes_and_switches_without_a_restart(tmp_path: Path, kind: str) -> None:
+    cache = link_cache(tmp_path)
     env, log = {"DOVETAIL_CACHE": str(cache)}, tmp_path / "log"
     flags = ("--tune", "idle", "--tune-after", 0.5, "--tune-budget", 8)
-    with serving(LLAMA, *flags, log=log, env=env) as server:
+    served = LLAMA
+    if kind == "artifact":
+        served = tmp_path / "llama.dove"
+        compile_model(LLAMA, output=served, effort="none")
+    with serving(served, *flags, log=log, env=env) as server:
         await_line(log, "measuring schedules")
         before = answer(server)  # ends the child
         said = await_line(log, "is served with measured schedules", "could not be compiled")
@@ -124,7 +152,7 @@ def test_a_server_tunes_its_model_and_switches_without_a_restart(tmp_path: Path)
         assert answer(server) == before
     assert "stopped for requests" in log.read_text() and "Traceback" not in log.read_text()
     assert (cache / "tuning.jsonl").stat().st_size > 0
-    with serving(LLAMA, *flags, log=log, env=env) as server:
+    with serving(served, *flags, log=log, env=env) as server:
         await_line(log, "nothing is left to tune")
         assert answer(server) == before
     assert "compiling" not in log.read_text() and "measuring" not in log.read_text()

@@ -1,0 +1,103 @@
+"""An artifact in the place of a checkpoint: compiled anew with what is in it, for this machine.
+
+In: a CompileRequest whose model is an artifact. Out: its models as a compile reads them; packed
+weights are linked, workflows and indexes taken over as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from dovetail.codegen.targets import DEVICE_TARGETS
+from dovetail.compiler.config import read_bounded
+from dovetail.compiler.encoder_pipeline import EncoderInputs, read_encoder_inputs, whole_plan
+from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
+from dovetail.compiler.writer import MANIFEST, ArtifactWriter
+from dovetail.ir.artifact import FileEntry, ServicePlan
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import WeightChunks, WeightEntry
+from dovetail.ir.plans import ASKED, PlanChoice
+from dovetail.runtime.artifact import Artifact, Part, Reader, open_artifact
+from dovetail.topology.hardware import HardwareSpec, read_hardware
+
+SETTLED = ("name", "beside", "max_context", "weight_dtype", "kv_dtype", "workflows", "index")
+"""Options of a compile that an artifact leaves no choice of."""
+TAKEN = ("graph/", "indexes/")
+"""Folders of what does not depend on kernels."""
+PLACED = "graph/serve.json"
+CHOICE = "plans/choice.json"
+MAX_BYTES = 64 << 20
+
+
+def is_artifact(path: str | Path) -> bool:
+    """Tell whether a directory is an artifact rather than a model."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+def read_artifact(request: CompileRequest) -> tuple[Inputs | EncoderInputs, ...]:
+    """Read the models of an artifact, as `read_inputs` and its like read checkpoints.
+
+    Targets and sizes of steps are the artifact's, and its plan where that was asked for. Raises
+    SpecError for options that are settled, ArtifactError for a damaged artifact.
+    """
+    if given := [name for name in SETTLED if getattr(request, name)]:
+        raise SpecError(
+            f"{request.model} is an artifact, in which {', '.join(given)} cannot change; "
+            "compile its checkpoint"
+        )
+    hardware = read_hardware(request.hardware)
+    artifact = open_artifact(request.model, hardware)
+    request = replace(
+        request,
+        targets=request.targets or artifact.manifest.targets,
+        budget=None if request.budget is None else request.budget / len(artifact.parts),
+        plan=request.plan or (_kept_plan(artifact, hardware) if request.threads is None else None),
+    )
+    members: list[Inputs | EncoderInputs] = []
+    for part in artifact.models.values():
+        own = replace(
+            request,
+            name=part.name,
+            max_step_tokens=part.file.max_step_tokens,
+            max_step_sequences=part.file.max_step_sequences,
+        )
+        members.append(read_inputs(own, part))
+    for encoder in artifact.encoders.values():
+        cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
+        own = replace(request, name=encoder.name, targets=cpus)
+        if members:
+            own = replace(own, plan=whole_plan(members[0].plan), threads=None)
+        members.append(read_encoder_inputs(own, encoder))
+    return tuple(members)
+
+
+def link_weights(
+    artifact: ArtifactWriter, part: Part
+) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
+    """Have an artifact share the packed weights of another; return their index and hashes."""
+    entry = FileEntry(bytes=part.chunks.total_bytes, sha256=None)
+    artifact.link(f"models/{part.name}/weights/weights.bin", part.weights, entry)
+    return part.file.weights, part.chunks
+
+
+def take_over(artifact: ArtifactWriter, path: Path) -> dict[str, tuple[str, ...]]:
+    """Link workflows and indexes of the artifact at `path`; return their names."""
+    manifest = Reader(path).manifest
+    for name, entry in manifest.files.items():
+        if name.startswith(TAKEN) and name != PLACED:
+            artifact.link(name, path / name, entry)
+    return {"workflows": manifest.workflows, "indexes": manifest.indexes}
+
+
+def _kept_plan(artifact: Artifact, hardware: HardwareSpec) -> ServicePlan | None:
+    """Return the plan of an artifact that nothing else was compared with, if the machine has it."""
+    plan = artifact.service
+    if CHOICE in artifact.manifest.files:
+        data = read_bounded(artifact.path / CHOICE, MAX_BYTES)
+        if msgspec.json.decode(data, type=PlanChoice).source != ASKED:
+            return None
+    known = {*plan.prefill.cpus, *plan.decode.cpus} <= set(hardware.allowed_pus)
+    return plan if known else None

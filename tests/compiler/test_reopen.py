@@ -1,0 +1,87 @@
+"""Artifacts compiled anew: the same models, workflows and weights under other schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.ragraph import END, START, RAGraph
+from dovetail.runtime.app import load
+from dovetail.runtime.artifact import Artifact, open_artifact
+from dovetail.topology.hardware import read_hardware
+from tests.compiler.virtual import use_virtual_meters
+from tests.encoders import save_encoder
+from tests.models import save_model
+
+
+def echo() -> RAGraph:
+    graph = RAGraph("echo")
+    graph.add_generation("say", prompt="{input}", output="said")
+    graph.add_edge(START, "say")
+    graph.add_edge("say", END)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact by rules, with an encoder, a workflow and the checkpoint's sampling options."""
+    folder = tmp_path_factory.mktemp("reopen")
+    save_model(folder / "model", "llama")
+    save_encoder(folder / "encoder", "bert")
+    compile_model(
+        {"llm": folder / "model", "embedder": folder / "encoder"},
+        output=folder / "app.dove",
+        effort="none",
+        threads=1,
+        workflows=[echo()],
+        max_step_tokens=64,
+    )
+    return folder / "app.dove"
+
+
+def opened(path: Path) -> Artifact:
+    return open_artifact(path, read_hardware(), check_weights=True)
+
+
+def test_it_holds_what_the_other_held_and_answers_alike(given: Path, tmp_path: Path) -> None:
+    compile_model(given, output=tmp_path / "new.dove", effort="none")
+    old, new = opened(given), opened(tmp_path / "new.dove")
+    assert old.manifest.model_fingerprint == new.manifest.model_fingerprint
+    assert new.manifest.files.keys() == old.manifest.files.keys()
+    assert (new.service, new.workflows[0].file) == (old.service, old.workflows[0].file)
+    for one, other in zip(old.parts, new.parts, strict=True):
+        assert (one.file, one.schedules, one.tapes) == (other.file, other.schedules, other.tapes)
+        assert one.weights.samefile(other.weights)
+    answers = []
+    for path in (old.path, new.path):
+        with load(path, deterministic=True) as app:
+            answers.append(app.generate([[3, 1, 4, 1, 5]], max_tokens=8)[0].token_ids)
+    assert answers[0] == answers[1]
+
+
+def test_schedules_are_measured_for_the_plan_that_was_asked_for(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_virtual_meters(monkeypatch)
+    output = tmp_path / "new.dove"
+    report = compile_model(given, output=output, budget=1.0, database=tmp_path / "db")
+    assert report.rows["measured"] > 0 and report.encoders
+    assert opened(output).service == opened(given).service
+
+
+def test_what_is_settled_cannot_be_asked_for(given: Path, tmp_path: Path) -> None:
+    options: Any
+    for options in ({"weight_dtype": "bf16"}, {"max_context": 64}, {"workflows": [echo()]}):
+        with pytest.raises(SpecError, match=f"{next(iter(options))} cannot change"):
+            compile_model(given, output=tmp_path / "new.dove", **options)
+
+
+def test_a_damaged_one_is_refused(given: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.dove").mkdir()
+    (tmp_path / "bad.dove" / "manifest.json").write_text("{}")
+    with pytest.raises(ArtifactError):
+        compile_model(tmp_path / "bad.dove", output=tmp_path / "new.dove")

@@ -75,6 +75,13 @@ class HotIndexes(Mapping[str | None, HotSet]):
                 self._statistics[index.name] = HotStatistics(room_bytes=used)
                 self._sets[index.name] = HotSet(_bytes(index), used)
 
+    def kept(self, name: str) -> tuple[tuple[int, ...], int]:
+        """Return the clusters of an index that are to stay on the GPU, and its bytes there."""
+        with self._lock:
+            if (hot := self._sets.get(name)) is None:
+                return (), 0
+            return tuple(sorted(hot.residents)), self._statistics[name].room_bytes
+
     def renew(self) -> None:
         """Begin with no hot clusters: a control plane that knew of some is gone."""
         for name, statistics in self._statistics.items():

@@ -101,9 +101,8 @@ class Retrievals:
     def copy(self, order: Copy) -> None:
         """Swap hot clusters of an index."""
         try:
-            index, keep = self._indexes.find(order.index), self._hot[order.index].residents
-            room = self._hot.statistics[index.name].room_bytes
-            body = CopyClusters(index.name, order.load, tuple(sorted(keep)), room)
+            index = self._indexes.find(order.index)
+            body = CopyClusters(index.name, order.load, *self._hot.kept(index.name))
             self._ask(body, partial(self._take_copied, order))
         except DovetailError as error:
             self._fail([order], error)

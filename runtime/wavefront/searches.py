@@ -234,11 +234,12 @@ class Searches:
             return
         self._since_refresh = 0
         for index in self._hot:
-            if index not in self._copying:
-                self._copy(index)
+            hot = self._hot.get(index)
+            if hot is not None and index not in self._copying:
+                self._copy(index, hot)
 
-    def _copy(self, index: str | None) -> None:
-        swap = self._hot[index].refresh()
+    def _copy(self, index: str | None, hot: HotClusters) -> None:
+        swap = hot.refresh()
         if swap is None:
             return
         self._copying.add(index)
@@ -248,8 +249,8 @@ class Searches:
             lambda job: Copy(job, index, swap.load, swap.drop),
             Waiter(
                 None,
-                lambda report, now: self._copied(index, report.value or ()),
-                lambda error, now: self._copied(index, swap.load),
+                lambda report, now: self._copied(index, hot, report.value or ()),
+                lambda error, now: self._copied(index, hot, swap.load),
             ),
         )
 
@@ -305,7 +306,8 @@ class Searches:
     def _lost(self, lot: Lot, error: DovetailError, now: float) -> None:
         del self._lanes[lot.device]
         if lot.device == "gpu":
-            self._hot[lot.takes[0][0].node.index].lose({c for _, cs in lot.takes for c in cs})
+            if (hot := self._hot.get(lot.takes[0][0].node.index)) is not None:
+                hot.lose({cluster for _, clusters in lot.takes for cluster in clusters})
             self._failed.append(lot)
         else:
             self._fail([search for search, _ in lot.takes], error, now)
@@ -316,11 +318,14 @@ class Searches:
                 self.drop(search)
                 self._watcher.failed(search, error, now)
 
-    def _copied(self, index: str | None, missing: Iterable[int]) -> None:
-        """Take that a copy is over; clusters that did not arrive may be copied again."""
+    def _copied(self, index: str | None, hot: HotClusters, missing: Iterable[int]) -> None:
+        """Take that a copy is over; clusters that did not arrive may be copied again.
+
+        Another index may have taken the place of the one it was for, with a hot set of its own.
+        """
         self._copying.discard(index)
-        self._hot[index].settle()
-        self._hot[index].lose(missing)
+        hot.settle()
+        hot.lose(missing)
 
     def check_integrity(self) -> None:
         """Assert what always holds."""

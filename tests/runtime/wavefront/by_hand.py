@@ -57,8 +57,8 @@ class Hand:
         **settings: Any,
     ) -> None:
         settings = {"fixed_clusters": 1, **settings}
-        hot_sets = {} if hot is None else {None: hot}
-        self.front = Wavefront(WavefrontSettings(**settings), costs, Titles(), hot_sets)
+        self.hot_sets: dict[str | None, HotClusters] = {} if hot is None else {None: hot}
+        self.front = Wavefront(WavefrontSettings(**settings), costs, Titles(), self.hot_sets)
         self.now = 0.0
         self.orders: list[Order] = []
 

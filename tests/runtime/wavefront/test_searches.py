@@ -19,6 +19,7 @@ from dovetail.ir.errors import DeviceError
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.hot import HotSet
 from dovetail.runtime.wavefront.messages import (
     Copy,
     Deliver,
@@ -209,6 +210,19 @@ def test_clusters_that_do_not_arrive_are_absent_and_copied_again(outright: bool)
     assert again is not copy and 1 in again.load
     hand.tell(Finished(again.job))
     assert hot.kept == {0, 1}
+
+
+def test_a_copy_for_an_index_that_was_replaced_meanwhile_changes_nothing() -> None:
+    first, then = (HotSet([10] * 40, 20) for _ in range(2))
+    costs = replace(ALONE, device=ScanCost(1e-6, 1e-6))
+    hand = Hand(hot=first, costs=costs, fixed_clusters=4, refresh=1)
+    copy = begin_copy(hand)
+    hand.hot_sets[None] = then
+    hand.tell(Finished(copy.job))
+    assert first.residents == {0, 1} and not then.residents
+    hand.begin_search(0, 1, graph=search_only(1))
+    hand.scanned((1.0, 1))
+    assert hand.last(Copy) is not copy, "the new one is filled, too"
 
 
 def test_what_the_device_fails_to_scan_the_cpu_scans_in_the_same_sub_stage() -> None:

@@ -40,7 +40,7 @@ class SubStagePlan:
     seconds: float
 
 
-def best_budget(overhead: float, stage: float, least: float = 0.0) -> float:
+def best_budget(overhead: float, stage: float) -> float:
     """Return mb, the seconds that one sub-stage should take: sqrt(2 overhead stage).
 
     It balances waiting for a sub-stage to end, (stage - mb) / 2 less, against paying `overhead`
@@ -50,9 +50,8 @@ def best_budget(overhead: float, stage: float, least: float = 0.0) -> float:
     Args:
         overhead: seconds that a sub-stage costs beyond its work, measured.
         stage: mean seconds of a whole search, measured.
-        least: seconds of the smallest piece of work.
     """
-    return max(least, min(sqrt(2 * overhead * stage), stage))
+    return min(sqrt(2 * overhead * stage), stage)
 
 
 def plan_sub_stage(

@@ -22,7 +22,7 @@ Hit: TypeAlias = tuple[float, int]
 
 @dataclass(frozen=True, slots=True)
 class SearchHistory:
-    """What a finished search knows: the clusters it probed, its nearest documents and where.
+    """What a search knows: the clusters it has scanned, its nearest documents and where.
 
     hits: nearest first, HISTORY at most. homes: the cluster of each of them.
     """
@@ -121,10 +121,13 @@ class Cursor:
         return self._partial
 
     def history(self, homes: Mapping[int, int]) -> SearchHistory:
-        """Return what the next search of the request may use; `homes`: id -> its cluster."""
-        assert self.done, "a history is of a whole search"
+        """Return what the next search of the request may use, as far as this one got.
+
+        homes: id -> its cluster.
+        """
         kept = tuple(self.best[:HISTORY])
-        return SearchHistory(self.clusters, kept, {i: homes[i] for _, i in kept})
+        scanned = self.clusters[: self.position]
+        return SearchHistory(scanned, kept, {i: homes[i] for _, i in kept})
 
     def check_integrity(self) -> None:
         """Assert the invariants."""

@@ -274,9 +274,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A worker has started, or says why it cannot."""
-
-    refused: Refused | None = None
+    """A worker has started."""
 
 
 # ---- on the socket ----

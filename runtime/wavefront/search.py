@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from dovetail.ir.workflow import Retrieval
-from dovetail.runtime.retrieval.cursor import HISTORY, Cursor, Hit, SearchHistory
+from dovetail.runtime.retrieval.cursor import Cursor, Hit, SearchHistory
 from dovetail.runtime.wavefront.messages import Device, Found, Part, Source
 from dovetail.runtime.workflow_run import Call
 
@@ -99,9 +99,7 @@ class Search:
 
     def history(self) -> SearchHistory:
         """Return what it leaves to the next search of its request, as far as it got."""
-        kept = tuple(self.steps.best[:HISTORY])
-        homes = {id_: self.homes[id_] for _, id_ in kept}
-        return SearchHistory(self.steps.clusters[: self.steps.position], kept, homes)
+        return self.steps.history(self.homes)
 
 
 Takes: TypeAlias = list[tuple[Search, tuple[int, ...]]]

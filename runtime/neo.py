@@ -19,6 +19,9 @@ from dovetail.runtime.steady import Demand, OffloadVerdict, weigh_offload
 
 Members = tuple[list[Request], list[Request]]
 """CPU decodes of batch 0 and of batch 1."""
+Filled = tuple[Members, Pipeline]
+Ready = tuple[Request, int, int]
+"""A request that may decode on the CPU, its tokens, and the blocks it lacks."""
 
 
 class NeoScheduler(Scheduler):
@@ -49,6 +52,7 @@ class NeoScheduler(Scheduler):
         known = predictor.launch().seconds > 0.0
         self.lateness = Lateness(0.0 if known else settings.first_lateness)
         self._running: tuple[Pipeline, float] | None = None  # the step under way, when it began
+        self._times = LayerTimes(predictor)
 
     @property
     def homes(self) -> tuple[Home, ...]:
@@ -217,28 +221,37 @@ class NeoScheduler(Scheduler):
         By the tables alone: lateness is paid by the step. A step's rate that counts it favours
         steps without the CPU, whose time is then lost; how many requests it has is the answer.
         """
-        times = LayerTimes(self.predictor)
+        self._times.forget()
         forced = list(draft.decodes[Home.CPU])
         idle = not draft.chunks and not draft.decodes[Home.GPU]
         bounded = self.settings.offload == "auto" and not idle and not self._at_once
-        hidden = self._fill(draft, times, forced, split=True, bounded=bounded)
+        ready = self._find_ready(draft, forced)
+        hidden = self._fill(draft, ready, forced, split=True, bounded=bounded)
+        if bounded and self._reduce(draft, hidden[0]):
+            hidden = hidden[0], self._pipeline(draft, hidden[0])
+        # of equals the first is taken
+        options: list[Filled] = [] if forced else [(([], []), self._pipeline(draft, ([], [])))]
+        options += [self._fill(draft, ready, forced, split=False, bounded=bounded), hidden]
         if bounded:
-            self._reduce(draft, times, hidden)
-        options: list[Members] = [] if forced else [([], [])]  # of equals the first is taken
-        options += [self._fill(draft, times, forced, split=False, bounded=bounded), hidden]
-        if bounded:
-            options.append(self._fill(draft, times, forced, split=True, bounded=False))
-        pipelines = [self._pipeline(draft, times, members) for members in options]
-        rates = [pipeline.rate for pipeline in pipelines]
-        best = rates.index(max(rates))
-        members = options[best]
-        if not bounded or not pipelines[best].hidden:
+            options.append(self._fill(draft, ready, forced, split=True, bounded=False))
+        members, pipeline = max(options, key=lambda option: option[1].rate)
+        if not bounded or not pipeline.hidden:
             forced = [*members[0], *members[1]]
-        return self._commit(draft, pipelines[best], members, forced)
+        return self._commit(draft, pipeline, members, forced)
 
-    def _pipeline(self, draft: Draft, times: LayerTimes, members: Members) -> Pipeline:
+    def _find_ready(self, draft: Draft, forced: Sequence[Request]) -> list[Ready]:
+        """Return the CPU's requests that may decode beside those in the step already, in order."""
+        pool = self.pools[Home.CPU]
+        planned = {r.id for r in forced} | {chunk.request for chunk in draft.chunks}
+        return [
+            (request, len(request.tokens), pool.missing(request.id, len(request.tokens)))
+            for request in self.running[Home.CPU]
+            if request.decoding and request.id not in planned
+        ]
+
+    def _pipeline(self, draft: Draft, members: Members) -> Pipeline:
         lengths = [len(r.tokens) for r in draft.decodes[Home.GPU]]
-        pipeline = Pipeline(times, draft.chunks, lengths)
+        pipeline = Pipeline(self._times, draft.chunks, lengths)
         for batch, requests in enumerate(members):
             pipeline.add(batch, sum(len(r.tokens) for r in requests), len(requests))
         return pipeline
@@ -246,27 +259,22 @@ class NeoScheduler(Scheduler):
     def _fill(
         self,
         draft: Draft,
-        times: LayerTimes,
+        ready: Sequence[Ready],
         forced: Sequence[Request],
         *,
         split: bool,
         bounded: bool,
-    ) -> Members:
+    ) -> Filled:
         """Put CPU decodes where the accelerator hides most, in order, and skip what it cannot."""
         members: Members = ([], list(forced)) if split else (list(forced), [])
-        pipeline = self._pipeline(draft, times, members)
-        pool, room = self.pools[Home.CPU], min(draft.tokens, draft.sequences)
-        free, shortest = pool.free_blocks, self.limits.max_context + 1
+        pipeline = self._pipeline(draft, members)
+        room, free = min(draft.tokens, draft.sequences), self.pools[Home.CPU].free_blocks
+        shortest = self.limits.max_context + 1
         slacks = [pipeline.slack(0), pipeline.slack(1)]
-        planned = {r.id for r in forced} | {chunk.request for chunk in draft.chunks}
-        for request in self.running[Home.CPU]:
-            length = len(request.tokens)
+        for request, length, missing in ready:
             if room < 1:
                 break
-            if not request.decoding or length >= shortest or request.id in planned:
-                continue
-            missing = pool.missing(request.id, length)
-            if missing > free:
+            if length >= shortest or missing > free:
                 continue
             batch = _place(pipeline, slacks, length, split=split, bounded=bounded)
             if batch is None:
@@ -274,24 +282,31 @@ class NeoScheduler(Scheduler):
                 continue
             members[batch].append(request)
             free, room = free - missing, room - 1
-        return members
+        return members, pipeline
 
-    def _reduce(self, draft: Draft, times: LayerTimes, members: Members) -> None:
-        """Take back prompts bound for the CPU while its decodes stay hidden without them."""
-        rows = self._pipeline(draft, times, members).rows[0]
+    def _reduce(self, draft: Draft, members: Members) -> bool:
+        """Take back prompts bound for the CPU while its decodes stay hidden without them.
+
+        Returns whether any was.
+        """
+        rows = sum(c.length for c in draft.chunks)
+        rows += len(draft.decodes[Home.GPU]) + len(members[0])
+        reduced = False
         while draft.entrants and draft.entrants[-1].home is Home.CPU:
             request, chunk = draft.entrants[-1], draft.chunks[-1]
             rows -= chunk.length
             if rows < self.settings.min_tokens or self.overdue(request):
-                return
+                break
             draft.chunks.pop()
-            if not self._pipeline(draft, times, members).hidden:
+            if not self._pipeline(draft, members).hidden:
                 draft.chunks.append(chunk)
-                return
+                break
+            reduced = True
             draft.entrants.pop()
             draft.tokens += chunk.length
             draft.sequences += 1
             self.withdraw(request)
+        return reduced
 
     def _commit(
         self, draft: Draft, pipeline: Pipeline, members: Members, forced: Sequence[Request]

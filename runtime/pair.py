@@ -21,7 +21,7 @@ from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.orders import LaneOrder, LaneSizes, StepOrder, order_lane, unpack_arrays
 from dovetail.runtime.plan import Batch, Move, PrefillChunk
 from dovetail.runtime.request import Home, Request
-from dovetail.runtime.step import StepBuffers, StepShape
+from dovetail.runtime.step import Blocks, StepBuffers, StepShape
 from dovetail.runtime.tape import KvArrays, Operands
 
 Rows = npt.NDArray[np.uint8]
@@ -95,21 +95,37 @@ class Lane:
     ) -> StepShape:
         """Write the arguments of a batch."""
 
-        def table(number: int) -> npt.NDArray[np.int32]:
+        def table(number: int) -> Blocks:
             home = requests[number].home
             assert home is not None
-            blocks = np.frombuffer(pools[home].table(number), np.int32)
-            return blocks + self._link.landing if home is Home.CPU else blocks
+            return pools[home].table(number)
 
         shape = self.buffers.fill(batch, requests, table)
         arrays, first = self.buffers.arrays, shape.n_prefill + len(batch.gpu_decode)
-        arrays["seq_starts"][first] = shape.n_tokens - len(batch.cpu_decode)
-        arrays["block_tables"][first : first + len(batch.cpu_decode)] -= self._link.landing
+        start = shape.n_tokens - len(batch.cpu_decode)
+        arrays["seq_starts"][first] = start
         self._brought = _stored_before(batch.prefill, requests, pools[Home.CPU])
-        slots = arrays["kv_slots"][: shape.n_tokens] - self._link.landing * KV_BLOCK
-        self._sent = slots[slots >= 0]
-        self._appended = slots[shape.n_tokens - len(batch.cpu_decode) :]
+        slots = arrays["kv_slots"]
+        self._appended = slots[start : shape.n_tokens].copy()
+        self._sent = np.concatenate([*self._land_prompts(batch, requests), self._appended])
+        slots[start : shape.n_tokens] += self._link.landing * KV_BLOCK
         return shape
+
+    def _land_prompts(
+        self, batch: Batch, requests: Mapping[int, Request]
+    ) -> list[npt.NDArray[np.int64]]:
+        """Have the prompts of the CPU land; return the slots of their tokens there."""
+        arrays, landing, row = self.buffers.arrays, self._link.landing, 0
+        found = []
+        for sequence, chunk in enumerate(batch.prefill):
+            if requests[chunk.request].home is Home.CPU:
+                slots = arrays["kv_slots"][row : row + chunk.length]
+                found.append(slots.copy())
+                slots += landing * KV_BLOCK
+                held = blocks_for(chunk.start + chunk.length)
+                arrays["block_tables"][sequence, :held] += landing
+            row += chunk.length
+        return found
 
     def set_args(self, sizes: LaneSizes) -> None:
         """Say how the filled batch runs: the attention of its last decodes on the CPU."""

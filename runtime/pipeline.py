@@ -25,6 +25,10 @@ class LayerTimes:
         self.predictor, self.late = predictor, late
         self.launch = predictor.launch().seconds
         self._linear: dict[int, float] = {0: 0.0}
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was asked of stored tokens: these are never the same for long."""
         self._cpu: dict[tuple[int, int], float] = {(0, 0): 0.0}
 
     def linear(self, rows: int) -> float:

@@ -280,7 +280,8 @@ class Request:
     @property
     def decoding(self) -> bool:
         """Whether only the token generated last is pending."""
-        return self.pending == 1 and self.generated > 0
+        length = len(self.tokens)
+        return length == self.computed + 1 and length > self.prompt_length
 
     def ends_at(self, token: int, ends: Container[int]) -> bool:
         """Whether the answer ends with `token`, its newest one; `ends`: the model's end tokens."""

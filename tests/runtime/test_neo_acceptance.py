@@ -207,7 +207,7 @@ LONG_QUEUE = OffloadVerdict(2.0, 60, 2.0)
 WITHOUT_CHOICE: dict[str, tuple[Mutate, ZeroPredictor]] = {
     "inequalities": (replace(Pipeline, "slack", lambda *_: 1.0), T4),
     "rates": (replace(Pipeline, "rate", property(lambda self: -1 / self.layer_seconds)), Noise(3)),
-    "decodes": (replace(NeoScheduler, "_fill", lambda *_, **__: ([], [])), T4),
+    "decodes": (replace(NeoScheduler, "_find_ready", lambda *_: []), T4),
 }
 
 

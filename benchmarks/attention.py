@@ -2,9 +2,10 @@
 
 Run `python benchmarks/attention.py --json F` (about 5 minutes). Decode: one token over a long
 context, in as many layers as fill the memory that the read bandwidth of the same rounds is taken
-over, all in one native call. `bandwidth` is its share of that, `roofline` of what memory or float32
-products allow: above 1 where pairs of bfloat16 are multiplied. Prefill: whole causal prompts on one
-thread, against `scaled_dot_product_attention` in turns.
+over, all in one native call. `bandwidth` is its share of that; `bound` the most that products allow
+at the rate of the same rounds (twice that for pairs of bfloat16; widening, sums and softmax come on
+top); `roofline` the share of what the lesser of memory and products allows. Prefill: whole causal
+prompts on one thread, against `scaled_dot_product_attention` in turns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from common import Patience, Report, geometric_mean, interleave, parse_numbers, sample
-from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
+from dovetail.codegen.catalog import (
+    HeadShape,
+    KernelRequest,
+    kernel_request,
+    multiplies_pairs,
+)
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.attention_search import DECODE, PREFILL
@@ -43,7 +49,7 @@ BAR_THREADS, BAR_LENGTH = 2, 1024
 SPIN = 2000
 SHOWN = (
     *("kernel", "dtype", "head_dim", "group", "length", "threads"),
-    *("gbytes", "bandwidth", "roofline", "gflops", "vs_torch"),
+    *("gbytes", "bandwidth", "bound", "roofline", "gflops", "vs_torch"),
 )
 
 
@@ -114,11 +120,14 @@ def measure_decode(library: KernelLibrary, case: AttentionCase, rounds: int) -> 
         seconds.append(run.bind(kernel, run.layers).run(run.team) / run.layers)
         rates.append(measure_fma_rate(case.threads, 1))
     best, read = sample(seconds).low, 1 / sample(reads).low
+    at_once = 2 if multiplies_pairs(host_target(), case.dtype, head_shape(case)) else 1
+    products, memory = flop / (at_once * max(rates)), size / read
     return {
         **row_head(case),
         "gbytes": 1e-9 * size / best,
-        "bandwidth": size / best / read,
-        "roofline": max(size / read, flop / max(rates)) / best,
+        "bandwidth": memory / best,
+        "bound": min(1.0, memory / products),
+        "roofline": max(memory, products) / best,
     }
 
 

@@ -5,6 +5,7 @@ Goes in: a ModelSpec and a target. Comes out: `KernelRequest`s, from which a lib
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,8 +115,8 @@ LARGE_GROUP = 6
 
 DOT_KEYS = 512
 """Keys of a sequence from which they are multiplied in pairs, where that is done."""
-LEAST_DOT_GROUP = 3
-"""Query heads per bfloat16 KV head from which decode attention multiplies pairs, where it can."""
+LEAST_DOT_GROUP = {"bf16": 3, "f16": 5}
+"""KV dtype to query heads per KV head from which decode attention multiplies pairs, if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +183,15 @@ def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
     tiles = -(-heads.group // SHARED_ROWS[target.isa])
     rows = -(-heads.group // tiles)
     if multiplies_pairs(target, dtype, heads):
-        few = heads.group <= SHARED_ROWS[target.isa]
         shape = {
             "HD": heads.head_dim,
             "GROUP": heads.group,
             "DOT": DOT_KEYS,
             "BY_KEY": 0,
-            "CHUNK": 128,
+            "CHUNK": 64,
         }
-        return {**shape, "HT": rows, "KT": 4, "VT": rows if few else 8, "DV": 8 if few else 2}
+        few = heads.group <= SHARED_ROWS[target.isa]
+        return {**shape, "HT": rows, "KT": 4, "VT": rows if few else 8, "DV": 4 if few else 2}
     alone, wide, long = heads.group == 1, dtype == "f32", target.isa == "avx512"
     large = wide and long and heads.group >= LARGE_GROUP
     step = (STEP_BYTES if alone else 2 * STEP_BYTES) // (heads.head_dim * DTYPES[dtype].size)
@@ -208,8 +209,8 @@ def multiplies_pairs(target: Target, dtype: str, heads: HeadShape) -> bool:
 
     Only where arithmetic is the limit, and over DOT_KEYS keys or more, whose errors even out.
     """
-    fits = heads.head_dim % (2 * target.lanes) == 0
-    return target.bf16_dot and dtype == "bf16" and fits and heads.group >= LEAST_DOT_GROUP
+    fits = target.bf16_dot and heads.head_dim % (2 * target.lanes) == 0
+    return fits and heads.group >= LEAST_DOT_GROUP.get(dtype, math.inf)
 
 
 def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:

@@ -161,8 +161,11 @@ def test_float16_keys_and_values_cost_less_than_2e_3(target: str, hd: int, group
     check(run, "f16", heads, hd, lengths, kernel=kernel, unrounded=True, bound=2e-3)
 
 
-PAIRS = [(64, 3), (96, 6), (128, 7), (256, 4), (64, 66)]
-"""(head_dim, query heads per KV head) that are multiplied in pairs where a CPU can."""
+PAIRS = [
+    *(("bf16", 64, 3), ("bf16", 96, 6), ("bf16", 256, 4), ("bf16", 64, 66)),
+    ("f16", 128, 7),
+]
+"""(KV dtype, head_dim, query heads per KV head) that are multiplied in pairs where a CPU can."""
 
 
 @cache
@@ -171,27 +174,27 @@ def pairs_runner() -> Runner:
     target = TARGETS["x86-64-avx512bf16"]
     if not runs_on(target, platform.machine(), host_features()):
         pytest.skip("this CPU has no dot products of bfloat16 pairs")
-    return make_runner(target, [("bf16", hd, group) for hd, group in PAIRS])
+    return make_runner(target, PAIRS)
 
 
-@pytest.mark.parametrize(("hd", "group"), PAIRS)
+@pytest.mark.parametrize(("kv", "hd", "group"), PAIRS)
 @pytest.mark.parametrize("window", [0, 523])
-def test_many_bfloat16_keys_are_multiplied_in_pairs(hd: int, group: int, window: int) -> None:
+def test_many_keys_are_multiplied_in_pairs(kv: str, hd: int, group: int, window: int) -> None:
     kernel = f"fixed_{hd}_{group}"
     heads = (2 * group, 2)
     lengths = [512, 513, 529, 650, 655]
-    check(pairs_runner(), "bf16", heads, hd, lengths, window, 2, 2, kernel, bound=2e-3)
+    check(pairs_runner(), kv, heads, hd, lengths, window, 2, 2, kernel, bound=2e-3)
     with pytest.raises(
         AssertionError, match="Not equal to tolerance"
     ):  # pairs round, others do not
-        check(pairs_runner(), "bf16", heads, hd, lengths, window, 2, 2, kernel, bound=1e-6)
+        check(pairs_runner(), kv, heads, hd, lengths, window, 2, 2, kernel, bound=1e-6)
 
 
-@pytest.mark.parametrize(("hd", "group"), PAIRS)
+@pytest.mark.parametrize(("kv", "hd", "group"), PAIRS)
 @pytest.mark.parametrize("window", [0, 21])
-def test_few_keys_are_not_rounded(hd: int, group: int, window: int) -> None:
+def test_few_keys_are_not_rounded(kv: str, hd: int, group: int, window: int) -> None:
     lengths = [1, 3, 16, 17, 130, 511]
-    check(pairs_runner(), "bf16", (2 * group, 2), hd, lengths, window, 2, 2, f"fixed_{hd}_{group}")
+    check(pairs_runner(), kv, (2 * group, 2), hd, lengths, window, 2, 2, f"fixed_{hd}_{group}")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +202,7 @@ def test_few_keys_are_not_rounded(hd: int, group: int, window: int) -> None:
     [
         *(("bf16", 64, 3, True), ("bf16", 128, 8, True)),
         *(("bf16", 64, 2, False), ("bf16", 80, 8, False), ("f32", 64, 8, False)),
+        *(("f16", 128, 8, True), ("f16", 128, 4, False)),
     ],
 )
 def test_pairs_are_multiplied_where_arithmetic_is_the_limit(

@@ -49,17 +49,18 @@ KERNELS: dict[str, str] = {
 STANDALONE: dict[str, str] = {
     "decode_attention_rows": "attention_prefill",
     "prefill_attention_lanes": "prefill_lanes",
-    "silu_mul": "activation",
+    "gate_rows": "activation",
     "ivf_scan": "ivf",
     "gemm_skinny": "gemm_skinny",
     "gemm_skinny_merge": "gemm_skinny",
     "embed_sum": "layernorm",
     "layernorm": "layernorm",
     "packed_attention": "attention_packed",
+    "packed_attention_lanes": "packed_lanes",
     "rope_rows": "rope",
     "mean_rows": "pool",
     "unit_rows": "pool",
-    "tanh_rows": "activation",
+    "activate_rows": "activation",
 }
 """Families that no decoder's table names: of deterministic loads, devices, retrieval, encoders."""
 
@@ -76,8 +77,10 @@ DTYPE_PARAMETER: dict[str, str] = {
     "gemm_skinny": "W",
     "gemm_skinny_merge": "W",
     "embed_sum": "W",
+    "activate_rows": "ACT",
+    "gate_rows": "ACT",
 }
-"""The tunable of a family that names its dtype (or metric); its value ends the kernel's name."""
+"""The tunable of a family that names its dtype, metric or function; it ends the kernel's name."""
 
 _CPU_CHUNK = {"CHUNK": 128, "ROWS": 64}
 _TILES: dict[tuple[str, str], dict[str, int]] = {
@@ -160,6 +163,9 @@ def kernel_request(
     """
     binding: dict[str, int | str] = dict(TILES.get((family, target.isa), {}))
     module = KERNELS.get(family) or STANDALONE[family]
+    if family == "packed_attention_lanes" and heads is not None:
+        tiles = lane_tiles(target, heads)
+        return KernelRequest(module, family, tiles, f"{family}_{tiles['HD']}")
     if family not in DTYPE_PARAMETER:
         return KernelRequest(module, family, binding, family)
     assert dtype is not None, f"{family} needs a dtype"
@@ -167,9 +173,15 @@ def kernel_request(
     if family == "decode_attention" and heads is not None:
         binding |= fixed_tiles(target, dtype, heads)
     if family == "prefill_attention_lanes" and heads is not None:
-        width = -(-heads.head_dim // target.lanes) * target.lanes
-        binding |= {"HD": width, "RT": 4 if width <= 4 * target.lanes else 2}  # no spills
+        binding |= lane_tiles(target, heads)
     return KernelRequest(module, family, binding, f"{family}_{dtype}")
+
+
+def lane_tiles(target: Target, heads: HeadShape) -> dict[str, int]:
+    """Return the tiles of attention with lanes over head_dim: the most rows that spill nothing."""
+    vectors = -(-heads.head_dim // target.lanes)
+    rows = 8 if vectors == 1 else 4 if vectors <= 4 else 2
+    return {"HD": vectors * target.lanes, "RT": rows}
 
 
 def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
@@ -216,7 +228,7 @@ def multiplies_pairs(target: Target, dtype: str, heads: HeadShape) -> bool:
 def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     """Return everything but GEMM that the tapes of a model call."""
     if isinstance(spec, EncoderSpec):
-        dtypes = {"embed_sum": spec.weight_dtype}
+        dtypes = {"embed_sum": spec.weight_dtype, "activate_rows": "tanh"}
         return tuple(kernel_request(f, target, dtypes.get(f)) for f in ENCODER_FAMILIES)
     table = "embed_packed" if spec.tied_head else "embed"
     families = [table, *(family for family in KERNELS if not family.startswith("embed"))]
@@ -241,7 +253,7 @@ ENCODER_FAMILIES = (
     "mean_rows",
     "gather_rows",
     "unit_rows",
-    "tanh_rows",
+    "activate_rows",
 )
 """Everything but GEMM that the tapes of encoders call."""
 
@@ -259,7 +271,7 @@ DEVICE_FAMILIES = (
     "prefill_attention_lanes",
     "decode_attention",
     "decode_attention_merge",
-    "silu_mul",
+    "gate_rows",
     "gemm_skinny",
     "gemm_skinny_merge",
     "sample",
@@ -267,10 +279,24 @@ DEVICE_FAMILIES = (
 """What a step on an accelerator is made of."""
 
 
-def device_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
+def device_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     """Return what an accelerator runs of a model."""
-    dtypes, heads = {"W": spec.weight_dtype, "KV": spec.kv_dtype}, head_shape(spec)
+    if isinstance(spec, EncoderSpec):
+        return _encoder_on_device(spec, target)
+    dtypes, heads = {"W": spec.weight_dtype, "KV": spec.kv_dtype, "ACT": "silu"}, head_shape(spec)
     return tuple(
         kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)
         for family in DEVICE_FAMILIES
     )
+
+
+def _encoder_on_device(spec: EncoderSpec, target: Target) -> tuple[KernelRequest, ...]:
+    """Return the kernels of an encoder; products, whose ends they are here, are a library's."""
+    plain = ("rope_rows", "layernorm", "mean_rows", "gather_rows", "unit_rows")
+    wanted: dict[tuple[str, str | None], None] = dict.fromkeys((family, None) for family in plain)
+    wanted |= {("embed_sum", spec.weight_dtype): None, ("packed_attention_lanes", None): None}
+    wanted |= {("gate_rows" if spec.gated else "activate_rows", spec.activation): None}
+    if spec.labels:
+        wanted |= {("activate_rows", spec.head): None}
+    heads = HeadShape(spec.head_dim, 1)
+    return tuple(kernel_request(family, target, dtype, heads) for family, dtype in wanted)

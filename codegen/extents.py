@@ -34,7 +34,7 @@ SKINNY = {**PRODUCT, "B": "rows(N, ldb, K)", "bias": "N", "R": "rows(M, ldr, N)"
 NORM = {"w": "H", "b": "H", "out": "rows(T, ldo, H)"}
 EXTENTS: dict[str, dict[str, str]] = {
     "rmsnorm": {"x": "rows(T, ldx, H)", "w": "H", "out": "rows(T, ldo, H)"},
-    "silu_mul": {"gate": "rows(T, ldg, H)", "up": "rows(T, ldu, H)", "out": "rows(T, ldo, H)"},
+    "gate_rows": {"gate": "rows(T, ldg, H)", "up": "rows(T, ldu, H)", "out": "rows(T, ldo, H)"},
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},
@@ -77,7 +77,7 @@ EXTENTS: dict[str, dict[str, str]] = {
     "rope_rows": {"qkv": "rows(T, ldq, n_heads * hd)", "positions": "T"},
     "mean_rows": {"seq_starts": "S + 1", "out": "rows(S, ldo, H)"},
     "unit_rows": {"x": "rows(R, ldx, H)", "out": "rows(R, ldo, H)"},
-    "tanh_rows": {"x": "rows(T, ldx, H)", "out": "rows(T, ldo, H)"},
+    "activate_rows": {"x": "rows(T, ldx, H)", "out": "rows(T, ldo, H)"},
     "ivf_scan": {"queries": "rows(Q, ldq, d)", "vectors": "n * d", "out": "rows(Q, ldo, n)"},
 }
 """Family to parameter to least number of elements; users' own kernels have no entry."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import read_bounded
@@ -28,6 +27,7 @@ from dovetail.compiler.request import (
     check_request,
     check_tokenizer,
     choose_targets,
+    split_targets,
 )
 from dovetail.compiler.search.tables import EFFORTS
 from dovetail.compiler.service import plan_service
@@ -63,6 +63,7 @@ class EncoderInputs:
     spec: EncoderSpec
     hardware: HardwareSpec
     targets: tuple[Target, ...]
+    devices: tuple[Target, ...]
     plan: ServicePlan
     packed: EncoderPart | None = None
 
@@ -77,11 +78,6 @@ class EncoderInputs:
         effort, budget = EFFORTS.get(self.request.effort), self.request.budget
         seconds = 0.0 if effort is None else effort.seconds
         return (seconds if budget is None else budget) / len(self.targets)
-
-    @property
-    def devices(self) -> tuple[Target, ...]:
-        """Return no accelerators: encoders run on CPUs."""
-        return ()
 
     @property
     def workload(self) -> EncoderWorkload:
@@ -123,13 +119,15 @@ def read_encoder_inputs(
         folder, spec = EncoderFolder(packed.folder, packed.folder), packed.file.spec
     check_tokenizer(folder.transformer / TOKENIZER)
     hardware = read_hardware(request.hardware)
+    cpus, devices = split_targets(request.targets)
     return EncoderInputs(
         request=request,
         name=request.name or ENCODER_NAME,
         folder=folder,
         spec=spec,
         hardware=hardware,
-        targets=choose_targets(request.targets, hardware),
+        targets=choose_targets(cpus, hardware),
+        devices=devices,
         plan=request.plan or plan_service(hardware, request.threads),
         packed=packed,
     )
@@ -154,7 +152,6 @@ def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[
             model=path,
             name=name,
             beside={},
-            targets=tuple(name for name in request.targets if name not in DEVICE_TARGETS),
             plan=whole_plan(first.plan),
             threads=None,
             max_context=None,

@@ -233,8 +233,9 @@ def _build_libraries(
         libraries[target.name] = build_library(wanted, cache)
         steps.advance(number + 1, len(first.targets) + len(first.devices))
     for device in first.devices:
-        assert isinstance(first, Inputs), "encoders have no device"
-        wanted = LibrarySpec(target=device, kernels=device_kernels(first.spec, device))
+        found = (device_kernels(member.spec, device) for member in members)
+        kernels = {kernel.name: kernel for own in found for kernel in own}
+        wanted = LibrarySpec(target=device, kernels=tuple(kernels.values()))
         libraries[device.name] = build_library(wanted, cache)
     return libraries
 

@@ -237,8 +237,8 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
     hardware = read_hardware(request.hardware)
     workload = read_workload(request.workload)
     check_tokenizer(directory / TOKENIZER)
-    cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
     trace = sample_trace(workload, request.max_step_sequences)
+    cpus, devices = split_targets(request.targets)
     targets = choose_targets(cpus, hardware)
     searched = request.threads is None and request.plan is None
     measured = searched and can_measure(targets[0], request)
@@ -259,7 +259,7 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
         hardware=hardware,
         workload=workload,
         targets=targets,
-        devices=tuple(device for name, device in DEVICE_TARGETS.items() if name in request.targets),
+        devices=devices,
         trace=trace,
         choice=choice,
         payload=make_payload(spec, workload, *request.step, processes),
@@ -277,6 +277,12 @@ def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Targ
         return targets
     features = frozenset(hardware.isa_flags)
     return (next(t for t in TARGETS.values() if runs_on(t, hardware.arch, features)),)
+
+
+def split_targets(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Target, ...]]:
+    """Return the names of CPU targets, and the accelerators."""
+    devices = tuple(device for name, device in DEVICE_TARGETS.items() if name in names)
+    return tuple(name for name in names if name not in DEVICE_TARGETS), devices
 
 
 def check_request(request: CompileRequest) -> None:

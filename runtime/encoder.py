@@ -1,12 +1,13 @@
 """One instance of a text encoder: its weights, threads and tape.
 
 In: texts as token ids. Out: one float32 row each. Texts are packed one after another into passes
-without padding; a pass is one native call.
+without padding; a pass is one native call. `PackedEncoder` is what all devices share.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,45 +30,34 @@ Rows = npt.NDArray[np.float32]
 PASS_TOKENS = 1024
 """Rows of a pass: enough to read weights seldom, few enough for activations to stay in caches. A
 longer text has a pass of its own."""
+WIDE_TOKENS = 8192
+"""Rows of a pass on a GPU, which wants many: each pass costs the host the same launches."""
 
 
-class Encoder:
-    """A loaded encoder; its copy of activations and its threads are its own, weights are mapped.
+class PackedEncoder(ABC):
+    """A loaded encoder, whatever runs its passes. Calls from several threads take turns.
 
-    Calls from several threads take turns.
+    most_tokens: rows of a pass; a longer text has a pass of its own.
     """
 
-    def __init__(
-        self, artifact: Artifact, part: EncoderPart, plan: PhasePlan, *, spin: int = 2000
-    ) -> None:
-        """Map weights, start the threads of `plan` and bind the tape.
+    most_tokens = PASS_TOKENS
 
-        Raises:
-            ArtifactError: the artifact's parts do not fit each other.
-            CapacityError: memory or threads cannot be had.
-        """
+    def __init__(self, part: EncoderPart) -> None:
+        """Take spec and tape; ArtifactError where they do not fit each other."""
         self.spec: EncoderSpec = part.file.spec
-        self._plan, self._lock = plan, threading.Lock()
-        library = KernelLibrary(artifact.library, artifact.kernels)
-        tape = find_tape(part, "encode")
+        self.tape, self._lock = find_tape(part, "encode"), threading.Lock()
         longest = self.spec.max_tokens
         rows = self.spec.n_positions if self.spec.positions == "learned" else longest
-        if longest > tape.max_tokens or self.spec.first_position + longest > rows:
+        if longest > self.tape.max_tokens or self.spec.first_position + longest > rows:
             raise ArtifactError(
                 f"{part.folder / 'encoder.json'}: texts of {longest} tokens do not fit "
                 "the tape or the table of positions; run `dovetail compile MODEL` again"
             )
-        self.device = CpuDevice(library, plan.threads, spin)
-        self._weights = Weights(part)
-        self._weights.read_ahead()
-        tables = pick_tables(part.schedules.tables, artifact.target, "prefill", plan.threads)
-        operands = Operands(self._weights, self.device.alloc(tape.arena_bytes))
-        self._tape = BoundTape(library, tape, tables, operands)
 
     @property
     def pass_tokens(self) -> int:
         """Most tokens of one pass."""
-        return self._tape.tape.max_tokens
+        return self.tape.max_tokens
 
     @property
     def dim(self) -> int:
@@ -88,25 +78,21 @@ class Encoder:
         texts = check_ids(self.spec, ids)
         kinds = [np.zeros_like(t) for t in texts] if types is None else self._kinds(texts, types)
         out = np.empty((len(texts), self.dim), np.float32)
-        most = (min(PASS_TOKENS, self._tape.tape.max_tokens), self._tape.tape.max_sequences)
+        most = (min(self.most_tokens, self.tape.max_tokens), self.tape.max_sequences)
         with self._lock:
             for span in pack_texts([len(text) for text in texts], *most):
                 taken = slice(span.start, span.stop)
-                step = _Pass.of(self.spec, texts[taken], kinds[taken])
+                step = Pass.of(self.spec, texts[taken], kinds[taken])
                 self._run(step, out[taken])
         return out
 
+    @abstractmethod
     def close(self) -> None:
-        """End the threads; safe to call twice."""
-        with self._lock:
-            self.device.close()
+        """Give back what is held; safe to call twice."""
 
-    def _run(self, step: _Pass, out: Rows) -> None:
-        arrays = {name: int(array.ctypes.data) for name, array in step.arrays().items()}
-        counts = {"n_tokens": len(step.token_ids), "n_sequences": len(step.picked_rows)}
-        args = {**counts, **arrays, "out": int(out.ctypes.data)}
-        assert args.keys() == set(ENCODE_ARGS)
-        self.device.run(Segment(self._tape, self._plan, args))
+    @abstractmethod
+    def _run(self, step: Pass, out: Rows) -> None:
+        """Run a pass; one at a time."""
 
     def _kinds(self, ids: Sequence[Ids], types: Sequence[Ids]) -> list[Ids]:
         kinds = [np.asarray(kind, np.int32) for kind in types]
@@ -116,6 +102,40 @@ class Encoder:
         ):
             raise RequestError(f"types must be numbers below {most}, one for each token")
         return kinds
+
+
+class Encoder(PackedEncoder):
+    """An encoder on CPU threads of its own, as are its activations; weights are mapped."""
+
+    def __init__(
+        self, artifact: Artifact, part: EncoderPart, plan: PhasePlan, *, spin: int = 2000
+    ) -> None:
+        """Map weights, start the threads of `plan` and bind the tape.
+
+        Raises:
+            ArtifactError: the artifact's parts do not fit each other.
+            CapacityError: memory or threads cannot be had.
+        """
+        super().__init__(part)
+        self._plan = plan
+        library = KernelLibrary(artifact.library, artifact.kernels)
+        self.device = CpuDevice(library, plan.threads, spin)
+        self._weights = Weights(part)
+        self._weights.read_ahead()
+        tables = pick_tables(part.schedules.tables, artifact.target, "prefill", plan.threads)
+        operands = Operands(self._weights, self.device.alloc(self.tape.arena_bytes))
+        self._bound = BoundTape(library, self.tape, tables, operands)
+
+    def close(self) -> None:
+        """End the threads; safe to call twice."""
+        with self._lock:
+            self.device.close()
+
+    def _run(self, step: Pass, out: Rows) -> None:
+        arrays = {name: int(array.ctypes.data) for name, array in step.arrays().items()}
+        args = {**step.counts(), **arrays, "out": int(out.ctypes.data)}
+        assert args.keys() == set(ENCODE_ARGS)
+        self.device.run(Segment(self._bound, self._plan, args))
 
 
 def check_ids(spec: EncoderSpec, ids: Sequence[Sequence[int] | Ids]) -> list[Ids]:
@@ -154,7 +174,7 @@ def pack_texts(lengths: Sequence[int], tokens: int, texts: int) -> Iterator[rang
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class Pass:
     """The arrays that a tape's arguments point to, by their names."""
 
     token_ids: Ids
@@ -164,7 +184,7 @@ class _Pass:
     picked_rows: Ids
 
     @classmethod
-    def of(cls, spec: EncoderSpec, ids: Sequence[Ids], kinds: Sequence[Ids]) -> _Pass:
+    def of(cls, spec: EncoderSpec, ids: Sequence[Ids], kinds: Sequence[Ids]) -> Pass:
         """Return the pass over these texts."""
         lengths = np.fromiter(map(len, ids), np.int32, len(ids))
         starts = np.zeros(len(ids) + 1, np.int32)
@@ -177,6 +197,10 @@ class _Pass:
             seq_starts=starts,
             picked_rows=starts[1:] - np.int32(1) if spec.pooling == "last" else starts[:-1].copy(),
         )
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the rows and texts by name."""
+        return {"n_tokens": len(self.token_ids), "n_sequences": len(self.picked_rows)}
 
     def arrays(self) -> Mapping[str, Ids]:
         """Return the arrays by name."""

@@ -21,7 +21,12 @@ from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.embedding.job import EmbedJob
-from dovetail.runtime.embedding.open import open_service, serve_apart, serve_here
+from dovetail.runtime.embedding.open import (
+    open_service,
+    serve_apart,
+    serve_gpus,
+    serve_here,
+)
 from dovetail.runtime.embedding.service import EmbeddingService
 from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.encoder import Encoder, Ids, Rows, check_ids
@@ -247,8 +252,8 @@ def open_encoders(
 ) -> Embeddings:
     """Serve every encoder of an artifact, each on all threads of the plan for prompts, in turns.
 
-    settings: an SLO and the devices for it; without, encoders run in this process, or `apart`, and
-    calls wait.
+    settings: an SLO for all devices together; without, calls wait for the GPUs that embed, or else
+    for encoders in this process or `apart`.
 
     Raises ArtifactError or CapacityError as `Encoder` does, SpecError as `open_service`.
     """
@@ -260,6 +265,8 @@ def open_encoders(
         return Embeddings(artifact.path, {})
     if settings is not None:
         queues = open_service(artifact, hardware, settings, threads=threads)
+    elif on_gpus := serve_gpus(artifact, hardware):
+        queues = on_gpus
     elif apart:
         queues = serve_apart(artifact, fitted)
     else:

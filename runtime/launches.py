@@ -25,15 +25,23 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "decode_attention": ("decode_attention", "decode_attention_merge"),
     "gather_rows": ("gather_rows",),
     "sample": ("sample",),
+    "packed_attention": ("packed_attention_lanes",),
+    "tanh_rows": ("activate_rows_tanh",),
+    **{family: (family,) for family in ("embed_sum", "rope_rows", "layernorm")},
+    **{family: (family,) for family in ("mean_rows", "unit_rows")},
 }
-"""Operator to the kernels that compute it on a GPU, one after the other."""
+"""Operator to the kernels that compute it on a GPU, one after the other, by family or name."""
 LINEAR = ("M", "N", "K", "A", "lda", "B", "stride", "bias", "R", "ldr", "C", "ldc")
 GATED = (*LINEAR[:8], "C", "ldc")
 PRODUCTS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("qkv", "o", "down", "head"), LINEAR),
+    **dict.fromkeys(("qkv", "o", "up", "down", "head", "pooler", "classifier"), LINEAR),
     "gate_up": GATED,
 }
 """Operator to the slots that its entry begins with."""
+ROWS_OF_SEQUENCES = ("n_out", "n_sequences")
+"""Numbers of rows that are at most a tape's sequences; others are at most its tokens."""
+DECODER_ENDS: Mapping[str, str] = {"gate_up": "gate_rows_silu"}
+"""Operator to the kernel that ends it, where a product has an activation: of decoders."""
 
 Address: TypeAlias = Callable[[Slot], int]
 """Gives where an operand lies on the device."""
@@ -137,14 +145,24 @@ class LaunchTape:
         products: Products,
         gated: int,
         sums: Sums | None = None,
+        ends: Mapping[str, str] = DECODER_ENDS,
     ) -> None:
-        """`gated`: where gate and up of a step lie before they are multiplied.
+        """Bind a tape.
 
-        sums: the group whose tape it is.
+        Args:
+            tape: the tape.
+            kernels: of the module, one of each family but where a name is asked for.
+            address: where operands lie.
+            products: the library of products.
+            gated: where gate and up of a step lie before they are multiplied.
+            sums: the group whose tape it is.
+            ends: the activations of products.
 
-        Raises ArtifactError where the module lacks a kernel.
+        Raises:
+            ArtifactError: the module lacks a kernel.
         """
-        self.tape, self._kernels = tape, {kernel.family: kernel for kernel in kernels.values()}
+        self.tape, self._ends = tape, ends
+        self._kernels = {kernel.family: kernel for kernel in kernels.values()} | dict(kernels)
         self._address, self._products, self._gated = address, products, gated
         self._sums = sums
         self.work = [self._bind(entry) for entry in tape.entries]
@@ -183,15 +201,15 @@ class LaunchTape:
                 skip=entry.skip_if_zero,
                 lone_rows=entry.op == "sample",  # each warp has scratch of its own
             )
-            for kernel in (self._kernel(family) for family in FAMILIES[entry.op])
+            for kernel in map(self._kernel, FAMILIES[entry.op])
         )
 
-    def _kernel(self, family: str) -> KernelEntry:
+    def _kernel(self, name: str) -> KernelEntry:
         try:
-            return self._kernels[family]
+            return self._kernels[name]
         except KeyError:
             raise ArtifactError(
-                f"the artifact's kernels for cuda lack {family!r}; run `dovetail compile MODEL` "
+                f"the artifact's kernels for cuda lack {name!r}; run `dovetail compile MODEL` "
                 "again with `--target cuda`"
             ) from None
 
@@ -210,7 +228,7 @@ class LaunchTape:
         return self._address(slot)
 
     def _bind_product(self, entry: Entry) -> tuple[Launch | Multiply, ...]:
-        """Return the product; one that is gated goes to `gated` and is multiplied there."""
+        """Return the product and its end; gate and up go to `gated` and are multiplied there."""
         slots = dict(zip(PRODUCTS[entry.op], entry.slots, strict=False))
         weight, bias = slots["B"], slots["bias"]
         assert isinstance(weight, WeightRef) and weight.name is not None
@@ -221,17 +239,15 @@ class LaunchTape:
         if "R" in slots and slots["R"] != WeightRef(name=None):
             residual = self._matrix(slots["R"], n, slots["ldr"])
         a = self._matrix(slots["A"], k, slots["lda"])
-        if entry.op != "gate_up":
-            product = Product(a, weight.name, bias.name, residual, out)
-            return (self._multiply(product, entry.m),)
-        both = Matrix(self._gated, 2 * n, 2 * n)
-        gate, up = self._gated, self._gated + 4 * n
-        operands = (entry.m, n, gate, 2 * n, up, 2 * n, out.address, out.stride)
-        product = Product(a, weight.name, bias.name, None, both)
-        return (
-            self._multiply(product, entry.m),
-            Launch(self._kernel("silu_mul").name, operands, entry.m),
-        )
+        rows = (out.address, out.stride)
+        operands: tuple[Operand | str, ...] = (entry.m, n, *rows, *rows)
+        if entry.op == "gate_up":
+            out = Matrix(self._gated, 2 * n, 2 * n)
+            operands = (entry.m, n, self._gated, 2 * n, self._gated + 4 * n, 2 * n, *rows)
+        multiply = self._multiply(Product(a, weight.name, bias.name, residual, out), entry.m)
+        if entry.op not in self._ends:
+            return (multiply,)
+        return multiply, Launch(self._kernel(self._ends[entry.op]).name, operands, entry.m)
 
     def _bind_exchange(self, entry: Entry) -> Meet:
         slots = dict(zip(COLLECTIVES[entry.op], entry.slots, strict=True))
@@ -245,7 +261,8 @@ class LaunchTape:
         return Multiply(self._products.bind(product, self._most_rows(rows)), rows)
 
     def _most_rows(self, rows: str) -> int:
-        return self.tape.max_sequences if rows == "n_out" else self.tape.max_tokens
+        few = rows in ROWS_OF_SEQUENCES
+        return self.tape.max_sequences if few else self.tape.max_tokens
 
     def _matrix(self, slot: Slot, columns: int, stride: Slot) -> Matrix:
         """`stride` is a constant, or an argument that every step gives alike."""

@@ -116,9 +116,34 @@ def _norm(o: dict[str, int]) -> Touch:
     return Touch([_span(o, "x", o["T"], o["ldx"])], [_span(o, "out", o["T"], o["ldo"])])
 
 
-def _silu(o: dict[str, int]) -> Touch:
+def _gate(o: dict[str, int]) -> Touch:
     gate = (o["gate"], o["gate"] + ((o["T"] - 1) * o["ldg"] + o["H"]) * 4)
     return Touch([gate], [_span(o, "out", o["T"], o["ldo"])])
+
+
+def _embed(o: dict[str, int]) -> Touch:
+    given = [_span(o, name, o["T"], 1) for name in ("ids", "positions", "types")]
+    return Touch(given, [_span(o, "out", o["T"], o["ldo"])])
+
+
+def _rotate(o: dict[str, int]) -> Touch:
+    rows = [_span(o, "qkv", o["T"], o["ldq"])]
+    return Touch([*rows, _span(o, "positions", o["T"], 1)], rows)
+
+
+def _of_sequences(rows: str, x: str, stride: str, out: str) -> Callable[..., Touch]:
+    """Touch rows of `rows` texts by `seq_starts`; `out` counts what is written, "": all tokens."""
+
+    def touch(o: dict[str, int]) -> Touch:
+        tokens = _ints(o["seq_starts"], o[rows] + 1)[-1]
+        reads = [_span(o, "seq_starts", o[rows] + 1, 1), _span(o, x, tokens, o[stride])]
+        return Touch(reads, [_span(o, "out", o[out] if out else tokens, o["ldo"])])
+
+    return touch
+
+
+def _unit(o: dict[str, int]) -> Touch:
+    return Touch([_span(o, "x", o["R"], o["ldx"])], [_span(o, "out", o["R"], o["ldo"])])
 
 
 def _sample(o: dict[str, int]) -> Touch:
@@ -137,7 +162,14 @@ TOUCHES: dict[str, Callable[[dict[str, int]], Touch]] = {
     "prefill_attention_lanes": _prefill,
     "decode_attention": _decode,
     "decode_attention_merge": _merge,
-    "silu_mul": _silu,
+    "gate_rows": _gate,
     "sample": _sample,
+    "embed_sum": _embed,
+    "layernorm": _norm,
+    "activate_rows": _norm,
+    "rope_rows": _rotate,
+    "packed_attention_lanes": _of_sequences("n_sequences", "qkv", "ldq", ""),
+    "mean_rows": _of_sequences("S", "x", "ldx", "S"),
+    "unit_rows": _unit,
 }
 """Kernel family to the memory that a launch touches."""

@@ -25,7 +25,8 @@ CPU = "cpu"
 class DevicePlan:
     """A device that embeds.
 
-    kind: `cpu`, `cuda` or `emulated`. pus: of each instance, () where they are not bound.
+    kind: `cpu`, `cuda` or `emulated`. pus: of each instance (its host side, for an accelerator), ()
+    where they are not bound.
     token_budget: most tokens of a batch. pads: whether sequences of a batch are padded to the
     longest.
     """
@@ -83,7 +84,7 @@ def detect_devices(
         raise SpecError("a device needs one instance at least")
     accelerators = (
         *(
-            DevicePlan(a.name, a.kind, accelerator_instances, pads=True)
+            DevicePlan(a.name, a.kind, accelerator_instances, (a.near,) * accelerator_instances)
             for a in hardware.accelerators
         ),
         *emulated,

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
-import msgspec
 import numpy as np
 
 from dovetail.ir.artifact import PhasePlan
@@ -31,6 +30,7 @@ from dovetail.runtime.embedding.calibrate import (
 )
 from dovetail.runtime.embedding.depths import Depths, join_depths, make_manager
 from dovetail.runtime.embedding.detector import CPU, DevicePlan, EmbeddingPlan, detect_devices
+from dovetail.runtime.embedding.gpus import CUDA, only, start_gpus
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance, LocalInstance
 from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.process import ProcessInstance
@@ -39,7 +39,7 @@ from dovetail.runtime.embedding.queues import BULK_SHARE, QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService, Models
 from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
-from dovetail.runtime.encoder import Encoder
+from dovetail.runtime.encoder import WIDE_TOKENS, Encoder
 from dovetail.runtime.forward import find_tape
 from dovetail.topology.hardware import HardwareSpec
 
@@ -57,7 +57,8 @@ def serve_here(encoders: Mapping[str, Encoder]) -> EmbeddingService:
     """Serve encoders in this process, without an SLO: calls share passes, and none is BUSY."""
     models = {name: LocalInstance(encoder) for name, encoder in encoders.items()}
     longest = {name: encoder.spec.max_tokens for name, encoder in encoders.items()}
-    return _serve_all(models, longest, max(each.pass_tokens for each in encoders.values()))
+    tokens = max(each.pass_tokens for each in encoders.values())
+    return _serve_all({CPU: models}, longest, tokens)
 
 
 def serve_apart(artifact: Artifact, plan: PhasePlan) -> EmbeddingService:
@@ -70,27 +71,46 @@ def serve_apart(artifact: Artifact, plan: PhasePlan) -> EmbeddingService:
             models[name] = instance = ProcessInstance(source, plan.cpus)
             opened.callback(instance.close)
         opened.pop_all()  # all are there: the service closes them
-    longest = {name: part.file.spec.max_tokens for name, part in parts.items()}
     tokens = max(find_tape(part, "encode").max_tokens for part in parts.values())
-    return _serve_all(models, longest, tokens)
+    return _serve_all({CPU: models}, _longest(artifact), tokens)
 
 
-def _serve_all(models: Models, longest: Mapping[str, int], tokens: int) -> EmbeddingService:
-    """Serve models of these longest texts on the CPU, in turns, in passes of `tokens` at most."""
+def serve_gpus(artifact: Artifact, hardware: HardwareSpec) -> EmbeddingService | None:
+    """As `serve_here`, on the GPUs alone, where there is one that embeds."""
+    with ExitStack() as opened:
+        gpus = start_gpus(artifact, hardware, opened)
+        opened.pop_all()  # the service closes them
+    longest = _longest(artifact)
+    return _serve_all(gpus, longest, max(WIDE_TOKENS, *longest.values())) if gpus else None
+
+
+def _longest(artifact: Artifact) -> dict[str, int]:
+    """Return the tokens of the longest text of each encoder."""
+    return {name: part.file.spec.max_tokens for name, part in artifact.encoders.items()}
+
+
+def _serve_all(
+    devices: Mapping[str, Models], longest: Mapping[str, int], tokens: int
+) -> EmbeddingService:
+    """Serve models of these longest texts on each device, in turns, in passes of so many tokens."""
     classes: list[QueryClass] = []
     for name, most in longest.items():
         steps = range((most - 1).bit_length())
         classes += length_classes(
             {most, *(SHORTEST << n for n in steps if SHORTEST << n < most)}, name
         )
-    queue = QueueSpec(
-        name=CPU,
-        accelerator=False,
-        depths=tuple(BULK_SHARE * AHEAD * -(-tokens // each.tokens) for each in classes),
-        lines=(Line(0.0, 0.0),) * len(classes),
-        token_budget=tokens,
-    )
-    return EmbeddingService({CPU: [models]}, QueueManager([queue], classes, arrival="closed"))
+    queues = [
+        QueueSpec(
+            name=name,
+            accelerator=name != CPU,
+            depths=tuple(BULK_SHARE * AHEAD * -(-tokens // each.tokens) for each in classes),
+            lines=(Line(0.0, 0.0),) * len(classes),
+            token_budget=tokens,
+        )
+        for name in devices
+    ]
+    instances = {name: [models] for name, models in devices.items()}
+    return EmbeddingService(instances, QueueManager(queues, classes, arrival="closed"))
 
 
 def open_service(
@@ -115,16 +135,18 @@ def open_service(
         ArtifactError: an encoder is unfit.
         SpecError: an option makes no sense.
     """
-    plan = _detect(hardware, artifact, settings)
-    for note in plan.notes:
-        log.info("%s", note)
     keeper = DriftKeeper()
-    service = EmbeddingService(
-        _start(plan, artifact, threads, settings.emulated),
-        fixed_manager(plan, 1, {}),
-        slo=settings.slo,
-        observe=keeper,
-    )
+    with ExitStack() as opened:
+        gpus = start_gpus(artifact, hardware, opened)
+        hardware = only(hardware, gpus)
+        plan = _detect(hardware, artifact, settings)
+        for note in plan.notes:
+            log.info("%s", note)
+        instances = _start(plan, artifact, threads, settings.emulated, opened)
+        instances |= {name: [models] for name, models in gpus.items()}
+        manager = fixed_manager(plan, 1, {})
+        service = EmbeddingService(instances, manager, slo=settings.slo, observe=keeper)
+        opened.pop_all()  # all are there: the service closes them
     try:
         key = embedding_key(artifact, hardware, plan, threads)
         found = [_size(service, plan, part, key, settings) for part in artifact.encoders.values()]
@@ -175,11 +197,12 @@ def embedding_key(
 ) -> ProfileKey:
     """Return what the lines of an encoder hold for."""
     kernels = sorted(f"{kernel.name} {kernel.digest}" for kernel in artifact.kernels.kernels)
-    cpu = plan.devices[-1]
+    pus = [device.pus[0] for device in plan.devices if device.kind == CPU and device.pus]
+    devices = (hardware.cpu_model, artifact.target, *(a.model for a in hardware.accelerators))
     return ProfileKey(
         model=artifact.manifest.model_fingerprint,
-        device=f"{hardware.cpu_model} {artifact.target}",
-        threads=threads or len(cpu.pus[0]) if cpu.pus else 0,
+        device=" ".join(devices),
+        threads=threads or len(pus[0]) if pus else 0,
         tensor_parallel=1,
         kernels=hashlib.sha256("\n".join(kernels).encode()).hexdigest(),
     )
@@ -188,14 +211,10 @@ def embedding_key(
 def _detect(
     hardware: HardwareSpec, artifact: Artifact, settings: EmbeddingSettings
 ) -> EmbeddingPlan:
-    """Return the devices that have an encoder: kernels of encoders are the CPU's alone so far."""
-    for device in hardware.accelerators:
-        log.info(
-            "%s (%s): there is no encoder for it, so it does not embed", device.name, device.kind
-        )
+    """Return the devices that embed, all accelerators of `hardware` among them."""
     names = [f"emulated{i}" for i in range(len(settings.emulated))]
     return detect_devices(
-        msgspec.structs.replace(hardware, accelerators=()),
+        hardware,
         heterogeneous=settings.heterogeneous,
         emulated=[DevicePlan(name, "emulated") for name in names],
         cpu_instances=settings.cpu_instances,
@@ -204,31 +223,35 @@ def _detect(
 
 
 def _start(
-    plan: EmbeddingPlan, artifact: Artifact, threads: int | None, emulated: Sequence[Line]
+    plan: EmbeddingPlan,
+    artifact: Artifact,
+    threads: int | None,
+    emulated: Sequence[Line],
+    opened: ExitStack,
 ) -> dict[str, list[Models]]:
-    """Start every instance of a plan, with all encoders."""
+    """Start every instance of a plan but on GPUs, with all encoders; `opened` closes them."""
     path, lines = artifact.path, iter(emulated)
-    with ExitStack() as opened:
 
-        def start(name: str, line: Line | None, pus: Sequence[int]) -> Instance:
-            instance: Instance
-            if line is not None:
-                encoder = open_encoder(str(path), 1, name)
-                instance = EmulatedAccelerator(line, EMULATED_LENGTH, encoder)
-            else:
-                source = artifact_source(path, threads or len(pus) or None, name)
-                instance = ProcessInstance(source, pus)
-            opened.callback(instance.close)
-            return instance
+    def start(name: str, line: Line | None, pus: Sequence[int]) -> Instance:
+        instance: Instance
+        if line is not None:
+            encoder = open_encoder(str(path), 1, name)
+            instance = EmulatedAccelerator(line, EMULATED_LENGTH, encoder)
+        else:
+            source = artifact_source(path, threads or len(pus) or None, name)
+            instance = ProcessInstance(source, pus)
+        opened.callback(instance.close)
+        return instance
 
-        started: dict[str, list[Models]] = {}
-        for device in plan.devices:
-            line = next(lines) if device.accelerator else None
-            started[device.name] = [
-                {name: start(name, line, pus) for name in artifact.encoders}
-                for pus in device.pus or ((),)
-            ]
-        opened.pop_all()  # all are there: the service closes them
+    started: dict[str, list[Models]] = {}
+    for device in plan.devices:
+        if device.kind == CUDA:
+            continue
+        line = next(lines) if device.accelerator else None
+        started[device.name] = [
+            {name: start(name, line, pus) for name in artifact.encoders}
+            for pus in device.pus or ((),)
+        ]
     return started
 
 

@@ -1,4 +1,4 @@
-"""A CPU instance as a process of its own: pinned to its CPUs, watched, started anew when it dies.
+"""An instance as a process of its own: pinned to its CPUs, watched, started anew when it dies.
 
 In: where its encoder comes from, and its CPUs. Out: an `Instance`; a batch is one message to the
 child (`worker.py`) and one back.

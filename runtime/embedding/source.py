@@ -1,6 +1,7 @@
 """An artifact's encoder for the embedding service, also in a process of its own.
 
-In: an artifact's path, threads. Out: an `Encoder`, or the `EncoderSource` that a child opens.
+In: an artifact's path, threads or a GPU. Out: an `Encoder`, or the `EncoderSource` that a child
+opens.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ def artifact_source(
     """Return how another process opens the encoder of an artifact; see `open_encoder`."""
     options = {"path": str(path.resolve()), "threads": threads, "model": model}
     return EncoderSource(module=__name__, function="open_encoder", options=options)
+
+
+def gpu_source(path: Path, ordinal: int, model: str | None = None) -> EncoderSource:
+    """Return how another process opens the encoder of an artifact on a GPU."""
+    options = {"path": str(path.resolve()), "ordinal": ordinal, "model": model}
+    module = "dovetail.runtime.cuda_encoder"
+    return EncoderSource(module=module, function="open_gpu_encoder", options=options)
 
 
 def open_encoder(path: str, threads: int | None = None, model: str | None = None) -> Encoder:

@@ -1,4 +1,4 @@
-"""A CPU instance's process: `python -P -m dovetail.runtime.embedding.worker FD`.
+"""An instance's process: `python -P -m dovetail.runtime.embedding.worker FD`.
 
 In: an inherited socket; a `WorkerSetup`, then batches. Out: vectors. It ends when the parent hangs
 up.
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from dovetail.ir.errors import DovetailError
-from dovetail.runtime.embedding.instance import Encoder, Ids
+from dovetail.runtime.embedding.instance import Encoder, Ids, InstanceLost
 from dovetail.runtime.embedding.process import REPLY, REQUEST, WorkerReply, WorkerSetup
 from dovetail.runtime.ranks import receive, receive_value, send_value
 
@@ -68,4 +68,7 @@ def _failure(error: BaseException) -> WorkerReply:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(ConnectionError):  # the parent is gone
-        serve(socket.socket(fileno=int(sys.argv[1])))
+        try:
+            serve(socket.socket(fileno=int(sys.argv[1])))
+        except InstanceLost as lost:  # the parent sees the end, and starts another process
+            sys.exit(str(lost))

@@ -87,10 +87,18 @@ def test_a_named_compiler_that_is_not_there_is_an_error(monkeypatch: pytest.Monk
 
 
 @needs_nvcc
-@pytest.mark.parametrize("head_dim", [128, 256])
-def test_attention_of_prompts_stays_in_registers(tmp_path: Path, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "head_dim"),
+    [
+        *(("prefill_attention_lanes", hd) for hd in (128, 256)),
+        *(("packed_attention_lanes", hd) for hd in (32, 64, 128)),
+    ],
+)
+def test_attention_of_prompts_stays_in_registers(
+    tmp_path: Path, family: str, head_dim: int
+) -> None:
     shape = HeadShape(head_dim, 4)
-    kernel = lower_request(kernel_request("prefill_attention_lanes", CUDA, "bf16", shape), CUDA)
+    kernel = lower_request(kernel_request(family, CUDA, "bf16", shape), CUDA)
     (tmp_path / "k.cu").write_text(emit_cuda(UnitSpec("k", CUDA, (kernel,), tvm_ffi=False)))
     nvcc = nvidia.find_cuda_compiler().path
     command = (nvcc, *CUDA.cflags, "-cubin", "-arch=sm_80", "-Xptxas=-v", "-o", "k.o", "k.cu")

@@ -19,7 +19,10 @@ from tests.codegen.gpu_kernels import GpuKernels
 from tests.emulated_gpu import build_driver
 
 CUDA = DEVICE_TARGETS["cuda"]
-KERNELS = [lower_request(kernel_request(f, CUDA), CUDA) for f in ("rmsnorm", "silu_mul")]
+KERNELS = [
+    lower_request(kernel_request(family, CUDA, dtype), CUDA)
+    for family, dtype in (("rmsnorm", None), ("gate_rows", "silu"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +123,6 @@ def test_arrays_and_their_views_share_memory_on_the_device(
     gpu = GpuKernels(device, tmp_path / "k.ptx", make_index(*(k.entry for k in KERNELS)))
     both = np.linspace(-3, 3, 80, dtype=np.float32).reshape(2, 40)
     gate, up = both.astype(np.float64)
-    gpu.call("silu_mul", (1, 40, both[0], 40, both[1], 40, both[0], 40), 3)
+    gpu.call("gate_rows_silu", (1, 40, both[0], 40, both[1], 40, both[0], 40), 3)
     np.testing.assert_allclose(both[0], gate / (1 + np.exp(-gate)) * up, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(both[1], up, rtol=1e-7)

@@ -91,6 +91,7 @@ def vtanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 """
 """Kernels that show the @inline functions of math_f32 and gelu one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
+ACTIVATIONS = {"activate_rows": ("tanh", "gelu", "gelu_tanh"), "gate_rows": ("silu", "gelu")}
 GPU = "gpu"
 DISTINCT = {n: t for n, t in TARGETS.items() if not t.bf16_dot}
 """Targets that differ in more than the matrix products, which have tests of their own."""
@@ -102,7 +103,10 @@ NATIVE = [
 """Targets whose text runs here; cuda as plain C++, a warp being 32 floats; and a GPU, if any."""
 NOT_ON_DEVICES = ("prefill_attention", "decode_attention_rows", "packed_attention")
 """Families whose arrays are too large for the shared memory of a block."""
-ONLY_ON_DEVICES = ("gemm_skinny", "gemm_skinny_merge", "prefill_attention_lanes")
+ONLY_ON_DEVICES = (
+    *("gemm_skinny", "gemm_skinny_merge"),
+    *("prefill_attention_lanes", "packed_attention_lanes"),
+)
 
 
 class Slot(ctypes.Union):
@@ -136,7 +140,7 @@ def requests(target: Target) -> tuple[KernelRequest, ...]:
         kernel_request(family, target, dtype)
         for family in (*KERNELS, *STANDALONE)
         if target.device or family not in ONLY_ON_DEVICES
-        for dtype in DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,))
+        for dtype in ACTIVATIONS.get(family) or DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,))
     )
     probes = [f.name for f in probe_unit().functions if f.kind == "kernel"]
     return (*catalogued, *(KernelRequest("probes", name, {}, name) for name in probes))

@@ -32,7 +32,15 @@ def reference(
 
 
 def check(
-    run: Runner, lengths: list[int], heads: int, hd: int, *, alibi: bool, reach: int, nth: int
+    run: Runner,
+    lengths: list[int],
+    heads: int,
+    hd: int,
+    *,
+    alibi: bool,
+    reach: int,
+    nth: int,
+    kernel: str = "packed_attention",
 ) -> None:
     rng = np.random.default_rng(sum(lengths) + hd)
     qkv = rng.standard_normal((sum(lengths), 3 * heads * hd + 8)).astype(np.float32)
@@ -40,7 +48,7 @@ def check(
     starts = np.cumsum([0, *lengths]).astype(np.int32)
     out = np.full((sum(lengths), heads * hd + 4), 7, np.float32)
     args = (len(lengths), heads, hd, hd**-0.5, reach, slopes, qkv, qkv.shape[1], starts)
-    run("packed_attention", *args, out, out.shape[1], nth=nth)
+    run(kernel, *args, out, out.shape[1], nth=nth)
     wanted = reference(lengths, heads, hd, qkv, slopes, reach)
     np.testing.assert_allclose(out[:, : heads * hd], wanted, rtol=2e-5, atol=2e-5)
     assert (out[:, heads * hd :] == 7).all()

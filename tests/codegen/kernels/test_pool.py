@@ -26,10 +26,3 @@ def test_rows_of_unit_length_and_zeros_stay(any_runner: Runner) -> None:
     any_runner("unit_rows", 4, 37, x, 37, out, 39, nth=3)
     wanted = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     np.testing.assert_allclose(out[:, :37], wanted, rtol=1e-6, atol=1e-7)
-
-
-def test_tanh_of_rows(any_runner: Runner) -> None:
-    x = np.random.default_rng(0).standard_normal((3, 21)).astype(np.float32) * 4
-    out = np.zeros((3, 21), np.float32)
-    any_runner("tanh_rows", 3, 21, x, 21, out, 21, nth=2)
-    np.testing.assert_allclose(out, np.tanh(x.astype(np.float64)), atol=2e-7)

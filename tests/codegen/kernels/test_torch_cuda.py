@@ -23,11 +23,11 @@ def test_rmsnorm(cuda: Runner) -> None:
     np.testing.assert_allclose(out, want, rtol=3e-6, atol=1e-6)
 
 
-def test_silu_mul(cuda: Runner) -> None:
+def test_gate_rows(cuda: Runner) -> None:
     rng = np.random.default_rng(2)
     gate, up = (rng.standard_normal((3, 600)).astype(np.float32) for _ in range(2))
     out = np.zeros_like(gate)
-    cuda("silu_mul", 3, 600, gate, 600, up, 600, out, 600, nth=4)
+    cuda("gate_rows_silu", 3, 600, gate, 600, up, 600, out, 600, nth=4)
     np.testing.assert_allclose(out, F.silu(tensor(gate)) * tensor(up), rtol=2e-6, atol=1e-7)
 
 

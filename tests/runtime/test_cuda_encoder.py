@@ -1,0 +1,235 @@
+"""Encoders on a GPU give the rows of transformers', and a batch without memory fails alone.
+
+The GPU is emulated (`tests/lazy_gpu.py`): generated kernels as C++, torch's products on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.codegen.catalog import device_kernels
+from dovetail.codegen.emit import KernelSpec
+from dovetail.codegen.library import lower_request
+from dovetail.codegen.targets import DEVICE_TARGETS
+from dovetail.compiler.encoder_spec import read_encoder_spec
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RequestError
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.cuda import CudaDevice, CudaError
+from dovetail.runtime.cuda_encoder import (
+    CudaEncoder,
+    device_bytes,
+    fitting_kernels,
+    open_gpu_encoder,
+    place_args,
+    product_ends,
+    widen_tape,
+)
+from dovetail.runtime.cuda_engine import GpuParts
+from dovetail.runtime.embedding.instance import InstanceLost
+from dovetail.runtime.forward import find_tape
+from dovetail.topology.hardware import read_hardware
+from tests.codegen.warp_host import FLAGS
+from tests.emulated_gpu import build_driver
+from tests.encoders import (
+    MODERN,
+    Jina,
+    cosines,
+    last_rows,
+    random_texts,
+    save_encoder,
+    write_modules,
+)
+from tests.lazy_gpu import HostProducts, LazyDriver
+
+CUDA = DEVICE_TARGETS["cuda"]
+LENGTHS = (1, 2, 3, 17, 33, 75, 4)
+
+
+def make_models(folder: Path) -> dict[str, Any]:
+    """Write encoders of every kind; return them by name."""
+    found = {"bert": save_encoder(folder / "bert", "bert", modules=True)}
+    found["tanh"] = save_encoder(folder / "tanh", "bert", hidden_act="gelu_new", dtype="bfloat16")
+    found["jina"] = Jina()
+    found["jina"].save(folder / "jina")
+    found["modern"] = save_encoder(folder / "modern", "modernbert", **MODERN)
+    write_modules(folder / "modern", {"pooling_mode_cls_token": True})
+    gte = {"pad_token_id": 0, "type_vocab_size": 0}
+    found["gte"] = save_encoder(folder / "gte", "gte", **gte)
+    labels = {"head": "ForSequenceClassification", "num_labels": 3}
+    found["scores"] = save_encoder(folder / "scores", "bert", **labels)
+    found["modern-scores"] = save_encoder(
+        folder / "modern-scores", "modernbert", **labels, **MODERN
+    )
+    return found
+
+
+class Gpu:
+    """Encoders, and an emulated GPU with the kernels of all of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.models = folder, make_models(folder)
+        requests = {
+            request.name: request
+            for name in self.models
+            for request in device_kernels(read_encoder_spec(folder / name), CUDA)
+        }
+        kernels = [lower_request(request, CUDA) for request in requests.values()]
+        self.library = build_driver(kernels, flags=("-O1", *FLAGS[1:]))
+        self.kernels = {kernel.entry.name: kernel.entry for kernel in kernels}
+        self.module = folder / "k.ptx", make_index(kernels)
+        self.module[0].write_text("emulated")
+
+    @contextmanager
+    def load(self, name: str, *, eager: bool = False) -> Iterator[Running]:
+        """Load an encoder; nothing is left of it on the GPU."""
+        path = self.folder / f"{name}.dove"
+        if not path.exists():
+            options = {"max_context": 512} if name == "jina" else {}
+            compile_model(self.folder / name, output=path, effort="none", threads=2, **options)
+        artifact = open_artifact(path, read_hardware())
+        driver = LazyDriver(self.library, self.kernels, eager=eager)
+        before = driver._c.dt_left()
+        made: list[HostProducts] = []
+
+        def make(weights: Any, ordinal: int) -> HostProducts:
+            made.append(HostProducts(driver, weights, ordinal))
+            return made[0]
+
+        parts = GpuParts(CudaDevice(driver=driver), self.module, make)
+        (part,) = artifact.encoders.values()
+        encoder = CudaEncoder(artifact, part, parts=parts)
+        yield Running(encoder, driver, made[0])
+        encoder.close()
+        encoder.close()
+        assert driver._c.dt_left() == before
+
+
+class Running:
+    """A loaded encoder and what there is to see of it."""
+
+    def __init__(self, encoder: CudaEncoder, driver: LazyDriver, products: HostProducts) -> None:
+        self.encoder, self.driver, self.products = encoder, driver, products
+
+
+def make_index(kernels: list[KernelSpec]) -> KernelIndex:
+    entries = tuple(kernel.entry for kernel in kernels)
+    return KernelIndex(
+        target="cuda", library="k.ptx", source="k.cu", compiler="c", flags=(), kernels=entries
+    )
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    return Gpu(tmp_path_factory.mktemp("cuda"))
+
+
+def wanted_rows(gpu: Gpu, name: str, texts: list[np.ndarray]) -> np.ndarray:
+    """Return what transformers, or Jina in float64, has for each text alone."""
+    model = gpu.models[name]
+    if name == "jina":
+        return np.array([model.rows(text).mean(0) for text in texts])
+    rows = last_rows(model.float(), texts)
+    if name != "modern":
+        return np.array([each.mean(0) for each in rows])
+    first = np.array([each[0] for each in rows])
+    return first / np.linalg.norm(first, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "eager"),
+    [
+        ("bert", 0.999999, False),
+        ("jina", 0.999999, True),
+        pytest.param("modern", 0.999999, False, marks=pytest.mark.long),
+        pytest.param("gte", 0.999999, False, marks=pytest.mark.long),
+        pytest.param("tanh", 0.999, False, marks=pytest.mark.long),
+    ],
+)
+def test_rows_are_those_of_each_text_alone(gpu: Gpu, name: str, least: float, eager: bool) -> None:
+    texts = random_texts(LENGTHS)
+    with gpu.load(name, eager=eager) as running:
+        got = running.encoder.embed_tokens(texts)
+        running.encoder.most_tokens = 40  # several passes, one of a text that is longer
+        again = running.encoder.embed_tokens(texts)
+    assert cosines(got, wanted_rows(gpu, name, texts)).min() > least
+    np.testing.assert_allclose(again, got, atol=2e-6)
+    assert running.driver.ledger.checked > 100, "the order of copies and kernels was looked at"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["scores", "modern-scores"])
+def test_heads_that_score(gpu: Gpu, name: str) -> None:
+    import torch
+
+    texts = random_texts((3, 20, 60))
+    with gpu.load(name) as running, torch.inference_mode():
+        logits = running.encoder.embed_tokens(texts)
+        outs = [gpu.models[name](torch.tensor(text)[None].long()) for text in texts]
+    wanted = np.array([out.logits[0].numpy() for out in outs])
+    np.testing.assert_allclose(logits, wanted, atol=2e-5)
+
+
+def test_a_batch_without_memory_fails_alone(gpu: Gpu) -> None:
+    texts = random_texts((5, 70, 9))
+    with gpu.load("bert") as running:
+        wanted = running.encoder.embed_tokens(texts)
+        full = CapacityError("the GPU has no memory for a product")
+        running.products.fail = lambda rows: full if rows > 80 else None
+        with pytest.raises(DeviceError, match="emulated: out of memory in a pass of 84 tokens"):
+            running.encoder.embed_tokens(texts)
+        alone = [running.encoder.embed_tokens([text])[0] for text in texts]
+    np.testing.assert_allclose(alone, wanted, atol=2e-6)
+
+
+def test_a_gpu_that_fails_ends_its_process(gpu: Gpu) -> None:
+    with gpu.load("bert") as running:
+        fault = CudaError("cuLaunchKernel", 700, "an illegal memory access")
+        running.products.fail = lambda rows: fault
+        with pytest.raises(InstanceLost, match="illegal memory access"):
+            running.encoder.embed_tokens([[1]])
+        with pytest.raises(RequestError, match="at least one token"):
+            running.encoder.embed_tokens([[]])
+
+
+def test_kernels_are_chosen_for_the_encoder_among_others(gpu: Gpu) -> None:
+    spec = read_encoder_spec(gpu.folder / "bert")
+    own = fitting_kernels(spec, gpu.kernels)
+    assert "embed_sum_f32" in own and "embed_sum_bf16" not in own and "layernorm" in own
+    assert product_ends(spec)["up"] == "activate_rows_gelu"
+    modern = read_encoder_spec(gpu.folder / "modern-scores")
+    assert product_ends(modern)["pooler"] == "activate_rows_gelu"
+    assert product_ends(modern)["gate_up"] == "gate_rows_gelu"
+
+
+def test_passes_are_as_wide_as_a_gpu_wants(gpu: Gpu) -> None:
+    with gpu.load("bert") as running:
+        encoder = running.encoder
+    artifact = open_artifact(gpu.folder / "bert.dove", read_hardware())
+    (part,) = artifact.encoders.values()
+    tape = find_tape(part, "encode")
+    wide = widen_tape(tape)
+    assert (tape.max_tokens, wide.max_tokens) == (1024, 8192)
+    assert wide == encoder.tape and wide.max_sequences == 8 * tape.max_sequences
+    ends = [(buffer.offset, buffer.offset + buffer.bytes) for buffer in wide.buffers]
+    assert max(end for _, end in ends) <= wide.arena_bytes
+    places = place_args(part.file.spec, wide)
+    assert places["positions"] - places["token_ids"] == 4 * 8192
+    assert places[""] - places["out"] == 4 * wide.max_sequences * part.file.spec.dim
+    weights, activations = device_bytes(part.file, tape)
+    assert weights >= sum(entry.bytes for entry in part.file.weights)
+    assert activations == wide.arena_bytes + places[""]
+
+
+def test_an_artifact_without_kernels_for_gpus_says_so(gpu: Gpu) -> None:
+    with gpu.load("bert"):
+        pass
+    with pytest.raises(ArtifactError, match="--target cuda"):
+        open_gpu_encoder(str(gpu.folder / "bert.dove"), 0)

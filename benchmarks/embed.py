@@ -2,7 +2,8 @@
 
 Run `python benchmarks/embed.py APP.dove --models DIR --json F` (about 15 minutes). The CPU is
 real, the accelerator *emulated*: the same vectors, on the wall clock by the paper's ratios to the
-CPU measured in the run. Without an artifact or models the parts that need them are left out.
+CPU measured in the run. The part `gpu` has a real one, where the machine has. Without an artifact
+or models the parts that need them are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dovetail.runtime.embedding.capacity import (
     emulated_line,
     emulated_pair,
     measure_artifact,
+    measure_gpu,
     time_instance,
 )
 from dovetail.runtime.embedding.instance import EncoderSource
@@ -36,8 +38,9 @@ from embed_load import manager_overhead, overload
 from embed_models import MODELS
 from embed_throughput import summarize_throughput, throughput_rows
 
-PARTS = ("throughput", "table3", "published", "overhead", "concurrency", "load", "curves")
-NEEDS = dict.fromkeys(("concurrency", "load", "curves"), "artifact") | {"throughput": "models"}
+PARTS = ("throughput", "table3", "published", "overhead", "concurrency", "load", "curves", "gpu")
+NEEDS = dict.fromkeys(("concurrency", "load", "curves", "gpu"), "artifact")
+NEEDS |= {"throughput": "models"}
 """Parts that are left out without this option."""
 ROWS_OF = {"published5": "published", "published6": "published", "fig5": "curves", "fig6": "curves"}
 """Rows that are called otherwise than their part."""
@@ -69,6 +72,17 @@ def concurrency_rows(
         | capacity_row(measure_artifact(artifact, LENGTH, slo, repeats=repeats, threads=threads))
         for slo in slos
     ]
+
+
+def gpu_rows(
+    artifact: Path, slos: Sequence[float], repeats: int, threads: int | None
+) -> list[dict[str, Any]]:
+    """Return what the CPU adds to this machine's GPU within each SLO; says where there is none."""
+    options: dict[str, Any] = {"repeats": repeats, "threads": threads}
+    found = [measure_gpu(artifact, LENGTH, slo, **options) for slo in slos]
+    if None in found:
+        print("gpu: left out: no GPU embeds here, or the artifact is not for `--target cuda`")
+    return [{"part": "gpu"} | capacity_row(each) for each in found if each is not None]
 
 
 def capacity_row(found: Capacity) -> dict[str, Any]:
@@ -149,6 +163,10 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for row in measured:
         found[f"gain_{row['slo']:g}s"] = row["gain"]
         found[f"cpu_share_{row['slo']:g}s"] = row["cpu_share"]
+    for row in rows:
+        if row["part"] == "gpu":
+            found[f"gpu_gain_{row['slo']:g}s"] = row["gain"]
+            found[f"gpu_depth_error_{row['slo']:g}s"] = row["depth_error"]
     if measured:
         found["depth_error"] = max(row["depth_error"] for row in measured)
     for row in rows:
@@ -195,6 +213,8 @@ def run_part(
     source = artifact_source(options.artifact, options.threads)
     if part == "concurrency":
         return [concurrency_rows(options.artifact, options.slo, options.repeats, options.threads)]
+    if part == "gpu":
+        return [gpu_rows(options.artifact, options.slo, options.repeats, options.threads)]
     if part == "load":
         return [load_rows(source, queries, max(options.slo), options.seconds)]
     return [curve_rows(options.artifact, queries, options.slo, options.cores)]

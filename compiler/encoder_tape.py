@@ -131,7 +131,7 @@ class _Encode:
         self.linear("pooler", "head", "pooler", self.picked, self.hidden)
         if self.spec.head == "tanh":
             rows, hidden = self.rows(self.hidden), self.spec.hidden_size
-            self.tape.add("tanh_rows", "head", _S.name, _S, hidden, *rows, *rows)
+            self.tape.add("activate_rows", "head", _S.name, _S, hidden, *rows, *rows)
         self.norm("head", "pooler_norm", self.hidden, self.hidden)
         out = (ArgRef(name="out"), self.spec.labels)
         self.gemm("classifier", "head", "classifier", self.hidden, *_NO_RESIDUAL, *out)

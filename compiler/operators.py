@@ -92,7 +92,7 @@ OPERATORS: dict[str, Operator] = {
         "mean_rows", "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int"
     ),
     "unit_rows": _operator("unit_rows", "R:int H:int x:in ldx:int out:out ldo:int"),
-    "tanh_rows": _operator("activate_rows", "T:int H:int x:in ldx:int out:out ldo:int"),
+    "activate_rows": _operator("activate_rows", "T:int H:int x:in ldx:int out:out ldo:int"),
     "gate_up": _SILU,
     "down": _LINEAR,
     "gather_rows": _operator("gather_rows", "R:int H:int rows:in x:in ldx:int out:out ldo:int"),

@@ -20,7 +20,7 @@ from dovetail.ir.errors import CapacityError, DeviceError, DovetailError
 from dovetail.ir.tape import ArgRef, BufferRef, Slot, Tape, WeightRef
 from dovetail.runtime.artifact import Artifact, EncoderPart, device_module, open_artifact
 from dovetail.runtime.cuda import WARP, CudaDevice, CudaError
-from dovetail.runtime.cuda_engine import (
+from dovetail.runtime.cuda_pair import (
     WARPS_PER_PROCESSOR,
     GpuParts,
     MakeProducts,
@@ -84,8 +84,6 @@ class CudaEncoder(PackedEncoder):
         held.callback(self._module.close)
         weights = DeviceWeights(gpu, Weights(part))
         held.callback(weights.close)
-        self._streams = GpuStreams(gpu)
-        held.callback(self._streams.close)
 
         def alloc(nbytes: int) -> int:
             address = gpu.alloc(nbytes)
@@ -93,6 +91,10 @@ class CudaEncoder(PackedEncoder):
             return address
 
         places = place_args(spec, tape)
+        arena, self._memory = alloc(tape.arena_bytes), alloc(places[""])
+        gated = alloc(gated_bytes(spec, tape))
+        self._streams = GpuStreams(gpu)  # ends before what its work is on is given back
+        held.callback(self._streams.close)
         slab = self._streams.pinned(places[""])
         self._arrays = {
             name: slab[place : places[after]].view(np.int32)
@@ -101,7 +103,6 @@ class CudaEncoder(PackedEncoder):
         }
         self._given = slab[: places["out"]]
         self._rows = slab[places["out"] :].view(np.float32).reshape(-1, self.dim)
-        arena, self._memory = alloc(tape.arena_bytes), alloc(slab.nbytes)
         self._out = self._memory + places["out"]
         offsets = {buffer.name: arena + buffer.offset for buffer in tape.buffers}
 
@@ -118,8 +119,8 @@ class CudaEncoder(PackedEncoder):
             fitting_kernels(spec, self._module.kernels),
             address,
             make_products(weights.held, gpu.ordinal),
-            alloc(gated_bytes(spec, tape)),
-            product_ends(spec),
+            gated,
+            ends=product_ends(spec),
         )
         self._warps = WARPS_PER_PROCESSOR * gpu.multiprocessors
         held.callback(gpu.activate)  # comes first, on the thread that closes

@@ -26,7 +26,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "gather_rows": ("gather_rows",),
     "sample": ("sample",),
     "packed_attention": ("packed_attention_lanes",),
-    "tanh_rows": ("activate_rows_tanh",),
+    "activate_rows": ("activate_rows_tanh",),
     **{family: (family,) for family in ("embed_sum", "rope_rows", "layernorm")},
     **{family: (family,) for family in ("mean_rows", "unit_rows")},
 }

@@ -1,7 +1,7 @@
 """`dovetail bench embed`: how many queries meet an SLO, and what the CPU adds to an accelerator.
 
-In: an encoder's artifact, or nothing. Out: depths measured on this machine beside an *emulated*
-accelerator, or those of the published pairs as the product's estimator and simulator find them.
+In: an encoder's artifact, or nothing. Out: depths measured on this machine beside its GPU, or an
+*emulated* accelerator; or those of the published pairs, by the product's estimator and simulator.
 """
 
 from __future__ import annotations
@@ -93,21 +93,19 @@ def _simulate(pair: str) -> PairReport:
 def _measure(
     artifact: Path, slos: Sequence[float], length: int, repeats: int, threads: int | None
 ) -> EmbedReport:
-    from dovetail.runtime.embedding.capacity import measure_artifact
+    from dovetail.runtime.embedding.capacity import measure_artifact, measure_gpu
 
-    return EmbedReport(
-        artifact=artifact.name,
-        accelerator="emulated: the CPU's line by the published ratios, alpha x 0.21, beta x 0.84",
-        results=[
-            measure_artifact(artifact, length, slo, repeats=repeats, threads=threads)
-            for slo in slos
-        ],
-    )
+    results = [
+        measure_gpu(artifact, length, slo, repeats=repeats, threads=threads)
+        or measure_artifact(artifact, length, slo, repeats=repeats, threads=threads)
+        for slo in slos
+    ]
+    return EmbedReport(artifact.name, results[0].accelerator, results)
 
 
 def _tables(report: EmbedReport | PairReport) -> list[Table]:
     if isinstance(report, EmbedReport):
-        return [_table(f"{report.artifact} beside an emulated accelerator", _flat(report.results))]
+        return [_table(f"{report.artifact}, npu {report.accelerator}", _flat(report.results))]
     curves = {"Depths over query length (simulated)": report.lengths}
     curves["Depths over CPU cores (simulated)"] = report.cores
     return [

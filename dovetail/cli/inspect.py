@@ -56,10 +56,18 @@ class ModelInspection(msgspec.Struct, frozen=True, kw_only=True):
     tapes: tuple[TapeSummary, ...]
 
 
+class GpuRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that an encoder takes on a GPU, beside what libraries and the driver take."""
+
+    weights: int
+    activations: int
+
+
 class EncoderInspection(msgspec.Struct, frozen=True, kw_only=True):
-    """One text encoder of an artifact."""
+    """One text encoder of an artifact; `gpu` where it has kernels for one."""
 
     file: EncoderFile
+    gpu: GpuRoom | None
     schedules: tuple[ScheduleTable, ...]
     tapes: tuple[TapeSummary, ...]
 
@@ -143,7 +151,18 @@ def _inspect_model(reader: Reader, name: str) -> ModelInspection:
 
 def _inspect_encoder(reader: Reader, name: str) -> EncoderInspection:
     file = reader.json(f"models/{name}/encoder.json", EncoderFile)
-    return EncoderInspection(file=file, **_inspect_files(reader, name))
+    return EncoderInspection(file=file, gpu=_gpu_room(reader, file), **_inspect_files(reader, name))
+
+
+def _gpu_room(reader: Reader, file: EncoderFile) -> GpuRoom | None:
+    from dovetail.runtime.cuda_encoder import device_bytes
+
+    if "cuda" not in reader.manifest.targets:
+        return None
+    weights, activations = device_bytes(
+        file, reader.json(f"models/{file.name}/tapes/encode.json", Tape)
+    )
+    return GpuRoom(weights=weights, activations=activations)
 
 
 def _inspect_files(reader: Reader, name: str) -> dict[str, Any]:
@@ -187,6 +206,10 @@ def print_inspection(found: Inspection, console: Console) -> None:
         console.print(_schedule_table(model.schedules))
     for encoder in found.encoders:
         facts = encoder_facts(encoder.file) | _tape_facts(encoder.tapes)
+        if room := encoder.gpu:
+            facts["on a GPU"] = (
+                f"weights {show_bytes(room.weights)}, activations {show_bytes(room.activations)}"
+            )
         console.print(_facts_table(f"encoder {encoder.file.name}", facts))
         console.print(_weights_table(encoder.file.weights))
         console.print(_schedule_table(encoder.schedules))

@@ -1,33 +1,39 @@
 """What the CPU adds to an accelerator on this machine: the closed-loop measurement of WindVE §V.
 
 In: a CPU instance and queries. Out: lines, predicted and stress-tested depths, alone and side by
-side, beside an *emulated* accelerator whose line is the CPU's by the paper's ratios.
+side, beside a GPU, or an *emulated* accelerator whose line is the CPU's by the paper's ratios.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
+from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.embedding.calibrate import Calibrator, Sample, fixed_manager
 from dovetail.runtime.embedding.depths import cost_saving, decide_depths
 from dovetail.runtime.embedding.detector import EmbeddingPlan
+from dovetail.runtime.embedding.gpus import start_gpus
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance
 from dovetail.runtime.embedding.line import FittedLine, Line, fit_line
 from dovetail.runtime.embedding.pairs import pair_plan
 from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.profiling import Trial, profile_line, stress_depths
 from dovetail.runtime.embedding.service import EmbeddingService, Models, Observer
-from dovetail.runtime.embedding.source import artifact_source, open_encoder
+from dovetail.runtime.embedding.source import artifact_source, find_encoder, open_encoder
+from dovetail.topology.hardware import read_hardware
 
 ALPHA_RATIO, BETA_RATIO = 0.21, 0.27 / 0.32
 """The accelerator's line by the CPU's: Tesla V100 and Xeon E5-2690 (WindVE §V-B)."""
+EMULATED = "emulated: the CPU's line by the published ratios, alpha x 0.21, beta x 0.84"
 NPU, CPU = "npu", "cpu"
 DISTINCT = 16
 """Different queries of each length: the emulated accelerator knows their vectors."""
@@ -58,8 +64,9 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Concurrency within one SLO. Depths by device: `npu` is emulated, `cpu` real.
+    """Concurrency within one SLO. Depths by device: `npu` is the accelerator, `cpu` real.
 
+    accelerator: what it is, in words. late: batches that an emulated one had not ready in time.
     at_start: by the lines as fitted before the stress test, where it starts. predicted: by lines
     fitted to points from before and after it, as a machine's speed changes in that minute.
     together: stress-tested side by side; alone: each by itself, in turns with the others.
@@ -80,6 +87,7 @@ class Capacity:
     depth_error: float
     saving: float
     late: int
+    accelerator: str = EMULATED
 
 
 def time_instance(instance: Instance, sample: Sample, length: int, slo: float) -> FittedLine:
@@ -114,19 +122,28 @@ def emulated_pair(
     queries: all that will be asked; the accelerator knows their vectors from the start, so that
     it takes no time of the CPU.
     """
-    plan = pair_plan()
     npu = EmulatedAccelerator(line, length, cpu)
     npu.learn(queries)
+    with serve_pair(cpu, npu, length, slo=slo, observe=observe) as (service, plan):
+        yield service, plan, npu
+
+
+@contextmanager
+def serve_pair(
+    cpu: Instance, npu: Instance, length: int, *, slo: float, observe: Observer | None = None
+) -> Iterator[tuple[EmbeddingService, EmbeddingPlan]]:
+    """Serve on a CPU instance and an accelerator of the same model; ends both."""
+    plan = pair_plan()
     manager = fixed_manager(plan, length, {NPU: 1, CPU: 1})
     devices: dict[str, list[Models]] = {NPU: [{"": npu}], CPU: [{"": cpu}]}
     with EmbeddingService(devices, manager, slo=slo, observe=observe) as service:
-        yield service, plan, npu
+        yield service, plan
 
 
 def measure_capacity(
     calibrator: Calibrator,
     plan: EmbeddingPlan,
-    npu: EmulatedAccelerator,
+    npu: Instance,
     length: int,
     slo: float,
     *,
@@ -161,7 +178,7 @@ def measure_capacity(
         cpu_share=added / max(alone[CPU], 1),
         depth_error=max(_error(predicted[name], together[name]) for name in predicted),
         saving=cost_saving(together[NPU], together[CPU]),
-        late=npu.late,
+        late=npu.late if isinstance(npu, EmulatedAccelerator) else 0,
     )
 
 
@@ -225,8 +242,7 @@ def measure_artifact(
     """
     with closing(open_encoder(str(artifact), 1)) as encoder:
         spec = encoder.spec
-    if length > spec.max_tokens:
-        raise SpecError(f"{artifact}: its encoder takes {spec.max_tokens} tokens, not {length}")
+    _check_length(artifact, spec, length)
     queries = Queries(spec.vocab_size)
     cpu = ProcessInstance(artifact_source(artifact, threads))
     try:
@@ -237,6 +253,34 @@ def measure_artifact(
     with emulated_pair(cpu, line, queries.of(length), length, slo=slo) as (service, plan, npu):
         calibrator = Calibrator(service, plan, queries.sample)
         return measure_capacity(calibrator, plan, npu, length, slo, repeats=repeats)
+
+
+def measure_gpu(
+    artifact: Path, length: int, slo: float, *, repeats: int = 3, threads: int | None = None
+) -> Capacity | None:
+    """As `measure_artifact`, beside this machine's first GPU; None where it does not embed."""
+    hardware = read_hardware()
+    found = open_artifact(artifact, hardware)
+    part = find_encoder(found)
+    _check_length(artifact, part.file.spec, length)
+    queries = Queries(part.file.spec.vocab_size)
+    with ExitStack() as opened:
+        first = msgspec.structs.replace(hardware, accelerators=hardware.accelerators[:1])
+        gpus = start_gpus(found, first, opened)
+        if not gpus:
+            return None
+        npu = gpus[first.accelerators[0].name][part.name]
+        cpu = ProcessInstance(artifact_source(artifact, threads, part.name))
+        service, plan = opened.enter_context(serve_pair(cpu, npu, length, slo=slo))
+        calibrator = Calibrator(service, plan, queries.sample)
+        capacity = measure_capacity(calibrator, plan, npu, length, slo, repeats=repeats)
+    (device,) = first.accelerators
+    return replace(capacity, accelerator=f"{device.name}: {device.model}")
+
+
+def _check_length(artifact: Path, spec: EncoderSpec, length: int) -> None:
+    if length > spec.max_tokens:
+        raise SpecError(f"{artifact}: its encoder takes {spec.max_tokens} tokens, not {length}")
 
 
 def _error(predicted: int, tested: int) -> float:

@@ -5,11 +5,12 @@ The GPU is emulated (`tests/lazy_gpu.py`): generated kernels as C++, torch's pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -32,11 +33,10 @@ from dovetail.runtime.cuda_encoder import (
     product_ends,
     widen_tape,
 )
-from dovetail.runtime.cuda_engine import GpuParts
+from dovetail.runtime.cuda_pair import GpuParts
 from dovetail.runtime.embedding.instance import InstanceLost
 from dovetail.runtime.forward import find_tape
 from dovetail.topology.hardware import read_hardware
-from tests.codegen.warp_host import FLAGS
 from tests.emulated_gpu import build_driver
 from tests.encoders import (
     MODERN,
@@ -53,36 +53,45 @@ CUDA = DEVICE_TARGETS["cuda"]
 LENGTHS = (1, 2, 3, 17, 33, 75, 4)
 
 
-def make_models(folder: Path) -> dict[str, Any]:
-    """Write encoders of every kind; return them by name."""
-    found = {"bert": save_encoder(folder / "bert", "bert", modules=True)}
-    found["tanh"] = save_encoder(folder / "tanh", "bert", hidden_act="gelu_new", dtype="bfloat16")
-    found["jina"] = Jina()
-    found["jina"].save(folder / "jina")
-    found["modern"] = save_encoder(folder / "modern", "modernbert", **MODERN)
-    write_modules(folder / "modern", {"pooling_mode_cls_token": True})
-    gte = {"pad_token_id": 0, "type_vocab_size": 0}
-    found["gte"] = save_encoder(folder / "gte", "gte", **gte)
-    labels = {"head": "ForSequenceClassification", "num_labels": 3}
-    found["scores"] = save_encoder(folder / "scores", "bert", **labels)
-    found["modern-scores"] = save_encoder(
-        folder / "modern-scores", "modernbert", **labels, **MODERN
-    )
-    return found
+SCORES = {"head": "ForSequenceClassification", "num_labels": 3}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", {"modules": True}),
+    "tanh": ("bert", {"hidden_act": "gelu_new", "dtype": "bfloat16"}),
+    "jina": ("jina", {}),
+    "modern": ("modernbert", MODERN),
+    "gte": ("gte", {"pad_token_id": 0, "type_vocab_size": 0}),
+    "scores": ("bert", SCORES),
+    "modern-scores": ("modernbert", SCORES | MODERN),
+}
+"""Encoders of every kind: their family, and how they are made."""
+
+
+def make_model(folder: Path, name: str) -> Any:
+    """Write an encoder and return it."""
+    family, options = KINDS[name]
+    if family != "jina":
+        model = save_encoder(folder / name, family, **options)
+        if name == "modern":
+            write_modules(folder / name, {"pooling_mode_cls_token": True})
+        return model
+    jina = Jina()
+    jina.save(folder / name)
+    return jina
 
 
 class Gpu:
     """Encoders, and an emulated GPU with the kernels of all of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.models = folder, make_models(folder)
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        self.folder = folder
+        self.models = {name: make_model(folder, name) for name in names}
         requests = {
             request.name: request
             for name in self.models
             for request in device_kernels(read_encoder_spec(folder / name), CUDA)
         }
         kernels = [lower_request(request, CUDA) for request in requests.values()]
-        self.library = build_driver(kernels, flags=("-O1", *FLAGS[1:]))
+        self.library = build_driver(kernels)
         self.kernels = {kernel.entry.name: kernel.entry for kernel in kernels}
         self.module = folder / "k.ptx", make_index(kernels)
         self.module[0].write_text("emulated")
@@ -128,7 +137,14 @@ def make_index(kernels: list[KernelSpec]) -> KernelIndex:
 
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
-    return Gpu(tmp_path_factory.mktemp("cuda"))
+    """What most encoders are."""
+    return Gpu(tmp_path_factory.mktemp("cuda"), ("bert", "jina"))
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
+    """All of them: the module has kernels that one or the other does not want."""
+    return Gpu(tmp_path_factory.mktemp("every"), KINDS)
 
 
 def wanted_rows(gpu: Gpu, name: str, texts: list[np.ndarray]) -> np.ndarray:
@@ -143,17 +159,21 @@ def wanted_rows(gpu: Gpu, name: str, texts: list[np.ndarray]) -> np.ndarray:
     return first / np.linalg.norm(first, axis=1, keepdims=True)
 
 
+@pytest.mark.parametrize(("name", "eager"), [("bert", False), ("jina", True)])
+def test_rows_are_those_of_each_text_alone(gpu: Gpu, name: str, eager: bool) -> None:
+    check_rows(gpu, name, 0.999999, eager=eager)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "least", "eager"),
-    [
-        ("bert", 0.999999, False),
-        ("jina", 0.999999, True),
-        pytest.param("modern", 0.999999, False, marks=pytest.mark.long),
-        pytest.param("gte", 0.999999, False, marks=pytest.mark.long),
-        pytest.param("tanh", 0.999, False, marks=pytest.mark.long),
-    ],
+    ("name", "least"),
+    [("bert", 0.999999), ("modern", 0.999999), ("gte", 0.999999), ("tanh", 0.999)],
 )
-def test_rows_are_those_of_each_text_alone(gpu: Gpu, name: str, least: float, eager: bool) -> None:
+def test_rows_of_every_kind(every: Gpu, name: str, least: float) -> None:
+    check_rows(every, name, least)
+
+
+def check_rows(gpu: Gpu, name: str, least: float, *, eager: bool = False) -> None:
     texts = random_texts(LENGTHS)
     with gpu.load(name, eager=eager) as running:
         got = running.encoder.embed_tokens(texts)
@@ -166,13 +186,13 @@ def test_rows_are_those_of_each_text_alone(gpu: Gpu, name: str, least: float, ea
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["scores", "modern-scores"])
-def test_heads_that_score(gpu: Gpu, name: str) -> None:
+def test_heads_that_score(every: Gpu, name: str) -> None:
     import torch
 
     texts = random_texts((3, 20, 60))
-    with gpu.load(name) as running, torch.inference_mode():
+    with every.load(name) as running, torch.inference_mode():
         logits = running.encoder.embed_tokens(texts)
-        outs = [gpu.models[name](torch.tensor(text)[None].long()) for text in texts]
+        outs = [every.models[name](torch.tensor(text)[None].long()) for text in texts]
     wanted = np.array([out.logits[0].numpy() for out in outs])
     np.testing.assert_allclose(logits, wanted, atol=2e-5)
 
@@ -201,12 +221,17 @@ def test_a_gpu_that_fails_ends_its_process(gpu: Gpu) -> None:
 
 def test_kernels_are_chosen_for_the_encoder_among_others(gpu: Gpu) -> None:
     spec = read_encoder_spec(gpu.folder / "bert")
-    own = fitting_kernels(spec, gpu.kernels)
-    assert "embed_sum_f32" in own and "embed_sum_bf16" not in own and "layernorm" in own
-    assert product_ends(spec)["up"] == "activate_rows_gelu"
-    modern = read_encoder_spec(gpu.folder / "modern-scores")
-    assert product_ends(modern)["pooler"] == "activate_rows_gelu"
-    assert product_ends(modern)["gate_up"] == "gate_rows_gelu"
+    other = msgspec.structs.replace(spec, weight_dtype="bf16", head_dim=64)
+    requests = {r.name: r for each in (spec, other) for r in device_kernels(each, CUDA)}
+    entries = {name: lower_request(request, CUDA).entry for name, request in requests.items()}
+    for each, own, foreign in ((spec, "f32", "bf16"), (other, "bf16", "f32")):
+        kept = fitting_kernels(each, entries)
+        assert {f"embed_sum_{own}", "layernorm"} < kept.keys()
+        assert f"embed_sum_{foreign}" not in kept
+        assert sum(kernel.family == "packed_attention_lanes" for kernel in kept.values()) == 1
+    assert product_ends(spec) == {"up": "activate_rows_gelu", "gate_up": "gate_rows_gelu"}
+    scores = msgspec.structs.replace(spec, head="gelu", labels=1)
+    assert product_ends(scores)["pooler"] == "activate_rows_gelu"
 
 
 def test_passes_are_as_wide_as_a_gpu_wants(gpu: Gpu) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import DeviceError, SpecError
+from dovetail.runtime.embedding.instance import InstanceLost
 
 DIM = 8
 DEADLY, HEAVY, WRONG, FATAL = 666, 667, 668, 669
@@ -82,3 +83,22 @@ class Pinned(Toy):
 
 def pinned() -> Pinned:
     return Pinned()
+
+
+class Failing(Toy):
+    """As one on a GPU: DEADLY breaks the GPU, on HEAVY it has no memory."""
+
+    def embed_tokens(
+        self, ids: Sequence[np.ndarray], types: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
+        seen = {int(token) for each in ids for token in each}
+        if DEADLY in seen:
+            raise InstanceLost("gpu: an illegal memory access")
+        if HEAVY in seen:
+            tokens = sum(map(len, ids))
+            raise DeviceError(f"gpu: out of memory in a pass of {tokens} tokens")
+        return super().embed_tokens(ids, types)
+
+
+def gpu() -> Failing:
+    return Failing()

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DeviceError, DovetailError, RankError, RequestError
+from dovetail.runtime.apart.outbox import Outbox, hang_up
 from dovetail.runtime.apart.wire import Drop, News, Order, Ready, Record, Setup, Submit, Told
 from dovetail.runtime.host import Ask, EngineLoad
 from dovetail.runtime.job import Job
@@ -33,7 +32,6 @@ STARTS = 3
 """Processes in a row that die before they are ready; what waits fails then."""
 SEND_SECONDS = 10
 """A process that takes no order for so long is replaced: it always reads, unless it is stopped."""
-TIMEOUT = struct.Struct("@ll")
 CLOSED = "the app is closed; load the artifact again"
 CLOSED_MEANWHILE = "the app was closed while the request was running"
 
@@ -57,7 +55,7 @@ class EngineProcess:
         self._jobs: dict[int, Job] = {}
         self._waiting: list[Submit] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
-        self._link: socket.socket | None = None  # of a process that is ready
+        self._outbox: Outbox | None = None  # of a process that is ready
         self._child: tuple[socket.socket, LocalProcess] | None = None
         self._load = EngineLoad()
         self._service: ServicePlan | None = None
@@ -86,7 +84,7 @@ class EngineProcess:
     @property
     def ready(self) -> bool:
         """False from the death of a process until the next one serves."""
-        return self._link is not None
+        return self._outbox is not None
 
     @property
     def service(self) -> ServicePlan:
@@ -117,11 +115,11 @@ class EngineProcess:
         with self._lock:
             self._check_open()
             self._jobs.update(zip(numbers, jobs, strict=True))
-            if self._link is None:
+            if self._outbox is None:
                 self._waiting.append(submit)
                 self._ensure_thread()
             else:
-                self._send(submit)
+                self._outbox.post(submit)
 
     def drop(self, jobs: Sequence[Job]) -> Future[None]:
         """Have the process end them; those that it was never sent end here."""
@@ -130,12 +128,12 @@ class EngineProcess:
         with self._lock:
             self._check_open()
             unsent = [self._jobs.pop(n) for n in self._unsent.intersection(numbers)]
-            if self._link is None:  # with the process all its blocks are gone
+            if self._outbox is None:  # with the process all its blocks are gone
                 done.set_result(None)
             else:
                 ticket = next(self._numbers)
                 self._tickets[ticket] = done
-                self._send(Drop(numbers, ticket))
+                self._outbox.post(Drop(numbers, ticket))
         for job in unsent:
             job.request.finish("abort")
             job.end()
@@ -159,7 +157,7 @@ class EngineProcess:
             self._closed = True
             child, thread = self._child, self._thread
             if child is not None:
-                _hang_up(child[0])
+                hang_up(child[0])
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -205,17 +203,13 @@ class EngineProcess:
 
     def _send(self, order: Order) -> None:
         """Send an order to a process that is ready. With the lock."""
-        if self._link is None:
-            return
-        try:
-            self._link.sendall(pack_value(order))
-        except OSError:  # it is gone, or has read nothing for long: its end is read elsewhere
-            _hang_up(self._link)
+        if self._outbox is not None:
+            self._outbox.post(order)
 
     def _record(self, *, on: bool) -> None:
         done: Future[None] = Future()
         with self._lock:
-            if self._link is None:
+            if self._outbox is None:
                 return
             ticket = next(self._numbers)
             self._tickets[ticket] = done
@@ -316,7 +310,7 @@ class EngineProcess:
         with self._lock:
             self._child = link, child
             if self._closed:
-                _hang_up(link)
+                hang_up(link)
         try:
             link.sendall(pack_value(self._setup))
             ready = receive_value(link, Ready)
@@ -329,9 +323,8 @@ class EngineProcess:
         return link, child
 
     def _read(self, link: socket.socket) -> None:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEOUT.pack(SEND_SECONDS, 0))
         with self._lock:
-            self._link = link
+            self._outbox = Outbox(link, SEND_SECONDS)
             if self._timeline is not None:
                 self._send(Record(on=True))
             self._send_waiting()
@@ -346,10 +339,13 @@ class EngineProcess:
     def _end(self, link: socket.socket, child: LocalProcess) -> str:
         """Fail what the process had; return how it ended, in words."""
         with self._lock:
-            self._link, self._load = None, EngineLoad()
+            outbox, self._outbox, self._load = self._outbox, None, EngineLoad()
             lost = [self._jobs.pop(number) for number in set(self._jobs) - self._unsent]
             tickets = list(self._tickets.values())
             self._tickets.clear()
+        hang_up(link)
+        if outbox is not None:
+            outbox.close()
         # The lost are told at once, and the child is buried after
         fate = child.fate(END_SECONDS) or "hung up"
         why = f"the engine's {child.where} {fate}"
@@ -390,8 +386,3 @@ def _fail(job: Job, error: DovetailError) -> None:
         job.request.error = error
         job.request.finish(FAILED)
     job.fail(error)
-
-
-def _hang_up(link: socket.socket) -> None:
-    with suppress(OSError):
-        link.shutdown(socket.SHUT_RDWR)

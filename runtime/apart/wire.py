@@ -6,7 +6,7 @@ have the app's numbers; times are those of this machine's monotonic clock, which
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
@@ -66,12 +66,18 @@ class Submit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     live: bool
     flow: int | None = None
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that it names, which is most of its size; other orders have none."""
+        return sum(map(len, self.prompts))
+
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
     """End requests; what has ended stays as it is. A ticket is given back once that is done."""
 
     numbers: tuple[int, ...]
     ticket: int | None = None
+    tokens: ClassVar[int] = 0
 
 
 class Record(msgspec.Struct, frozen=True, tag=True):
@@ -79,9 +85,16 @@ class Record(msgspec.Struct, frozen=True, tag=True):
 
     on: bool
     ticket: int | None = None
+    tokens: ClassVar[int] = 0
 
 
 Order: TypeAlias = Submit | Drop | Record
+
+
+class Orders(msgspec.Struct, frozen=True, array_like=True):
+    """Orders in turn."""
+
+    orders: list[Order]
 
 
 # ---- from the child ----

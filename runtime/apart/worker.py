@@ -26,6 +26,7 @@ from dovetail.runtime.apart.wire import (
     ErrorText,
     News,
     Order,
+    Orders,
     Ready,
     Record,
     Setup,
@@ -227,9 +228,9 @@ def serve(link: socket.socket) -> None:
 
 
 def _read(link: socket.socket, opened: Future[Desk]) -> None:
-    kind: Any = Order
-    while (order := receive_value(link, kind)) is not None:
-        opened.result().take(order)
+    while (message := receive_value(link, Orders)) is not None:
+        for order in message.orders:
+            opened.result().take(order)
     os._exit(0)  # whatever is being computed, nobody waits for it
 
 

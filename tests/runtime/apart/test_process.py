@@ -264,3 +264,14 @@ def test_steps_are_drawn_across_the_death_of_a_process(
         facts = check_timeline(tmp_path / "trace.json")
         assert facts.arrows == 3 and facts.tracks == 3
         app.generate([4, 4], **brief)  # and nobody draws any more
+
+
+def test_nobody_waits_for_a_process_that_takes_no_orders(make_artifact: MakeArtifact) -> None:
+    """The process is stopped; what it is sent meanwhile is more than its socket holds."""
+    with load(make_artifact(), apart=True) as app:
+        wanted = app.generate([4] * 90, max_tokens=1)[0].token_ids
+        os.kill(pid(app), signal.SIGSTOP)
+        jobs = [job for _ in range(4) for job in app.submit_all([[4] * 90] * 800, max_tokens=1)]
+        assert not any(job.finished for job in jobs)
+        os.kill(pid(app), signal.SIGCONT)
+        assert {job.result(timeout=300).token_ids for job in jobs} == {wanted}

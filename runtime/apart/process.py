@@ -182,6 +182,7 @@ class EngineProcess:
                     params=ask.params,
                     metrics=Metrics(arrival),
                     index=place % ask.params.n,
+                    seed=0,  # the process draws it
                 )
             )
         return tuple(numbers)
@@ -339,13 +340,11 @@ class EngineProcess:
     def _end(self, link: socket.socket, child: LocalProcess) -> str:
         """Fail what the process had; return how it ended, in words."""
         with self._lock:
-            outbox, self._outbox, self._load = self._outbox, None, EngineLoad()
+            self._outbox, self._load = None, EngineLoad()
             lost = [self._jobs.pop(number) for number in set(self._jobs) - self._unsent]
             tickets = list(self._tickets.values())
             self._tickets.clear()
         hang_up(link)
-        if outbox is not None:
-            outbox.close()
         # The lost are told at once, and the child is buried after
         fate = child.fate(END_SECONDS) or "hung up"
         why = f"the engine's {child.where} {fate}"

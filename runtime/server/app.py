@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import logging
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from dovetail.runtime.server.completions import completions
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
 from dovetail.runtime.server.errors import ApiError, ClientGone, tell
+from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.openapi import Endpoint, make_document
 from dovetail.runtime.server.replies import (
     ChatReply,
@@ -200,4 +200,4 @@ async def _send_with_id(send: Send, seen: _Seen, message: Message) -> None:
 
 def _choose_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
-    return given if REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+    return given if REQUEST_ID.fullmatch(given) else new_id("req")

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from dovetail.runtime.job import Job, merge
@@ -30,6 +31,7 @@ PASSED = (
     *("include_stop_str_in_output", *TOKEN_LISTS),
 )
 """Fields that are options of the engine by the same name."""
+_SERVER, _NUMBERS = secrets.token_hex(8), count()
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def processing_headers(found: Sequence[Completion]) -> dict[str, str]:
 
 def new_id(prefix: str) -> str:
     """Return an id that no other reply has."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    return f"{prefix}-{_SERVER}{next(_NUMBERS):08x}"
 
 
 def refuse_unknown_wishes(body: GenerationRequest) -> None:

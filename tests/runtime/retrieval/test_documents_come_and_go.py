@@ -171,4 +171,4 @@ def test_a_part_is_copied_a_few_times_and_there_are_few_parts() -> None:
 TestComeAndGo = ComeAndGo.TestCase
 TestComeAndGo.settings = settings(max_examples=10, stateful_step_count=15, deadline=None)
 TestLonger = pytest.mark.long(pytest.mark.timeout(280)(Longer.TestCase))
-TestLonger.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestLonger.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

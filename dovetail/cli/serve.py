@@ -27,24 +27,37 @@ PANEL_MODELS, PANEL_HTTP, PANEL_ENGINE = "Models", "HTTP", "Engine"
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the keys of a YAML file as defaults: below flags and environment variables."""
+    """Take the keys of a YAML file as defaults: below flags and environment variables.
+
+    Values are texts, as in the environment: `tune: off` is no boolean.
+    """
     if path is None:
         return None
-    known = {parameter.name for parameter in context.command.params} - {"config"}
+    known = {parameter.name: parameter for parameter in context.command.params}
     try:
-        values = yaml.safe_load(path.read_text()) or {}
+        values = yaml.load(path.read_text(), yaml.BaseLoader) or {}  # makes texts and lists alone
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} is no YAML file: {error}") from None
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}") from None
     if not isinstance(values, dict):
         raise typer.BadParameter(f"{path} must hold keys with values, such as `port: 8000`")
-    named = {str(key).replace("-", "_"): value for key, value in values.items()}
-    unknown = sorted(set(named) - known)
+    named = {key.replace("-", "_"): value for key, value in values.items() if value != ""}
+    unknown = sorted(named.keys() - (known.keys() - {"config"}))
     if unknown:
         raise typer.BadParameter(f"{path}: serve has no flag {', '.join(unknown)}")
-    context.default_map = {**(context.default_map or {}), **named}
+    defaults = {name: _fit(f"{path}: {name}", known[name], value) for name, value in named.items()}
+    context.default_map = {**(context.default_map or {}), **defaults}
     return path
+
+
+def _fit(place: str, parameter: Any, value: Any) -> str | list[str]:
+    """Return a value of the file as its flag takes it: one text, or a list where it repeats."""
+    several = parameter.multiple or parameter.nargs != 1
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in texts) or (len(texts) != 1 and not several):
+        raise typer.BadParameter(f"{place} must be one value{' or a list' if several else ''}")
+    return texts if several else texts[0]
 
 
 def flag(name: str, help: str, panel: str = PANEL_HTTP) -> Any:

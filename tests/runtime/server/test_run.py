@@ -17,6 +17,7 @@ import pytest
 
 from dovetail.codegen.toolchain import cache_directory
 from dovetail.tiny_world import LLAMA
+from tests.dovetail.commands import dovetail
 from tests.runtime.server.live import Live, connect, http, serving
 
 LONG = {"prompt": [5] * 420, "max_tokens": 530, "ignore_eos": True, "temperature": 0}
@@ -31,10 +32,11 @@ def guarded(artifacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "keys").write_text("first\nsecond\n")
     config = folder / "serve.yaml"
-    config.write_text(f"max-queue: 1\nkv_blocks: 60\napi-key-file: {folder / 'keys'}\nport: 1\n")
+    text = f"max-queue: 1\nkv_blocks: 60\napi-key-file: {folder / 'keys'}\nport: 1\ntune: off\n"
+    config.write_text(f"{text}api-key: third\nlog-requests: false\nmodels: {artifacts['llama']}\n")
     env = {"DOVETAIL_SERVE_CORS_ALLOW_ORIGIN": "https://page.example"}
     flags = ("--config", config, "--max-body-bytes", 20_000, "--body-seconds", 2)
-    with serving(artifacts["llama"], *flags, log=folder / "log", env=env) as server:
+    with serving(*flags, log=folder / "log", env=env) as server:
         yield server
 
 
@@ -51,13 +53,30 @@ def figure(server: Live, name: str) -> float:
     return float(next(found, "0").split()[-1])
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prot: 8000", "no flag prot"),
+        ("port: [1, 2]", "port must be one value"),
+        ("api-key: {a: b}", "api_key must be one value or a list"),
+        ("- port", "must hold keys"),
+        ("port: 'a", "is no YAML file"),
+    ],
+)
+def test_a_wrong_file_of_flags_is_told(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "serve.yaml").write_text(text)
+    done = dovetail("serve", "--config", tmp_path / "serve.yaml")
+    assert done.code == 2 and said in " ".join(re.sub("[│─╭╮╰╯]", " ", done.err).split())
+
+
 def test_a_key_is_needed_but_for_health(guarded: Live) -> None:
     assert http.get(f"{guarded.url}/health").status_code == 200
-    for headers in ({}, {"authorization": "Bearer third"}, {"authorization": "Bearer"}):
+    for headers in ({}, {"authorization": "Bearer fourth"}, {"authorization": "Bearer"}):
         reply = http.get(f"{guarded.v1}/models", headers=headers)
         assert reply.status_code == 401
         assert reply.json()["error"]["type"] == "authentication_error"
-    assert http.get(f"{guarded.v1}/models", headers=KEY).status_code == 200
+    for headers in (KEY, {"authorization": "Bearer third"}):
+        assert http.get(f"{guarded.v1}/models", headers=headers).status_code == 200
 
 
 def test_pages_of_the_origin_may_call(guarded: Live) -> None:

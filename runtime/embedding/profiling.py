@@ -41,9 +41,7 @@ def profile_line(measure: Measure, slo: float) -> FittedLine:
     return profile_lines(lambda counts: {"": measure(counts[""])}, [""], slo)[""]
 
 
-def profile_lines(
-    trial: Trial, names: Iterable[str], slo: float, *, rounds: int = ROUNDS
-) -> dict[str, FittedLine]:
+def profile_lines(trial: Trial, names: Iterable[str], slo: float) -> dict[str, FittedLine]:
     """Fit the lines of devices to a few concurrencies up to their depths for `slo` seconds.
 
     Each alone first, up to a quarter of its depth, which says about where the depth is. What counts
@@ -52,7 +50,7 @@ def profile_lines(
     """
     alone = {name: _explore(trial, name, slo) for name in names}
     points: dict[str, list[Point]] = {name: [] for name in alone}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         depths = {name: _depth([*alone[name], *points[name]], slo) for name in points}
         for share in SHARES if any(depths.values()) else ():
             counts = {name: max(1, round(share * depth)) for name, depth in depths.items() if depth}

@@ -155,10 +155,10 @@ def _inspect_encoder(reader: Reader, name: str) -> EncoderInspection:
 
 
 def _gpu_room(reader: Reader, file: EncoderFile) -> GpuRoom | None:
-    from dovetail.runtime.cuda_encoder import device_bytes
-
     if "cuda" not in reader.manifest.targets:
         return None
+    from dovetail.runtime.cuda_encoder import device_bytes
+
     weights, activations = device_bytes(
         file, reader.json(f"models/{file.name}/tapes/encode.json", Tape)
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.compiler.config import read_bounded
 from dovetail.compiler.encoder_pipeline import EncoderInputs, read_encoder_inputs, whole_plan
 from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
@@ -66,8 +65,7 @@ def read_artifact(request: CompileRequest) -> tuple[Inputs | EncoderInputs, ...]
         )
         members.append(read_inputs(own, part))
     for encoder in artifact.encoders.values():
-        cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
-        own = replace(request, name=encoder.name, targets=cpus)
+        own = replace(request, name=encoder.name)
         if members:
             own = replace(own, plan=whole_plan(members[0].plan), threads=None)
         members.append(read_encoder_inputs(own, encoder))

@@ -59,7 +59,7 @@ class Indexes:
             return next(iter(bound.values()))
         if name is not None and name in bound:
             return bound[name]
-        known = ", ".join(map(repr, bound)) or "none; add one with app.add_index(...)"
+        known = ", ".join(map(repr, bound)) or "none; add one (app.add_index, --index)"
         wanted = "several indexes may be meant" if name is None and bound else f"no index {name!r}"
         raise WorkflowError(f"{wanted if name or bound else 'no index'}; there are: {known}")
 

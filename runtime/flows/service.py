@@ -200,6 +200,15 @@ class FlowService:
         """Return an index by its name; see `App.index`."""
         return AppIndex(self._find_index(name).name, self._hands.indexes, self._hands.worker)
 
+    def check(self, workflow: Workflow) -> None:
+        """Raise a WorkflowError that names the first node which cannot run with what there is."""
+        check_workflow(
+            workflow,
+            self._models,
+            generates=self._hands.generator is not None,
+            find_index=self._find_index,
+        )
+
     def submit(
         self, workflow: AnyWorkflow, inputs: Mapping[str, object], *, events: bool
     ) -> WorkflowJob:
@@ -207,12 +216,7 @@ class FlowService:
         if not isinstance(inputs, Mapping):
             raise WorkflowError('inputs are given by name, such as {"input": "..."}')
         found = self.find(workflow)
-        check_workflow(
-            found,
-            self._models,
-            generates=self._hands.generator is not None,
-            find_index=self._find_index,
-        )
+        self.check(found)
         return self._driver.submit(WorkflowRun(found, inputs), events=events)
 
     def start_recording(self, timeline: Timeline) -> None:

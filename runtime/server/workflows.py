@@ -96,12 +96,14 @@ def add_workflows(
 
     These search `indexes`, their queries being embedded by its own encoder, else by the first model
     that embeds. A graph stands in for an artifact's of the same name. Raises SpecError where no
-    model generates or two ids are the same, and what `App.add_index` and `App.workflows` do.
+    model generates or two ids are the same, WorkflowError where a graph lacks its index or a model,
+    and what `App.add_index` and `App.workflows` do.
     """
     model = next((model for model in models if "generate" in model.skills), None)
     if model is not None:
         _add_indexes(models, model, indexes, nprobe)
         for graph in graphs:
+            model.app.flows.check(graph)
             model.app.add_workflow(graph)
     elif graphs:
         raise SpecError("workflows need a model that generates; none is served")

@@ -20,6 +20,8 @@ from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.flows.events import WorkflowResult
+from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.runtime.server.workflows import add_workflows
 from tests.runtime.server.live import Live, http, serving
 
 TEXTS = ("Melkar is the capital of Zorvia.", "Zorvia lies on the river Ossa.", "Apples grow.")
@@ -174,6 +176,12 @@ def test_a_malformed_graph_is_refused_before_anything_is_served(tmp_path: Path, 
     (tmp_path / "wrong.yaml").write_text(PAIR.replace(*WRONG_GRAPHS[said]))
     with pytest.raises(WorkflowError, match=said):
         read_graphs(str(tmp_path / "wrong.yaml"))
+
+
+def test_a_workflow_without_its_index_is_refused_at_the_start(artifacts: dict[str, Path]) -> None:
+    with dovetail.load(artifacts["llama"]) as app:
+        with pytest.raises(WorkflowError, match=r"node 'search': no index.*--index"):
+            add_workflows(Models([ServedModel("llama", app)]), read_graphs("hyde"), (), None)
 
 
 def test_runs_are_counted(flows: Live) -> None:

@@ -27,6 +27,8 @@ SLO = 10.0
 LEVELS = tuple(0.1 * 1.06**i for i in range(49))
 """Rates that are tried, as parts of what index and engine can take at most: 0.1 to 1.64."""
 LEAST_REQUESTS = 24
+STEADY = ("rates", "cache")
+"""Groups measured over longer times: a queue grows and a cache fills slowly."""
 ROUND_MEAN = statistics.fmean(ROUNDS)
 STAGES: dict[str, tuple[float, dict[str, float]]] = {
     "one-shot": (1, {"answer": 1}),
@@ -101,9 +103,10 @@ class Stage:
     def arrivals(self, cell: Cell, rate: float) -> list[Arrival]:
         """Return requests at a rate for the stage's seconds; a burst has as many, all at once."""
         graphs = [self.graphs[name] for name in cell.workflows]
-        seconds = self.long if cell.point == "sustained" else self.seconds
+        burst = cell.point == "burst"
+        seconds = self.long if cell.group in STEADY and not burst else self.seconds
         count = max(LEAST_REQUESTS, round(rate * seconds))
-        pace = 1e6 if cell.point == "burst" else rate
+        pace = 1e6 if burst else rate
         return poisson(graphs, pace, count, self.script, self.seed)
 
     def run(self, cell: Cell, plane: str, arrivals: Sequence[Arrival]) -> Simulation:

@@ -9,7 +9,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -49,6 +49,18 @@ class Instance(Encoder, Protocol):
 
     def restart(self) -> None:
         """Start it again after `InstanceLost`; DeviceError where that fails."""
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """An instance whose death is told of, also while it has nothing to do."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has died and has not been started again."""
+
+    def watch(self, died: Callable[[], object]) -> None:
+        """Have `died` called, on a thread, whenever it dies."""
 
 
 class InstanceLost(Exception):

@@ -11,8 +11,9 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -66,12 +67,23 @@ class ProcessInstance:
         """Start the process; raises what opening the encoder raised there."""
         self._setup = WorkerSetup(source=source, pus=tuple(pus))
         self.dim = 0
+        self._died: Callable[[], object] | None = None
         self._start()
 
     @property
     def pid(self) -> int:
         """Process id of the child."""
         return self._process.pid
+
+    @property
+    def dead(self) -> bool:
+        """See Mortal."""
+        return self._process.poll() is not None
+
+    def watch(self, died: Callable[[], object]) -> None:
+        """See Mortal."""
+        self._died = died
+        threading.Thread(target=_mourn, args=(self._process, died), daemon=True).start()
 
     def embed_tokens(
         self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, limit: float = math.inf
@@ -111,6 +123,8 @@ class ProcessInstance:
         self._process.kill()
         self.close()
         self._start()
+        if self._died is not None:
+            self.watch(self._died)
 
     def close(self) -> None:
         """End the child; safe to call twice."""
@@ -149,6 +163,11 @@ class ProcessInstance:
             raise DeviceError("an embedding process died on its start")
         self._socket.settimeout(None)
         self.dim = reply.dim
+
+
+def _mourn(process: subprocess.Popen[bytes], died: Callable[[], object]) -> None:
+    process.wait()
+    died()
 
 
 def _end_process(link: socket.socket, process: subprocess.Popen[bytes]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError, SpecError
 from dovetail.runtime.embedding.desk import Desk
-from dovetail.runtime.embedding.instance import Ids, Instance, Vectors
+from dovetail.runtime.embedding.instance import Ids, Instance, Mortal, Vectors
 from dovetail.runtime.embedding.job import EmbedJob, Part, Run, part_of, run_batch
 from dovetail.runtime.embedding.query import Batch, Query
 from dovetail.runtime.embedding.queues import QueueManager
@@ -284,7 +284,12 @@ class EmbeddingService:
 
     def _drive(self, name: str, models: Models) -> None:
         """Run batches on one instance until the service is closed or the device given up."""
-        while (batch := self._next(name)) is not None:
+        self._watch(name, models)
+        while (batch := self._next(name, models)) is not None:
+            if not isinstance(batch, Batch):
+                if not self._revive(name, batch):
+                    return
+                continue
             instance = models[batch.model]
             run = run_batch(instance, batch, self.dims[batch.model])
             now = self._now()
@@ -296,9 +301,13 @@ class EmbeddingService:
                 self._observe(batch, now - batch.started)
             self._report(batch, run, now)
 
-    def _next(self, name: str) -> Batch | None:
+    def _next(self, name: str, models: Models) -> Batch | Instance | None:
+        """Wait for a batch, or an instance that has died meanwhile; None at the end."""
         with self._lock:
             while not self._closed:
+                for instance in models.values():
+                    if isinstance(instance, Mortal) and instance.dead:
+                        return instance
                 batch = self.manager.take(name, self._now())
                 if batch is not None:
                     return batch
@@ -317,14 +326,28 @@ class EmbeddingService:
         with self._lock:
             self.manager.note(batch, self._now())
 
-    def _revive(self, name: str, instance: Instance, batch: Batch) -> bool:
-        """Start a dead instance again; False where it cannot be, or the service is closed."""
+    def _watch(self, name: str, models: Models) -> None:
+        """Have the thread of an instance notice at once that it has died."""
+
+        def notice() -> None:
+            with self._lock:
+                self._work[name].notify_all()
+
+        for instance in models.values():
+            if isinstance(instance, Mortal):
+                instance.watch(notice)
+
+    def _revive(self, name: str, instance: Instance, batch: Batch | None = None) -> bool:
+        """Start a dead instance again; False where it cannot be, or the service is closed.
+
+        batch: what it ran, which is queued again; from an idle one's death on queries may wait.
+        """
         log.warning("%s: an embedding process has died or hangs; starting it again", name)
         with self._lock:
             self._lost[name] += 1
-            if self._lost[name] == len(self._instances[name]):
+            if batch is not None and self._lost[name] == len(self._instances[name]):
                 self.manager.close_device(name)
-            done = self._desk.lose(batch)
+            done = self._desk.lose(batch) if batch is not None else []
             self._wake()
             closed = self._closed
         _settle(done)

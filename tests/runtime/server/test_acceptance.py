@@ -25,7 +25,7 @@ from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.settings import ServeSettings
 from tests.dovetail.commands import dovetail
 from tests.runtime.server.live import Live, http
-from tests.runtime.server.test_conformance import PROMPT
+from tests.runtime.server.openai_calls import PROMPT
 from tests.topology.corpus import corpus_file
 
 

@@ -10,7 +10,7 @@ import pytest
 import dovetail
 from dovetail.runtime.app import App
 from tests.runtime.server.live import Live
-from tests.runtime.server.test_conformance import PROMPT, answer, chat_ids
+from tests.runtime.server.openai_calls import PROMPT, answer, chat_ids
 
 langchain_openai = pytest.importorskip("langchain_openai")
 

@@ -1,0 +1,127 @@
+"""What a server refuses, by status, field and header; and what it tells of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+import dovetail
+from tests.runtime.server.live import Live, http
+from tests.runtime.server.openai_calls import MESSAGES, PROMPT, refused
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.5}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": -3}, "n"),
+    ({"n": 10**6}, "n"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"seed": 1 << 80}, "seed"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"logit_bias": {"768": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
+    ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
+    ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids"),
+    ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids[0]"),
+    ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"extra_body": {"min_p": 7}}, "min_p"),
+    ({"max_tokens": 3, "extra_body": {"min_tokens": 4}}, "min_tokens"),
+    ({"extra_body": {"priority": 1000}}, "priority"),
+    ({"extra_body": {"stream": "yes"}}, "stream"),
+]
+WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template"),
+]
+WRONG_TEXT: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ["a", 5]}, "prompt"),
+    ({"logprobs": 101}, "logprobs"),
+    ({"logprobs": 1, "echo": True}, "logprobs"),
+    ({"best_of": 3}, "best_of"),
+    ({"suffix": "x"}, "suffix"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG + WRONG_CHAT, ids=str)
+def test_wrong_chats_are_refused_by_name(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    call = client.chat.completions.create
+    error = refused(call, **{"model": "llama", "messages": MESSAGES, **fields})
+    assert (error.status_code, error.param) == (400, param), error.message
+    assert error.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG + WRONG_TEXT, ids=str)
+def test_wrong_completions_are_refused_by_name(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    call = client.completions.create
+    error = refused(call, **{"model": "llama", "prompt": PROMPT, **fields})
+    assert (error.status_code, error.param) == (400, param), error.message
+
+
+def test_unknown_models_and_paths_are_not_found(client: openai.OpenAI, live: Live) -> None:
+    error = refused(client.completions.create, model="gpt", prompt="a")
+    assert (error.status_code, error.code) == (404, "model_not_found")
+    refused(client.models.retrieve, model="gpt")
+    reply = http.get(f"{live.url}/v1/nothing")
+    assert reply.status_code == 404 and "error" in reply.json()
+    reply = http.get(f"{live.v1}/completions")
+    assert reply.status_code == 405 and reply.headers["allow"] == "POST"
+
+
+def test_models_are_asked_for_what_they_can(client: openai.OpenAI) -> None:
+    assert refused(client.completions.create, model="encoder", prompt="a").status_code == 400
+    assert refused(client.embeddings.create, model="llama", input="a").status_code == 400
+
+
+@pytest.mark.parametrize("words", [1100, 100_000])
+def test_too_long_a_prompt_is_never_to_be_sent_again(client: openai.OpenAI, words: int) -> None:
+    messages = [{"role": "user", "content": "Zorvia " * words}]
+    error = refused(client.chat.completions.create, model="llama", messages=messages)
+    assert (error.status_code, error.code) == (400, "context_length_exceeded")
+    assert error.response.headers["x-should-retry"] == "false"
+
+
+def test_ids_of_requests_are_kept(live: Live) -> None:
+    reply = http.get(f"{live.v1}/models", headers={"x-request-id": "mine-5"})
+    assert reply.headers["x-request-id"] == "mine-5"
+    bad = http.get(f"{live.v1}/models", headers={"x-request-id": "a b"})
+    assert bad.headers["x-request-id"].startswith("req-")
+
+
+def test_metrics_have_the_known_names(client: openai.OpenAI, live: Live) -> None:
+    client.completions.create(model="llama", prompt=PROMPT, max_tokens=2)
+    text = http.get(f"{live.url}/metrics").text
+    for name in (
+        'generation_tokens_total{engine="0",model_name="llama"}',
+        'time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="llama"}',
+        'request_success_total{engine="0",finished_reason="length",model_name="llama"}',
+        'num_requests_running{engine="0",model_name="llama"} 0.0',
+        'kv_cache_usage_perc{engine="0",model_name="llama"} 0.0',
+    ):
+        assert f"dovetail:{name}" in text, name
+
+
+def test_health_and_version(live: Live) -> None:
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert http.get(live.url + path).json() == {"status": "ok"}
+    assert http.get(f"{live.url}/version").json() == {"version": dovetail.__version__}

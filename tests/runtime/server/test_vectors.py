@@ -1,0 +1,83 @@
+"""Embeddings and rerank, and what a server tells of its models and tokens."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+import dovetail
+from dovetail.runtime.app import App
+from tests.runtime.server.live import Live, http
+from tests.runtime.server.openai_calls import MESSAGES, PROMPT, chat_ids, refused
+
+
+def test_embeddings_in_both_forms(client: openai.OpenAI, artifacts: dict[str, Any]) -> None:
+    texts = ["Melkar is the capital of Zorvia.", "Who?"]
+    with dovetail.load(artifacts["encoder"]) as app:
+        rows = app.embed(texts)
+    default = client.embeddings.create(model="encoder", input=texts)  # asks for base64
+    floats = client.embeddings.create(model="encoder", input=texts, encoding_format="float")
+    for reply in (default, floats):
+        np.testing.assert_allclose([d.embedding for d in reply.data], rows, atol=1e-6)
+        assert [d.index for d in reply.data] == [0, 1]
+        assert reply.object == "list" and reply.data[0].object == "embedding"
+        assert reply.usage.prompt_tokens == reply.usage.total_tokens > 4
+
+
+def test_base64_is_little_endian_float32(live: Live) -> None:
+    body = {"model": "encoder", "input": "Who?", "encoding_format": "base64"}
+    found = http.post(f"{live.v1}/embeddings", json=body).json()["data"][0]["embedding"]
+    vector = np.frombuffer(base64.b64decode(found), "<f4")
+    body["encoding_format"] = "float"
+    plain = http.post(f"{live.v1}/embeddings", json=body).json()["data"][0]["embedding"]
+    np.testing.assert_array_equal(vector, np.float32(plain))
+
+
+@pytest.mark.parametrize("form", [[5, 6, 7], [[5, 6, 7], [8, 9]]], ids=["ids", "lists"])
+def test_embeddings_take_token_ids(client: openai.OpenAI, form: Any) -> None:
+    reply = client.embeddings.create(model="encoder", input=form)
+    assert len(reply.data) == (1 if form[0] == 5 else 2)
+
+
+def test_embedding_dimensions_cannot_be_cut(client: openai.OpenAI) -> None:
+    assert client.embeddings.create(model="encoder", input="a", dimensions=128).data
+    error = refused(client.embeddings.create, model="encoder", input="a", dimensions=64)
+    assert error.status_code == 400 and error.param == "dimensions"
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
+def test_rerank_puts_the_answer_first(live: Live, path: str) -> None:
+    documents = ["Apples grow on trees.", {"text": "Melkar is the capital of Zorvia."}]
+    body = {"query": "What is the capital of Zorvia?", "documents": documents, "top_n": 1}
+    found = http.post(live.url + path, json={"model": "encoder", **body}).json()
+    assert [result["index"] for result in found["results"]] == [1]
+    assert found["results"][0]["document"] == {"text": "Melkar is the capital of Zorvia."}
+    bare = http.post(live.url + path, json={**body, "return_documents": False}).json()
+    assert "document" not in bare["results"][0] and bare["model"] == "encoder"
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["llama", "encoder"]
+    assert client.models.retrieve("llama").owned_by == "dovetail"
+    assert client.models.list().data[0].max_model_len == 1024  # type: ignore[attr-defined]
+
+
+def test_tokens_come_and_go(live: Live, offline: App) -> None:
+    found = http.post(f"{live.url}/tokenize", json={"model": "llama", "prompt": PROMPT}).json()
+    assert offline.tokenizer is not None
+    assert found["tokens"] == offline.tokenizer.encode(PROMPT)
+    assert found["count"] == len(found["tokens"]) and found["max_model_len"] == 1024
+    back = http.post(f"{live.url}/detokenize", json={"tokens": found["tokens"]}).json()
+    assert back == {"prompt": PROMPT}
+    chat = http.post(f"{live.url}/tokenize", json={"messages": MESSAGES}).json()
+    assert chat["tokens"] == chat_ids(offline)
+
+
+def test_the_first_model_that_can_is_the_default(live: Live) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 1}
+    assert http.post(f"{live.v1}/completions", json=body).json()["model"] == "llama"
+    assert http.post(f"{live.v1}/embeddings", json={"input": "a"}).json()["model"] == "encoder"

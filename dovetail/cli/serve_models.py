@@ -106,7 +106,8 @@ def find_untuned(
     for text, (name, artifact) in zip(given, artifacts.items(), strict=True):
         if _is_measured(artifact):
             continue
-        path, of_checkpoint = Path(text), artifact != Path(text)
+        path = Path(text)
+        of_checkpoint = not _is_artifact(path)
         output = _tuned(artifact) if of_checkpoint else _tuned_copy(path)
         known = chosen if of_checkpoint else {}
         command = _compile_command(COMPILE_IDLE, path, output, known)
@@ -145,7 +146,9 @@ def _served() -> Path:
 
 
 def _tuned(artifact: Path) -> Path:
-    return artifact.with_name(artifact.name.removesuffix(".dove") + TUNED)
+    """Return where the cache has a model's artifact, or its tuned one, with measured schedules."""
+    name = artifact.name.removesuffix(TUNED).removesuffix(".dove")
+    return artifact.with_name(name + TUNED)
 
 
 def _key(model: Path, options: Mapping[str, object]) -> str:

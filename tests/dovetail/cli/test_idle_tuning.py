@@ -132,6 +132,14 @@ def test_artifacts_by_rules_are_tuned_beside_them(
     compile_model(given, output=job.output, effort="none")
     assert find_artifacts([str(given)], [], {}) == {"app": job.output}
     assert (job.output / weights).samefile(given / weights)
+    # Schedules that are not of this machine are measured again, in place of what is served
+    assert find_untuned([str(given)], {"app": job.output}, {"max_context": 64}, 8.0) == [job]
+    made, tuned = tmp_path / "llama-key.dove", tmp_path / "llama-key.tuned.dove"
+    for link in (made, tuned):
+        link.symlink_to(given)
+        (again,) = find_untuned([str(LLAMA)], {"llama": link}, {"max_context": 64}, None)
+        assert again.output == tuned
+        assert again.command[-4:] == ("--max-context", "64", "--effort", "fast")
 
 
 @pytest.mark.long

@@ -23,13 +23,15 @@ from dovetail.cli.report import Terminated, report_errors
 from dovetail.errors import SpecError
 
 ENV = "DOVETAIL_SERVE_"
+NOTHING = ("", "~", "null")
+"""What a YAML file says for no value."""
 PANEL_MODELS, PANEL_HTTP, PANEL_ENGINE = "Models", "HTTP", "Engine"
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Take the keys of a YAML file as defaults: below flags and environment variables.
 
-    Values are texts, as in the environment: `tune: off` is no boolean.
+    Values are texts, as in the environment: `tune: off` is no boolean. `null` is as no key at all.
     """
     if path is None:
         return None
@@ -42,7 +44,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path}: {error.strerror}") from None
     if not isinstance(values, dict):
         raise typer.BadParameter(f"{path} must hold keys with values, such as `port: 8000`")
-    named = {key.replace("-", "_"): value for key, value in values.items() if value != ""}
+    named = {key.replace("-", "_"): value for key, value in values.items() if value not in NOTHING}
     unknown = sorted(named.keys() - (known.keys() - {"config"}))
     if unknown:
         raise typer.BadParameter(f"{path}: serve has no flag {', '.join(unknown)}")
@@ -55,7 +57,8 @@ def _fit(place: str, parameter: Any, value: Any) -> str | list[str]:
     """Return a value of the file as its flag takes it: one text, or a list where it repeats."""
     several = parameter.multiple or parameter.nargs != 1
     texts = value if isinstance(value, list) else [value]
-    if not all(isinstance(text, str) for text in texts) or (len(texts) != 1 and not several):
+    given = all(isinstance(text, str) and text not in NOTHING for text in texts)
+    if not given or (len(texts) != 1 and not several):
         raise typer.BadParameter(f"{place} must be one value{' or a list' if several else ''}")
     return texts if several else texts[0]
 

@@ -1,0 +1,35 @@
+"""The server's file of flags: what it sets, and what it leaves as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from dovetail.cli.app import app
+from dovetail.cli.serve import read_config
+
+
+@pytest.fixture
+def context() -> typer.Context:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    return typer.Context(group.commands["serve"])
+
+
+def test_keys_without_a_value_set_nothing(context: typer.Context, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("api-key: null\nhost: ~\nport:\ntune: off\nserved-model-name: [a, b]\n")
+    read_config(context, file)
+    assert context.default_map == {"tune": "off", "served_model_name": ["a", "b"]}
+
+
+@pytest.mark.parametrize("item", ["null", "~", "''"])
+def test_a_list_of_keys_has_no_empty_ones(
+    context: typer.Context, tmp_path: Path, item: str
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"api-key: [first, {item}]\n")
+    with pytest.raises(typer.BadParameter, match="api_key must be"):
+        read_config(context, file)

@@ -1,7 +1,7 @@
 """Orders on their way to the engine's process: whoever gives one never waits for that process.
 
-In: orders, from any thread. Out: messages. Where the process does not read for a while, a thread
-waits for it, and sends what gathers; it hangs up on a process that reads nothing for `seconds`.
+In: encoded orders, from any thread. Out: messages. Where the process does not read for a while, a
+thread waits for it, and sends what gathers; it hangs up on one that reads nothing for `seconds`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import threading
 from collections import deque
 from contextlib import suppress
 
-from dovetail.runtime.apart.wire import Order, Orders
-from dovetail.runtime.ranks import pack_value
+import msgspec
+
+from dovetail.runtime.apart.wire import PackedOrders
+from dovetail.runtime.ranks import MAX_MESSAGE, pack_value
 
 TIMEOUT = struct.Struct("@ll")
-FULL = 1 << 20
-"""Tokens of prompts after which a message takes no more orders."""
+FULL = MAX_MESSAGE // 2
+"""Bytes of orders that one message gathers; an order that is longer goes alone."""
 
 
 class Outbox:
@@ -27,16 +29,27 @@ class Outbox:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEOUT.pack(seconds, 0))
         self._link = link
         self._lock = threading.Lock()
-        self._orders: deque[Order] = deque()
+        self._orders: deque[msgspec.Raw] = deque()
         self._sending = False  # who sends takes what others give meanwhile, too
 
-    def post(self, order: Order) -> None:
+    def post(self, order: msgspec.Raw) -> None:
         """Have an order sent; one to a process that has gone is lost, as those it had read."""
+        try:
+            if self._begins(order):
+                self._send()
+        except BaseException:  # part of a message may be out, and nobody sends what comes after
+            hang_up(self._link)
+            raise
+
+    def _begins(self, order: msgspec.Raw) -> bool:
+        """Take an order; return whether nobody sends yet, and who gave it has to."""
         with self._lock:
             self._orders.append(order)
-            if self._sending:
-                return
-            self._sending = True
+            sending, self._sending = self._sending, True
+        return not sending
+
+    def _send(self) -> None:
+        """Send what there is, as far as the process has room for it."""
         while message := self._gather():
             try:
                 sent = self._link.send(message, socket.MSG_DONTWAIT)
@@ -53,18 +66,21 @@ class Outbox:
             while message:
                 self._link.sendall(message)
                 message = self._gather()
-        except OSError:  # it is gone, or has read nothing for long: its end is read elsewhere
+        except BaseException as error:
             hang_up(self._link)
+            if not isinstance(error, OSError):  # it is gone, or has read nothing for long
+                raise
 
     def _gather(self) -> bytes:
         """Return orders that have been given as a message; nothing, and nobody sends, if none."""
         with self._lock:
-            orders, room = [], FULL
-            while self._orders and room > 0:
+            orders: list[msgspec.Raw] = []
+            room = FULL
+            while self._orders and (not orders or len(self._orders[0]) <= room):
                 orders.append(self._orders.popleft())
-                room -= orders[-1].tokens
+                room -= len(orders[-1])
             self._sending = bool(orders)
-        return pack_value(Orders(orders)) if orders else b""
+        return pack_value(PackedOrders(orders)) if orders else b""
 
 
 def hang_up(link: socket.socket) -> None:

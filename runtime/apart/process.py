@@ -15,10 +15,22 @@ from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DeviceError, DovetailError, RankError, RequestError
 from dovetail.runtime.apart.outbox import Outbox, hang_up
-from dovetail.runtime.apart.wire import Drop, News, Order, Ready, Record, Setup, Submit, Told
+from dovetail.runtime.apart.wire import (
+    Drop,
+    News,
+    Order,
+    Ready,
+    Record,
+    Setup,
+    Told,
+    pack_call,
+    pack_order,
+)
 from dovetail.runtime.host import Ask, EngineLoad
 from dovetail.runtime.job import Job
 from dovetail.runtime.launch import END_SECONDS, LocalProcess
@@ -53,12 +65,13 @@ class EngineProcess:
         self._lock = threading.Lock()
         self._numbers = count()
         self._jobs: dict[int, Job] = {}
-        self._waiting: list[Submit] = []  # for a process
+        self._waiting: list[tuple[tuple[int, ...], msgspec.Raw]] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
         self._outbox: Outbox | None = None  # of a process that is ready
         self._child: tuple[socket.socket, LocalProcess] | None = None
         self._load = EngineLoad()
         self._service: ServicePlan | None = None
+        self._vocab_size = 0
         self._timeline: Timeline | None = None
         self._closed = False
         self._first: Future[None] = Future()
@@ -104,19 +117,12 @@ class EngineProcess:
     def begin(self, ask: Ask, jobs: Sequence[Job]) -> None:
         """Send the requests, or keep them for the next process; what is wrong fails the jobs."""
         numbers = self._begin_jobs(ask, jobs)
-        submit = Submit(
-            numbers=numbers,
-            prompts=tuple(ask.prompts),
-            params=ask.params,
-            priority=ask.priority,
-            live=ask.chunks or bool(ask.params.stop),
-            flow=ask.flow,
-        )
+        submit = pack_call(ask, numbers, self._vocab_size)
         with self._lock:
             self._check_open()
             self._jobs.update(zip(numbers, jobs, strict=True))
             if self._outbox is None:
-                self._waiting.append(submit)
+                self._waiting.append((numbers, submit))
                 self._ensure_thread()
             else:
                 self._outbox.post(submit)
@@ -133,7 +139,7 @@ class EngineProcess:
             else:
                 ticket = next(self._numbers)
                 self._tickets[ticket] = done
-                self._outbox.post(Drop(numbers, ticket))
+                self._send(Drop(numbers, ticket))
         for job in unsent:
             job.request.finish("abort")
             job.end()
@@ -190,14 +196,15 @@ class EngineProcess:
     @property
     def _unsent(self) -> set[int]:
         """Requests that no process was sent yet. With the lock."""
-        return {n for submit in self._waiting for n in submit.numbers if n in self._jobs}
+        return {n for numbers, _ in self._waiting for n in numbers if n in self._jobs}
 
     def _send_waiting(self) -> None:
         """Send what has waited for a process, but for what nobody waits for. With the lock."""
-        for submit in self._waiting:
-            gone = tuple(n for n in submit.numbers if n not in self._jobs)
-            if len(gone) < len(submit.numbers):
-                self._send(submit)
+        assert self._outbox is not None, "it has just been made"
+        for numbers, submit in self._waiting:
+            gone = tuple(n for n in numbers if n not in self._jobs)
+            if len(gone) < len(numbers):
+                self._outbox.post(submit)
             if gone:
                 self._send(Drop(gone))
         self._waiting.clear()
@@ -205,7 +212,7 @@ class EngineProcess:
     def _send(self, order: Order) -> None:
         """Send an order to a process that is ready. With the lock."""
         if self._outbox is not None:
-            self._outbox.post(order)
+            self._outbox.post(pack_order(order))
 
     def _record(self, *, on: bool) -> None:
         done: Future[None] = Future()
@@ -320,22 +327,22 @@ class EngineProcess:
         if ready is None or ready.error is not None:
             fate = self._close_child(link, child)
             raise ready.error.make() if ready and ready.error else _DiedOnStart(fate)
-        self._service = ready.service
+        self._service, self._vocab_size = ready.service, ready.vocab_size
         return link, child
 
     def _read(self, link: socket.socket) -> None:
-        with self._lock:
-            self._outbox = Outbox(link, SEND_SECONDS)
-            if self._timeline is not None:
-                self._send(Record(on=True))
-            self._send_waiting()
-        if not self._first.done():
-            self._first.set_result(None)
         try:
+            with self._lock:
+                self._outbox = Outbox(link, SEND_SECONDS)
+                if self._timeline is not None:
+                    self._send(Record(on=True))
+                self._send_waiting()
+            if not self._first.done():
+                self._first.set_result(None)
             while (told := receive_value(link, Told)) is not None:
                 self._hear(told)
         except Exception:
-            log.exception("the engine's process said what it should not")
+            log.exception("what the engine's process is sent or says is wrong")
 
     def _end(self, link: socket.socket, child: LocalProcess) -> str:
         """Fail what the process had; return how it ended, in words."""

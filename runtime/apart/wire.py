@@ -6,17 +6,23 @@ have the app's numbers; times are those of this machine's monotonic clock, which
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import msgspec
 
 from dovetail.ir import errors
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import CapacityError, DeviceError, DovetailError
-from dovetail.runtime.host import EngineLoad
+from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
+from dovetail.runtime.host import Ask, EngineLoad
 from dovetail.runtime.open_engine import EngineOptions
+from dovetail.runtime.ranks import MAX_MESSAGE
 from dovetail.runtime.request import Metrics, SamplingParams, TokenLogprob
 from dovetail.runtime.timeline import Drawn
+
+MAX_ORDER = MAX_MESSAGE - 64
+"""Bytes of the longest order that fits a message, with what is around it."""
 
 
 class ErrorText(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +62,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 class Submit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Start the requests of a call, all or none; `numbers` has one for each sample in order.
 
-    live: tokens are wanted as they come, else with the end. flow: see `host.Ask`.
+    params: without texts, which the app looks for. live: tokens are wanted as they come, else with
+    the end. flow: see `host.Ask`.
     """
 
     numbers: tuple[int, ...]
@@ -66,18 +73,12 @@ class Submit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     live: bool
     flow: int | None = None
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that it names, which is most of its size; other orders have none."""
-        return sum(map(len, self.prompts))
-
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
     """End requests; what has ended stays as it is. A ticket is given back once that is done."""
 
     numbers: tuple[int, ...]
     ticket: int | None = None
-    tokens: ClassVar[int] = 0
 
 
 class Record(msgspec.Struct, frozen=True, tag=True):
@@ -85,7 +86,6 @@ class Record(msgspec.Struct, frozen=True, tag=True):
 
     on: bool
     ticket: int | None = None
-    tokens: ClassVar[int] = 0
 
 
 Order: TypeAlias = Submit | Drop | Record
@@ -97,13 +97,52 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
     orders: list[Order]
 
 
+class PackedOrders(msgspec.Struct, frozen=True, array_like=True):
+    """`Orders` as they are sent: each was encoded when it was given."""
+
+    orders: list[msgspec.Raw]
+
+
+def pack_order(order: Order) -> msgspec.Raw:
+    """Return an order as it is sent; OverflowError where an integer has more than 64 bits."""
+    return msgspec.Raw(msgspec.msgpack.encode(order))
+
+
+def pack_call(ask: Ask, numbers: Sequence[int], vocab_size: int) -> msgspec.Raw:
+    """Return a call as an order to start the requests `numbers`.
+
+    Raises RequestError where it is longer than a message, and as the engine does where a token is
+    no number that a message can have.
+    """
+    submit = Submit(
+        numbers=tuple(numbers),
+        prompts=tuple(ask.prompts),
+        params=replace(ask.params, stop=(), bad_words=()),
+        priority=ask.priority,
+        live=ask.chunks or bool(ask.params.stop),
+        flow=ask.flow,
+    )
+    try:
+        packed = pack_order(submit)
+    except OverflowError:  # options have bounds: it is a token
+        wrong = next(t for prompt in ask.prompts for t in prompt if not 0 <= t < vocab_size)
+        raise RequestError(f"token id {wrong} is outside 0..{vocab_size - 1}") from None
+    if len(packed) > MAX_ORDER:
+        raise RequestError(
+            f"the call takes {len(packed)} bytes, and the engine's process takes {MAX_ORDER} at "
+            f"once; give fewer prompts in a call"
+        )
+    return packed
+
+
 # ---- from the child ----
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The child serves now, with this plan, or why it cannot."""
+    """The child serves now, with this plan and tokens below `vocab_size`, or why it cannot."""
 
     service: ServicePlan | None = None
+    vocab_size: int = 0
     error: ErrorText | None = None
 
 

@@ -223,7 +223,7 @@ def serve(link: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it
     opened.set_result(Desk(link, engine))
-    link.sendall(pack_value(Ready(engine.service)))
+    link.sendall(pack_value(Ready(engine.service, engine.spec.vocab_size)))
     reader.join()
 
 

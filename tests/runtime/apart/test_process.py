@@ -23,8 +23,10 @@ from dovetail.runtime.job import Job
 from dovetail.runtime.machines import find_machine
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.ranks import pack_value
 from dovetail.runtime.timeline import check_timeline
 from tests.runtime.test_engine import random_prompts
+from tests.runtime.test_tokenizer import toy_tokenizer
 
 MakeArtifact = Callable[..., Path]
 Answer = Callable[..., list[int]]
@@ -121,6 +123,27 @@ def test_refusals_come_as_errors_of_their_kind(make_artifact: MakeArtifact) -> N
         assert app.generate([1], max_tokens=2)
 
 
+def test_what_no_message_can_hold_ends_as_in_this_process(
+    make_artifact: MakeArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token of more than 64 bits, a stop text that is no UTF-8, and a call that is too long."""
+    artifact = make_artifact(tokenizer=toy_tokenizer(tmp_path / "toy.json"))
+    said = []
+    with load(artifact) as here, load(artifact, apart=True) as apart:
+        first = pid(apart)
+        for app in (here, apart):
+            with pytest.raises(RequestError, match="outside") as refused:
+                app.submit_all([[4], [5, 1 << 70]], max_tokens=2)
+            said.append(str(refused.value))
+        assert said[0] == said[1]
+        texts = [app.generate([4], stop=["\udc80"], max_tokens=2)[0].text for app in (here, apart)]
+        assert texts[0] == texts[1]
+        monkeypatch.setattr("dovetail.runtime.apart.wire.MAX_ORDER", 1000)
+        with pytest.raises(RequestError, match="fewer prompts"):
+            apart.submit_all([[4] * 90] * 20, max_tokens=1)
+        assert apart.generate([4], max_tokens=2) and pid(apart) == first
+
+
 def test_a_cancelled_job_leaves_nothing(make_artifact: MakeArtifact) -> None:
     with load(make_artifact(), apart=True) as app:
         jobs = [app.submit([4, 4], **LONG) for _ in range(8)]
@@ -180,6 +203,8 @@ def test_requests_wait_for_a_process_that_is_being_started(
             app.submit([5, 4], max_tokens=30),
             app.submit_all([4, 4, 4], max_tokens=30, n=2),
         )
+        with pytest.raises(RequestError, match="outside"):
+            app.submit([-1 << 70])
         for job in (dropped, two):
             app.cancel(job)
             assert job.result().finish_reason == "abort"
@@ -187,6 +212,30 @@ def test_requests_wait_for_a_process_that_is_being_started(
         for job in (kept, one):
             assert list(job.result().token_ids) == answer([4, 4, 4], 30)
         assert app.ready
+
+
+def test_what_waits_outlives_a_process_that_it_could_not_be_sent_to(
+    make_artifact: MakeArtifact, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [1]
+
+    def pack(value: Any) -> bytes:
+        if left:
+            left.pop()
+            raise MemoryError
+        return pack_value(value)
+
+    with load(make_artifact(), apart=True) as app:
+        held = threading.Event()
+        start = process(app)._start
+        monkeypatch.setattr(process(app), "_start", lambda: (held.wait(), start())[1])
+        os.kill(pid(app), signal.SIGKILL)
+        while app.ready:
+            os.sched_yield()
+        job = app.submit([4, 4, 4], max_tokens=30)
+        monkeypatch.setattr("dovetail.runtime.apart.outbox.pack_value", pack)
+        held.set()
+        assert list(job.result(timeout=300).token_ids) == answer([4, 4, 4], 30) and not left
 
 
 def test_what_waits_fails_where_no_process_can_be_started(
@@ -266,8 +315,11 @@ def test_steps_are_drawn_across_the_death_of_a_process(
         app.generate([4, 4], **brief)  # and nobody draws any more
 
 
-def test_nobody_waits_for_a_process_that_takes_no_orders(make_artifact: MakeArtifact) -> None:
+def test_nobody_waits_for_a_process_that_takes_no_orders(
+    make_artifact: MakeArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process is stopped; what it is sent meanwhile is more than its socket holds."""
+    monkeypatch.setattr("dovetail.runtime.apart.process.SEND_SECONDS", 300)
     with load(make_artifact(), apart=True) as app:
         wanted = app.generate([4] * 90, max_tokens=1)[0].token_ids
         os.kill(pid(app), signal.SIGSTOP)

@@ -16,7 +16,7 @@ import dovetail
 def main(model: str, artifact: str, *prompts: str) -> None:
     """Compile where needed, stream the first prompt, then answer all prompts together."""
     if not Path(artifact).exists():
-        report = dovetail.compile(model, output=artifact)
+        report = dovetail.compile(model, output=artifact, budget=10)  # seconds of measuring
         print(f"compiled {report.kernels} kernels for {', '.join(report.targets)}")
     with dovetail.load(artifact) as app:
         for chunk in app.stream(prompts[0], max_tokens=32):

@@ -67,8 +67,9 @@ def _failure(error: BaseException) -> WorkerReply:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = socket.socket(fileno=int(sys.argv[1]))  # open until the last words are out
     with suppress(ConnectionError):  # the parent is gone
         try:
-            serve(socket.socket(fileno=int(sys.argv[1])))
+            serve(parent)
         except InstanceLost as lost:  # the parent sees the end, and starts another process
             sys.exit(str(lost))

@@ -80,7 +80,7 @@ class CudaLists:
             address = self._device.alloc(vectors.nbytes)
             try:
                 self._copy(address, vectors.reshape(-1))
-            except DeviceError:
+            except (CapacityError, DeviceError):
                 self._device.free(address)
                 raise
             self.used += vectors.nbytes
@@ -90,10 +90,10 @@ class CudaLists:
         """See `DeviceLists`."""
         self._device.activate()
         for cluster in clusters:
-            found = self._lists.pop(cluster, None)
-            if found is not None:
+            if (found := self._lists.get(cluster)) is not None:
+                self._device.free(found.address)  # what a lost device keeps is dropped later
                 self.used -= found.nbytes
-                self._device.free(found.address)
+                del self._lists[cluster]
 
     def holds(self, index: IvfIndex, cluster: int) -> bool:
         """See `DeviceLists`."""

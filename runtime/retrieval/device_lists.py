@@ -175,8 +175,11 @@ class DeviceScanner:
         There is no place for them in `room` bytes, or the device failed: the CPU scans them.
         """
         self.device.capacity = room
-        with self._lock, suppress(DeviceError):
-            self.device.drop(self.device.held().difference(keep))
+        with self._lock:
+            try:
+                self.device.drop(self.device.held().difference(keep))
+            except DeviceError:  # of `load` there may be old copies, which scans may use
+                return set(load)
         with suppress(CapacityError, DeviceError):
             self.device.load(index, load)
         return {cluster for cluster in load if not self.device.holds(index, cluster)}

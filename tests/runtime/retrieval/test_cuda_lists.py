@@ -128,6 +128,42 @@ def test_a_lost_device_is_done_without(
     hybrid.close()
 
 
+def test_what_a_lost_device_does_not_drop_did_not_arrive(
+    device: CudaDevice, module: CudaModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old copies of what is to be loaded stay as they are, for the scans that use them."""
+    dead = tmp_path / "dead"
+    monkeypatch.setenv("DT_DEAD_GPU", str(dead))
+    index = build_index(VECTORS, clusters=LISTS)
+    lists = CudaLists(device, module, index, 1 << 20)
+    hybrid = DeviceScanner(lists)
+    assert hybrid.swap(index, [0, 1, 2], [], 1 << 20) == set()
+    before = lists.used
+    dead.touch()
+    assert hybrid.swap(index, [0, 1], [2], 1 << 20) == {0, 1}
+    assert lists.held() == {0, 1, 2} and lists.used == before
+    dead.unlink()
+    assert hybrid.swap(index, [0, 1], [2], 1 << 20) == set() and lists.used == before
+    hybrid.close()
+
+
+def test_a_copy_that_fails_leaves_nothing_on_the_gpu(
+    device: CudaDevice, module: CudaModule, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build_index(VECTORS, clusters=LISTS)
+    lists = CudaLists(device, module, index, 1 << 20)
+    before = ctypes.CDLL(driver).dt_left()
+
+    def fail(*_: object) -> None:
+        raise CapacityError("the GPU is out of memory")
+
+    monkeypatch.setattr(lists, "_copy", fail)
+    with pytest.raises(CapacityError, match="out of memory"):
+        lists.load(index, [0])
+    assert ctypes.CDLL(driver).dt_left() == before and not lists.held()
+    lists.close()
+
+
 def test_what_cannot_be_is_refused(device: CudaDevice, module: CudaModule) -> None:
     index = build_index(VECTORS, clusters=LISTS)
     lists = CudaLists(device, module, index, index.sizes[0] * index.code_bytes)

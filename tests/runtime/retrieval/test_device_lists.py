@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -147,6 +147,28 @@ def test_what_finds_no_room_or_fails_is_scanned_on_the_cpu(
     device.scan = fail  # type: ignore[method-assign]
     assert index.scan(scans, 10, hybrid) == wanted
     assert hybrid.take_absent() == set(range(LISTS))  # nothing is left on a device that fails
+
+
+def test_nothing_is_copied_where_what_is_old_cannot_be_dropped(
+    indexes: dict[tuple[str, str], IvfIndex],
+) -> None:
+    """A copy would take away, while it is scanned, what could not be dropped before."""
+    index, room = indexes["flat", "l2"], 1 << 20
+    device = EmulatedLists(index, room, COSTS)
+    hybrid, drop, fails, copied = DeviceScanner(device), device.drop, [True], list[int]()
+
+    def drop_later(clusters: Iterable[int]) -> None:
+        if fails:
+            raise DeviceError(f"the device failed {fails.pop()}")
+        drop(clusters)
+
+    def load(_: IvfIndex, clusters: Iterable[int]) -> None:
+        copied.extend(clusters)
+
+    device.load(index, [1, 2])
+    device.drop, device.load = drop_later, load  # type: ignore[method-assign]
+    assert hybrid.swap(index, [1, 2], [], room) == {1, 2} and not copied
+    assert hybrid.swap(index, [1, 2], [], room) == {1, 2} and copied == [1, 2]
 
 
 def test_costs_come_from_a_machine_class() -> None:

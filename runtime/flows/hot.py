@@ -6,7 +6,7 @@ plane, what copies have to keep, counters. The worker that holds the clusters ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -62,7 +62,8 @@ class HotIndexes(Mapping[str | None, HotSet]):
 
     def room(self, name: str) -> Room | None:
         """Return what an index that is to be added may use, None for nothing."""
-        free = self._free(name)
+        with self._lock:
+            free = self._free(name)
         return None if self._gpu is None or free <= 0 else Room(self._gpu, free)
 
     def add(self, index: BoundIndex, room: Room | None) -> None:
@@ -84,31 +85,30 @@ class HotIndexes(Mapping[str | None, HotSet]):
 
     def renew(self) -> None:
         """Begin with no hot clusters: a control plane that knew of some is gone."""
-        for name, statistics in self._statistics.items():
-            self._sets[name] = HotSet(_bytes(self._indexes.find(name)), statistics.room_bytes)
+        with self._lock:
+            for name, statistics in self._statistics.items():
+                self._sets[name] = HotSet(_bytes(self._indexes.find(name)), statistics.room_bytes)
 
-    def scanned(self, name: str, clusters: int, absent: Sequence[int], *, hot: bool) -> None:
-        """Count clusters that were scanned, each as often as searches wanted it."""
+    def scanned(self, name: str, clusters: int, absent: int, *, hot: bool) -> None:
+        """Count clusters that were scanned, and those absent, as often as searches wanted each."""
         with self._lock:
             if (s := self._statistics.get(name)) is not None:
-                hits = max(0, clusters - len(absent)) if hot else 0
+                hits = clusters - absent if hot else 0
+                scanned, missed = s.scanned + clusters, s.absent + absent
                 self._statistics[name] = replace(
-                    s,
-                    scanned=s.scanned + clusters,
-                    hits=s.hits + hits,
-                    absent=s.absent + len(absent),
+                    s, scanned=scanned, hits=s.hits + hits, absent=missed
                 )
 
     def copied(self, name: str, clusters: Collection[int], held: int) -> None:
         """Count clusters that were copied; the GPU holds `held` bytes now.
 
         Documents may have come or gone since the last time: clusters are of other sizes, and where
-        there is memory left for more of them, it is theirs.
+        there is memory left for more of them, it is theirs. What old copies hold stays so.
         """
         with self._lock:
             if (s := self._statistics.get(name)) is not None:
                 sizes = _bytes(self._indexes.find(name))
-                room = min(self._free(name), sum(sizes))
+                room = min(self._free(name), max(sum(sizes), held))
                 self._sets[name].resize(sizes, room)
                 self._statistics[name] = replace(
                     s,

@@ -138,8 +138,10 @@ class Retrievals:
         body = reply.body
         assert isinstance(body, ScannedPieces)
         self._scanned(order, reply)
-        hot, clusters = order.device == "gpu", sum(len(part.clusters) for part in order.parts)
-        self._hot.scanned(self._indexes.find(order.index).name, clusters, body.absent, hot=hot)
+        hot, clusters = order.device == "gpu", [c for part in order.parts for c in part.clusters]
+        absent = sum(map(set(body.absent).__contains__, clusters))
+        name = self._indexes.find(order.index).name
+        self._hot.scanned(name, len(clusters), absent, hot=hot)
         found = tuple(Found(piece.hits, piece.homes) for piece in body.pieces)
         seconds = body.seconds if hot else reply.seconds
         self._tell(Scanned(order.job, found, seconds, body.absent))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, ItemsView
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -17,21 +18,27 @@ from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.ir.artifact import FileEntry, KernelIndex
 from dovetail.ir.errors import SpecError
-from dovetail.ir.index_file import Passage
+from dovetail.ir.index_file import DOCUMENTS, OFFSETS, Passage
+from dovetail.ir.workflow import Retrieval
 from dovetail.runtime import app as app_module
 from dovetail.runtime.app import App
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.events import SubStage
-from dovetail.runtime.flows.hot import HotStatistics
+from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
+from dovetail.runtime.flows.indexes import BoundIndex, Indexes
+from dovetail.runtime.flows.retrievals import Retrievals
 from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.gpu_memory import GpuShare
 from dovetail.runtime.machines import find_machine, kv_token_bytes
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import Home
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.folder import read_manifest
 from dovetail.runtime.retrieval.ivf import CHANGED_LEAST
-from dovetail.runtime.retrieval.wire import CudaGpu
+from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.wire import CudaGpu, Opened, Room
+from dovetail.runtime.wavefront.messages import Part, Report, Scan, Scanned
 from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
 from dovetail.topology.parameters import Figure
 from tests.emulated_gpu import build_driver
@@ -186,6 +193,63 @@ def test_the_same_road_leads_to_an_nvidia_gpu(
         assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
     found = statistics(app)
     assert found.hits and found.absent == 0 and 0 < found.held_bytes <= ROOM
+
+
+def bind(opened: Opened, folder: Path) -> tuple[Indexes, HotIndexes]:
+    """Return an index `idx`, and what the app knows of its clusters on a GPU of ROOM bytes."""
+    indexes = Indexes()
+    hot = HotIndexes(CudaGpu(), ROOM, indexes)
+    documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
+    opened = msgspec.structs.replace(opened, hot=ScanCost(0.0, 0.0))
+    index = BoundIndex("idx", opened, documents, NPROBE, embed, embed)
+    indexes.add(index)
+    hot.add(index, hot.room("idx"))
+    return indexes, hot
+
+
+def test_absent_clusters_count_as_often_as_searches_want_them(folder: Path) -> None:
+    """Three searches share six clusters, of which the worker has none on a GPU."""
+    worker, calls, told = RetrievalProcess(), SimpleQueue[Callable[[], None]](), list[Report]()
+    indexes, hot = bind(worker.open("idx", folder), folder)
+    retrievals = Retrievals(worker, indexes, hot, told.append, lambda *_: None, calls.put)
+    vector, wanted = embed(["w1"])[0], tuple(range(6))
+    node = Retrieval("search", "input", "docs")
+    parts = tuple(Part(i, node, vector, wanted, (0.0,) * 6, 5) for i in range(3))
+    retrievals.scan(Scan(1, "gpu", "idx", parts))
+    calls.get()()
+    assert [report.absent for report in told if isinstance(report, Scanned)] == [wanted]
+    assert hot.statistics["idx"] == HotStatistics(scanned=18, absent=18, room_bytes=ROOM)
+    worker.close()
+
+
+def test_room_that_old_copies_hold_is_not_given_away(folder: Path) -> None:
+    indexes, hot = bind(Opened(DIM, "l2", (50, 50, 50), code_bytes=VECTOR), folder)
+    hot.copied("idx", [0, 1, 2], 150 * VECTOR)
+    index = indexes.find("idx")
+    half = msgspec.structs.replace(index.opened, sizes=(25, 25, 25))
+    indexes.add(replace(index, opened=half))  # it is rewritten: the copies are of the old one
+    hot.copied("idx", [0], 125 * VECTOR)
+    assert hot.room("other") == Room(CudaGpu(), 75 * VECTOR)
+    hot.copied("idx", [1, 2], 75 * VECTOR)
+    assert hot.room("other") == Room(CudaGpu(), 125 * VECTOR)
+
+
+def test_indexes_may_be_added_while_others_are_looked_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes through the indexes keeps others from adding any meanwhile."""
+    _, hot = bind(Opened(DIM, "l2", (50, 50, 50), code_bytes=VECTOR), folder)
+    seen: list[bool] = []
+
+    class Watched(dict[str, HotStatistics]):
+        def items(self) -> ItemsView[str, HotStatistics]:  # type: ignore[override]
+            seen.append(hot._lock.locked())
+            return super().items()
+
+    monkeypatch.setattr(hot, "_statistics", Watched(hot.statistics))
+    assert hot.room("other") == Room(CudaGpu(), 50 * VECTOR)
+    hot.renew()
+    assert seen == [True, True]
 
 
 def test_documents_that_come_later_have_room_where_there_is_some(

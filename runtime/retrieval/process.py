@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -306,11 +307,7 @@ class RetrievalProcess:
         ready = receive_struct(link, Ready)
         if ready is None:
             raise _DiedOnStart(DIED)
-        with self._lock:
-            opened: list[Body] = []
-            for index, first in self._opened.items():
-                opened += [first, *self._changes[index].replay()]
-        for body in opened:
+        for body in self._replay():
             send(link, Request(-1, body))
             reply = receive_struct(link, Reply)
             if reply is None:
@@ -319,6 +316,15 @@ class RetrievalProcess:
                 raise reply.body.make()
         link.settimeout(None)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEOUT.pack(SEND_SECONDS, 0))
+
+    def _replay(self) -> Iterator[Body]:
+        """Yield what opens all indexes as they are, one message at a time: it may be much.
+
+        Without the lock: this thread alone writes what it reads.
+        """
+        for index, first in self._opened.items():
+            yield first
+            yield from self._changes[index].replay()
 
 
 def _hang_up(link: socket.socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,14 +27,19 @@ from dovetail.ir.errors import (
 )
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.retrieval import process
+from dovetail.runtime.retrieval.change_log import ChangeLog
 from dovetail.runtime.retrieval.folder import open_index
 from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
+    Changed,
+    ChangeIndex,
     Piece,
     ProbedQueries,
     ProbeQueries,
     Query,
+    Request,
+    RestoreIndex,
     ScannedPieces,
     ScanPieces,
     pack_vector,
@@ -197,6 +203,37 @@ def test_a_worker_that_was_idle_is_replaced(worker: RetrievalProcess, vectors: n
     while not worker.deaths:  # the kill may still be on its way
         assert worker.ask(scan(vectors[0], (1,))).result()
     assert worker.pid != old and not alive(old)
+
+
+def test_changes_are_made_again_one_message_at_a_time(
+    worker: RetrievalProcess, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is made when the worker has taken the last: all at once may be gigabytes."""
+    told: list[str] = []
+    replay, send = ChangeLog.replay, process.send
+
+    def make(log: ChangeLog) -> Iterator[RestoreIndex | ChangeIndex]:
+        for body in replay(log):
+            told.append("made")
+            yield body
+
+    def tell(link: socket.socket, request: Request) -> None:
+        if request.number < 0:
+            told.append(type(request.body).__name__)
+        send(link, request)
+
+    monkeypatch.setattr(ChangeLog, "replay", make)
+    monkeypatch.setattr(process, "send", tell)
+    for i in range(2):
+        change = ChangeIndex("a", len(vectors), (), b"", (f"p{i}",))
+        assert isinstance(worker.ask(change).result().body, Changed)
+    old = worker.pid
+    assert old is not None and not told
+    os.kill(old, signal.SIGKILL)
+    while not worker.deaths:  # the kill may still be on its way
+        worker.ask(scan(vectors[0], (1,))).result()
+    worker.ask(scan(vectors[0], (1,))).result()  # by the next one
+    assert told == ["OpenIndex", *["made", "ChangeIndex"] * 2]
 
 
 def test_a_request_that_kills_workers_fails_alone(

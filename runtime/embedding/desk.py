@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.embedding.job import EmbedJob, part_of
@@ -80,16 +79,20 @@ class Desk:
         return self._end_all(self.manager.lose(batch), error)
 
     def give_up(self, name: str, now: float) -> list[EmbedJob]:
-        """Go on without a device: what waits there goes to others, as far as they have room."""
-        spec = self.manager.spec(name)
-        self.manager.set_queue(replace(spec, depths=(0,) * len(spec.depths)))
+        """Go on without a device: what waits there goes to others, as far as they have room.
+
+        What has no SLO waits for room, while there is a device.
+        """
         done: list[EmbedJob] = []
-        for query in self.manager.drain_device(name):
+        for query in self.manager.abandon_device(name):
             if query.cancelled:  # with another one of its job, just now
                 continue
             try:
                 self.manager.submit([query], now)
-            except CapacityError:
+            except CapacityError as busy:
+                if query.bulk and busy.retry_after is not None:
+                    self._backlog.append(deque([query]))
+                    continue
                 query.cancelled = True
                 done += self._end(query, DeviceError(f"{name}: died, and no other device has room"))
         return done + self.refill(now)

@@ -37,6 +37,7 @@ class DeviceQueue:
     capacity: int = 1
     ceiling: int = 0  # the load when depths were last lowered, which may lie above the capacity
     open: bool = True
+    gone: bool = False  # it will never run anything again
     waiting: list[Query] = field(default_factory=list)
     running: dict[int, Batch] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)  # of what waits

@@ -6,18 +6,29 @@ In: rows from the threads of the instances. Out: a future with all of them, or t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.ir.errors import DeviceError, DovetailError
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError
 from dovetail.runtime.embedding.instance import Ids, Instance, InstanceLost, Vectors
 from dovetail.runtime.embedding.query import Batch, Query
 
 log = logging.getLogger("dovetail")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a call asks for all its queries; times are the service's clock."""
+
+    model: str
+    target: float = math.inf
+    deadline: float = math.inf
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +82,29 @@ class EmbedJob:
                 self.future.set_result(self._rows)
 
 
+def make_queries(
+    job: EmbedJob,
+    ids: Sequence[Ids],
+    types: Sequence[Ids] | None,
+    terms: Terms,
+    numbers: Iterator[int],
+) -> list[Query]:
+    """Return the queries of a job, one for each text; the next of `numbers` are theirs."""
+    kinds: Sequence[Ids | None] = types or [None] * len(ids)
+    return [
+        Query(
+            number=next(numbers),
+            tokens=len(each),
+            target=terms.target,
+            deadline=terms.deadline,
+            priority=terms.priority,
+            payload=Part(job, index, each, kinds[index]),
+            model=terms.model,
+        )
+        for index, each in enumerate(ids)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What became of a batch: vectors, or why there are none."""
@@ -111,3 +145,22 @@ def part_of(query: Query) -> Part:
     """Return what a query of the service stands for."""
     assert isinstance(query.payload, Part)
     return query.payload
+
+
+def settle(jobs: Sequence[EmbedJob]) -> None:
+    """Tell who waits; never under the lock, for callers may call the service again."""
+    for job in jobs:
+        job.settle()
+
+
+def deliver(batch: Batch, rows: Vectors, now: float) -> dict[int, Exception]:
+    """Put vectors into their jobs; return the errors of those that are no numbers."""
+    for query, row in zip(batch.queries, rows, strict=True):
+        part = part_of(query)
+        part.job.put(part.index, row, now)
+    return {
+        int(place): RequestError(
+            f"text {part_of(batch.queries[place]).index}: its vector is not finite"
+        )
+        for place in np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    }

@@ -10,6 +10,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
 from dovetail.runtime.embedding.batching import choose_batch
@@ -24,8 +25,11 @@ LIVES = 3
 """Instances that may die under a query, in ever smaller batches, before it is held the cause."""
 SMALLER = 8
 """The part of a batch that is tried together after an instance died under it."""
+STARTING = 1.0
+"""Seconds after which it is worth to ask again for a device that is being started."""
 BUSY = "all embedding queues are full; try again later"
 NEVER = "no device embeds a query of this length within the time allowed; {}"
+LOST = "no device is left that embeds, for none could be started again; load the artifact again"
 TOO_MANY = "{} texts at once are more than the embedding queues hold; send fewer, or wait for room"
 REMEDY = "allow more time, or shorten the text"
 
@@ -184,13 +188,15 @@ class QueueManager:
 
     def _busy(self, query: Query, now: float) -> CapacityError:
         """Return BUSY with the time until a batch ends, or why waiting does not help."""
-        queues = [self._queues[name] for tier in self._tiers for name in tier]
+        queues = [q for tier in self._tiers for n in tier if not (q := self._queues[n]).gone]
+        if not queues:
+            return CapacityError(LOST)
         able = [queue for queue in queues if query.bulk or queue.spec.depths[query.kind]]
         allowed = min(query.deadline, query.target) - now
         able = [q for q in able if q.spec.lines[query.kind].seconds(1) <= allowed]
         if not able:
             return CapacityError(NEVER.format(REMEDY))
-        ends = [queue.free_at(now) - now for queue in able]
+        ends = [queue.free_at(now) - now if queue.open else STARTING for queue in able]
         shortest = min(queue.spec.lines[query.kind].seconds(1) for queue in able)
         return CapacityError(BUSY, min(ends) or shortest)
 
@@ -313,8 +319,15 @@ class QueueManager:
         return waiting
 
     def open_device(self, device: str) -> None:
-        """Admit queries to a device again."""
-        self._queues[device].open = True
+        """Admit queries to a device again, unless it was abandoned."""
+        self._queues[device].open = not self._queues[device].gone
+
+    def abandon_device(self, device: str) -> tuple[Query, ...]:
+        """Take a device out for good, its instances having ended; return what waited there."""
+        queue = self._queues[device]
+        queue.open, queue.gone = False, True
+        queue.set_spec(replace(queue.spec, depths=(0,) * len(queue.spec.depths)))
+        return self.drain_device(device)
 
     # ---- keeping count ----
 

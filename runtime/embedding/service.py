@@ -11,20 +11,26 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError, SpecError
 from dovetail.runtime.embedding.desk import Desk
-from dovetail.runtime.embedding.instance import Ids, Instance, Mortal, Vectors
-from dovetail.runtime.embedding.job import EmbedJob, Part, Run, part_of, run_batch
-from dovetail.runtime.embedding.query import Batch, Query
+from dovetail.runtime.embedding.instance import Ids, Instance, Mortal
+from dovetail.runtime.embedding.job import (
+    EmbedJob,
+    Run,
+    Terms,
+    deliver,
+    make_queries,
+    run_batch,
+    settle,
+)
+from dovetail.runtime.embedding.query import Batch
 from dovetail.runtime.embedding.queues import QueueManager
 
 RESTARTS = 3
-"""Times that a dead instance is started before its device is given up."""
+"""Times that a dead instance is started, without a batch done, before it is given up."""
 CLOSED = "the app was closed; load the artifact again"
 
 log = logging.getLogger("dovetail")
@@ -35,16 +41,6 @@ Observer = Callable[[Batch, float], object]
 
 Models = Mapping[str, Instance]
 """One instance of a device: the encoder of each model, of which one runs at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a call asks for all its queries; times are the service's clock."""
-
-    model: str
-    target: float = math.inf
-    deadline: float = math.inf
-    priority: int = 0
 
 
 class EmbeddingService:
@@ -80,6 +76,7 @@ class EmbeddingService:
         self._observe, self._now = observe, now
         self._numbers = itertools.count()
         self._lost = dict.fromkeys(instances, 0)
+        self._ended = dict.fromkeys(instances, 0)  # of those: never started again
         self._closed = False
         self._lock = threading.RLock()
         self._work = {name: threading.Condition(self._lock) for name in instances}
@@ -107,6 +104,9 @@ class EmbeddingService:
         timeout: float | None = None,
     ) -> EmbedJob:
         """Queue all queries of a call within the SLO, or none.
+
+        A device whose instances are all being started again takes nothing: a start may take longer
+        than the SLO, so without another device the answer is BUSY. Calls without an SLO wait.
 
         Args:
             ids: token ids of each query.
@@ -147,7 +147,7 @@ class EmbeddingService:
             self._check_open()
             done = self._desk.add_bulk(job.queries, self._now())
             self._wake()
-        _settle(done)
+        settle(done)
         self._arm(job)
         return job
 
@@ -176,7 +176,7 @@ class EmbeddingService:
         job.future.cancel()
         with self._lock:
             done = self._desk.cancel(job)
-        _settle(done)
+        settle(done)
 
     @property
     def held(self) -> dict[str, int]:
@@ -209,6 +209,11 @@ class EmbeddingService:
         with self._lock:
             if not self._desk.idle:
                 raise SpecError("queues can only be exchanged while nothing is queued")
+            for name, each in self._instances.items():
+                if self._ended[name] == len(each):
+                    manager.abandon_device(name)
+                elif self._lost[name] == len(each):
+                    manager.close_device(name)
             self._desk = Desk(manager)
 
     def change(self, decide: Callable[[QueueManager], None]) -> None:
@@ -217,7 +222,7 @@ class EmbeddingService:
             decide(self.manager)
             done = self._desk.refill(self._now())
             self._wake()
-        _settle(done)
+        settle(done)
 
     def close(self) -> None:
         """End the threads and instances; what is queued fails. Safe to call twice."""
@@ -225,7 +230,7 @@ class EmbeddingService:
             self._closed = True
             done = self._desk.close(RequestError(CLOSED))
             self._wake(timer=True)
-        _settle(done)
+        settle(done)
         for thread in self._threads:
             thread.join()
         for each in self._instances.values():
@@ -247,19 +252,7 @@ class EmbeddingService:
         if terms.model not in self.dims:
             raise RequestError(f"no encoder is called {terms.model!r}")
         job = EmbedJob(len(ids), self.dims[terms.model], now)
-        kinds: Sequence[Ids | None] = types or [None] * len(ids)
-        job.queries = [
-            Query(
-                number=next(self._numbers),
-                tokens=len(each),
-                target=terms.target,
-                deadline=terms.deadline,
-                priority=terms.priority,
-                payload=Part(job, index, each, kinds[index]),
-                model=terms.model,
-            )
-            for index, each in enumerate(ids)
-        ]
+        job.queries = make_queries(job, ids, types, terms, self._numbers)
         return job
 
     def _arm(self, job: EmbedJob) -> None:
@@ -285,10 +278,12 @@ class EmbeddingService:
     def _drive(self, name: str, models: Models) -> None:
         """Run batches on one instance until the service is closed or the device given up."""
         self._watch(name, models)
+        idle: Counter[Instance] = Counter()  # deaths with nothing to do since its last batch
         while (batch := self._next(name, models)) is not None:
             if not isinstance(batch, Batch):
-                if not self._revive(name, batch):
+                if not self._revive(name, batch, starts=RESTARTS - idle[batch]):
                     return
+                idle[batch] += 1
                 continue
             instance = models[batch.model]
             run = run_batch(instance, batch, self.dims[batch.model])
@@ -297,6 +292,7 @@ class EmbeddingService:
                 if not self._revive(name, instance, batch):
                     return
                 continue
+            del idle[instance]
             if run.rows is not None and self._observe:
                 self._observe(batch, now - batch.started)
             self._report(batch, run, now)
@@ -315,14 +311,14 @@ class EmbeddingService:
         return None
 
     def _report(self, batch: Batch, run: Run, now: float) -> None:
-        wrong = {} if run.rows is None else _deliver(batch, run.rows, now)
+        wrong = {} if run.rows is None else deliver(batch, run.rows, now)
         with self._lock:
             if run.rows is None:
                 done = self._desk.fail(batch, run.error, now)
             else:
                 done = self._desk.complete(batch, wrong, now)
             self._wake()
-        _settle(done)
+        settle(done)
         with self._lock:
             self.manager.note(batch, self._now())
 
@@ -337,23 +333,25 @@ class EmbeddingService:
             if isinstance(instance, Mortal):
                 instance.watch(notice)
 
-    def _revive(self, name: str, instance: Instance, batch: Batch | None = None) -> bool:
+    def _revive(
+        self, name: str, instance: Instance, batch: Batch | None = None, starts: int = RESTARTS
+    ) -> bool:
         """Start a dead instance again; False where it cannot be, or the service is closed.
 
-        batch: what it ran, which is queued again; from an idle one's death on queries may wait.
+        batch: what it ran, which is queued again. starts: how often that may be tried.
         """
         log.warning("%s: an embedding process has died or hangs; starting it again", name)
         with self._lock:
             self._lost[name] += 1
-            if batch is not None and self._lost[name] == len(self._instances[name]):
+            if self._lost[name] == len(self._instances[name]):
                 self.manager.close_device(name)
             done = self._desk.lose(batch) if batch is not None else []
             self._wake()
             closed = self._closed
-        _settle(done)
+        settle(done)
         if closed:
             return False
-        for _ in range(RESTARTS):
+        for _ in range(starts):
             try:
                 instance.restart()
             except DovetailError as failure:
@@ -364,7 +362,7 @@ class EmbeddingService:
                 self.manager.open_device(name)
                 done = self._desk.refill(self._now())
                 self._wake()
-            _settle(done)
+            settle(done)
             return True
         self._give_up(name)
         return False
@@ -372,12 +370,13 @@ class EmbeddingService:
     def _give_up(self, name: str) -> None:
         """Go on without one instance, or without its device if that was the last one."""
         with self._lock:
-            if self._lost[name] < len(self._instances[name]):
+            self._ended[name] += 1
+            if self._ended[name] < len(self._instances[name]):
                 return
             log.error("%s: cannot be started again; it embeds no more", name)
             done = self._desk.give_up(name, self._now())
             self._wake()
-        _settle(done)
+        settle(done)
 
     def _keep_deadlines(self) -> None:
         """End queries that wait beyond their deadline."""
@@ -389,23 +388,4 @@ class EmbeddingService:
                 if self._closed:
                     return
                 done = self._desk.expire(self._now())
-            _settle(done)
-
-
-def _settle(jobs: Sequence[EmbedJob]) -> None:
-    """Tell who waits; never under the lock, for callers may call the service again."""
-    for job in jobs:
-        job.settle()
-
-
-def _deliver(batch: Batch, rows: Vectors, now: float) -> dict[int, Exception]:
-    """Put vectors into their jobs; return the errors of those that are no numbers."""
-    for query, row in zip(batch.queries, rows, strict=True):
-        part = part_of(query)
-        part.job.put(part.index, row, now)
-    return {
-        int(place): RequestError(
-            f"text {part_of(batch.queries[place]).index}: its vector is not finite"
-        )
-        for place in np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    }
+            settle(done)

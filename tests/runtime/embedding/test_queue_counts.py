@@ -92,7 +92,7 @@ class Manager(RuleBasedStateMachine):
             if closed_and_plain and len(new) == 1:  # BUSY only where nothing has room
                 bounds = CLASSES if not model else (0, 0, 0, OTHER.tokens)
                 kind = [n >= tokens[0] for n in bounds].index(True)
-                open_names = [n for n in self.manager.depths() if n not in self.shut]
+                open_names = [n for n in self.manager.depths() if n not in self.shut | self.gone]
                 usable = [n for n in open_names if n != "cpu" or self.cpu_allowed]
                 assert all(self.full(n, kind) or self.has_others(n, model) for n in usable)
             return
@@ -106,6 +106,7 @@ class Manager(RuleBasedStateMachine):
         return any(query.model != model for query in live)
 
     shut: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
 
     @rule(data=st.data())
     def take(self, data) -> None:
@@ -163,6 +164,23 @@ class Manager(RuleBasedStateMachine):
         for name in self.shut:
             self.manager.open_device(name)
         self.shut = frozenset()
+
+    @rule(data=st.data())
+    def abandon(self, data) -> None:
+        name = data.draw(st.sampled_from(sorted(self.manager.depths())))
+        if any(batch.device == name for batch in self.running):
+            return
+        self.gone |= {name}
+        for query in self.manager.abandon_device(name):
+            try:
+                self.manager.submit([query], self.now)
+                assert query.device != name
+            except CapacityError:
+                self.ended.append(query.number)
+
+    @invariant()
+    def what_is_gone_holds_nothing(self) -> None:
+        assert not any(self.manager.held(name) for name in self.gone)
 
     @invariant()
     def counts_are_exact(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dovetail.ir.errors import CapacityError, RequestError, SpecError
 from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.query import Query, QueueSpec, length_classes
-from dovetail.runtime.embedding.queues import QueueManager
+from dovetail.runtime.embedding.queues import STARTING, QueueManager
 
 CLASSES = (32, 128, 512)
 ANY = length_classes([512])
@@ -229,6 +230,25 @@ def test_a_closed_device_takes_nothing_and_gives_back_what_waits() -> None:
     assert {query.device for query in waiting} == {"cpu"}
     manager.open_device("gpu")
     assert place_one(manager, 50) == "gpu"
+
+
+def test_a_device_that_is_closed_is_worth_asking_for_again_but_not_one_that_is_gone() -> None:
+    manager = QueueManager([spec("gpu", 3)], ANY)
+    manager.submit(queries(2), 0.0)
+    manager.close_device("gpu")
+    for target in (SLO, math.inf):
+        with pytest.raises(CapacityError) as busy:
+            manager.submit(queries(1, 10, target=target), 0.0)
+        assert busy.value.retry_after == STARTING
+    waiting = manager.abandon_device("gpu")
+    assert len(waiting) == 2
+    manager.set_queue(spec("gpu", 3))  # by who has not heard of it
+    manager.open_device("gpu")
+    for target in (SLO, math.inf):
+        with pytest.raises(CapacityError, match="no device is left") as gone:
+            manager.submit(queries(1, 10, target=target), 0.0)
+        assert gone.value.retry_after is None
+    manager.check_integrity()
 
 
 def place_one(manager: QueueManager, number: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -85,25 +86,24 @@ class CudaEngine(TwoPoolEngine):
         self._ordinal = options.ordinal
         given = {"settings": options.settings, "plan": plan, "ranks": ranks} | more
         super().__init__(options.machine.gpu_blocks, artifact, part, hardware, **given)
-        try:
-            self._open(options, artifact, part, parts)
-        except BaseException:
-            super().close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(super().close)
+            rows = self.scheduler.limits.max_step_sequences
+            self.pair = CudaPair(
+                artifact,
+                part,
+                self.model,
+                ordinal=options.ordinal,
+                blocks=options.machine.gpu_blocks,
+                sequences=rows,
+                parts=parts,
+            )
+            undo.callback(self.pair.close)
+            self._start(options, rows)
+            undo.pop_all()
 
-    def _open(
-        self, options: CudaOptions, artifact: Artifact, part: ModelPart, parts: GpuParts
-    ) -> None:
-        rows = self.scheduler.limits.max_step_sequences
-        self.pair = CudaPair(
-            artifact,
-            part,
-            self.model,
-            ordinal=options.ordinal,
-            blocks=options.machine.gpu_blocks,
-            sequences=rows,
-            parts=parts,
-        )
+    def _start(self, options: CudaOptions, rows: int) -> None:
+        """Schedule steps of up to `rows` sequences for the pair, and join its group."""
         self.gpu, self.lanes = self.pair.gpu, self.pair.lanes
         profile = options.profile or assumed_profile(options.machine, self.spec)
         pool = KvPool(options.machine.gpu_blocks)
@@ -121,9 +121,14 @@ class CudaEngine(TwoPoolEngine):
         self.pair.join(collective)
 
     def close(self) -> None:
-        """End the threads and processes, and give the GPU's memory back."""
-        self.pair.close()
-        super().close()
+        """End the threads and processes, and give the GPU's memory back.
+
+        Raises CudaError where the GPU is lost; all the rest has ended then.
+        """
+        try:
+            self.pair.close()
+        finally:
+            super().close()
 
     # ---- a step ----
 

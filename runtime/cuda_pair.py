@@ -229,9 +229,9 @@ class CudaPair:
         return streams.event(streams.copy) if moves or any(brought) else None
 
     def close(self) -> None:
-        """End the thread and give the GPU's memory back."""
-        self.activate()
-        self._held.close()
+        """End the thread and give the GPU's memory back, as far as a lost GPU lets it."""
+        with self._held:
+            self.activate()
 
 
 def count_blocks(model: ForwardModel) -> int:

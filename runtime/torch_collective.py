@@ -86,24 +86,23 @@ class TorchCollective:
 
         There it is work of the current stream: with NCCL this returns at once.
         """
-        self._check()
+        self._living()  # nothing to sum is an error, too, from then on
         values = x if isinstance(x, torch.Tensor) else torch.from_numpy(x)
         if values.numel():
             dense = values.to(self._device).contiguous()
-            self._wait(self._group.allreduce([dense]))
+            self._meet(lambda group: group.allreduce([dense]))
             if dense.data_ptr() != values.data_ptr():
                 values.copy_(dense)
 
     def all_gather(self, x: F32 | torch.Tensor, units: int, size: int) -> None:
         """See Collective and `all_reduce`. Rows travel padded to the widest part, for NCCL."""
-        self._check()
         values = x if isinstance(x, torch.Tensor) else torch.from_numpy(x)
         parts = own_columns(self, units, size, values.shape[1])
         widest, own = max(len(part) for part in parts), parts[self.rank]
         mine = torch.zeros((len(values), widest), device=self._device)
         mine[:, : len(own)] = values[:, own.start : own.stop]
         found = [torch.empty_like(mine) for _ in parts]
-        self._wait(self._group.allgather([found], [mine]))
+        self._meet(lambda group: group.allgather([found], [mine]))
         for part, theirs in zip(parts, found, strict=True):
             values[:, part.start : part.stop] = theirs[:, : len(part)]
 
@@ -118,9 +117,11 @@ class TorchCollective:
         """Leave the group."""
         self.fail()
 
-    def _check(self) -> None:
-        if self.failed:
+    def _living(self) -> Any:
+        """Return the group for one use: another thread may give it up at any time."""
+        if self.failed or (group := self._group) is None:
             raise RankError("a process of the group has ended, so nothing can be summed")
+        return group
 
     def _watch(self) -> None:
         """Give up when a rank is gone: nobody waits for sums that run behind a stream."""
@@ -128,10 +129,12 @@ class TorchCollective:
             if self._lost():
                 self.fail()
 
-    def _wait(self, work: Any) -> None:
+    def _meet(self, give: Callable[[Any], Any]) -> None:
+        """Wait for what `give` has the group do; RankError where that fails, and for good."""
         done = threading.Event()
-        work.get_future().add_done_callback(lambda _: done.set())
         try:
+            work = give(self._living())
+            work.get_future().add_done_callback(lambda _: done.set())
             while not done.wait(LOOK_SECONDS):  # `work.wait` takes a time, and gloo ignores it
                 if self._lost():
                     raise RuntimeError("a process has hung up")

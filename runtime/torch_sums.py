@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.ir.errors import RankError
+from dovetail.ir.errors import CapacityError, RankError
 from dovetail.runtime.launches import Exchange
 from dovetail.runtime.torch_collective import TorchCollective
 from dovetail.runtime.torch_products import TorchProducts
@@ -40,10 +40,14 @@ class TorchSums:
         return BoundExchange(self._products.activations(exchange.x, rows), exchange.parts)
 
     def run(self, bound: BoundExchange, rows: int, stream: int) -> None:
-        """See Sums."""
-        if rows:
+        """See Sums; CapacityError without memory for what travels."""
+        if not rows:
+            return
+        try:
             with self._products.on(stream):
                 self.meet(bound, rows)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(f"the GPU has no memory for a sum: {error}") from None
 
     def meet(self, bound: BoundExchange, rows: int) -> None:
         """Give the exchange of the first `rows` rows to torch's current stream."""

@@ -16,6 +16,7 @@ from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import KernelIndex, PhasePlan, ServicePlan
+from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.app import App
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.cuda import CudaDevice
@@ -70,6 +71,7 @@ class Gpu:
         landing: int | None = None,
         graphs: bool = True,
         ranks: int = 1,
+        profile: ProfileFile | None = None,
         **options: Any,
     ) -> Iterator[Running]:
         """Load with pools of so many blocks; nothing is left of it on the GPU."""
@@ -83,7 +85,7 @@ class Gpu:
 
         parts = GpuParts(CudaDevice(driver=driver), self.module, make, HostSums, landing)
         machine = find_machine("t4").with_gpu_blocks(gpu)
-        chosen = CudaOptions(machine, SchedulerSettings(**options), graphs=graphs)
+        chosen = CudaOptions(machine, SchedulerSettings(**options), profile, graphs=graphs)
         engine = CudaEngine(
             chosen,
             self.artifact,

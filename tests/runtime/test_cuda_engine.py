@@ -5,19 +5,21 @@ The GPU is emulated (`tests/lazy_gpu.py`): generated kernels as C++, torch's pro
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, SpecError
 from dovetail.runtime.app import load
-from dovetail.runtime.cuda import count_devices
+from dovetail.runtime.cuda import CudaError, count_devices
 from dovetail.runtime.cuda_engine import CudaOptions
-from dovetail.runtime.machines import find_machine
+from dovetail.runtime.machines import assumed_profile, find_machine
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
@@ -176,6 +178,29 @@ def test_what_cannot_be_put_on_a_gpu(gpu: Gpu) -> None:
     with pytest.raises(CapacityError, match="out of memory"), gpu.load(1 << 40, 4):
         pass
     gc.collect()
+
+
+def test_nothing_stays_on_the_gpu_after_a_load_that_failed_late(gpu: Gpu) -> None:
+    left = ctypes.CDLL(str(gpu.library)).dt_left
+    before = left()
+    profile = assumed_profile(find_machine("t4"), gpu.part.file.spec)
+    bad = msgspec.structs.replace(profile, tables={"nonsense": ()})
+    with pytest.raises(ArtifactError, match="no table is called"), gpu.load(4, 4, profile=bad):
+        pass
+    assert left() == before
+
+
+@pytest.mark.parametrize("call", ["cuCtxSetCurrent", "cuMemFree_v2"])
+def test_all_but_its_memory_is_given_back_where_a_gpu_is_lost(gpu: Gpu, call: str) -> None:
+    def refuse(*_: Any) -> None:
+        raise CudaError(call, 700, "the device is lost")
+
+    with pytest.raises(CudaError, match=call), gpu.load(4, 4) as running:
+        setattr(running.driver, f"_{call}", refuse)
+    assert running.driver.counts["cuMemHostUnregister"] == 2
+    with pytest.raises(RuntimeError, match="shutdown"):
+        running.engine.pair.worker.submit(int)
+    assert not running.engine.model.device._team._end.alive
 
 
 @pytest.mark.skipif(not count_devices(), reason="no NVIDIA GPU is at hand")

@@ -8,20 +8,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from dovetail.ir.errors import RankError
+from dovetail.ir.errors import CapacityError, RankError
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[cuda]'")
 
 import torch
+import torch.distributed as dist
 
 from dovetail.runtime import torch_collective
 from dovetail.runtime.collective import own_columns
 from dovetail.runtime.torch_collective import Store, TorchCollective
+from dovetail.runtime.torch_products import TorchProducts
+from dovetail.runtime.torch_sums import BoundExchange, TorchSums
 
 HERE = "127.0.0.1"
 T = TypeVar("T")
@@ -51,6 +55,34 @@ def run_ranks(
 
 def values(rank: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
+
+
+def sum_up(group: TorchCollective) -> None:
+    group.all_reduce(values(0, 3))
+
+
+def gather(group: TorchCollective) -> None:
+    group.all_gather(values(0, 2, 8), 2, 4)
+
+
+class Torn:
+    """A group as NCCL's is when it has been aborted: it refuses at once."""
+
+    def allreduce(self, _: Any) -> None:
+        raise dist.DistBackendError("the communicator was aborted")
+
+    def allgather(self, *_: Any) -> None:
+        raise dist.DistBackendError("the communicator was aborted")
+
+    def abort(self) -> None:
+        pass
+
+
+class Here(TorchProducts):
+    """Products on a device without streams."""
+
+    def on(self, stream: int) -> AbstractContextManager[Any]:
+        return nullcontext()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -158,6 +190,62 @@ def test_a_lost_rank_is_seen_without_a_sum_where_sums_run_behind_a_stream(
 
     monkeypatch.setattr(TorchCollective, "fail", follow)
     assert run_ranks(1, lambda group: failed.wait(60) and group.failed, lambda: True) == [True]
+
+
+@pytest.mark.parametrize("exchange", [sum_up, gather])
+def test_a_group_given_up_by_another_thread_just_before_a_sum_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, exchange: Callable[[TorchCollective], None]
+) -> None:
+    looked = TorchCollective.failed.fget
+    assert looked is not None
+
+    def look(group: TorchCollective) -> bool:
+        found: bool = looked(group)
+        thread = threading.Thread(target=group.fail)
+        thread.start()
+        thread.join()
+        return found
+
+    def work(group: TorchCollective) -> None:
+        with monkeypatch.context() as racing:
+            racing.setattr(TorchCollective, "failed", property(look))
+            with pytest.raises(RankError, match="has ended"):
+                exchange(group)
+
+    run_ranks(1, work)
+
+
+@pytest.mark.parametrize("exchange", [sum_up, gather])
+def test_a_backend_that_refuses_work_has_failed(
+    monkeypatch: pytest.MonkeyPatch, exchange: Callable[[TorchCollective], None]
+) -> None:
+    monkeypatch.setitem(torch_collective._GROUPS, "gloo", lambda *_: Torn())
+
+    def work(group: TorchCollective) -> bool:
+        with pytest.raises(RankError, match=r"failed at rank 0 .*aborted"):
+            exchange(group)
+        with pytest.raises(RankError, match="has ended"):
+            exchange(group)
+        return group.failed
+
+    assert run_ranks(1, work) == [True]
+
+
+def test_a_sum_without_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has none for what travels: rows that lie apart are copied."""
+
+    def refuse(_: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    def work(group: TorchCollective) -> None:
+        sums = TorchSums(Here({}))
+        sums.join(group)
+        with monkeypatch.context() as full:
+            full.setattr(torch.Tensor, "contiguous", refuse)
+            with pytest.raises(CapacityError, match="no memory for a sum"):
+                sums.run(BoundExchange(torch.ones(2, 3), None), 2, 0)
+
+    run_ranks(1, work)
 
 
 def test_a_store_that_is_not_there_is_one_sentence() -> None:

@@ -348,6 +348,7 @@ def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "0", "")
 
 
+@pytest.mark.long  # emulated
 def test_the_team_runs_on_aarch64(tmp_path: Path) -> None:
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if emulator is None:

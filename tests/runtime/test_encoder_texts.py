@@ -141,7 +141,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "two.dove"
 
 
-@pytest.mark.parametrize("settings", [None, EmbeddingSettings(slo=30.0, classes=())])
+@pytest.mark.parametrize("settings", [None, EmbeddingSettings(slo=1.0, classes=())])
 def test_an_encoder_is_chosen_by_name_and_all_share_the_cpu(
     app: App, two: Path, settings: EmbeddingSettings | None
 ) -> None:
@@ -151,7 +151,8 @@ def test_an_encoder_is_chosen_by_name_and_all_share_the_cpu(
         np.testing.assert_array_equal(both.embed(TEXTS, model="tiny", wait=True), rows)
         small = both.embed(TEXTS, model="small", wait=True)
         assert small.shape == (4, 64)
-        np.testing.assert_array_equal(asyncio.run(both.aembed(TEXTS[0], model="small")), small[:1])
+        one = asyncio.run(both.aembed(TEXTS[0], model="small", wait=True))
+        np.testing.assert_array_equal(one, small[:1])
         with pytest.raises(RequestError, match="no encoder 'other'; it has tiny, small"):
             both.embed("x", model="other")
         with pytest.raises(RequestError, match="no cross-encoder"):

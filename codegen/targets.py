@@ -54,5 +54,10 @@ def runs_on(target: Target, machine: str, features: frozenset[str]) -> bool:
 
 def host_target() -> Target:
     """Return the best target this machine runs."""
-    machine, features = platform.machine(), host_features()
-    return next(t for t in TARGETS.values() if runs_on(t, machine, features))
+    return best_target(platform.machine(), host_features())
+
+
+def best_target(machine: str, features: frozenset[str]) -> Target:
+    """Return the first target that a CPU of that machine and features runs, and not slowly."""
+    fast = (t for t in TARGETS.values() if not t.slow_flags & features)
+    return next(t for t in fast if runs_on(t, machine, features))

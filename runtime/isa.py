@@ -15,10 +15,14 @@ from dovetail.topology.hardware import HardwareSpec
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a target needs: the machine (None = the one it was compiled on) and CPU flags."""
+    """What a target needs: the machine (None = the one it was compiled on) and CPU flags.
+
+    CPUs with one of the `slow` flags run a lesser target faster.
+    """
 
     arch: str | None
     flags: frozenset[str]
+    slow: frozenset[str] = frozenset()
 
 
 REQUIREMENTS: dict[str, Requirement] = {
@@ -27,6 +31,7 @@ REQUIREMENTS: dict[str, Requirement] = {
         frozenset(
             {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx2", "fma", "f16c"}
         ),
+        slow=frozenset({"avx512_fp16"}),
     ),
     "x86-64-avx512": Requirement(
         "x86_64",
@@ -48,9 +53,9 @@ def supports(target: str, hardware: HardwareSpec) -> bool:
 
 
 def choose_target(artifact: Path, targets: Iterable[str], hardware: HardwareSpec) -> str:
-    """Return the most capable of `targets` that `hardware` supports; ArtifactError if none."""
-    offered = tuple(targets)
-    for target in REQUIREMENTS:
+    """Return the best of `targets` that `hardware` supports; ArtifactError if none."""
+    offered, flags = tuple(targets), set(hardware.isa_flags)
+    for target in sorted(REQUIREMENTS, key=lambda name: bool(REQUIREMENTS[name].slow & flags)):
         if target in offered and supports(target, hardware):
             return target
     raise ArtifactError(

@@ -23,7 +23,8 @@ class Target:
     `vload.bf16` ...) a C expression over `{0}`, `{1}` ...; what one instruction cannot do calls a
     `dt_*` helper of the prelude. `cpu_features` are /proc/cpuinfo flags. `device` targets are
     accelerators: they have another emitter and toolchain. `bf16_dot`: `vdot_pairs` is one
-    instruction, twice the rate of float32.
+    instruction, twice the rate of float32. CPUs with one of `slow_flags` run the target, but slower
+    than a lesser one.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Target:
     constants: Mapping[str, int] = field(default_factory=dict)
     device: bool = False
     bf16_dot: bool = False
+    slow_flags: frozenset[str] = frozenset()
 
     @cached_property
     def prelude(self) -> dict[str, Function]:

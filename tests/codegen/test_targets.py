@@ -8,6 +8,7 @@ from dovetail.codegen.targets import (
     ALL_TARGETS,
     DEVICE_TARGETS,
     TARGETS,
+    best_target,
     get_target,
     parse_features,
     runs_on,
@@ -20,7 +21,7 @@ SUMS = ("vreduce_add4", "vreduce_add16")
 
 
 def best(machine: str, features: frozenset[str]) -> str:
-    return next(t.name for t in TARGETS.values() if runs_on(t, machine, features))
+    return best_target(machine, features).name
 
 
 def test_all_targets_define_the_same_operations():
@@ -53,6 +54,9 @@ def test_prelude_functions_come_with_what_they_call(name):
 def test_host_features_pick_the_best_target():
     assert best("x86_64", parse_features(EPYC)) == "x86-64-avx2"
     assert best("x86_64", TARGETS["x86-64-avx512"].cpu_features) == "x86-64-avx512"
+    bf16 = TARGETS["x86-64-avx512bf16"]
+    assert best("x86_64", bf16.cpu_features) == bf16.name
+    assert best("x86_64", bf16.cpu_features | bf16.slow_flags) == "x86-64-avx512"
     assert best("x86_64", frozenset()) == "generic"
     assert best("aarch64", parse_features(GRAVITON)) == "aarch64-neon"
     assert best("riscv64", frozenset()) == "generic"

@@ -1,6 +1,6 @@
 """Lowered kernels to one C text: helpers, kernels, tape entries and tvm-ffi wrappers.
 
-In: a frozen `UnitSpec`. Out: C text. All decisions are made here; the templates lay out text.
+In: frozen `KernelSpec`s. Out: C text. All decisions are made here; the templates lay out text.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ class KernelSpec:
 
 @dataclass(frozen=True, slots=True)
 class UnitSpec:
-    """One C text. Kernels are dealt to `parts` pieces that may be compiled side by side."""
+    """One text of lowered kernels."""
 
     library: str
     target: Target
     kernels: tuple[KernelSpec, ...]
-    parts: int = 1
-    tvm_ffi: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +48,12 @@ class ArgumentCheck:
 
 @dataclass(frozen=True, slots=True)
 class KernelText:
-    """Everything the template lays out for one kernel."""
+    """Everything the template lays out for one kernel; `helpers` are (name, text) in C's order."""
 
     name: str
     family: str
+    helpers: tuple[tuple[str, str], ...]
+    prototype: str
     binding: tuple[tuple[str, int | str], ...]
     items: tuple[str, ...]
     entry_arguments: tuple[str, ...]
@@ -75,6 +75,8 @@ FFI_DTYPES: dict[str, tuple[int, int, str]] = {
 """Element type: accepted DLPack codes as a bit set, bits, and the name in messages."""
 
 FLOATS = ("f32", "f64")
+PART_SIZE = 40_000
+"""Characters of a kernel that are worth a compiler run: 0.5 s, of which 0.2 s are headers."""
 
 
 @lru_cache
@@ -98,17 +100,30 @@ def read_template(name: str) -> str:
     return text
 
 
-def emit_unit(spec: UnitSpec) -> str:
-    """Return the C text of all kernels of `spec`; it needs no other file of ours."""
-    texts = [kernel_text(kernel, spec.target) for kernel in spec.kernels]
+def emit_unit(
+    title: str,
+    target: Target,
+    texts: Sequence[KernelText],
+    wrapped: Sequence[KernelText],
+    *,
+    tells_abi: bool = True,
+) -> str:
+    """Return one C text, which needs no other file of ours: kernels, and tvm-ffi wrappers of some.
+
+    Of the texts that are linked into one library, one has the function that tells its ABI.
+    """
+    helpers = dict(helper for text in texts for helper in text.helpers)
     return (
         templates()
         .get_template("unit.c.j2")
         .render(
-            spec=spec,
+            title=title,
+            target=target,
             abi=read_template("abi.h"),
-            helpers=[print_low(f) for f in shared_helpers(spec.kernels, spec.target)],
-            parts=deal(texts, spec.parts),
+            tells_abi=tells_abi,
+            helpers=helpers.values(),
+            kernels=texts,
+            wrapped=wrapped,
         )
     )
 
@@ -121,17 +136,18 @@ def shared_helpers(kernels: Sequence[KernelSpec], target: Target) -> tuple[Funct
     return (*own.values(), *target.prelude_functions(sorted(called)))
 
 
-def deal(texts: Sequence[KernelText], parts: int) -> list[list[KernelText]]:
-    """Return `parts` lists of about equal text, each in order; only the first may be empty."""
-    count = max(1, min(parts, len(texts)))
-    out: list[list[KernelText]] = [[] for _ in range(count)]
-    sizes = [0] * count
-    for text in sorted(texts, key=lambda t: -_size(t)):
-        lightest = sizes.index(min(sizes))
-        out[lightest].append(text)
-        sizes[lightest] += _size(text)
-    order = {text.name: position for position, text in enumerate(texts)}
-    return [sorted(part, key=lambda t: order[t.name]) for part in out]
+def part_texts(
+    target: Target, texts: Sequence[KernelText], *, tvm_ffi: bool = True
+) -> tuple[str, ...]:
+    """Return the C texts of a library that are compiled apart, side by side.
+
+    The first has the ABI's function, all wrappers and the small kernels. A large one is alone in
+    its own, which is then the same text in every library that has this kernel.
+    """
+    small = [text for text in texts if _size(text) < PART_SIZE]
+    large = [text for text in texts if _size(text) >= PART_SIZE]
+    first = emit_unit("part", target, small, texts if tvm_ffi else ())
+    return (first, *(emit_unit("part", target, [one], (), tells_abi=False) for one in large))
 
 
 def _size(text: KernelText) -> int:
@@ -139,7 +155,7 @@ def _size(text: KernelText) -> int:
 
 
 def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
-    """Return the pieces of one kernel; its helpers are left to the head of the unit."""
+    """Return the pieces of one kernel."""
     entry = kernel.entry
     own = [i for i in kernel.unit.items if not (isinstance(i, Function) and i.static)]
     params = entry.params
@@ -148,7 +164,9 @@ def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
     return KernelText(
         name=entry.name,
         family=entry.family,
+        helpers=tuple((f.name, print_low(f)) for f in shared_helpers((kernel,), target)),
         binding=tuple(entry.binding.items()),
+        prototype=print_low(kernel.unit.function(entry.name)).partition(" {")[0] + ";",
         items=tuple(print_low(item).rstrip() + "\n" for item in own),
         entry_arguments=tuple(_entry_argument(p, positions, target) for p in params),
         ffi_arguments=tuple(_from_slot(p, i, target) for i, p in enumerate(params)),

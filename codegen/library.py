@@ -1,4 +1,4 @@
-"""Kernel requests to one library of a target: lower each, emit one C text, compile its parts.
+"""Kernel requests to one library of a target: lower each, emit C texts, compile and link them.
 
 In: a `LibrarySpec`. Out: a `BuiltLibrary`: the .so in the build cache, its C text and its index.
 """
@@ -6,19 +6,28 @@ In: a `LibrarySpec`. Out: a `BuiltLibrary`: the .so in the build cache, its C te
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from dovetail.codegen.catalog import KernelRequest, load_kernel_module
-from dovetail.codegen.emit import KernelSpec, UnitSpec, emit_unit, read_template
+from dovetail.codegen.emit import (
+    KernelSpec,
+    KernelText,
+    UnitSpec,
+    emit_unit,
+    kernel_text,
+    part_texts,
+    read_template,
+)
 from dovetail.codegen.emit_cuda import block_warps, emit_cuda
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import find_kernel, lower
 from dovetail.codegen.nvidia import SOURCE_NAME as CUDA_SOURCE_NAME
 from dovetail.codegen.nvidia import compile_cuda, find_cuda_compiler
-from dovetail.codegen.text_cache import UnitText, remember_text
+from dovetail.codegen.text_cache import remember_text
 from dovetail.codegen.toolchain import (
     BuildSpec,
     TranslationUnit,
@@ -36,8 +45,6 @@ ABI = 3
 """`DT_ABI` of templates/abi.h."""
 SOURCE_NAME = "kernels.c"
 TEAM_SOURCES, TEAM_HEADERS = ("team.c", "collective.c"), ("abi.h", "wait.h")
-KERNELS_PER_PART = 4
-"""Fewer kernels than this are not worth a compiler run of their own."""
 SPECIAL_KINDS = {"sched": "sched", "thread": "thread"}
 
 
@@ -54,6 +61,20 @@ class LibrarySpec:
     modules: Mapping[str, high.Unit] = field(default_factory=dict)
     team: bool = True
     tvm_ffi: bool = True
+
+
+class EmittedKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """The index entry and the pieces of C text of one kernel, which any library may hold."""
+
+    entry: KernelEntry
+    text: KernelText
+
+
+class DeviceText(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of an accelerator's module and the index entries of its kernels."""
+
+    source: str
+    kernels: tuple[KernelEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +95,11 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     check_names(spec)
     if spec.target.device:
         return _build_device_library(spec, cache)
-    parts = _count_parts(spec)
-    text = _library_text(spec, parts, cache_directory() if cache is None else cache)
-    path = compile_shared(_build_spec(spec, text.source, parts), cache)
-    return BuiltLibrary(path, text.source, _index(spec, text, path.name))
+    kernels = _emit_kernels(spec, cache)
+    texts = [kernel.text for kernel in kernels]
+    path = compile_shared(_build_spec(spec, texts), cache)
+    source = emit_unit(spec.name, spec.target, texts, texts if spec.tvm_ffi else ())
+    return BuiltLibrary(path, source, _index(spec, kernels, path.name))
 
 
 def index_library(spec: LibrarySpec, cache: Path | None = None) -> KernelIndex:
@@ -86,11 +108,10 @@ def index_library(spec: LibrarySpec, cache: Path | None = None) -> KernelIndex:
     Raises what that raises before it runs the compiler. The library has no file name in it.
     """
     check_names(spec)
-    parts = _count_parts(spec)
-    return _index(spec, _library_text(spec, parts, cache or cache_directory()), "")
+    return _index(spec, _emit_kernels(spec, cache), "")
 
 
-def _index(spec: LibrarySpec, text: UnitText, library: str) -> KernelIndex:
+def _index(spec: LibrarySpec, kernels: Sequence[EmittedKernel], library: str) -> KernelIndex:
     compiler = find_compiler(spec.target)
     return KernelIndex(
         target=spec.target.name,
@@ -99,17 +120,13 @@ def _index(spec: LibrarySpec, text: UnitText, library: str) -> KernelIndex:
         source=SOURCE_NAME,
         compiler=compiler.version,
         flags=compiler.flags_for(spec.target),
-        kernels=text.kernels,
+        kernels=tuple(kernel.entry for kernel in kernels),
     )
-
-
-def _count_parts(spec: LibrarySpec) -> int:
-    return min(os.cpu_count() or 1, max(1, len(spec.kernels) // KERNELS_PER_PART))
 
 
 def _build_device_library(spec: LibrarySpec, cache: Path | None) -> BuiltLibrary:
     """Return the module of an accelerator; it has neither thread team nor tvm-ffi wrappers."""
-    text = _library_text(spec, 1, cache_directory() if cache is None else cache)
+    text = _device_text(spec, cache_directory() if cache is None else cache)
     path = compile_cuda(spec.name, text.source, spec.target, cache)
     compiler = find_cuda_compiler()
     index = KernelIndex(
@@ -124,27 +141,46 @@ def _build_device_library(spec: LibrarySpec, cache: Path | None) -> BuiltLibrary
     return BuiltLibrary(path, text.source, index)
 
 
-def _library_text(spec: LibrarySpec, parts: int, cache: Path) -> UnitText:
-    """Return the C text of a library; remembered unless it has kernel files of the user."""
+def _device_text(spec: LibrarySpec, cache: Path) -> DeviceText:
+    """Return the text of a module; remembered unless it has kernel files of the user."""
 
-    def generate() -> UnitText:
+    def generate() -> DeviceText:
         kernels = tuple(
             lower_request(r, spec.target, spec.modules.get(r.module)) for r in spec.kernels
         )
-        emit = emit_cuda if spec.target.device else emit_unit
-        source = emit(UnitSpec(spec.name, spec.target, kernels, parts, spec.tvm_ffi))
-        return UnitText(source=source, kernels=tuple(kernel.entry for kernel in kernels))
+        source = emit_cuda(UnitSpec(spec.name, spec.target, kernels))
+        return DeviceText(source=source, kernels=tuple(kernel.entry for kernel in kernels))
 
     if spec.modules:
         return generate()
-    requests = [(r.module, r.kernel, sorted(r.binding.items()), r.name) for r in spec.kernels]
-    request = (spec.name, spec.target.name, parts, spec.tvm_ffi, requests)
-    return remember_text(request, cache, generate)
+    request = (spec.name, spec.target.name, [_key(r) for r in spec.kernels])
+    return remember_text(request, cache, DeviceText, generate)
 
 
-def _build_spec(spec: LibrarySpec, source: str, parts: int) -> BuildSpec:
-    files = [(SOURCE_NAME, source)]
-    units = [TranslationUnit(SOURCE_NAME, (f"-DDT_PART={part}",)) for part in range(parts)]
+def _emit_kernels(spec: LibrarySpec, cache: Path | None) -> list[EmittedKernel]:
+    """Return the kernels of a CPU's library; remembered unless they are of the user's files."""
+
+    def emit(request: KernelRequest) -> EmittedKernel:
+        lowered = lower_request(request, spec.target, spec.modules.get(request.module))
+        return EmittedKernel(entry=lowered.entry, text=kernel_text(lowered, spec.target))
+
+    def find(request: KernelRequest) -> EmittedKernel:
+        if request.module in spec.modules:
+            return emit(request)
+        key = (spec.target.name, _key(request))
+        return remember_text(key, cache or cache_directory(), EmittedKernel, lambda: emit(request))
+
+    return [find(request) for request in spec.kernels]
+
+
+def _key(request: KernelRequest) -> tuple[object, ...]:
+    return (request.module, request.kernel, sorted(request.binding.items()), request.name)
+
+
+def _build_spec(spec: LibrarySpec, texts: Sequence[KernelText]) -> BuildSpec:
+    parts = part_texts(spec.target, texts, tvm_ffi=spec.tvm_ffi)
+    files = [(f"part{i}.c", text) for i, text in enumerate(parts)]
+    units = [TranslationUnit(name, alone=True) for name, _ in files]
     if spec.team:
         files += [(name, read_template(name)) for name in (*TEAM_HEADERS, *TEAM_SOURCES)]
         units += [TranslationUnit(name) for name in TEAM_SOURCES]

@@ -1,6 +1,6 @@
 """Remembers generated C text by everything it was generated from, since lowering takes seconds.
 
-In: what asks for the text. Out: the text and its kernel entries, from `<build cache>/text` where
+In: what asks for the text. Out: the text and what is known of it, from `<build cache>/text` where
 the same request met the same generator before.
 """
 
@@ -13,33 +13,28 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 import dovetail.codegen
 import dovetail.ir
-from dovetail.ir.artifact import KernelEntry
 
 SUFFIXES = frozenset({".py", ".dk", ".c", ".h", ".cuh", ".j2", ".lark"})
+Text = TypeVar("Text")
 
 
-class UnitText(msgspec.Struct, frozen=True, kw_only=True):
-    """The C text of a library and the index entries of its kernels."""
-
-    source: str
-    kernels: tuple[KernelEntry, ...]
-
-
-def remember_text(request: Any, cache: Path, generate: Callable[[], UnitText]) -> UnitText:
+def remember_text(
+    request: Any, cache: Path, kind: type[Text], generate: Callable[[], Text]
+) -> Text:
     """Return `generate()`, or what it returned for an equal `request` (JSON-like) before.
 
-    A cache that cannot be read or written is as good as an empty one.
+    `kind` is its type. A cache that cannot be read or written is as good as an empty one.
     """
     key = hashlib.sha256(msgspec.json.encode([generator_digest(), request])).hexdigest()
     path = cache / "text" / f"{key}.json"
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=UnitText)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     text = generate()
     with contextlib.suppress(OSError):
         write_whole(path, msgspec.json.encode(text))

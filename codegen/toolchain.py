@@ -28,6 +28,8 @@ from dovetail.ir.errors import ToolchainError
 
 COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
 ZIG = "zig"
+OBJECT_SOURCE, OBJECT = "unit.c", "unit.o"
+"""Names in the cache entry of an object, whatever its source is called: debuggers see them."""
 ADVICE = "install gcc or clang, set DOVETAIL_CC to a C compiler, or run: pip install ziglang"
 
 
@@ -56,10 +58,14 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class TranslationUnit:
-    """One compiler run: a source among the files of a `BuildSpec`, and flags of its own."""
+    """One compiler run: a source among the files of a `BuildSpec`, and flags of its own.
+
+    One that includes no other of the files is `alone`: its object serves every library.
+    """
 
     file: str
     flags: tuple[str, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +170,10 @@ def compile_shared(spec: BuildSpec, cache: Path | None = None) -> Path:
     compiler = find_compiler(spec.target)
     result = spec.name if spec.executable else f"{spec.name}.so"
     return cached_build(
-        build_key(spec, compiler), result, cache, lambda work: _build(spec, compiler, work, result)
+        build_key(spec, compiler),
+        result,
+        cache,
+        lambda work: _build(spec, compiler, work, result, cache),
     )
 
 
@@ -201,7 +210,9 @@ def _fill_entry(entry: Path, build: Callable[[Path], None]) -> None:
     work.rename(entry)
 
 
-def _build(spec: BuildSpec, compiler: Compiler, work: Path, result: str) -> None:
+def _build(
+    spec: BuildSpec, compiler: Compiler, work: Path, result: str, cache: Path | None
+) -> None:
     for name, text in spec.files:
         (work / name).write_text(text, encoding="utf-8")
     environment = {
@@ -209,36 +220,59 @@ def _build(spec: BuildSpec, compiler: Compiler, work: Path, result: str) -> None
         "ZIG_GLOBAL_CACHE_DIR": str(cache_directory() / "zig"),
         "LC_ALL": "C",
     }
-    jobs = _jobs(spec, compiler)
+
+    def build(unit: TranslationUnit) -> Path:
+        return _object(spec, compiler, unit, work, environment, cache)
+
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(lambda job: _compile(job, work, environment), jobs))
+        objects = list(pool.map(build, spec.units))
     link = ("-static",) if spec.executable else ("-shared", "-Wl,-z,defs")
-    objects = [job[-1] for job in jobs]
     command = (
         *compiler.command,
         *_flags(spec, compiler),
         *link,
-        *objects,
+        *map(str, objects),
         *spec.libraries,
         "-o",
         result,
     )
     _compile(command, work, environment)
-    for name in objects:
-        (work / name).unlink()
+    for path in work.glob("*.o"):
+        path.unlink()
 
 
 def _flags(spec: BuildSpec, compiler: Compiler) -> tuple[str, ...]:
     return (*compiler.flags_for(spec.target, spec.executable), *spec.flags)
 
 
-def _jobs(spec: BuildSpec, compiler: Compiler) -> list[tuple[str, ...]]:
-    """Return one compile command for every translation unit; each ends in its object's name."""
-    flags = _flags(spec, compiler)
-    return [
-        (*compiler.command, *flags, *unit.flags, "-c", unit.file, "-o", f"{number}.o")
-        for number, unit in enumerate(spec.units)
-    ]
+def _object(
+    spec: BuildSpec,
+    compiler: Compiler,
+    unit: TranslationUnit,
+    work: Path,
+    environment: Mapping[str, str],
+    cache: Path | None,
+) -> Path:
+    """Return the object of a unit: in `work`, or in the cache, if it is `alone`."""
+    flags = (*_flags(spec, compiler), *unit.flags)
+
+    def compile_as(folder: Path, file: str, result: str) -> None:
+        command = (*compiler.command, *flags, "-c", file, "-o", result)
+        _compile(command, folder, environment)
+
+    if not unit.alone:
+        result = f"{spec.units.index(unit)}.o"
+        compile_as(work, unit.file, result)
+        return work / result
+
+    def build(folder: Path) -> None:
+        shutil.copy(work / unit.file, folder / OBJECT_SOURCE)
+        compile_as(folder, OBJECT_SOURCE, OBJECT)
+        (folder / OBJECT_SOURCE).unlink()
+
+    text = dict(spec.files)[unit.file]
+    made_by = [compiler.command, compiler.kind, compiler.version, flags]
+    return cached_build(content_key([OBJECT, made_by, text]), OBJECT, cache, build)
 
 
 def _compile(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:

@@ -143,7 +143,7 @@ def build_driver(
     kernels: Sequence[KernelSpec], cache: Path | None = None, flags: Sequence[str] = FLAGS
 ) -> Path:
     """Return a driver library that knows `kernels`; it does all at once, whatever the stream."""
-    text = emit_cuda(UnitSpec("gpu", DEVICE_TARGETS["cuda"], tuple(kernels), tvm_ffi=False))
+    text = emit_cuda(UnitSpec("gpu", DEVICE_TARGETS["cuda"], tuple(kernels)))
     entries = [kernel.entry for kernel in kernels]
     table = ", ".join(f'{{"dt_cuda_{e.name}", run_{e.name}}}' for e in entries)
     runs = "".join(map(trampoline, entries))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import KernelRequest
-from dovetail.codegen.emit import UnitSpec, emit_unit
+from dovetail.codegen.emit import emit_unit, kernel_text
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import lower_request
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
@@ -95,7 +95,7 @@ class EmulatedKernels:
         kernels = tuple(lower_request(r, target, known.get(r.module)) for r in requests)
         self._index = {kernel.entry.name: i for i, kernel in enumerate(kernels)}
         entries = ", ".join(f"dt_entry_{name}" for name in self._index)
-        unit = emit_unit(UnitSpec("emulated", target, kernels, tvm_ffi=False))
+        unit = emit_unit("emulated", target, [kernel_text(k, target) for k in kernels], ())
         text = f"{unit}\nstatic const dt_kernel kernels[] = {{ {entries} }};\n{DRIVER}"
         spec = BuildSpec(
             name="emulated",

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.codegen.emit import UnitSpec, emit_unit
+from dovetail.codegen.emit import emit_unit
 from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, VECTOR_TYPES, Intrinsic
 from dovetail.codegen.isa.memory import Memory, Pointer
 from dovetail.codegen.isa.target import Target
@@ -80,7 +80,7 @@ def case_text(number: int, case: Case) -> str:
 def program_text(target: Target, cases: Sequence[Case]) -> str:
     functions = "".join(case_text(i, case) for i, case in enumerate(cases))
     names = ", ".join(f"case_{i}" for i in range(len(cases)))
-    return f"""{emit_unit(UnitSpec("probe", target, (), tvm_ffi=False))}
+    return f"""{emit_unit("probe", target, (), ())}
 #include <stdio.h>
 {functions}
 static void (*const cases[])(const uint8_t*, uint8_t*) = {{ {names} }};

@@ -10,7 +10,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from dovetail.codegen.emit import KernelSpec, UnitSpec, deal, emit_unit, kernel_text
+from dovetail.codegen import emit
+from dovetail.codegen.emit import KernelSpec, emit_unit, kernel_text, part_texts
 from dovetail.codegen.library import ABI
 from dovetail.codegen.targets import TARGETS, host_target
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
@@ -75,13 +76,13 @@ def widen() -> KernelSpec:
     )
 
 
-def build(cache, parts: int = 1, target=None):
-    target = target or host_target()
-    spec = UnitSpec("probe", target, (scale(), widen()), parts)
-    units = tuple(TranslationUnit("kernels.c", (f"-DDT_PART={i}",)) for i in range(parts))
-    if parts == 1:
-        units = (TranslationUnit("kernels.c"),)
-    files = (("kernels.c", emit_unit(spec)),)
+def build(cache, texts=None):
+    target = host_target()
+    if texts is None:
+        kernels = [kernel_text(kernel, target) for kernel in (scale(), widen())]
+        texts = [emit_unit("probe", target, kernels, kernels)]
+    files = tuple((f"part{i}.c", text) for i, text in enumerate(texts))
+    units = tuple(TranslationUnit(name) for name, _ in files)
     return compile_shared(BuildSpec(name="probe", target=target, files=files, units=units), cache)
 
 
@@ -89,9 +90,15 @@ class Slot(ctypes.Union):
     _fields_ = (("p", ctypes.c_void_p), ("i", ctypes.c_int64), ("f", ctypes.c_double))
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_entries_unpack_slots_schedule_and_threads(tmp_path, parts):
-    library = ctypes.CDLL(str(build(tmp_path, parts)))
+@pytest.mark.parametrize("parts", [1, 3])
+def test_entries_unpack_slots_schedule_and_threads(tmp_path, parts, monkeypatch):
+    texts = None
+    if parts > 1:  # one for each kernel, and one that tells the ABI
+        monkeypatch.setattr(emit, "PART_SIZE", 0)
+        kernels = [kernel_text(kernel, host_target()) for kernel in (scale(), widen())]
+        texts = part_texts(host_target(), kernels)
+        assert len(texts) == parts
+    library = ctypes.CDLL(str(build(tmp_path, texts)))
     x, bias, out = (np.arange(5, dtype=np.float32) + i for i in range(3))
     slots = (Slot * 5)(
         Slot(i=5),
@@ -109,7 +116,8 @@ def test_entries_unpack_slots_schedule_and_threads(tmp_path, parts):
 
 
 def test_helpers_come_before_kernels_and_only_those_used():
-    text = emit_unit(UnitSpec("probe", TARGETS["x86-64-avx2"], (widen(),), tvm_ffi=False))
+    target = TARGETS["x86-64-avx2"]
+    text = emit_unit("probe", target, [kernel_text(widen(), target)], ())
     assert "tvm" not in text
     assert "dt_load_n_u16" not in text
 
@@ -118,17 +126,22 @@ def test_helpers_of_the_lowered_unit_are_emitted_once_at_the_head():
     target = TARGETS["generic"]
     spec = widen()
     unit = Unit(items=(*target.prelude_functions(["dt_load_bf16"]), *spec.unit.items))
-    both = (KernelSpec(spec.entry, unit), scale())
-    text = emit_unit(UnitSpec("probe", target, both))
+    both = [kernel_text(k, target) for k in (KernelSpec(spec.entry, unit), scale())]
+    text = emit_unit("probe", target, both, both)
     assert text.count("static inline float dt_load_bf16") == 1
     assert text.index("dt_load_bf16") < text.index("void widen")
 
 
-def test_deal_keeps_order_and_balances():
-    texts = [kernel_text(k, TARGETS["generic"]) for k in (scale(), widen())]
-    assert [[t.name for t in part] for part in deal(texts, 8)] == [["scale"], ["widen"]]
-    assert [[t.name for t in part] for part in deal(texts, 1)] == [["scale", "widen"]]
-    assert deal([], 3) == [[]]
+def test_small_kernels_share_a_part_and_large_ones_have_their_own(monkeypatch):
+    target = TARGETS["generic"]
+    small, large = (kernel_text(k, target) for k in (widen(), scale()))
+    monkeypatch.setattr(emit, "PART_SIZE", 150)
+    first, second = part_texts(target, [large, small])
+    assert "void widen(" in first and "dt_abi(void)" in first
+    assert "void scale(" in second and "dt_abi(void)" not in second
+    assert "__tvm_ffi_scale(" in first and "tvm" not in second
+    assert part_texts(target, [large], tvm_ffi=False)[1] == second
+    assert len(part_texts(target, [])) == 1
 
 
 TVM_FFI = """

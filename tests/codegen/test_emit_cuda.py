@@ -42,7 +42,7 @@ def kernel(name: str, **binding: int) -> KernelSpec:
 
 
 def text_of(spec: KernelSpec) -> str:
-    text = emit_cuda(UnitSpec("test", CUDA, (spec,), tvm_ffi=False))
+    text = emit_cuda(UnitSpec("test", CUDA, (spec,)))
     return text[text.index("#endif\n", text.index("DT_REDUCE(min")) :]
 
 

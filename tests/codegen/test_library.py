@@ -8,8 +8,10 @@ import platform
 import numpy as np
 import pytest
 
-from dovetail.codegen.catalog import KernelRequest
-from dovetail.codegen.library import ABI, LibrarySpec, build_library
+from dovetail.codegen import emit
+from dovetail.codegen import library as library_module
+from dovetail.codegen.catalog import KernelRequest, kernel_request
+from dovetail.codegen.library import ABI, LibrarySpec, build_library, index_library
 from dovetail.codegen.targets import TARGETS, host_features, host_target, runs_on
 from dovetail.ir.artifact import KernelParam
 from dovetail.ir.diagnostics import Source
@@ -84,12 +86,28 @@ def test_team_is_part_of_the_library_unless_left_out(tmp_path):
     assert not hasattr(without, "dt_team_create")
 
 
-def test_many_kernels_are_compiled_in_parts(tmp_path):
-    names = [f"axpy{i}_{dtype}" for i in range(4) for dtype in ("f32", "bf16", "f16")]
-    built = build_library(spec_of(*names), tmp_path)
-    library = ctypes.CDLL(str(built.path))
-    assert all(hasattr(library, f"dt_entry_{name}") for name in names)
-    assert [entry.name for entry in built.index.kernels] == names
+def test_a_large_kernel_is_compiled_once_for_all_libraries(tmp_path, monkeypatch):
+    monkeypatch.setattr(emit, "PART_SIZE", 0)  # all are large
+    cases = (("f32", "bf16"), False, 3), (("f16", "f32"), True, 5)  # one more tells the ABI
+    for dtypes, wrapped, compiled in cases:
+        names = [f"axpy_{dtype}" for dtype in dtypes]
+        built = build_library(spec_of(*names, tvm_ffi=wrapped, team=False), tmp_path)
+        assert len([*tmp_path.glob("*/*/unit.o")]) == compiled
+        library = ctypes.CDLL(str(built.path))
+        assert library.dt_abi() == ABI
+        assert all(hasattr(library, f"dt_entry_{name}") for name in names)
+        assert [entry.name for entry in built.index.kernels] == names
+
+
+def test_a_bundled_kernel_is_lowered_once_for_all_libraries(tmp_path, monkeypatch):
+    target = host_target()
+    norm, other = (kernel_request(name, target) for name in ("rmsnorm", "layernorm"))
+    index_library(LibrarySpec(target, (norm,)), tmp_path)
+    monkeypatch.setattr(library_module, "lower", None)
+    index = index_library(LibrarySpec(target, (norm,), name="other", tvm_ffi=False), tmp_path)
+    assert [entry.name for entry in index.kernels] == [norm.name]
+    with pytest.raises(TypeError):
+        index_library(LibrarySpec(target, (norm, other)), tmp_path)
 
 
 def test_bad_requests_are_refused(tmp_path):

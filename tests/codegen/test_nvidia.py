@@ -66,7 +66,7 @@ def test_nvrtc_compiles_the_same_text(architecture: str) -> None:
 
 def emitted() -> str:
     kernels = tuple(lower_request(r, CUDA, SPEC.modules.get(r.module)) for r in SPEC.kernels)
-    return emit_cuda(UnitSpec("kernels", CUDA, kernels, tvm_ffi=False))
+    return emit_cuda(UnitSpec("kernels", CUDA, kernels))
 
 
 def test_without_a_compiler_the_error_says_what_to_install(
@@ -99,7 +99,7 @@ def test_attention_of_prompts_stays_in_registers(
 ) -> None:
     shape = HeadShape(head_dim, 4)
     kernel = lower_request(kernel_request(family, CUDA, "bf16", shape), CUDA)
-    (tmp_path / "k.cu").write_text(emit_cuda(UnitSpec("k", CUDA, (kernel,), tvm_ffi=False)))
+    (tmp_path / "k.cu").write_text(emit_cuda(UnitSpec("k", CUDA, (kernel,))))
     nvcc = nvidia.find_cuda_compiler().path
     command = (nvcc, *CUDA.cflags, "-cubin", "-arch=sm_80", "-Xptxas=-v", "-o", "k.o", "k.cu")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

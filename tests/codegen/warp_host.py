@@ -27,7 +27,7 @@ class WarpLibrary:
     """CUDA C++ text compiled as plain C++."""
 
     def __init__(self, kernels: Sequence[KernelSpec], cache: Path | None = None) -> None:
-        text = emit_cuda(UnitSpec("warp", ALL_TARGETS["cuda"], tuple(kernels), tvm_ffi=False))
+        text = emit_cuda(UnitSpec("warp", ALL_TARGETS["cuda"], tuple(kernels)))
         header = Path(__file__).with_name(HEADER).read_text(encoding="utf-8")
         spec = BuildSpec(
             name="warp",

@@ -87,7 +87,7 @@ class LaneProgram:
         compiler = shutil.which("g++")
         if compiler is None:
             pytest.skip("g++ is not installed, whose thread sanitizer is needed")
-        unit = UnitSpec("lanes", DEVICE_TARGETS["cuda"], tuple(kernels), tvm_ffi=False)
+        unit = UnitSpec("lanes", DEVICE_TARGETS["cuda"], tuple(kernels))
         names = [k.entry.name for k in kernels]
         table = ", ".join(f"run_{name}" for name in names)
         head, _, tail = DRIVER.partition("typedef")

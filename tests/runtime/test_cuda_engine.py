@@ -33,18 +33,6 @@ from tests.runtime.test_pipelined import HOMES
 MORE = pytest.mark.long
 
 
-@pytest.fixture(scope="module")
-def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
-    return Gpu(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture(scope="module")
-def alone(gpu: Gpu) -> list[tuple[int, ...]]:
-    """What the CPU's engine generates."""
-    with load(gpu.artifact.path, kv_blocks=200) as app:
-        return [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
-
-
 @pytest.mark.parametrize(
     ("offload", "blocks", "cpu", "chunked", "eager"),
     [

@@ -12,21 +12,8 @@ import pytest
 
 from dovetail.ir.errors import RankError
 from dovetail.runtime import pair_group
-from dovetail.runtime.app import load
 from tests import cuda_rank
 from tests.runtime.cuda_gpu import ASKED, PROMPTS, Gpu
-
-
-@pytest.fixture(scope="module")
-def gpu(tmp_path_factory: pytest.TempPathFactory) -> Gpu:
-    return Gpu(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture(scope="module")
-def alone(gpu: Gpu) -> list[tuple[int, ...]]:
-    """What the CPU's engine generates."""
-    with load(gpu.artifact.path, kv_blocks=200) as app:
-        return [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
 
 
 @pytest.fixture(autouse=True)

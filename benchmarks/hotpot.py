@@ -107,10 +107,6 @@ def _recall(found: Sequence[int], gold: frozenset[int]) -> float:
     return len(gold & set(found)) / len(gold)
 
 
-def _equal(found: Sequence[int], wanted: Sequence[int]) -> bool:
-    return set(found) == set(wanted)
-
-
 def ask_again(passages: Passages, nearest: Sequence[int]) -> list[str]:
     """Return the queries of IRG's second search: question and draft, here the first passage."""
     pairs = zip(passages.questions, nearest, strict=True)

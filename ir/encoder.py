@@ -12,9 +12,6 @@ import msgspec
 
 from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry
 
-POOLINGS = ("mean", "cls", "last")
-"""How the rows of a text become one: their mean, the first, the last."""
-
 
 class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A bidirectional transformer: layers that norm after each sum, as BERT's do, or before.
@@ -27,7 +24,8 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     () = in none. max_tokens: of one text, its special tokens included. labels: columns of a
     classification head, 0 without one. head: what it does to the pooled row: `tanh` of a layer, or
     `gelu` of one without bias, and a norm. sigmoid: a pair's score is that of its logit. unit:
-    vectors are of length 1. prompts: texts put before others, by name.
+    vectors are of length 1. pooling: a text's row is the `mean` of its rows, the first (`cls`) or
+    the `last`. prompts: texts put before others, by name.
     """
 
     family: str

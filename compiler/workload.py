@@ -166,6 +166,8 @@ def _records(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _text(file: Path) -> str:
+    if not file.is_file():
+        raise SpecError(f"there is no trace {file}")
     data = read_bounded(file, MAX_TRACE_BYTES)
     try:
         if file.suffix == ".gz":

@@ -64,15 +64,14 @@ def _move(
     swaps = dict(zip(taken, idle[: max(0, len(idle) - len(gone))], strict=False))
     said = []
     if gone:
-        said.append(f"planned CPUs {_show(gone)} are offline or not allowed to this process")
+        said.append(f"planned for {_show(gone)}, offline or not allowed to this process")
     if swaps:
-        said.append(f"CPUs {_show(swaps)} are busy with other work: {_show(swaps.values())} run it")
+        said.append(f"other work keeps {_show(swaps)} busy: on {_show(swaps.values())} instead")
     if left := [cpu for cpu in taken if cpu not in swaps]:
-        said.append(
-            f"CPUs {_show(left)} are busy with other work and no others are idle: steps wait for it"
-        )
+        said.append(f"other work keeps {_show(left)} busy, no others are idle: steps wait for it")
     return replace(phase, cpus=tuple(swaps.get(cpu, cpu) for cpu in phase.cpus)), said
 
 
 def _show(cpus: Iterable[int]) -> str:
-    return ", ".join(map(str, cpus))
+    numbers = list(map(str, cpus))
+    return f"CPU{'s' * (len(numbers) > 1)} {', '.join(numbers)}"

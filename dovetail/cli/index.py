@@ -75,7 +75,7 @@ def index_build_command(
 
 def describe_index(report: IndexReport) -> str:
     """Return the lines a person reads after a build."""
-    kind = "flat" if report.clusters == 1 else f"{report.clusters} clusters"
+    kind = "searched whole" if report.clusters == 1 else f"{report.clusters} clusters"
     again = f" ({report.resumed} by an interrupted build before)" if report.resumed else ""
     return (
         f"{report.path}: {report.documents} passages{again}, {report.dim} values each by "

@@ -56,18 +56,18 @@ def test_a_machine_as_planned_changes_nothing() -> None:
 def test_busy_cpus_are_left_to_others_where_idle_ones_are_there() -> None:
     assert fit(service(1, 3), EIGHT, {1: 0.9, 3: 0.6}) == (
         (0, 4, 2),
-        "prefill: CPUs 1 are busy with other work: 4 run it "
-        "decode: CPUs 1 are busy with other work: 4 run it",
+        "prefill: other work keeps CPU 1 busy: on CPU 4 instead "
+        "decode: other work keeps CPU 1 busy: on CPU 4 instead",
     )
     cpus, said = fit(service(1, 8), EIGHT, {1: 0.9})
-    assert cpus == tuple(range(8)) and "CPUs 1 are busy" in said and "steps wait" in said
+    assert cpus == tuple(range(8)) and "keeps CPU 1 busy, no others are idle: steps wait" in said
 
 
 def test_idle_cpus_stand_in_for_those_that_are_gone_first() -> None:
     """Of four CPUs 0 is gone and 1 is busy: the one idle CPU stands in for 0, later on."""
     hardware = replace(EIGHT, allowed_pus=(1, 2, 3))
     cpus, said = fit(service(1, 3), hardware, {1: 1.0})
-    assert cpus == (0, 1, 2) and "CPUs 0 are offline or not allowed" in said
+    assert cpus == (0, 1, 2) and "planned for CPU 0, offline or not allowed" in said
     (plan,) = plan_ranks(adapt_service(service(1, 3), hardware, {})[0], hardware, None, 1)
     assert sorted(plan.decode.cpus) == [1, 2, 3]
 
@@ -140,7 +140,7 @@ def test_a_smaller_affinity_mask_shrinks_the_plan_and_says_so(
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout) == [1, [HERE[1]], whole]
-    assert f"planned CPUs {HERE[0]} are offline or not allowed" in done.stderr
+    assert f"planned for CPU {HERE[0]}, offline or not allowed" in done.stderr
     assert "2 threads wanted" in done.stderr
 
 

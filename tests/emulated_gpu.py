@@ -2,7 +2,8 @@
 
 In: lowered kernels. Out: the library's path. Device memory is the heap, a launch calls the text of
 the kernels, compiled as C++, once for each warp of the grid. The device is lost, and all calls
-fail, while there is a file that the variable DT_DEAD_GPU names.
+fail, while there is a file that the variable DT_DEAD_GPU names; it never ends what it has begun
+while there is one that DT_HUNG_GPU names.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ DRIVER = r"""
 struct dt_kernel { const char* name; void (*run)(void** params); };
 static const dt_kernel dt_kernels[] = { KERNELS };
 static int dt_busy;  /* allocations and contexts not given back */
+static void dt_hang(void) {
+  const char* path = getenv("DT_HUNG_GPU");
+  while (path && !access(path, F_OK)) usleep(1000);
+}
 /* what a device that is lost says to all that is asked of it, while there is a file of that name */
 static int dt_dead(void) {
   const char* path = getenv("DT_DEAD_GPU");
@@ -80,7 +85,7 @@ int cuStreamDestroy_v2(void*) { --dt_busy; return 0; }
 int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
 int cuEventCreate(void** event, unsigned) { return dt_handle(event); }
 int cuEventRecord(void*, void*) { return 0; }
-int cuEventSynchronize(void*) { return 0; }
+int cuEventSynchronize(void*) { dt_hang(); return 0; }
 int cuEventDestroy_v2(void*) { --dt_busy; return 0; }
 int cuStreamBeginCapture_v2(void*, int) { return 801; }
 int cuStreamEndCapture(void*, void**) { return 801; }

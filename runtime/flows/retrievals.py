@@ -138,10 +138,9 @@ class Retrievals:
         body = reply.body
         assert isinstance(body, ScannedPieces)
         self._scanned(order, reply)
-        hot, clusters = order.device == "gpu", [c for part in order.parts for c in part.clusters]
-        absent = sum(map(set(body.absent).__contains__, clusters))
+        hot, clusters = order.device == "gpu", sum(len(part.clusters) for part in order.parts)
         name = self._indexes.find(order.index).name
-        self._hot.scanned(name, len(clusters), absent, hot=hot)
+        self._hot.scanned(name, clusters, body.missed, hot=hot)
         found = tuple(Found(piece.hits, piece.homes) for piece in body.pieces)
         seconds = body.seconds if hot else reply.seconds
         self._tell(Scanned(order.job, found, seconds, body.absent))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
 
@@ -126,6 +127,27 @@ class EmulatedLists:
         self.drop(list(self._bases))
 
 
+@dataclass(slots=True)
+class Absent:
+    """Clusters that were to be on a device and were not, by the base that scans were to see.
+
+    times: how often scans wanted one. A device that has the lists of one base lacks those of the
+    others, so what is absent for searches that began before a change may be there for later ones.
+    """
+
+    times: int = 0
+    left: list[tuple[object, set[int]]] = field(default_factory=list)
+
+    def add(self, index: IvfIndex, scans: Sequence[Scan], left: set[int]) -> None:
+        """Take that scans of an index did not find the clusters `left`."""
+        self.times += sum(cluster in left for scan in scans for cluster in scan.clusters)
+        self.left.append((index.base.index, left))
+
+    def of(self, index: IvfIndex) -> set[int]:
+        """Return those that are absent for searches in an index."""
+        return set[int]().union(*(left for base, left in self.left if base is index.base.index))
+
+
 class DeviceScanner:
     """Scans on a device what it holds, and on the CPU what it does not hold or fails to scan.
 
@@ -135,7 +157,7 @@ class DeviceScanner:
     def __init__(self, device: DeviceLists, host: Scanner | None = None) -> None:
         """`host` scans on the CPU, faiss by default."""
         self.device, self._host = device, host or FaissScanner()
-        self._absent: set[int] = set()
+        self._absent = Absent()
         self._lock = Lock()  # nothing is dropped that a scan uses
 
     def scan(
@@ -153,7 +175,7 @@ class DeviceScanner:
             except (DeviceError, CapacityError):
                 there = set()
         if left := wanted - there:
-            self._absent |= left
+            self._absent.add(index, scans, left)
             outside = [_keep(scan, left) for scan in scans]
             parts.append(self._host.scan(index, outside, depth, allowed))
         if len(parts) == 1:
@@ -162,9 +184,9 @@ class DeviceScanner:
             return [[] for _ in scans]
         return [merge_hits(found, depth) for found in zip(*parts, strict=True)]
 
-    def take_absent(self) -> set[int]:
-        """Return the clusters that were scanned on the CPU since the last call."""
-        absent, self._absent = self._absent, set()
+    def take_absent(self) -> Absent:
+        """Return what was scanned on the CPU since the last call."""
+        absent, self._absent = self._absent, Absent()
         return absent
 
     def swap(

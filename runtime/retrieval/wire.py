@@ -48,10 +48,15 @@ class EmulatedGpu(msgspec.Struct, frozen=True, tag=True):
 
 
 class CudaGpu(msgspec.Struct, frozen=True, tag=True):
-    """An NVIDIA GPU by its number; driver: the library of the CUDA driver."""
+    """An NVIDIA GPU by its number; driver: the library of the CUDA driver.
+
+    patience: seconds without an answer after which it is given up: what is asked of it at once, a
+    cluster's copy or the scans of a sub-stage, takes milliseconds.
+    """
 
     ordinal: int = 0
     driver: str = DRIVER
+    patience: float = 10.0
 
 
 Gpu: TypeAlias = EmulatedGpu | CudaGpu
@@ -219,11 +224,13 @@ class ScannedPiece(msgspec.Struct, frozen=True):
 class ScannedPieces(msgspec.Struct, frozen=True, tag=True):
     """Piece by piece. seconds: by the clock of what scanned.
 
-    absent: clusters that were to be among the hot ones, and were scanned where the others are.
+    missed: how many clusters of pieces were to be among the hot ones, and were scanned where the
+    others are. absent: those of them that are not there as the documents are now.
     """
 
     pieces: tuple[ScannedPiece, ...]
     seconds: float = 0.0
+    missed: int = 0
     absent: tuple[int, ...] = ()
 
 

@@ -38,6 +38,7 @@ from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.list_kernels import find_list_module, open_list_kernels
 from dovetail.runtime.retrieval.scanner import KernelScanner, choose_scanner
 from dovetail.runtime.retrieval.scans import Scan, Scanner, Vectors
+from dovetail.runtime.retrieval.timed_lists import TimedLists
 from dovetail.runtime.retrieval.wire import (
     Answer,
     Body,
@@ -145,15 +146,17 @@ class Shelf:
         scanned: dict[int, ScannedPiece] = {}
         for version in {piece.version for piece in body.pieces}:
             of_version = {n: p for n, p in enumerate(body.pieces) if p.version == version}
-            found = _scan_alike(served, hot, version, tuple(of_version.values()))
-            scanned |= zip(of_version, found, strict=True)
+            rows = _scan_alike(served, hot, version, tuple(of_version.values()))
+            scanned |= zip(of_version, rows, strict=True)
         pieces = tuple(scanned[number] for number in range(len(body.pieces)))
-        absent = set[int]()
+        missed, absent = 0, set[int]()
         if hot is not None:
-            absent = hot.take_absent()
+            found = hot.take_absent()
+            missed, absent = found.times, found.of(served.collection.snapshot.index)
         elif body.hot:  # this worker could not open the GPU
-            absent = {cluster for piece in body.pieces for cluster in piece.clusters}
-        return ScannedPieces(pieces, _seconds(hot) - start, tuple(sorted(absent)))
+            wanted = [cluster for piece in body.pieces for cluster in piece.clusters]
+            missed, absent = len(wanted), set(wanted)
+        return ScannedPieces(pieces, _seconds(hot) - start, missed, tuple(sorted(absent)))
 
     def change(self, body: ChangeIndex) -> Changed:
         """Add and remove documents."""
@@ -235,8 +238,12 @@ def _open_lists(body: OpenIndex, index: IvfIndex) -> DeviceLists:
     gpu, room = body.room.gpu, body.room.bytes
     if isinstance(gpu, EmulatedGpu):
         return EmulatedLists(index, room, gpu)
-    device = CudaDevice(gpu.ordinal, gpu.driver)
-    return CudaLists(device, device.load(*find_list_module(Path(body.path))), index, room)
+
+    def open_lists() -> DeviceLists:
+        device = CudaDevice(gpu.ordinal, gpu.driver)
+        return CudaLists(device, device.load(*find_list_module(Path(body.path))), index, room)
+
+    return TimedLists(open_lists, gpu.patience)
 
 
 def _seconds(hot: DeviceScanner | None) -> float:

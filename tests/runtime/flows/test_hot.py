@@ -37,12 +37,24 @@ from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.folder import read_manifest
 from dovetail.runtime.retrieval.ivf import CHANGED_LEAST
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import CudaGpu, Opened, Room
+from dovetail.runtime.retrieval.wire import (
+    ChangeIndex,
+    Copied,
+    CopyClusters,
+    CudaGpu,
+    EmulatedGpu,
+    Opened,
+    Piece,
+    Room,
+    ScannedPieces,
+    ScanPieces,
+    pack_vector,
+)
 from dovetail.runtime.wavefront.messages import Part, Report, Scan, Scanned
 from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
 from dovetail.topology.parameters import Figure
 from tests.emulated_gpu import build_driver
-from tests.runtime.flows.conftest import DIM, NPROBE, PlainServices, embed
+from tests.runtime.flows.conftest import COUNT, DIM, NPROBE, PlainServices, embed
 from tests.runtime.flows.test_recovery import kill_worker
 from tests.runtime.flows.test_service import GRAPHS, plain, question
 
@@ -222,6 +234,27 @@ def test_absent_clusters_count_as_often_as_searches_want_them(folder: Path) -> N
     worker.close()
 
 
+def test_what_searches_before_a_change_lack_stays_hot(folder: Path) -> None:
+    """The worker has the clusters as they are now; a search that began before scans older ones."""
+    gpu = EmulatedGpu(0.0, 1e12, 1e10)
+    worker, vector = RetrievalProcess(), embed(["w1"])[0]
+    worker.open("idx", folder, room=Room(gpu, 10**6))
+    texts = [f"w{1 + i % 96} w{1 + i % 89} w{1 + i % 83}" for i in range(CHANGED_LEAST)]
+    passages = tuple(Passage(key=f"n{i}", text=text) for i, text in enumerate(texts))
+    worker.ask(ChangeIndex("idx", COUNT, passages, embed(texts).tobytes(), ())).result()
+    copied = worker.ask(CopyClusters("idx", (0, 1), (), 10**6)).result().body
+    assert isinstance(copied, Copied) and copied.missing == ()
+    query = pack_vector(vector), {}
+    pieces = [
+        Piece(*query, (0, 1), (0.0, 0.0), 5, version=0),
+        Piece(*query, (0, 1, 2), (0.0,) * 3, 5, version=1),
+    ]
+    found = worker.ask(ScanPieces("idx", tuple(pieces), hot=True)).result().body
+    assert isinstance(found, ScannedPieces)
+    assert (found.missed, found.absent) == (3, (2,))
+    worker.close()
+
+
 def test_room_that_old_copies_hold_is_not_given_away(folder: Path) -> None:
     indexes, hot = bind(Opened(DIM, "l2", (50, 50, 50), code_bytes=VECTOR), folder)
     hot.copied("idx", [0, 1, 2], 150 * VECTOR)
@@ -269,6 +302,43 @@ def test_documents_that_come_later_have_room_where_there_is_some(
     assert after.room_bytes == (300 + CHANGED_LEAST) * VECTOR >= after.held_bytes
     while statistics(app).hits == after.hits:
         run_some(app, services, 60)
+
+
+@pytest.mark.long  # it is given some seconds
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_gpu_that_hangs_is_given_up(
+    open_app: Callable[..., App],
+    services: PlainServices,
+    on_cuda: tuple[Path, CudaGpu],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    copies: bool,
+) -> None:
+    """It hangs before anything was copied to it, or when it is to scan what it has."""
+    (path, gpu), hung, graph = on_cuda, tmp_path / "hung", GRAPHS["irg"]
+    monkeypatch.setattr(app_module, "_gpu_of", lambda options: CudaGpu(0, gpu.driver, 4.0))
+    monkeypatch.setenv("DT_HUNG_GPU", str(hung))
+    app = open_app(settings())
+    app.add_index(path, name="idx", nprobe=NPROBE, embed=embed)
+    monkeypatch.setattr(app.flows, "_device", ScanCost(0.0, 0.0))
+
+    def run_more() -> HotStatistics:
+        jobs = [app.submit_workflow(graph, question(i)) for i in range(3)]
+        for i, job in enumerate(jobs):
+            assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
+        return statistics(app)
+
+    while not copies and not run_more().hits:
+        pass
+    hung.touch()
+    while not run_more().absent:
+        pass
+    before = run_more()
+    assert bool(before.hits) == (not copies)
+    again = run_more()
+    while again.held_bytes:
+        again = run_more()
+    assert (again.hits, again.copies) == (before.hits, before.copies)
 
 
 @pytest.mark.parametrize("killed", [False, True])

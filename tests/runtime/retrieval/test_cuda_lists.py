@@ -117,14 +117,16 @@ def test_a_lost_device_is_done_without(
     assert hybrid.swap(index, [0, 1, 2], [], 1 << 20) == set()
     wanted, before = index.scan([scan], 5), lists.used
     dead.touch()
-    assert index.scan([scan], 5, hybrid) == wanted and hybrid.take_absent() == set(range(6))
+    assert index.scan([scan], 5, hybrid) == wanted and hybrid.take_absent().of(index) == set(
+        range(6)
+    )
     assert hybrid.swap(index, [3, 4], [0, 1, 2], 1 << 20) == {3, 4} and lists.used == before
     dead.unlink()
     assert hybrid.swap(index, [3, 4], [0, 1, 2], 1 << 20) == set()
     assert [[i for _, i in row] for row in index.scan([scan], 5, hybrid)] == [
         [i for _, i in row] for row in wanted
     ]
-    assert hybrid.take_absent() == {5}
+    assert hybrid.take_absent().of(index) == {5}
     hybrid.close()
 
 

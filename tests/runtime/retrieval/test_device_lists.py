@@ -93,7 +93,9 @@ def test_a6_9_two_devices_find_what_one_finds(
         index = index.change(QUERIES[:2], [COUNT, COUNT + 1], remove=range(0, COUNT, 5))
     scans = scans_of(index, rng)
     assert index.scan(scans, depth, hybrid) == index.scan(scans, depth)
-    assert hybrid.take_absent() == {c for s in scans for c in s.clusters}.difference(there)
+    missed, wanted = hybrid.take_absent(), [c for s in scans for c in s.clusters]
+    assert missed.of(index) == set(wanted).difference(there)
+    assert missed.times == sum(c not in there for c in wanted)
     hybrid.close()
 
 
@@ -143,10 +145,28 @@ def test_what_finds_no_room_or_fails_is_scanned_on_the_cpu(
     def fail(*_: object) -> list[list[Hit]]:
         raise DeviceError("a kernel failed")
 
-    assert hybrid.take_absent() == set(range(LISTS)) - {3}
+    assert hybrid.take_absent().of(index) == set(range(LISTS)) - {3}
     device.scan = fail  # type: ignore[method-assign]
     assert index.scan(scans, 10, hybrid) == wanted
-    assert hybrid.take_absent() == set(range(LISTS))  # nothing is left on a device that fails
+    assert hybrid.take_absent().of(index) == set(
+        range(LISTS)
+    )  # nothing is left on a device that fails
+
+
+def test_what_searches_before_a_change_lack_is_there_for_later_ones(
+    indexes: dict[tuple[str, str], IvfIndex],
+) -> None:
+    old = indexes["flat", "l2"]
+    new = old.change(remove=range(0, COUNT, 2)).rewrite()
+    device = EmulatedLists(new, 1 << 20, COSTS)
+    hybrid, room = DeviceScanner(device), 1 << 20
+    hybrid.swap(new, [1, 2], (), room)
+    for index, clusters in ((old, [1, 2]), (new, [1, 2, 3]), (old, [2, 4])):
+        scan = Scan(QUERIES[0], clusters, np.zeros(len(clusters), np.float32))
+        assert index.scan([scan], 5, hybrid) == index.scan([scan], 5)
+    missed = hybrid.take_absent()
+    assert (missed.times, missed.of(new), missed.of(old)) == (5, {3}, {1, 2, 4})
+    assert hybrid.take_absent().times == 0
 
 
 def test_nothing_is_copied_where_what_is_old_cannot_be_dropped(

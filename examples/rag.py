@@ -1,50 +1,111 @@
-"""Build a workflow, draw it, run it on the bundled tiny world, and write a page of what happened.
+"""Write docs/rag.md: the page's own blocks of code, run one after the other, and what came of them.
 
     python examples/rag.py docs/rag.md
 
-The page shows the workflow, the execution graph of one request before and after each of the
-scheduler's transformations, and when each node ran. Needs the extra `rag`.
+They build a workflow, draw it, compile and index the bundled tiny world, run one question, and show
+the execution graph before and after each transformation and when each node ran. The figures at the
+end are read from `benchmarks/results`. Needs the extra `rag`.
 """
 
 from __future__ import annotations
 
-import inspect
+import contextlib
+import io
 import json
+import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
-import dovetail
-from dovetail import END, START, RAGraph
-from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.ir.graph import ExecutionGraph
 from dovetail.ir.graph_draw import draw_graph
-from dovetail.ir.index_file import EmbedderEntry, Passage
-from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.events import NodeTime, WorkflowResult
-from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.machines import find_machine
-from dovetail.runtime.plan import SchedulerSettings
-from dovetail.runtime.wavefront.settings import WavefrontSettings
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+BLOCKS = {
+    "build": """\
+from dovetail import END, START, RAGraph
+
+g = RAGraph("search-twice")
+g.add_generation("imagine", prompt="Question: {input}\\nAnswer:", output="imagined", max_tokens=48)
+g.add_retrieval("search", query="imagined", output="docs", topk=2)
+READ = "Documents:\\n{docs}\\nQuestion: {input}\\nAnswer:"
+g.add_generation("draft", prompt=READ, output="draft", max_tokens=48)
+g.add_retrieval("again", query="draft", output="more", topk=2)
+READ_MORE = "Documents:\\n{more}\\nQuestion: {input}\\nAnswer:"
+g.add_generation("answer", prompt=READ_MORE, output="answer", max_tokens=48)
+
+way = [START, "imagine", "search", "draft", "again", "answer", END]
+for source, target in zip(way, way[1:]):
+    g.add_edge(source, target)
+""",
+    "draw": """\
+from pathlib import Path
+
+print(g.mermaid())
+Path("search-twice.svg").write_text(g.svg())
+""",
+    "prepare": """\
+import json
+
+import dovetail
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
+
+dovetail.compile(LLAMA, output="app.dove", effort="none")
+dovetail.compile(ENCODER, output="encoder.dove", effort="none")
+with open("corpus.jsonl", "w", encoding="utf-8") as file:
+    for passage in corpus.passages():
+        file.write(json.dumps({"key": str(passage.id), "text": passage.document}) + "\\n")
+""",
+    "index": """\
+dovetail index build corpus.jsonl -o idx --embedder encoder.dove --clusters 64
+""",
+    "run": """\
+question = {"input": "Who is the founder of Komosburg?"}
+with dovetail.load("app.dove") as app, dovetail.load("encoder.dove") as encoder:
+    app.add_index("idx", nprobe=6, embed=encoder.embed)
+    print(app.run(g, question).outputs["answer"])
+""",
+    "show": """\
+from dataclasses import replace
+
+from dovetail import FlowSettings, SchedulerSettings, WavefrontSettings
+from dovetail.ir.graph_draw import draw_graph
+from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.machines import find_machine
 from dovetail.topology.parameters import Figure
 
-CLUSTERS, NPROBE = 64, 6
-GPU = Emulation(
-    replace(find_machine("h100"), gpu_blocks=640, stage=Figure(1e-9, "so that scans pay there")),
-    SchedulerSettings(offload="off"),
-)
-"""One that this machine does not have: results are the CPU's, nothing costs anything on it."""
-FLOWS = FlowSettings(
-    wavefront=WavefrontSettings(fixed_clusters=2, refresh=2), cluster_bytes=1 << 20
-)
-IMAGINE = "Question: {input}\nAnswer:"
-READ = "Documents:\n{docs}\nQuestion: {input}\nAnswer:"
-READ_MORE = "Documents:\n{more}\nQuestion: {input}\nAnswer:"
+free = Figure(1e-9, "so that scans pay on the GPU of this page")
+h100 = replace(find_machine("h100"), gpu_blocks=640, stage=free)
+gpu = Emulation(h100, SchedulerSettings(offload="off"))
+small = WavefrontSettings(fixed_clusters=2, refresh=2)
+flows = FlowSettings(wavefront=small, cluster_bytes=1 << 20)
+say = RAGraph("say")
+say.add_generation(0, prompt="{input}", output="said", max_tokens=1)
+say.add_edge(START, 0)
+say.add_edge(0, END)
+
+with (
+    dovetail.load("app.dove", emulation=gpu, workflows=flows) as app,
+    dovetail.load("encoder.dove") as encoder,
+):
+    app.add_index("idx", nprobe=6, embed=encoder.embed)
+    app.run(say, question)  # the first run measures what steps of the engine cost
+    with app.record("trace.json"):
+        result = app.run(g, question)
+for kind, graph in result.graphs.stages():
+    print(kind, draw_graph(graph))
+""",
+    "time": """\
+for node in result.timeline:
+    print(f"{node.node}: {1e3 * node.start:.0f} to {1e3 * node.end:.0f} ms")
+""",
+}
+"""The code of the page, in its order."""
 WHAT = {
     "reorder": "The second search begins with the clusters in which the first one found something, "
     "and goes on with others that were scanned then.",
@@ -64,25 +125,13 @@ WHAT = {
 PAGE = """\
 # Workflows
 
-This page was written by `python examples/rag.py docs/rag.md`: it compiled the bundled Llama and
-encoder, indexed the bundled corpus, and ran the workflow below for one question.
+This page was written by `python examples/rag.py docs/rag.md`, which ran its blocks of code one
+after the other in an empty folder. They need the extra `rag`, and half a minute.
 
 ## Build it
 
 ```python
-from itertools import pairwise
-
-from dovetail import END, START, RAGraph
-
-IMAGINE = {imagine}
-READ = {read}
-READ_MORE = {more}
-
-
-{source}
-
-g = build_graph()
-```
+{build}```
 
 A node reads what others wrote by name; each name has one writer. `g.workflow()` checks all of it,
 and names the node at fault. Several edges from a node are taken side by side; a function in place
@@ -92,24 +141,36 @@ graphs of these frameworks.
 
 ## Draw it
 
-`print(g.mermaid())`; `g.svg()` gives a picture that needs nothing else.
+```python
+{draw}```
+
+The SVG is a picture that needs nothing else; this is the Mermaid text:
 
 ```mermaid
 {drawn}```
 
 ## Run it
 
+It takes a model that writes, one that embeds, and an index of a corpus. Here they are
+the bundled ones, small enough for any machine; yours are directories of checkpoints, and JSON
+lines, Markdown or text. `dovetail compile MODEL -o app.dove` does the same as `dovetail.compile`.
+
 ```python
-with dovetail.load("app.dove") as app, dovetail.load("encoder.dove") as encoder:
-    app.add_index("idx", nprobe={nprobe}, embed=encoder.embed)
-    result = app.run(g, {{"input": {question}}})
-    print(result.outputs["answer"])
-```
+{prepare}```
+
+```sh
+{index}```
+
+A build that was interrupted goes on where it was when the command is given again.
+
+```python
+{run}```
 
 > {answer}
 
 `await app.arun(...)` does the same in an event loop. `app.submit_workflow(...)` returns a job at
 once, which yields events as nodes begin and end, as text is written and as searches advance.
+`app.index("idx")` adds and removes documents while workflows run.
 
 ## Keep it in the artifact
 
@@ -124,52 +185,114 @@ the workflow is used; it may need installed packages and nothing else.
 
 ## What was computed, and what ran
 
-`draw_graph(result.graphs.plain())`: what each node's run read from which.
+The same again, on a GPU that this machine does not have (*emulated*: results are the CPU's, scans
+take no time on it) and in sub-stages of 2 clusters, so that there is something to see:
+
+```python
+{show}```
+
+The first graph is `result.graphs.plain()`: what each node's run read from which.
 
 ```mermaid
 {plain}```
 
-`result.graphs.stages()` gives the same after each kind of transformation that the scheduler took,
-one upon the other; the last is `result.graphs.graph()`, what ran. Each is taken where it is
-predicted to pay; answers are the same with any subset of them. This run had an emulated GPU, on
-which scans take no time, and sub-stages of {each} clusters:
-`load(..., emulation=GPU, workflows=FlowSettings(...))`.
+The others are the same after each kind of transformation that the scheduler took, one upon the
+other; the last is `result.graphs.graph()`, what ran. Each is taken where it is predicted to pay;
+answers are the same with any subset of them.
 {untaken}
 [Execution graphs](execution-graphs.md) shows each kind by itself.
 
 {stages}
 ## When it ran
 
-`result.timeline`, in milliseconds since the request came. `with app.record("trace.json"):` writes a
-timeline with the engine, the retrieval worker and arrows along each request, for ui.perfetto.dev.
+```python
+{time}```
+
+Drawn, in milliseconds since the request came:
 
 ```mermaid
 {timeline}```
 
-How workflows in sub-stages compare with whole stages is measured by `benchmarks/rag.py`.
+`app.record` has written all of it to `trace.json`: the engine, the retrieval worker, the encoder
+and the hot clusters on a track each, and arrows along each request, for ui.perfetto.dev.
+
+## What it gains
+
+Measured by `benchmarks/rag.py`, `benchmarks/retrieval.py` and `benchmarks/hotpot.py`; the files are
+in `benchmarks/results`. The H100 is *emulated* in all of them.
+
+| file | what is compared | what it says |
+|---|---|---|
+{figures}
 """
+FIGURES: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
+    (
+        "rag_cpu",
+        "a million vectors searched by {cpu}: the highest rate under 10 s, five workflows, "
+        "nprobe 64, 128, 256",
+        (
+            ("rate_vs_sequential_*", "{:.2f}x to {:.2f}x that of whole stages in sequence"),
+            ("bound_vs_sequential_*", "index and engine allow {:.2f}x to {:.2f}x"),
+            ("rate_vs_async_min", "at least {:.2f}x that of asynchronous whole stages"),
+        ),
+    ),
+    (
+        "rag_simulated",
+        "38 million vectors and 64 cores, *simulated*: mean latency",
+        (
+            ("latency_vs_async_[min,max]", "{:.2f}x to {:.2f}x below asynchronous whole stages"),
+            (
+                "latency_vs_async_divided_[min,max]",
+                "{:.2f}x to {:.2f}x where these deal clusters to all threads, too",
+            ),
+            ("split_gain", "splitting gains {:.2f}x"),
+            ("spec_gain", "guesses {:.2f}x"),
+            ("cache_gain", "hot clusters {:.2f}x"),
+            ("reorder_gain", "reordering {:.2f}x"),
+            ("speculation_accuracy", "{:.2f} of the guesses hold"),
+        ),
+    ),
+    (
+        "rag_tiny",
+        "the tiny world through `App.run` on {cpu}",
+        (
+            ("tiny_vs_langgraph_batch_min", "at least {:.2f}x LangGraph with our engine, batched"),
+            ("tiny_vs_langgraph_one_min", "{:.2f}x one by one"),
+        ),
+    ),
+    (
+        "retrieval",
+        "searches in steps of 8 clusters on {cpu}",
+        (
+            ("stepwise_8_cost_max", "at most {:.2f}x the time of the search in one"),
+            ("scanner_gain_max", "generated kernels up to {:.2f}x as fast as faiss"),
+        ),
+    ),
+    (
+        "hotpot",
+        "HotpotQA, all-MiniLM-L6-v2",
+        (
+            ("passages", "{} passages"),
+            ("recall_flat", "recall@5 {:.3f} by flat search"),
+            ("recall_full", "{:.3f} by the index at full nprobe"),
+            ("hit_clusters", "{:.2f} of the next search's documents lie in clusters that were hit"),
+        ),
+    ),
+)
+"""Files, what they compare, and keys of their summaries with the words for them."""
 
 
-def build_graph() -> RAGraph:
-    """Return the workflow of the page."""
-    g = RAGraph("search-twice")
-    g.add_generation("imagine", prompt=IMAGINE, output="imagined", max_tokens=48)
-    g.add_retrieval("search", query="imagined", output="docs", topk=2)
-    g.add_generation("draft", prompt=READ, output="draft", max_tokens=48)
-    g.add_retrieval("again", query="draft", output="more", topk=2)
-    g.add_generation("answer", prompt=READ_MORE, output="answer", max_tokens=48)
-    for source, target in pairwise((START, "imagine", "search", "draft", "again", "answer", END)):
-        g.add_edge(source, target)
-    return g
-
-
-def alone() -> RAGraph:
-    """Return a workflow of a single generation."""
-    g = RAGraph("alone")
-    g.add_generation("say", prompt=IMAGINE, output="said", max_tokens=1)
-    g.add_edge(START, "say")
-    g.add_edge("say", END)
-    return g
+def run_block(name: str, folder: Path, names: dict[str, Any]) -> str:
+    """Run a block of the page in `folder`; return what it prints."""
+    told = io.StringIO()
+    if name == "index":
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        environment = {**os.environ, "PATH": path}
+        subprocess.run(BLOCKS[name], shell=True, cwd=folder, env=environment, check=True)
+    else:
+        with contextlib.chdir(folder), contextlib.redirect_stdout(told):
+            exec(compile(BLOCKS[name], f"the block {name!r}", "exec"), names)
+    return told.getvalue()
 
 
 def draw_times(times: Sequence[NodeTime]) -> str:
@@ -195,46 +318,50 @@ def name_others(taken: set[str]) -> str:
     return f"Not taken here: {', '.join(others)}." if others else "All kinds were taken."
 
 
-def run_question(graph: RAGraph, question: str, folder: Path) -> WorkflowResult:
-    """Compile, index and run, all in `folder`."""
-    dovetail.compile(LLAMA, output=folder / "app.dove", effort="none")
-    dovetail.compile(ENCODER, output=folder / "encoder.dove", effort="none")
-    passages = [Passage(key=str(p.id), text=p.document) for p in corpus.passages()]
-    with (
-        dovetail.load(folder / "app.dove", emulation=GPU, workflows=FLOWS) as app,
-        dovetail.load(folder / "encoder.dove") as encoder,
-    ):
-        request = IndexRequest(output=folder / "idx", clusters=CLUSTERS)
-        entry = EmbedderEntry(name="tiny-world-encoder", fingerprint="")
-        build_index_folder(passages, encoder, entry, request, lambda *_: None)
-        app.add_index(folder / "idx", nprobe=NPROBE, embed=encoder.embed)
-        app.run(alone(), {"input": question})  # the first run measures what stages cost
-        return app.run(graph, {"input": question})
+def tell_figures() -> str:
+    """Return the rows of the table of figures, as the files of results have them now."""
+    lines = []
+    for file, compared, keys in FIGURES:
+        report = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
+        cpu = "an " + report["machine"]["cpu"]
+        said = [
+            words.format(*found)
+            for key, words in keys
+            if (found := pick_values(report["summary"], key))
+        ]
+        lines.append(f"| `{file}.json` | {compared.format(cpu=cpu)} | {'; '.join(said)} |")
+    return "\n".join(lines)
+
+
+def pick_values(summary: dict[str, Any], key: str) -> list[Any]:
+    """Return the value of a key; `x_*`: the least and largest of all x_; `x_[a,b]`: of two."""
+    if key.endswith("*"):
+        many = [value for name, value in summary.items() if name.startswith(key[:-1])]
+        return [min(many), max(many)] if many else []
+    stem, _, ends = key.partition("[")
+    names: Iterable[str] = [stem + end for end in ends[:-1].split(",")] if ends else [key]
+    return [summary[name] for name in names if name in summary]
 
 
 def main(page: str) -> None:
     """Write the page."""
-    graph, question = build_graph(), corpus.questions("dev")[0].question
+    names: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        result = run_question(graph, question, Path(folder))
+        told = {name: run_block(name, Path(folder), names) for name in BLOCKS}
+    result: WorkflowResult = names["result"]
     stages = result.graphs.stages()[1:]
     text = PAGE.format(
-        imagine=json.dumps(IMAGINE),
-        read=json.dumps(READ),
-        more=json.dumps(READ_MORE),
-        source=inspect.getsource(build_graph),
-        drawn=graph.mermaid(),
-        nprobe=NPROBE,
-        question=json.dumps(question),
-        answer=result.outputs["answer"].strip(),
+        **BLOCKS,
+        drawn=names["g"].mermaid(),
+        answer=told["run"].strip(),
         plain=draw_graph(result.graphs.plain()),
-        each=FLOWS.wavefront.fixed_clusters,
         untaken=name_others({name for name, _ in stages}),
         stages=draw_stages(stages),
         timeline=draw_times(result.timeline),
+        figures=tell_figures(),
     )
     Path(page).write_text(text, encoding="utf-8")
-    print(f"{question} {result.outputs['answer'].strip()}")
+    print(f"{names['question']['input']} {result.outputs['answer'].strip()}")
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from dovetail.runtime.retrieval.change_log import KEPT_VERSIONS
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.retrieval.documents import DocumentStore, Filters
 from dovetail.runtime.retrieval.ivf import IvfIndex
-from dovetail.runtime.retrieval.scans import Mask, Vectors
+from dovetail.runtime.retrieval.scans import Only, Vectors
 from dovetail.runtime.services import Document
 
 KEPT_BASES = 4
 """Rewritten indexes among the snapshots that are kept: each may have all vectors of its own."""
-KEPT_MASKS = 64
+KEPT_FILTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Collection:
         self._now = Snapshot(0, index, store)
         self._past = {0: self._now}  # the newest first
         self._removed: deque[tuple[int, tuple[int, ...]]] = deque()  # by which version, what
-        self._masks: dict[bytes, Mask | None] = {}
-        self._masked = 0  # documents that there had been when these were made
-        self._lock, self._masking = Lock(), Lock()
+        self._filtered: dict[bytes, Only] = {}
+        self._seen = 0  # documents that there had been when these were found
+        self._lock, self._filtering = Lock(), Lock()
 
     def __len__(self) -> int:
         """Return how many documents there have been: one more than the last id."""
@@ -88,7 +88,7 @@ class Collection:
         """Passages in memory or mapped: those of all snapshots that are kept."""
         return self._store.held
 
-    def mask(self, filters: Filters) -> Mask | None:
+    def only(self, filters: Filters) -> Only | None:
         """Return which documents match; the same object for the same filters, for scans to share.
 
         Raises RequestError for a field that no document has, or a filter that is no plain data.
@@ -99,19 +99,19 @@ class Collection:
             key = msgspec.json.encode(filters, order="sorted")
         except (TypeError, msgspec.MsgspecError) as error:
             raise RequestError(f"filters must be plain values: {error}") from None
-        with self._masking:
-            if self._masked != len(self._store) or len(self._masks) >= KEPT_MASKS:
-                self._masks, self._masked = {}, len(self._store)
-            if key not in self._masks:
-                self._masks[key] = self._store.match(filters)
-            return self._masks[key]
+        with self._filtering:
+            if self._seen != len(self._store) or len(self._filtered) >= KEPT_FILTERS:
+                self._filtered, self._seen = {}, len(self._store)
+            if key not in self._filtered:
+                self._filtered[key] = Only(self._store.match(filters))
+            return self._filtered[key]
 
     def find(
         self, query: Vectors, topk: int, nprobe: int, filters: Filters | None = None
     ) -> list[Document]:
         """Return the `topk` documents nearest to a query [d] that match, the nearest first."""
         seen = self._now
-        (hits,) = seen.index.find(query[None], topk, nprobe, self.mask(filters or {}))
+        (hits,) = seen.index.find(query[None], topk, nprobe, self.only(filters or {}))
         return seen.documents(hits)
 
     def change(

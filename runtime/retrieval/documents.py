@@ -9,10 +9,11 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,9 +23,6 @@ from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.ir.index_file import Passage
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.services import Document
-
-if TYPE_CHECKING:  # an app opens documents, and leaves faiss to its retrieval worker
-    from dovetail.runtime.retrieval.scans import Mask
 
 Filters: TypeAlias = Mapping[str, object]
 """Metadata field -> the value, or the values, of which a document must have one."""
@@ -123,22 +121,18 @@ class DocumentStore:
         with self._lock:
             self._next, self._ids = first, None  # what they took the place of counts again
 
-    def match(self, filters: Filters) -> Mask | None:
-        """Return which documents have, in every field, one of the values asked for; None = all.
+    def match(self, filters: Filters) -> NDArray[np.int64]:
+        """Return the documents that have, in every field, one of the values asked for; ids rise.
 
         A document whose field is a list has all values in it. RequestError for an unknown field.
         """
-        if not filters:
-            return None
         with self._lock:
             if self._columns is None:  # the first filter reads all documents, later ones none
                 self._columns = {}
                 for id_, passage in self._items():
                     _enter(self._columns, id_, passage)
-            allowed = np.ones(len(self), bool)
-            for name, wanted in filters.items():
-                allowed &= self._match_field(name, wanted)
-        return allowed
+            found = [self._match_field(name, wanted) for name, wanted in filters.items()]
+        return reduce(partial(np.intersect1d, assume_unique=True), found)
 
     def _get(self, id_: int) -> Passage | None:
         return self[id_] if id_ < self._stored else self._added.get(id_)
@@ -147,15 +141,15 @@ class DocumentStore:
         yield from ((id_, self[id_]) for id_ in range(self._stored))
         yield from tuple(self._added.items())
 
-    def _match_field(self, name: str, wanted: object) -> Mask:
+    def _match_field(self, name: str, wanted: object) -> NDArray[np.int64]:
         assert self._columns is not None
         if name not in self._columns:
             known = ", ".join(sorted(self._columns)) or "none"
             raise RequestError(f"no document has the metadata field {name!r}; there are: {known}")
-        found = np.zeros(len(self), bool)
-        for value in _values(wanted):
-            found[self._columns[name].get(value, [])] = True
-        return found
+        column = self._columns[name]
+        return np.unique(
+            np.array([i for v in _values(wanted) for i in column.get(v, ())], np.int64)
+        )
 
 
 def encode_passages(passages: Iterable[Passage]) -> tuple[bytes, NDArray[np.int64]]:

@@ -1,7 +1,9 @@
 """A faiss IVF index that is searched in steps of clusters, on stock faiss (extra `rag`).
 
 In: queries. Out: their clusters, and the nearest documents of any of these. Any codes, L2 and inner
-product. Ids are row numbers of the document table. `build.py` makes and reads indexes.
+product. Ids are row numbers of the document table; `build.py` makes and reads indexes. Within a
+faiss index a vector has a number, its place among the ids there: masks are as long as there are
+vectors, however many ids there have been.
 
 An `IvfIndex` never changes: adding and removing gives another one that shares what stayed the same,
 so a search that began on the one before goes on as if nothing had happened.
@@ -26,7 +28,16 @@ from dovetail.runtime.retrieval.faiss_lists import (
     list_sizes,
     scan_lists,
 )
-from dovetail.runtime.retrieval.scans import Ids, Mask, Probe, Scan, Scanner, Vectors
+from dovetail.runtime.retrieval.scans import (
+    Ids,
+    Mask,
+    Only,
+    Probe,
+    Scan,
+    Scanner,
+    Vectors,
+    are_in,
+)
 
 CHANGED_LEAST, CHANGED_SHARE = 4096, 0.25
 """Changed vectors, and their share of all, from which a change rewrites the whole index."""
@@ -46,27 +57,36 @@ class FaissScanner:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The vectors of one faiss index, and of each, by sorted id, its cluster and place there.
+    """The vectors of one faiss index: by their numbers there their ids, clusters and places in it.
 
-    gone: sorted ids of those that were removed since.
+    ids: rising, so that the order of numbers is that of ids. gone: rising ids of those that were
+    removed since. plain: numbers are ids.
     """
 
     index: faiss.IndexIVF
     ids: Ids
     homes: NDArray[np.int32]
     places: NDArray[np.int32]
+    plain: bool
     gone: Ids = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
     @classmethod
-    def of(cls, index: faiss.IndexIVF) -> Part:
-        """Return the vectors of a faiss index."""
+    def of(cls, index: faiss.IndexIVF, ids: Ids | None = None) -> Part:
+        """Return the vectors of a faiss index, which have `ids` by number, by default the numbers.
+
+        Raises SpecError where numbers are not 0, 1 and so on.
+        """
         sizes = list_sizes(index)
         used = [cluster for cluster, size in enumerate(sizes) if size]
-        ids = np.concatenate([entries(index, c)[0] for c in used] or [np.empty(0, np.int64)])
+        numbers = np.concatenate([entries(index, c)[0] for c in used] or [np.empty(0, np.int64)])
+        every = np.arange(len(numbers), dtype=np.int64)
         homes = np.repeat(np.arange(index.nlist, dtype=np.int32), sizes)
         places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
-        order = np.argsort(ids, kind="stable")
-        return cls(index, ids[order], homes[order], places[order])
+        order = np.argsort(numbers, kind="stable")
+        if not np.array_equal(numbers[order], every):
+            raise SpecError("the vectors of an index must be numbered from 0 on")
+        given = every if ids is None else ids
+        return cls(index, given, homes[order], places[order], np.array_equal(given, every))
 
     def __len__(self) -> int:
         return len(self.ids) - len(self.gone)
@@ -80,16 +100,23 @@ class Part:
 
     def without(self, left: Ids) -> Part:
         """Return the part after the documents `left` were removed; sorted, not all of them here."""
-        removed = left[_are_in(left, self.ids)]
+        removed = left[are_in(left, self.ids)]
         return replace(self, gone=np.union1d(self.gone, removed)) if len(removed) else self
 
-    def allowed(self, only: Mask | None) -> Mask | None:
-        """Return which documents of `only` are there; None where all that it holds may be found."""
+    def allowed(self, only: Only | None) -> Mask | None:
+        """Return which vectors are of `only` and there; None where all of them may be found."""
+        mask = None if only is None else only.mark(self.ids)
         if not len(self.gone):
-            return only
-        allowed = np.ones(int(self.ids[-1]) + 1, bool) if only is None else only.copy()
-        allowed[self.gone[: np.searchsorted(self.gone, len(allowed))]] = False
+            return mask
+        allowed = np.ones(len(self.ids), bool) if mask is None else mask.copy()
+        allowed[np.searchsorted(self.ids, self.gone)] = False
         return allowed
+
+    def named(self, rows: list[list[Hit]]) -> list[list[Hit]]:
+        """Return hits by their ids; they come by their numbers."""
+        if self.plain:
+            return rows
+        return [[(distance, int(self.ids[number])) for distance, number in row] for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +205,17 @@ class IvfIndex:
     def _scan_alike(self, scans: Sequence[Scan], depth: int, scanner: Scanner) -> list[list[Hit]]:
         """Scan for queries that share one filter."""
         only = scans[0].only
-        found = [scanner.scan(self, scans, depth, self.base.allowed(only))]
-        found += [scan_lists(p.index, scans, depth, p.allowed(only)) for p in self.fresh]
+        found = [self.base.named(scanner.scan(self, scans, depth, self.base.allowed(only)))]
+        found += [
+            part.named(scan_lists(part.index, scans, depth, part.allowed(only)))
+            for part in self.fresh
+        ]
         if len(found) == 1:
             return found[0]
         return [merge_hits(parts, depth) for parts in zip(*found, strict=True)]
 
     def find(
-        self, queries: Vectors, depth: int, nprobe: int, only: Mask | None = None
+        self, queries: Vectors, depth: int, nprobe: int, only: Only | None = None
     ) -> list[list[Hit]]:
         """Return the nearest `depth` documents of each query in one scan of all its clusters."""
         probes = self.probe(queries, nprobe)
@@ -237,9 +267,9 @@ class IvfIndex:
         base, *rest = (part.without(left) for part in self._parts)
         fresh = [part for part in rest if len(part)]
         if len(numbers):
-            index = clone_empty(self.empty)
-            index.add_with_ids(np.ascontiguousarray(added, np.float32), numbers)
-            fresh.append(Part.of(index))
+            index, order = clone_empty(self.empty), np.argsort(numbers)
+            index.add(np.ascontiguousarray(added[order], np.float32))
+            fresh.append(Part.of(index, numbers[order]))
         while len(fresh) > 1 and len(fresh[-2]) <= MERGED * len(fresh[-1]):
             fresh[-2:] = [self._merge(fresh[-2:])]
         changed = IvfIndex(base, self.empty, tuple(fresh))
@@ -253,12 +283,12 @@ class IvfIndex:
         return IvfIndex(self._merge(self._parts), self.empty)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the index to a file."""
+        """Write the index to a file; documents have the numbers 0, 1 and so on there."""
         whole = self if not self.fresh and not len(self.base.gone) else self.rewrite()
         faiss.write_index(whole.base.index, os.fspath(path))
 
     def lists(self, cluster: int) -> tuple[Ids, NDArray[np.uint8]]:
-        """Return the ids [n] and stored vectors [n, code_bytes] of a cluster of the base: views."""
+        """Return the numbers [n] and stored vectors [n, code_bytes] of a base's cluster: views."""
         return entries(self.base.index, cluster)
 
     @property
@@ -271,25 +301,18 @@ class IvfIndex:
     def _merge(self, parts: Sequence[Part]) -> Part:
         """Return one part of all that is left of some."""
         index = clone_empty(self.empty)
+        ids = np.sort(np.concatenate([np.setdiff1d(p.ids, p.gone) for p in parts]))
         for part in parts:
+            left = ~are_in(part.ids, part.gone)
+            after = np.searchsorted(ids, part.ids)  # numbers by the ones before
             for cluster in np.unique(part.homes).tolist():
-                ids, codes = entries(part.index, cluster)
-                if len(part.gone):
-                    kept = ~_are_in(ids, part.gone)
-                    ids, codes = ids[kept], codes[kept]
-                append(index, cluster, ids, codes)
-        return Part.of(index)
+                numbers, codes = entries(part.index, cluster)
+                kept = left[numbers]
+                append(index, cluster, after[numbers[kept]], codes[kept])
+        return Part.of(index, ids)
 
 
 def _place(ids: Ids, id_: int) -> int | None:
     """Return where an id is among sorted ones, None where it is not."""
     at = int(np.searchsorted(ids, id_))
     return at if at < len(ids) and ids[at] == id_ else None
-
-
-def _are_in(ids: Ids, among: Ids) -> Mask:
-    """Tell of each id whether it is in sorted ids."""
-    if not len(among):
-        return np.zeros(len(ids), bool)
-    at = np.minimum(np.searchsorted(among, ids), len(among) - 1)
-    return np.asarray(among[at] == ids)

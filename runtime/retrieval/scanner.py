@@ -122,8 +122,7 @@ def take_best(
     for clusters, rows, values in lists:
         ids = np.concatenate([index.lists(cluster)[0] for cluster in clusters])
         if allowed is not None:
-            inside = ids < len(allowed)
-            values[:, ~(inside & allowed[np.where(inside, ids, 0)])] = np.inf
+            values[:, ~allowed[ids]] = np.inf
         best.take(rows, values, ids)
     return best.hits()
 

@@ -22,7 +22,32 @@ if TYPE_CHECKING:
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-"""By id, whether a document may be found; ids beyond its end may not."""
+"""By number in a faiss index, whether a vector may be found."""
+MARKED = 8
+"""Parts of an index in which an `Only` remembers what it lets through."""
+
+
+class Only:
+    """The documents that filters let through: as large as these are many, however ids have grown.
+
+    The same object for the same filters, so that scans share it.
+    """
+
+    def __init__(self, ids: Ids) -> None:
+        """`ids`: rising, each once."""
+        self.ids = ids
+        self._marks: dict[int, tuple[Ids, Mask]] = {}
+
+    def mark(self, among: Ids) -> Mask:
+        """Tell of each of some rising ids, of a part of an index, whether it is let through."""
+        known = self._marks.get(id(among))
+        if known is None or known[0] is not among:
+            if len(self._marks) >= MARKED:
+                self._marks = {}
+            mask = np.zeros(len(among), bool)
+            mask[np.searchsorted(among, self.ids[are_in(self.ids, among)])] = True
+            known = self._marks[id(among)] = among, mask
+        return known[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +68,7 @@ class Scan(msgspec.Struct, frozen=True):
     query: Vectors
     clusters: Sequence[int]
     distances: Vectors
-    only: Mask | None = None
+    only: Only | None = None
     bound: float = inf
 
 
@@ -55,6 +80,15 @@ class Scanner(Protocol):
     ) -> list[list[Hit]]:
         """Return of each scan the nearest `depth` vectors of the base that are allowed.
 
-        Equally near ones by id; none that is farther than the scan's bound need be among them.
-        Filters of the scans are in `allowed`; None = all may be found.
+        Hits are by their numbers in the base's faiss index, equally near ones in the order of
+        these; none that is farther than the scan's bound need be among them. Filters of the scans
+        are in `allowed`, by number, too; None = all may be found.
         """
+
+
+def are_in(ids: Ids, among: Ids) -> Mask:
+    """Tell of each id whether it is in rising ids."""
+    if not len(among):
+        return np.zeros(len(ids), bool)
+    at = np.minimum(np.searchsorted(among, ids), len(among) - 1)
+    return np.asarray(among[at] == ids)

@@ -124,7 +124,7 @@ class Shelf:
         index = seen.index
         vectors = _read_vectors(index, [query.vector for query in body.queries])
         for query in body.queries:
-            found.mask(query.filters)
+            found.only(query.filters)
         probes = index.probe(vectors, body.nprobe)
         return ProbedQueries(
             tuple(
@@ -194,7 +194,7 @@ def _scan_alike(
             vector,
             piece.clusters,
             np.array(piece.centroids, np.float32),
-            found.mask(piece.filters),
+            found.only(piece.filters),
             piece.bound,
         )
         for vector, piece in zip(vectors, pieces, strict=True)

@@ -176,10 +176,10 @@ def test_filters_choose_documents_by_metadata(indexes: dict[str, IvfIndex]) -> N
     for filters, kept in cases:
         found = [d.id for d in served.find(QUERIES[0], 10, LISTS, filters)]
         assert found == (nearest({i: every[i] for i in kept}, "ip", QUERIES[0], 10) if kept else [])
-    assert served.mask({"parity": 1}) is served.mask({"parity": 1})
+    assert served.only({"parity": 1}) is served.only({"parity": 1})
     # scans with different filters run together
     seen, (probe,) = served.snapshot, served.snapshot.index.probe(QUERIES[:1], LISTS)
-    masks = [served.mask(filters) for filters, _ in cases]
+    masks = [served.only(filters) for filters, _ in cases]
     scans = [Scan(QUERIES[0], probe.clusters, probe.distances, mask) for mask in masks]
     alone = [seen.index.scan([scan], 10)[0] for scan in scans]
     assert seen.index.scan(scans, 10) == alone
@@ -201,3 +201,22 @@ def test_changes_that_cannot_be_made_change_nothing(indexes: dict[str, IvfIndex]
     made = served.change(remove=["nobody", 77_777])
     assert made.snapshot.index.find(QUERIES, 3, 3) == before.index.find(QUERIES, 3, 3)
     assert not made.removed and not made.forgotten
+
+
+def test_filters_take_no_more_room_however_many_documents_have_come_and_gone() -> None:
+    """Ids are far apart then; masks are as long as there are vectors."""
+    store = DocumentStore()
+    store.add([Passage(key=f"p{i}", text="", metadata={"odd": i % 2}) for i in range(40)])
+    served = Collection(build_index(VECTORS[:40], clusters=2), store)
+    for far in (10**9, 3 * 10**12):
+        store.skip_to(far)
+        added = [Passage(key=f"n{far}{i}", text="", metadata={"odd": i % 2}) for i in range(10)]
+        served.change(added, VECTORS[40:50])
+    index = served.snapshot.index
+    for seen in (index, index.rewrite()):
+        only = served.only({"odd": 1})
+        assert only is not None and only.ids.tolist()[-1] == 3 * 10**12 + 9
+        (hits,) = seen.find(VECTORS[:1], 60, 2, only)
+        assert sorted(i for _, i in hits) == only.ids.tolist() and len(hits) == 30
+        assert all(part.allowed(only).nbytes == len(part) for part in (seen.base, *seen.fresh))  # type: ignore[union-attr]
+    assert (served.find(VECTORS[43], 1, 2, {"odd": 1})[0].metadata["key"]) == f"n{10**9}3"

@@ -21,7 +21,7 @@ from dovetail.runtime.retrieval import cuda_lists  # noqa: E402
 from dovetail.runtime.retrieval.build import build_index  # noqa: E402
 from dovetail.runtime.retrieval.cuda_lists import CudaLists  # noqa: E402
 from dovetail.runtime.retrieval.device_lists import DeviceScanner  # noqa: E402
-from dovetail.runtime.retrieval.scans import Scan  # noqa: E402
+from dovetail.runtime.retrieval.scans import Only, Scan  # noqa: E402
 from tests.emulated_gpu import build_driver  # noqa: E402
 
 CUDA = DEVICE_TARGETS["cuda"]
@@ -76,7 +76,7 @@ def test_gpu_and_cpu_find_what_the_cpu_finds(
     assert held == [0, 1, 4, 7, 9]
     assert lists.used == sum(index.sizes[c] for c in held) * index.code_bytes
     changed = index.change(QUERIES[:1], [COUNT], remove=range(0, COUNT, 4))
-    only = np.arange(COUNT + 1) % 3 > 0
+    only = Only(np.flatnonzero(np.arange(COUNT + 1) % 3))
     probes = index.probe(QUERIES, LISTS)
     for seen in (index, changed):
         scans = [

@@ -24,7 +24,7 @@ from dovetail.runtime.retrieval.device_lists import (  # noqa: E402
 from dovetail.runtime.retrieval.faiss_lists import scan_lists  # noqa: E402
 from dovetail.runtime.retrieval.hot import HotSet  # noqa: E402
 from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
-from dovetail.runtime.retrieval.scans import Mask, Scan  # noqa: E402
+from dovetail.runtime.retrieval.scans import Mask, Only, Scan  # noqa: E402
 from dovetail.runtime.retrieval.wire import EmulatedGpu  # noqa: E402
 
 DIM, COUNT, LISTS = 16, 800, 20
@@ -67,7 +67,7 @@ class OnlyElsewhere:
 
 def scans_of(index: IvfIndex, rng: random.Random) -> list[Scan]:
     probes = index.probe(QUERIES, LISTS)
-    masks = (None, np.arange(COUNT) % 2 == 0)
+    masks = (None, Only(np.arange(0, COUNT, 2)))
     return [
         Scan(q, p.clusters[:n], p.distances[:n], rng.choice(masks))
         for q, p in zip(QUERIES, probes, strict=True)

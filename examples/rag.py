@@ -104,6 +104,18 @@ for kind, graph in result.graphs.stages():
 for node in result.timeline:
     print(f"{node.node}: {1e3 * node.start:.0f} to {1e3 * node.end:.0f} ms")
 """,
+    "end": """\
+from dovetail.runtime.retrieval.early_stop import choose_patience
+from dovetail.runtime.retrieval.folder import open_index
+
+asked = [one.question for one in corpus.questions("dev")[:400]]
+with dovetail.load("encoder.dove") as encoder:
+    sample = encoder.embed(asked)
+index = open_index("idx").snapshot.index
+stop = choose_patience(index, sample, topk=2, nprobe=32, recall=0.9)
+print(stop)
+flows = FlowSettings(wavefront=WavefrontSettings(patience=stop.patience))
+""",
 }
 """The code of the page, in its order."""
 WHAT = {
@@ -215,6 +227,21 @@ Drawn, in milliseconds since the request came:
 
 `app.record` has written all of it to `trace.json`: the engine, the retrieval worker, the encoder
 and the hot clusters on a track each, and arrows along each request, for ui.perfetto.dev.
+
+## End searches early
+
+A search is exact over the clusters that it probes. It may also end once so many clusters in a row
+have changed nothing; how many keeps a recall is found with sample queries:
+
+```python
+{end}```
+
+```
+{ended}
+```
+
+`scanned` is the part of the clusters that is left, `recall` that of the sample, `at_least` what it
+is for new queries like these with 95 % certainty. `dovetail.load(..., workflows=flows)` uses it.
 
 ## What it gains
 
@@ -354,6 +381,7 @@ def main(page: str) -> None:
         **BLOCKS,
         drawn=names["g"].mermaid(),
         answer=told["run"].strip(),
+        ended=told["end"].strip(),
         plain=draw_graph(result.graphs.plain()),
         untaken=name_others({name for name, _ in stages}),
         stages=draw_stages(stages),

@@ -58,8 +58,10 @@ def test_rag_writes_its_page(tmp_path: Path) -> None:
     (*_, told) = run_example("rag.py", page)
     assert told == "Who is the founder of Komosburg? The founder of Komosburg is Copa Grorsky."
     kept = (ROOT / "docs" / "rag.md").read_text(encoding="utf-8")
-    built, same = page.read_text(encoding="utf-8"), "`result.graphs.stages()`"
-    assert built.partition(same)[0] == kept.partition(same)[0]
+    built = page.read_text(encoding="utf-8")
+    begin, end = "The others are the same", "## What it gains"  # between: what is measured
+    assert built.partition(begin)[0] == kept.partition(begin)[0]
+    assert built.partition(end)[2] == kept.partition(end)[2]
     for name in ("split_search", "speculate_generation"):  # others are taken where they pay
         assert f"### `{name}`" in built
     assert built.count("```mermaid") == 3 + built.count("### `")

@@ -29,10 +29,12 @@ MEASURED_CLUSTERS, MEASURED_ROUNDS = 8, 5
 class DeviceLists(Protocol):
     """Lists of one index in a device's memory. One thread loads while another scans or drops."""
 
-    used: int
-    """Bytes of stored vectors that are there."""
     capacity: int
-    """Bytes of them that may be there."""
+    """Bytes of stored vectors that may be there."""
+
+    @property
+    def used(self) -> int:
+        """Bytes of them that are there."""
 
     @property
     def seconds(self) -> float:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from dovetail.ir.errors import DeviceError
@@ -59,7 +60,7 @@ class TimedLists:
     def load(self, index: IvfIndex, clusters: Iterable[int]) -> None:
         """See `DeviceLists`."""
         for cluster in clusters:
-            self._do(self._copying, lambda one=cluster: self._lists.load(index, [one]))
+            self._do(self._copying, partial(self._lists.load, index, [cluster]))
 
     def drop(self, clusters: Iterable[int]) -> None:
         """See `DeviceLists`."""

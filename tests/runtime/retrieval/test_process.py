@@ -104,6 +104,12 @@ def alive(pid: int) -> bool:
     return True
 
 
+def stop(pid: int) -> None:
+    """Stop a worker, and wait until all its threads are."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def test_it_finds_what_the_index_finds(
     worker: RetrievalProcess, index: IvfIndex, vectors: np.ndarray
 ) -> None:
@@ -262,7 +268,7 @@ def test_a_worker_that_reads_no_more_is_replaced(
     worker = RetrievalProcess()
     worker.open("a", path)
     assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGSTOP)
+    stop(worker.pid)
     (piece,) = scan(vectors[0], (1,)).pieces
     large = worker.ask(ScanPieces("a", (piece,) * 20_000))  # more than a socket holds
     body = large.result().body
@@ -275,7 +281,7 @@ def test_closing_ends_the_worker_and_fails_what_waits(path: Path, vectors: np.nd
     worker.open("a", path)
     pid = worker.pid
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     left = worker.ask(scan(vectors[0], (1,)))
     worker.close()
     worker.close()

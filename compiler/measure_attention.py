@@ -6,6 +6,7 @@ that no cache holds, and whether its numbers agree with float64.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
@@ -21,16 +22,25 @@ from dovetail.runtime.kv_parts import count_parts
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.runtime.memory import allocate
 
-TOLERANCE = {"f32": 1e-4, "f16": 2e-3, "bf16": 2e-3}
-"""KV dtype to how far a right kernel may be from float64; keys and values are of size one.
-
-Products of bfloat16 pairs round queries and weights."""
+EXACT, ROUNDED = 2e-5, 2e-3
+"""How far a right kernel may be from float64, whose keys and values are as stored and of size one:
+where it computes in float32, and where it rounds to pairs of bfloat16, over the fewest keys.
+"""
 Array = npt.NDArray[np.float32]
 
 
 def _zeros(rows: int, columns: int) -> Array:
     """Return zeros that lie as an engine's buffers do: vectors across cache lines are slow."""
     return allocate(4 * rows * columns).view(np.float32).reshape(rows, columns)
+
+
+def tolerance(keys: int, least: int) -> float:
+    """Return how far from float64 attention over `keys` may be that rounds from `least` keys on.
+
+    0 = never. Errors of single keys even out, as the root of their number; what a key that is left
+    out costs falls as their number, so nothing wider would notice it.
+    """
+    return ROUNDED * math.sqrt(least / keys) if 0 < least <= keys else EXACT
 
 
 class AttentionRun:
@@ -100,7 +110,8 @@ class AttentionRun:
         self.turn = 0
         self.bind(candidate, 1).run(self.team)
         got, beside = np.split(self.out, [self.expected.shape[1]], axis=1)
-        near = np.abs(got - self.expected) <= TOLERANCE[self.case.dtype]
+        least = int(self.library.kernels[candidate.kernel].binding.get("DOT", 0))
+        near = np.abs(got - self.expected) <= tolerance(self.case.context, least)
         return bool(near.all() and np.isnan(beside).all())
 
     @cached_property

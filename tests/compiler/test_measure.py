@@ -26,6 +26,7 @@ from dovetail.compiler.measure import (
     Reply,
     summarize,
 )
+from dovetail.compiler.measure_attention import EXACT, ROUNDED, tolerance
 from dovetail.compiler.schedules import gemm_requests, make_schedule
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ToolchainError
@@ -115,10 +116,10 @@ ROW = """
                         at = (block * 16 + t % 16) * hd
                         score: f32 = 0.0
                         for e in range(hd):
-                            score += q[r * ldq + h * hd + e] * kpool[at + e]
+                            score += q[r * ldq + h * hd + e] * load(kpool + (at + e))
                         weight = exp(score * scale)
                         weights += weight
-                        total += weight * vpool[at + d]
+                        total += weight * load(vpool + (at + d))
                     out[r * ldo + h * hd + d] = total / weights
 """
 PREFILL = (
@@ -133,7 +134,16 @@ ROWS = {
     "attend_and_more": ROW.format(first=0, seen="r + 1") + "        out[n_q * hd] = 0.0\n",
 }
 """Prefill attention: right; without a mask; in the last row only; with a value too many."""
-FAULTY += "".join(f"\n@kernel\ndef {name}({PREFILL}):{body}" for name, body in ROWS.items())
+HALVES = {
+    "attend_halves": ROW.format(first=0, seen="r + 1"),
+    "attend_but_one": ROW.format(first=0, seen="r"),
+}
+"""Prefill attention over float16: right; without the last key."""
+for head, bodies in (
+    (PREFILL, ROWS),
+    (PREFILL.replace("pool: ptr[f32]", "pool: ptr[f16]"), HALVES),
+):
+    FAULTY += "".join(f"\n@kernel\ndef {name}({head}):{body}" for name, body in bodies.items())
 BAD = ("wrong", "lazy", "crash", "hang")
 LATE = {"late_crash": "crash", "late_hang": "timeout"}
 SUBTLE = ("last_row", "last_column", "beside")
@@ -147,7 +157,8 @@ ATTENTION = AttentionCase(
 @pytest.fixture(scope="module")
 def built() -> BuiltLibrary:
     faulty = [
-        KernelRequest("faulty", name, {}, name) for name in (*BAD, *LATE, *SUBTLE, *ROWS, "plain")
+        KernelRequest("faulty", name, {}, name)
+        for name in (*BAD, *LATE, *SUBTLE, *ROWS, *HALVES, "plain")
     ]
     target = host_target()
     spec = LibrarySpec(
@@ -211,6 +222,24 @@ def test_attention_is_checked_in_every_row_and_beside(built):
         some = [Candidate(name, SCHEDULE) for name in ROWS]
         found = meter.measure(case, some, rounds=2, seconds=5)
     assert [m.status for m in found] == ["ok", "wrong", "wrong", "wrong"]
+
+
+def test_one_key_of_thousands_left_out_is_found(built):
+    case = AttentionCase(
+        kind="prefill_attention", n_q=1, n_kv=1, head_dim=16, rows=1, context=4096, dtype="f16",
+        threads=1,
+    )  # fmt: skip
+    with Meter(built.path, built.index, pool_bytes=1 << 20) as meter:
+        found = meter.measure(
+            case, [Candidate(name, SCHEDULE) for name in HALVES], rounds=2, seconds=5
+        )
+    assert [m.status for m in found] == ["ok", "wrong"]
+
+
+def test_only_products_that_are_rounded_may_be_further_from_float64():
+    assert tolerance(4096, 0) == tolerance(511, 512) == EXACT
+    assert tolerance(512, 512) == ROUNDED
+    assert tolerance(2048, 512) == ROUNDED / 2
 
 
 def test_a_library_that_cannot_be_loaded_is_an_error(built):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,31 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-faiss = pytest.importorskip("faiss")
+pytest.importorskip("faiss")
 
-from dovetail.ir.errors import RequestError, SpecError  # noqa: E402
-from dovetail.ir.index_file import Passage  # noqa: E402
-from dovetail.runtime.retrieval import ivf  # noqa: E402
-from dovetail.runtime.retrieval.build import METRICS, build_index  # noqa: E402
-from dovetail.runtime.retrieval.collection import Collection, Snapshot  # noqa: E402
-from dovetail.runtime.retrieval.cursor import Hit, begin_search  # noqa: E402
-from dovetail.runtime.retrieval.documents import DocumentStore  # noqa: E402
-from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
-from dovetail.runtime.retrieval.scans import Scan  # noqa: E402
+from dovetail.ir.errors import RequestError, SpecError
+from dovetail.ir.index_file import Passage
+from dovetail.runtime.retrieval import ivf
+from dovetail.runtime.retrieval.build import METRICS, build_index
+from dovetail.runtime.retrieval.collection import Collection, Snapshot
+from dovetail.runtime.retrieval.cursor import Hit, begin_search
+from dovetail.runtime.retrieval.documents import DocumentStore
+from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.retrieval.scans import Scan
 
 DIM, COUNT, LISTS = 8, 300, 12
 RNG = np.random.default_rng(5)
 VECTORS = RNG.standard_normal((COUNT, DIM)).astype(np.float32)
 SPARE = RNG.standard_normal((200, DIM)).astype(np.float32)
 QUERIES = RNG.standard_normal((4, DIM)).astype(np.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    yield
-    faiss.omp_set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

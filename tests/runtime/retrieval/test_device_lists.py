@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-faiss = pytest.importorskip("faiss")
+pytest.importorskip("faiss")
 
-from dovetail.ir.errors import CapacityError, DeviceError  # noqa: E402
-from dovetail.runtime.machines import MACHINES  # noqa: E402
-from dovetail.runtime.retrieval.build import METRICS, build_index  # noqa: E402
-from dovetail.runtime.retrieval.cursor import Hit  # noqa: E402
-from dovetail.runtime.retrieval.device_lists import (  # noqa: E402
+from dovetail.ir.errors import CapacityError, DeviceError
+from dovetail.runtime.machines import MACHINES
+from dovetail.runtime.retrieval.build import METRICS, build_index
+from dovetail.runtime.retrieval.cursor import Hit
+from dovetail.runtime.retrieval.device_lists import (
     DeviceScanner,
     EmulatedLists,
     measure_lists,
 )
-from dovetail.runtime.retrieval.faiss_lists import scan_lists  # noqa: E402
-from dovetail.runtime.retrieval.hot import HotSet  # noqa: E402
-from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
-from dovetail.runtime.retrieval.scans import Mask, Only, Scan  # noqa: E402
-from dovetail.runtime.retrieval.wire import EmulatedGpu  # noqa: E402
+from dovetail.runtime.retrieval.faiss_lists import scan_lists
+from dovetail.runtime.retrieval.hot import HotSet
+from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.retrieval.scans import Mask, Only, Scan
+from dovetail.runtime.retrieval.wire import EmulatedGpu
 
 DIM, COUNT, LISTS = 16, 800, 20
 RNG = np.random.default_rng(13)
@@ -33,14 +33,7 @@ VECTORS = RNG.standard_normal((COUNT, DIM)).astype(np.float32)
 VECTORS[600:] = VECTORS[RNG.integers(9, size=200)]  # equally near: ids decide
 QUERIES = RNG.standard_normal((6, DIM)).astype(np.float32)
 COSTS = EmulatedGpu(1e-5, 1e12, 5e10)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    yield
-    faiss.omp_set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

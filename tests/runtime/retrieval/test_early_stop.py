@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-faiss = pytest.importorskip("faiss")
+pytest.importorskip("faiss")
 
-from dovetail.ir.errors import SpecError  # noqa: E402
-from dovetail.runtime.retrieval.build import build_index  # noqa: E402
-from dovetail.runtime.retrieval.cursor import begin_search  # noqa: E402
-from dovetail.runtime.retrieval.early_stop import choose_patience  # noqa: E402
-from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
-from dovetail.runtime.retrieval.scans import Scan  # noqa: E402
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.retrieval.build import build_index
+from dovetail.runtime.retrieval.cursor import begin_search
+from dovetail.runtime.retrieval.early_stop import choose_patience
+from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.retrieval.scans import Scan
 
 DIM, COUNT, LISTS, NPROBE, TOPK = 16, 3000, 40, 24, 3
 RNG = np.random.default_rng(19)
@@ -25,8 +25,7 @@ def draw(count: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def index() -> IvfIndex:
-    faiss.omp_set_num_threads(1)
+def index(one_thread: None) -> IvfIndex:
     return build_index(draw(COUNT), clusters=LISTS)
 
 

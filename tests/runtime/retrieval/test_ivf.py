@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,7 @@ VECTORS = (CENTRES[RNG.integers(20, size=COUNT)] + 0.4 * RNG.standard_normal((CO
 )
 QUERIES = (VECTORS[::150] + 0.2 * RNG.standard_normal((10, DIM))).astype(np.float32)
 KINDS = list(product(("flat", "sq8", "pq"), ("l2", "ip")))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep faiss's threads, which wait for each other spinning, off cores that others use."""
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    yield
-    faiss.omp_set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

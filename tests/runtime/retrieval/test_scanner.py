@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,37 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-faiss = pytest.importorskip("faiss")
+pytest.importorskip("faiss")
 
-from dovetail.codegen.catalog import retrieval_kernels  # noqa: E402
-from dovetail.codegen.library import LibrarySpec, build_library  # noqa: E402
-from dovetail.codegen.targets import host_target  # noqa: E402
-from dovetail.ir.errors import SpecError  # noqa: E402
-from dovetail.runtime.library import KernelLibrary  # noqa: E402
-from dovetail.runtime.retrieval import scanner as scanning  # noqa: E402
-from dovetail.runtime.retrieval.build import METRICS, build_index  # noqa: E402
-from dovetail.runtime.retrieval.cursor import Hit, begin_search  # noqa: E402
-from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
-from dovetail.runtime.retrieval.scanner import (  # noqa: E402
+from dovetail.codegen.catalog import retrieval_kernels
+from dovetail.codegen.library import LibrarySpec, build_library
+from dovetail.codegen.targets import host_target
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.retrieval import scanner as scanning
+from dovetail.runtime.retrieval.build import METRICS, build_index
+from dovetail.runtime.retrieval.cursor import Hit, begin_search
+from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.retrieval.scanner import (
     Best,
     KernelScanner,
     choose_scanner,
 )
-from dovetail.runtime.retrieval.scans import Only, Scan  # noqa: E402
+from dovetail.runtime.retrieval.scans import Only, Scan
 
 DIM, COUNT, LISTS = 24, 600, 15
 RNG = np.random.default_rng(11)
 VECTORS = RNG.standard_normal((COUNT, DIM)).astype(np.float32)
 VECTORS[400:] = VECTORS[RNG.integers(20, size=200)]  # many are equally near
 QUERIES = RNG.standard_normal((7, DIM)).astype(np.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    yield
-    faiss.omp_set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

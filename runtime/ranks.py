@@ -38,6 +38,7 @@ STEP = struct.Struct(f"<{len(STEP_ARGS) + 1}q")
 LENGTH = struct.Struct("<q")
 START_SECONDS = 240.0
 MAX_MESSAGE = 1 << 24
+INLET_BYTES = 1 << 16
 
 log = logging.getLogger("dovetail")
 
@@ -333,6 +334,28 @@ def receive_value(link: socket.socket, kind: type[T]) -> T | None:
     length = LENGTH.unpack(head)[0] if head else 0
     data = receive(link, length) if 0 < length <= MAX_MESSAGE else b""
     return msgspec.msgpack.decode(data, type=kind) if data else None
+
+
+class Inlet:
+    """Structs from one peer; those that have come already, and their lengths, take one read."""
+
+    def __init__(self, link: socket.socket) -> None:
+        """Only this may read from `link` from now on."""
+        self._file = link.makefile("rb", buffering=INLET_BYTES)
+
+    def receive(self, kind: type[T]) -> T | None:
+        """Return the next struct, or None when the peer has hung up."""
+        head = self._read(LENGTH.size)
+        length = LENGTH.unpack(head)[0] if head else 0
+        data = self._read(length) if 0 < length <= MAX_MESSAGE else b""
+        return msgspec.msgpack.decode(data, type=kind) if data else None
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data = self._file.read(size)
+        except ConnectionError:
+            return b""
+        return data if len(data) == size else b""
 
 
 def receive(link: socket.socket, size: int) -> bytes:

@@ -35,7 +35,7 @@ from dovetail.runtime.host import Ask, EngineLoad
 from dovetail.runtime.job import Job
 from dovetail.runtime.launch import END_SECONDS, LocalProcess
 from dovetail.runtime.open_engine import EngineOptions
-from dovetail.runtime.ranks import pack_value, receive_value
+from dovetail.runtime.ranks import Inlet, pack_value, receive_value
 from dovetail.runtime.request import FAILED, Metrics, Request
 from dovetail.runtime.timeline import Timeline
 
@@ -339,7 +339,8 @@ class EngineProcess:
                 self._send_waiting()
             if not self._first.done():
                 self._first.set_result(None)
-            while (told := receive_value(link, Told)) is not None:
+            inlet = Inlet(link)
+            while (told := inlet.receive(Told)) is not None:
                 self._hear(told)
         except Exception:
             log.exception("what the engine's process is sent or says is wrong")

@@ -6,18 +6,19 @@ have the app's numbers; times are those of this machine's monotonic clock, which
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from dovetail.ir import errors
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
 from dovetail.runtime.host import Ask, EngineLoad
 from dovetail.runtime.open_engine import EngineOptions
-from dovetail.runtime.ranks import MAX_MESSAGE
+from dovetail.runtime.ranks import MAX_MESSAGE, pack_value
 from dovetail.runtime.request import Metrics, SamplingParams, TokenLogprob
 from dovetail.runtime.timeline import Drawn
 
@@ -117,7 +118,7 @@ def pack_call(ask: Ask, numbers: Sequence[int], vocab_size: int) -> msgspec.Raw:
     submit = Submit(
         numbers=tuple(numbers),
         prompts=tuple(ask.prompts),
-        params=replace(ask.params, stop=(), bad_words=()),
+        params=_without_texts(ask.params),
         priority=ask.priority,
         live=ask.chunks or bool(ask.params.stop),
         flow=ask.flow,
@@ -133,6 +134,13 @@ def pack_call(ask: Ask, numbers: Sequence[int], vocab_size: int) -> msgspec.Raw:
             f"once; give fewer prompts in a call"
         )
     return packed
+
+
+def _without_texts(params: SamplingParams) -> SamplingParams:
+    """Return options without what only the app looks for, where there is text."""
+    if not (params.stop or params.bad_words):
+        return params
+    return dataclasses.replace(params, stop=(), bad_words=())
 
 
 # ---- from the child ----
@@ -174,3 +182,38 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     news: list[News]
     tickets: list[int] = []
     drawn: Drawn | None = None
+
+
+def pack_told(told: Told, most: int = MAX_MESSAGE) -> list[bytes]:
+    """Return messages that tell the same in turn, of at most `most` bytes each.
+
+    Where the last token of a request or one drawn event is longer than that, so is its message.
+    """
+    packed = pack_value(told)
+    parts = _halve(told) if len(packed) > most else ()
+    return [message for part in parts for message in pack_told(part, most)] or [packed]
+
+
+def _halve(told: Told) -> Sequence[Told]:
+    """Return it in two, what was drawn apart from requests; none where it cannot be cut."""
+    news, drawn = told.news, told.drawn
+    if drawn is not None and (news or told.tickets):
+        return replace(told, news=[], tickets=[]), replace(told, drawn=None)
+    if drawn is not None and len(drawn.events) > 1:
+        half = len(drawn.events) // 2
+        events = drawn.events[:half], drawn.events[half:]
+        return [replace(told, drawn=Drawn(drawn.tracks, part)) for part in events]
+    if len(news) == 1 and len(news[0].tokens) > 1:
+        news = _halve_tokens(news[0])
+    if len(news) > 1:
+        half = len(news) // 2
+        return replace(told, news=news[:half], tickets=[]), replace(told, news=news[half:])
+    return ()
+
+
+def _halve_tokens(news: News) -> list[News]:
+    half = len(news.tokens) // 2
+    return [
+        replace(news, tokens=news.tokens[:half], logprobs=news.logprobs[:half], end=None),
+        replace(news, tokens=news.tokens[half:], logprobs=news.logprobs[half:]),
+    ]

@@ -42,11 +42,15 @@ from dovetail.runtime.request import FAILED, Request, SamplingParams, State, Tok
 from dovetail.runtime.sampling import draw_uniform, logprob_of, top_logprobs
 from dovetail.runtime.scheduler import Scheduler
 from dovetail.runtime.step import StepBuffers, StepShape
+from dovetail.runtime.tally import Tally
 from dovetail.runtime.tape import Operands
 from dovetail.topology.hardware import HardwareSpec
 
 MEMORY_SHARE = 0.5
 """Part of the free memory that a KV pool sized at load may take."""
+
+STEP_TOKENS = (1, 8, *(2**e for e in range(4, 15)))
+"""Bounds by which steps are counted by the tokens they compute: vLLM's."""
 
 log = logging.getLogger("dovetail")
 
@@ -118,6 +122,7 @@ class Engine:
         limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size, ends)
         self.recorder: StepRecorder | None = None
         self.waits = DeviceWaits()
+        self.step_tokens = Tally(STEP_TOKENS)
         self.scheduler: Scheduler = Scheduler(
             limits, self.pool, ZeroPredictor(), self.device.now, settings=settings
         )
@@ -149,6 +154,7 @@ class Engine:
                 return touched
             with self._span("schedule"):
                 plan = self.scheduler.plan()
+            self.step_tokens.add(sum(batch.tokens for batch in plan.batches))
             try:
                 touched += self._execute(plan)
             except BaseException as error:

@@ -14,10 +14,13 @@ from typing import Protocol
 import msgspec
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.runtime.engine import DeviceWaits
+from dovetail.runtime.engine import STEP_TOKENS, DeviceWaits
 from dovetail.runtime.job import Job
 from dovetail.runtime.request import SamplingParams
+from dovetail.runtime.tally import Histogram, Tally
 from dovetail.runtime.timeline import Timeline
+
+NO_STEPS = Tally(STEP_TOKENS).read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,15 @@ class Ask:
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     """Requests that are being computed, those that wait, and the part of KV blocks in use, 0..1.
 
-    waits: of CPU and accelerator for each other, since the engine was opened.
+    waits: of CPU and accelerator for each other, since the engine was opened. steps: that it has
+    run since then, by the tokens they computed.
     """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
     waits: DeviceWaits = DeviceWaits()
+    steps: Histogram = NO_STEPS
 
 
 class EngineHost(Protocol):

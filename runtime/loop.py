@@ -98,7 +98,8 @@ class EngineLoop:
         book, pool = self.engine.scheduler, self.engine.pool
         running = sum(len(queue) for queue in book.running.values())
         usage = 1 - pool.free_blocks / pool.n_blocks
-        return EngineLoad(running, len(book.waiting), usage, self.engine.waits)
+        steps = self.engine.step_tokens.read()
+        return EngineLoad(running, len(book.waiting), usage, self.engine.waits, steps)
 
     def now(self) -> float:
         """Return seconds on the engine's clock."""

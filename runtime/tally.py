@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 
-class Histogram(msgspec.Struct, frozen=True):
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
     """How many values there were, by size, and their sum.
 
     counts: of those at or below each bound and above the one before, at last of those above all.

@@ -7,7 +7,7 @@ values grow only, but for those of the moment and for ratios.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from prometheus_client.metrics_core import (
@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.tally import Histogram
@@ -117,7 +118,17 @@ class Figures(Collector):
                 for values, value in read(model):
                     found.add_metric((model.id, "0", *values), value)
             yield found
+        yield self._steps()
         yield self._sub_stages()
+
+    def _steps(self) -> Metric:
+        name, text = f"{self._prefix}:iteration_tokens_total", "Tokens that a step computed."
+        found = HistogramMetricFamily(name, text, labels=LABELS)
+        for model in self._models:
+            if model.file is not None:
+                steps = model.app.generator.host.load.steps
+                add_histogram(found, (model.id, "0"), steps)
+        return found
 
     def _sub_stages(self) -> Metric:
         name = f"{self._prefix}:retrieval_substage_seconds"
@@ -126,10 +137,12 @@ class Figures(Collector):
         for model in self._models:
             for device, seen in model.app.flows.scans.items():
                 if any(seen.counts):
-                    found.add_metric((model.id, "0", device), _buckets(seen), seen.total)
+                    add_histogram(found, (model.id, "0", device), seen)
         return found
 
 
-def _buckets(seen: Histogram) -> list[tuple[str, float]]:
-    bounds = (*map(str, seen.bounds), "+Inf")
-    return list(zip(bounds, itertools.accumulate(seen.counts), strict=True))
+def add_histogram(family: HistogramMetricFamily, labels: Sequence[str], seen: Histogram) -> None:
+    """Add the samples of one set of labels."""
+    bounds = (*map(floatToGoString, seen.bounds), "+Inf")
+    buckets = list(zip(bounds, itertools.accumulate(seen.counts), strict=True))
+    family.add_metric(labels, buckets, seen.total)

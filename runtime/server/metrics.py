@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
 )
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.job import Job
-from dovetail.runtime.server.figures import LABELS, Figures
+from dovetail.runtime.server.figures import LABELS, Figures, add_histogram
 from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.runtime.tally import Tally
 
 if TYPE_CHECKING:
     from dovetail.runtime.server.generation import Asked
+
+Labels: TypeAlias = tuple[str, ...]
 
 FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -44,16 +46,18 @@ REQUEST = (
 )
 TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
-HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "time_to_first_token_seconds": ("Arrival to first token.", FIRST_TOKEN),
-    "inter_token_latency_seconds": ("Between two tokens of a stream.", BETWEEN_TOKENS),
-    "e2e_request_latency_seconds": ("Arrival to last token.", REQUEST),
-    "request_queue_time_seconds": ("Arrival to the first step.", REQUEST),
-    "request_prefill_time_seconds": ("First step to first token.", REQUEST),
-    "request_decode_time_seconds": ("First to last token.", REQUEST),
-    "request_prompt_tokens": ("Tokens of prompts.", TOKENS),
-    "request_generation_tokens": ("Tokens of answers.", TOKENS),
+HISTOGRAMS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("Arrival to first token.", LABELS, FIRST_TOKEN),
+    "inter_token_latency_seconds": ("Between two tokens of a stream.", LABELS, BETWEEN_TOKENS),
+    "e2e_request_latency_seconds": ("Arrival to last token.", LABELS, REQUEST),
+    "request_queue_time_seconds": ("Arrival to the first step.", LABELS, REQUEST),
+    "request_prefill_time_seconds": ("First step to first token.", LABELS, REQUEST),
+    "request_decode_time_seconds": ("First to last token.", LABELS, REQUEST),
+    "request_prompt_tokens": ("Tokens of prompts.", LABELS, TOKENS),
+    "request_generation_tokens": ("Tokens of answers.", LABELS, TOKENS),
+    "workflow_latency_seconds": ("Of the nodes of workflows.", ("workflow", "node"), REQUEST),
 }
+"""Words, labels and buckets."""
 SPANS = (
     "request_queue_time_seconds",
     "request_prefill_time_seconds",
@@ -87,58 +91,54 @@ REASONS = (
 """Reasons of refusals: no room now, or never."""
 
 
-@dataclass(slots=True)
-class _Progress:
-    """When each choice of a request last got a token."""
+class Metrics(Collector):
+    """All figures of one server; used on its event loop alone.
 
-    last: dict[int, float] = field(default_factory=dict)
-
-
-class Metrics:
-    """All figures of one server; used on its event loop alone."""
+    They are kept as plain sums and tallies, for requests count often: they become metrics when
+    somebody asks.
+    """
 
     def __init__(self, models: Models, prefix: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._prefix = prefix
+        self._counts: defaultdict[str, Counter[Labels]] = defaultdict(Counter)
+        self._tallies: dict[str, dict[Labels, Tally]] = {name: {} for name in HISTOGRAMS}
+        self._progress: dict[str, dict[int, float]] = {}  # when choices last got a token
         self._registry = CollectorRegistry()
-        self._histograms = {
-            name: Histogram(f"{prefix}:{name}", text, LABELS, registry=self._registry, buckets=at)
-            for name, (text, at) in HISTOGRAMS.items()
-        }
-        self._counters = {
-            name: Counter(f"{prefix}:{name}", text, labels, registry=self._registry)
-            for name, (text, labels) in COUNTERS.items()
-        }
-        self._nodes = Histogram(
-            f"{prefix}:workflow_latency_seconds",
-            "Of the nodes of workflows.",
-            ("workflow", "node"),
-            registry=self._registry,
-            buckets=REQUEST,
-        )
-        self._registry.register(_Engines(models, prefix))
-        self._registry.register(Figures(models, prefix))
-        self._progress: dict[str, _Progress] = {}
-        self._seen: dict[tuple[str, ...], Any] = {}  # metrics with their labels
+        for collector in (self, _Engines(models, prefix), Figures(models, prefix)):
+            self._registry.register(collector)
 
     def render(self) -> bytes:
         """Return the exposition text."""
         return generate_latest(self._registry)
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield what was counted, as the registry asks."""
+        for name, (text, labels, _) in HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(f"{self._prefix}:{name}", text, labels=labels)
+            for values, tally in self._tallies[name].items():
+                add_histogram(histogram, values, tally.read())
+            yield histogram
+        for name, (text, labels) in COUNTERS.items():
+            counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=labels)
+            for values, count in self._counts[name].items():
+                counter.add_metric(values, count)
+            yield counter
+
     def reply(self, path: str, status: int) -> None:
         """Count a reply."""
-        self._counters["http_requests"].labels(path, str(status)).inc()
+        self._counts["http_requests"][path, str(status)] += 1
 
     def reject(self, path: str, code: str | None) -> None:
         """Count a refusal at `path` with the error's `code`, if it was one for lack of room."""
         reason = BUSY_AT.get(path, code) if code == "busy" else code
         if reason in REASONS:
-            self._counters["admission_rejections"].labels(reason).inc()
+            self._counts["admission_rejections"][reason,] += 1
 
     def workflow(self, id: str, result: WorkflowResult) -> None:
         """Count a run that has ended, and the seconds of its nodes."""
-        self._counters["workflow_runs"].labels(id).inc()
+        self._counts["workflow_runs"][id,] += 1
         for ran in result.timeline:
-            self._nodes.labels(id, str(ran.node)).observe(ran.end - ran.start)
+            self._tally("workflow_latency_seconds", ran.end - ran.start, id, str(ran.node))
 
     def embed(self, model: ServedModel, texts: int, tokens: int) -> None:
         """Count texts that went through an encoder."""
@@ -148,7 +148,7 @@ class Metrics:
     def piece(self, asked: Asked, place: int, tokens: int) -> None:
         """Note that a choice of a stream got `tokens` more."""
         now = time.perf_counter()
-        last = self._progress.setdefault(asked.id, _Progress()).last
+        last = self._progress.setdefault(asked.id, {})
         if place in last and tokens:
             self._observe("inter_token_latency_seconds", asked.model, (now - last[place]) / tokens)
         last[place] = now
@@ -180,16 +180,16 @@ class Metrics:
             self._observe("time_to_first_token_seconds", model, metrics.ttft)
 
     def _observe(self, name: str, model: ServedModel, value: float) -> None:
-        key = name, model.id
-        if key not in self._seen:  # to look up labels takes longer than to count
-            self._seen[key] = self._histograms[name].labels(model.id, "0")
-        self._seen[key].observe(value)
+        self._tally(name, value, model.id, "0")
 
-    def _count(self, name: str, model: ServedModel, amount: float, *labels: str) -> None:
-        key = name, model.id, *labels
-        if key not in self._seen:
-            self._seen[key] = self._counters[name].labels(model.id, "0", *labels)
-        self._seen[key].inc(amount)
+    def _tally(self, name: str, value: float, *labels: str) -> None:
+        found = self._tallies[name]
+        if labels not in found:
+            found[labels] = Tally(HISTOGRAMS[name][2])
+        found[labels].add(value)
+
+    def _count(self, name: str, model: ServedModel, amount: int, *labels: str) -> None:
+        self._counts[name][model.id, "0", *labels] += amount
 
 
 class _Engines(Collector):

@@ -84,6 +84,18 @@ def test_requests_beside_the_accelerator_and_its_waits_are_counted(
         assert server.figure("offloaded_requests_total") == app.engine.waits.attention == 0
 
 
+def test_steps_are_counted_by_their_tokens(make_artifact: Callable[..., Path]) -> None:
+    with load(make_artifact(kv_blocks=64)) as app:
+        server = Server(app)
+        assert server.figure("iteration_tokens_total_count") == 0
+        body = {"prompt": [1, 2, 3], "max_tokens": 6, "ignore_eos": True}
+        assert server.ask("POST", "/v1/completions", body).status_code == 200
+        assert server.figure("iteration_tokens_total_count", model_name="toy") == 6
+        assert server.figure("iteration_tokens_total_sum") == 3 + 5  # the last is not computed on
+        assert server.figure("iteration_tokens_total_bucket", le="1.0") == 5
+        assert server.figure("iteration_tokens_total_bucket", le="8.0") == 6
+
+
 def test_sub_stages_guesses_and_hot_clusters_are_those_of_workflows(
     open_app: Callable[..., App], services: PlainServices
 ) -> None:

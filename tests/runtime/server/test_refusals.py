@@ -117,6 +117,7 @@ def test_metrics_have_the_known_names(client: openai.OpenAI, live: Live) -> None
         'request_success_total{engine="0",finished_reason="length",model_name="llama"}',
         'num_requests_running{engine="0",model_name="llama"} 0.0',
         'kv_cache_usage_perc{engine="0",model_name="llama"} 0.0',
+        'iteration_tokens_total_bucket{engine="0",le="16384.0",model_name="llama"}',
     ):
         assert f"dovetail:{name}" in text, name
 

@@ -52,7 +52,7 @@ async def chat(server: ServerContext, request: Request) -> Response:
 
 def read_chat(server: ServerContext, body: ChatRequest) -> Asked:
     """Return what a body asks for; ApiError where the model or the context cannot do it."""
-    model = server.models.find(body.model, "generate")
+    model = server.find(body.model, "generate")
     refuse_unknown_wishes(body)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")

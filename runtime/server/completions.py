@@ -68,7 +68,7 @@ async def completions(server: ServerContext, request: Request) -> Response:
 
 
 def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
-    model = server.models.find(body.model, "generate")
+    model = server.find(body.model, "generate")
     refuse_unknown_wishes(body)
     n = body.n or 1
     if body.best_of not in (None, n):

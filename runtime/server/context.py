@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from dovetail.runtime.server.edge import EventStream, read_json
 from dovetail.runtime.server.metrics import Metrics
-from dovetail.runtime.server.models import Models
+from dovetail.runtime.server.models import Models, ServedModel, Skill
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import ServerTimeline
 from dovetail.runtime.server.traffic import Traffic
@@ -41,6 +41,10 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.models, self.settings.metrics_prefix)
+
+    def find(self, name: str | None, skill: Skill | None = None) -> ServedModel:
+        """Return the model of that id; ApiError where there is none, or it lacks the `skill`."""
+        return self.models.find(name, skill, beside=self.workflows)
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """Return the body of `request` as `kind`; ApiError where it is none."""

@@ -30,7 +30,7 @@ async def model(server: ServerContext, request: Request) -> Response:
     name = request.path_params["model"]
     if (workflow := server.workflows.get(name)) is not None:
         return JsonReply(_workflow_card(workflow))
-    return JsonReply(_card(server.models.find(name)))
+    return JsonReply(_card(server.find(name)))
 
 
 async def tokenize(server: ServerContext, request: Request) -> Response:
@@ -38,7 +38,7 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, TokenizeRequest)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt")
-    served = server.models.find(body.model, "generate")
+    served = server.find(body.model, "generate")
     ids = await server.aside(request, partial(_read_ids, served, body))
     return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))
 
@@ -46,7 +46,7 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
 async def detokenize(server: ServerContext, request: Request) -> Response:
     """Turn token ids to text."""
     body = await server.read(request, DetokenizeRequest)
-    served = server.models.find(body.model, "generate")
+    served = server.find(body.model, "generate")
     text = await server.aside(request, partial(served.tokenizer.decode, body.tokens))
     return JsonReply(Text(prompt=text))
 

@@ -7,7 +7,7 @@ it is asked for is an `ApiError`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -172,14 +172,19 @@ class Models:
         """Become `others`, which have the same ids: requests that come now go to their apps."""
         self._by_id = others._by_id
 
-    def find(self, name: str | None, skill: Skill | None = None) -> ServedModel:
-        """Return the model of that id; ApiError where there is none, or it lacks the `skill`."""
+    def find(
+        self, name: str | None, skill: Skill | None = None, *, beside: Iterable[str] = ()
+    ) -> ServedModel:
+        """Return the model of that id; ApiError where there is none, or it lacks the `skill`.
+
+        beside: other ids that the server has, for that error.
+        """
         if name is None:
             able = (model for model in self if skill is None or skill in model.skills)
             name = next((model.id for model in able), "")
         found = self._by_id.get(name)
         if found is None:
-            known = ", ".join(map(repr, self._by_id))
+            known = ", ".join(map(repr, (*self._by_id, *beside)))
             raise ApiError(
                 404,
                 f"the model {name[:200]!r} does not exist; this server has {known}",

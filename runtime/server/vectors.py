@@ -30,7 +30,7 @@ from dovetail.runtime.server.schema import EmbeddingRequest, RerankRequest
 async def embeddings(server: ServerContext, request: Request) -> Response:
     """Embed texts."""
     body = await server.read(request, EmbeddingRequest)
-    model = server.models.find(body.model, "embed")
+    model = server.find(body.model, "embed")
     assert model.encoder is not None
     dim = model.encoder.spec.dim
     if body.dimensions not in (None, dim):
@@ -51,7 +51,7 @@ async def embeddings(server: ServerContext, request: Request) -> Response:
 async def rerank(server: ServerContext, request: Request) -> Response:
     """Rank documents: by a cross-encoder, else by the cosine of their vectors."""
     body = await server.read(request, RerankRequest)
-    model = server.models.find(body.model, "rerank")
+    model = server.find(body.model, "rerank")
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     score = _score_pairs if model.ranker else _score_vectors
     async with present(request.receive):

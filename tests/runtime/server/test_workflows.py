@@ -127,6 +127,19 @@ def test_files_run_with_all_their_inputs(flows: Live) -> None:
     assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "workflow_not_found"
 
 
+def test_an_unknown_model_is_told_of_with_all_ids_there_are(flows: Live) -> None:
+    for reply in (
+        http.post(f"{flows.v1}/completions", json={"model": "none", "prompt": "a"}),
+        http.get(f"{flows.v1}/models/none"),
+    ):
+        assert reply.status_code == 404
+        message = reply.json()["error"]["message"]
+        assert all(
+            f"{card['id']!r}" in message for card in http.get(f"{flows.v1}/models").json()["data"]
+        )
+        assert "'one-shot'" in message and "'llama'" in message
+
+
 def test_a_node_that_fails_is_named(flows: Live) -> None:
     url = f"{flows.v1}/workflows/pair/runs"
     inputs = {"left": "a " * 3000, "right": "b"}

@@ -163,7 +163,7 @@ class App(GenerationCalls, WorkflowCalls):
 
     @property
     def ready(self) -> bool:
-        """Whether all runs that is needed: no process is being started again."""
+        """Whether all is served: nothing waits for a process that is being started again."""
         engine = self._generator is None or self._generator.host.ready
         return engine and self.embeddings.ready and self._flows.worker.ready
 

@@ -306,9 +306,17 @@ class QueueManager:
         """Return what was set for a device."""
         return self._queues[device].spec
 
-    def close_device(self, device: str) -> None:
-        """Admit nothing more to a device; what waits there goes on waiting."""
+    def close_device(self, device: str, now: float) -> None:
+        """Admit nothing more to a device; others take what waits there, as far as they have room.
+
+        The rest goes on waiting.
+        """
         self._queues[device].open = False
+        for query in tuple(self._queues[device].waiting):
+            if self._choose(query, now) is not None:
+                self._drop(query)
+                query.state = State.NEW
+                self.submit([query], now)
 
     def drain_device(self, device: str) -> tuple[Query, ...]:
         """Take out, and return, all that waits on a device; other devices may be given it."""

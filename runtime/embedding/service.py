@@ -192,9 +192,9 @@ class EmbeddingService:
 
     @property
     def ready(self) -> bool:
-        """Whether all instances run: none has died and is not back yet."""
+        """Whether queries are served: not all instances of all devices have died."""
         with self._lock:
-            return not any(self._lost.values())
+            return any(self._lost[name] < len(each) for name, each in self._instances.items())
 
     @property
     def manager(self) -> QueueManager:
@@ -213,7 +213,7 @@ class EmbeddingService:
                 if self._ended[name] == len(each):
                     manager.abandon_device(name)
                 elif self._lost[name] == len(each):
-                    manager.close_device(name)
+                    manager.close_device(name, self._now())
             self._desk = Desk(manager)
 
     def change(self, decide: Callable[[QueueManager], None]) -> None:
@@ -343,9 +343,9 @@ class EmbeddingService:
         log.warning("%s: an embedding process has died or hangs; starting it again", name)
         with self._lock:
             self._lost[name] += 1
-            if self._lost[name] == len(self._instances[name]):
-                self.manager.close_device(name)
             done = self._desk.lose(batch) if batch is not None else []
+            if self._lost[name] == len(self._instances[name]):
+                self.manager.close_device(name, self._now())
             self._wake()
             closed = self._closed
         settle(done)

@@ -239,7 +239,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The reply of `/health`: `ok`, `draining` once the server is to stop, or `restarting`.
 
-    `restarting` while a process of a model that died is started again; requests to it wait.
+    `restarting` while a model waits for a process that died and is started again.
     """
 
     status: str

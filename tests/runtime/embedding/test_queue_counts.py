@@ -149,7 +149,7 @@ class Manager(RuleBasedStateMachine):
     @rule(data=st.data())
     def shut_and_drain(self, data) -> None:
         name = data.draw(st.sampled_from(sorted(self.manager.depths())))
-        self.manager.close_device(name)
+        self.manager.close_device(name, self.now)
         self.shut |= {name}
         for query in self.manager.drain_device(name):
             try:

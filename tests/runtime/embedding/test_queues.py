@@ -221,21 +221,34 @@ def test_depths_may_fall_below_what_is_held() -> None:
 
 
 def test_a_closed_device_takes_nothing_and_gives_back_what_waits() -> None:
-    manager = pair(arrival="closed")
-    manager.submit(queries(2), 0.0)
-    manager.close_device("gpu")
-    waiting = manager.drain_device("gpu")
+    manager = QueueManager([spec("gpu", 3), spec("npu", 2)], ANY, arrival="closed")
+    manager.submit(queries(5), 0.0)
+    manager.close_device("npu", 0.0)
+    waiting = manager.drain_device("npu")
     assert len(waiting) == 2
+    assert place(manager, 1) == ["BUSY"]
+    manager.open_device("npu")
     manager.submit(waiting, 0.0)
-    assert {query.device for query in waiting} == {"cpu"}
+    assert {query.device for query in waiting} == {"npu"}
+
+
+def test_what_waits_on_a_device_that_is_closed_goes_where_there_is_room() -> None:
+    manager = pair(arrival="closed")
+    waiting = queries(3)
+    manager.submit(waiting, 0.0)
+    manager.close_device("gpu", 0.0)
+    assert [query.device for query in waiting] == ["cpu", "cpu", "gpu"]  # the CPU holds two
+    manager.check_integrity()
     manager.open_device("gpu")
-    assert place_one(manager, 50) == "gpu"
+    batch = manager.take("gpu", 0.0)
+    assert batch is not None and batch.queries == (waiting[2],)
+    assert manager.spilled() == {"cpu": 2}
 
 
 def test_a_device_that_is_closed_is_worth_asking_for_again_but_not_one_that_is_gone() -> None:
     manager = QueueManager([spec("gpu", 3)], ANY)
     manager.submit(queries(2), 0.0)
-    manager.close_device("gpu")
+    manager.close_device("gpu", 0.0)
     for target in (SLO, math.inf):
         with pytest.raises(CapacityError) as busy:
             manager.submit(queries(1, 10, target=target), 0.0)
@@ -249,12 +262,6 @@ def test_a_device_that_is_closed_is_worth_asking_for_again_but_not_one_that_is_g
             manager.submit(queries(1, 10, target=target), 0.0)
         assert gone.value.retry_after is None
     manager.check_integrity()
-
-
-def place_one(manager: QueueManager, number: int) -> str:
-    query = Query(number, 75, SLO)
-    manager.submit([query], 0.0)
-    return query.device
 
 
 def test_free_instances_share_what_waits() -> None:

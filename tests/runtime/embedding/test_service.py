@@ -272,6 +272,7 @@ def test_a_device_that_cannot_be_started_again_is_given_up(
         with pytest.raises(DeviceError, match="no other device has room"):
             service.submit([ids(DEADLY)]).result(WAIT)
         assert service.manager.depths() == {"npu": (2,), "cpu": (0,)}
+        assert service.ready  # the other one serves
         gated.gate.set()
         assert len(embed(service, [ids(n) for n in range(50)])) == 50
 

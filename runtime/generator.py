@@ -22,6 +22,7 @@ from dovetail.runtime.request import SamplingParams
 from dovetail.runtime.tokenizer import TextStream, Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
+WRONG_PROMPT = "a prompt must be a text or a list of token ids"
 
 
 class Generator:
@@ -74,10 +75,12 @@ class Generator:
                     f"{self._path} has no tokenizer, so prompts must be lists of token ids"
                 )
             return self.tokenizer.encode(prompt)
-        if not _is_listed(prompt) or any(
-            isinstance(t, bool) or not hasattr(t, "__index__") for t in prompt
-        ):
-            raise RequestError("a prompt must be a text or a list of token ids")
+        if not _is_listed(prompt):
+            raise RequestError(WRONG_PROMPT)
+        if set(map(type, prompt)) == {int}:
+            return list(prompt)
+        if any(isinstance(t, bool) or not hasattr(t, "__index__") for t in prompt):
+            raise RequestError(WRONG_PROMPT)
         return [int(t) for t in prompt]
 
     # ---- messages to the engine ----
@@ -150,11 +153,13 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     listed = list(prompts)
     if listed and all(hasattr(item, "__index__") for item in listed):
         return [listed]  # type: ignore[list-item]
-    if not all(isinstance(item, str | Sequence) or hasattr(item, "__len__") for item in listed):
+    if not all(hasattr(item, "__len__") for item in listed):
         raise RequestError("prompts must be texts or lists of token ids")
     return listed  # type: ignore[return-value]
 
 
 def _is_listed(value: object) -> bool:
     """Tell whether `value` is a list, tuple or array: ordered, and no text or bytes."""
-    return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping | Set)
+    return isinstance(value, list) or (
+        hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping | Set)
+    )

@@ -17,6 +17,8 @@ from dovetail.runtime.tokenizer import TextStream
 
 _Progress = tuple[int, int, str | None]
 """Tokens, characters, and the reason of the end: one value, so that a reader sees what fits."""
+_LOCK = threading.Lock()
+"""Between who begins to wait for a job and its end; of all jobs, as it is held for so short."""
 
 
 class Job:
@@ -30,8 +32,8 @@ class Job:
     def __init__(self, text: TextStream | None, *, chunks: bool) -> None:
         """`text` turns tokens into text; `chunks` False leaves only the result."""
         self._text, self.begun, self._chunks = text, False, chunks
-        self._result: Future[Completion] = Future()
-        self._result.set_running_or_notify_cancel()  # who stops waiting does not cancel it
+        self._outcome: Completion | Exception | None = None
+        self._future: Future[Completion] | None = None  # for who waits
         self._shown: _Progress = (0, 0, None)  # as far as a reader may see
         self._read: _Progress = (0, 0, None)
         self._wake: Callable[[], object] | None = None
@@ -47,12 +49,15 @@ class Job:
             RankError: a process of the group died, and with it the request's KV.
             TimeoutError: it took longer than `timeout` seconds.
         """
-        return self._result.result(timeout)
+        outcome = self._outcome
+        if isinstance(outcome, Completion):
+            return outcome
+        return self._wait().result(timeout)
 
     @property
     def finished(self) -> bool:
         """Whether `result` returns or raises at once."""
-        return self._result.done()
+        return self._outcome is not None
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks as they come; raises as `result`."""
@@ -65,11 +70,11 @@ class Job:
             ended = self.finished  # before the last chunk is taken, not after
             if (chunk := self.take()) is not None:
                 yield chunk
-        self._result.result()
+        self.result()
 
     def __await__(self) -> Generator[object, None, Completion]:
         """Wait in an event loop; as `result`."""
-        return asyncio.wrap_future(self._result).__await__()
+        return asyncio.wrap_future(self._wait()).__await__()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Yield chunks as they come to an event loop; raises as `result`."""
@@ -134,7 +139,7 @@ class Job:
             self.fail(request.error)
             return
         self._show(request.finish_reason, wake=False)
-        self._result.set_result(
+        self._settle(
             Completion(
                 text=None if self._text is None else self._text.text,
                 token_ids=tuple(request.output),
@@ -147,8 +152,25 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         """Raise `error` where somebody waits."""
-        self._result.set_exception(error)
+        self._settle(error)
         self._call()
+
+    def _wait(self) -> Future[Completion]:
+        """Return what is done at the end."""
+        with _LOCK:
+            future = self._future
+            if future is None:
+                future = self._future = Future()
+                future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
+                if self._outcome is not None:
+                    _resolve(future, self._outcome)
+            return future
+
+    def _settle(self, outcome: Completion | Exception) -> None:
+        with _LOCK:
+            self._outcome, future = outcome, self._future
+        if future is not None:
+            _resolve(future, outcome)
 
     def _show(self, reason: str | None, *, wake: bool = True) -> None:
         letters = 0 if self._text is None else len(self._text.text)
@@ -159,6 +181,13 @@ class Job:
     def _call(self) -> None:
         if self._wake is not None:
             self._wake()
+
+
+def _resolve(future: Future[Completion], outcome: Completion | Exception) -> None:
+    if isinstance(outcome, Completion):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
 
 
 async def merge(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Chunk]]:

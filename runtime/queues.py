@@ -81,9 +81,9 @@ class RequestBook:
                 f"the prompt has {len(prompt)} tokens, the context holds {limits.max_context} and "
                 f"one must be left for the answer; shorten the prompt"
             )
-        named = params.named_tokens
-        wrong = next((t for t in (*prompt, *named) if not 0 <= t < limits.vocab_size), None)
-        if wrong is not None:
+        tokens = (*prompt, *params.named_tokens)
+        if not (min(tokens) >= 0 and max(tokens) < limits.vocab_size):
+            wrong = next(t for t in tokens if not 0 <= t < limits.vocab_size)
             raise RequestError(f"token id {wrong} is outside 0..{limits.vocab_size - 1}")
         answer = min(params.max_tokens, limits.max_context - len(prompt))
         needed = blocks_for(len(prompt) + answer - 1)  # the last token is never stored

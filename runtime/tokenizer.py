@@ -159,6 +159,9 @@ class TextStream:
         return full[len(known) :]
 
     def _release(self, new: str, *, last: bool) -> str:
+        if not self._stop:
+            self.text += new
+            return new
         if self.stopped:
             return ""
         pending = self._held + new

@@ -23,7 +23,11 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 CLOSE = {"connection": "close"}
 """For replies to bodies that are not read to their end."""
-STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+STREAM_HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+]
 
 
 class JsonReply(Response):
@@ -116,12 +120,10 @@ class EventStream(Response):
     What goes wrong before the first event or comment is raised; later it is an event itself.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, events: AsyncGenerator[bytes], ping_seconds: float) -> None:
         self.status_code, self.background = 200, None
         self._events, self._ping = events, ping_seconds
-        self.init_headers(STREAM_HEADERS)
+        self.raw_headers = STREAM_HEADERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; ClientGone where it is cut short."""

@@ -27,6 +27,10 @@ from dovetail.runtime.server.timeline import recording
 from dovetail.runtime.server.traffic import Traffic
 from dovetail.runtime.server.workflows import ServedWorkflow
 
+YOUNG_OBJECTS = 20_000
+"""New objects after which garbage is collected. Python's own 700 come with each few requests, whose
+objects all live on then and are looked at in vain."""
+
 log = logging.getLogger("dovetail.server")
 
 
@@ -83,6 +87,7 @@ def serve(
         _keep_apart(models)
         gc.collect()
         gc.freeze()  # what is there stays: later collections need not look at it
+        gc.set_threshold(YOUNG_OBJECTS)
         with recording(models, settings.timeline) as context.timeline:
             server.run(sockets=[listening])
 

@@ -7,12 +7,14 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import msgspec
 import psutil
 import pytest
+import uvloop
 
 from dovetail.runtime.app import App
 from dovetail.runtime.request import Completion
@@ -20,7 +22,8 @@ from tests.runtime.server.live import Live, serving
 
 MIB = 1 << 20
 TOKENS = 24
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 WORDS = ("Zorvia", "Melkar", "Ossa", "river", "capital", "city", "people", "book", "company", "who")
 
 
@@ -42,22 +45,61 @@ class Load:
     seconds: float = 0.0
 
 
-async def read_stream(live: Live, body: dict[str, Any]) -> str | float:
-    """Return the text of a stream; of a refusal the seconds after which to come back.
+class Client(asyncio.Protocol):
+    """Streams one prompt again and again on a connection that stays open; keeps what came.
 
-    What comes is read at once at its end: clients share the machine with the server.
+    Clients share the machine with the server: what came is read when the load is over.
     """
-    host, port = live.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    content = msgspec.json.encode(body)
-    writer.write(HEAD + b"content-length: %d\r\n\r\n%b" % (len(content), content))
-    head, _, rest = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
-    if not head.startswith(b"HTTP/1.1 200"):
-        assert head.startswith(b"HTTP/1.1 429"), head + rest
-        found = re.search(rb"retry-after-ms: (\d+)", head)
-        assert found is not None
-        return int(found[1]) / 1e3
+
+    def __init__(self, text: str, until: float) -> None:
+        content = msgspec.json.encode({"prompt": text, "max_tokens": TOKENS, "stream": True})
+        self._request = HEAD + b"content-length: %d\r\n\r\n%b" % (len(content), content)
+        self._until = until
+        self._reply = bytearray()
+        self.replies: list[bytes] = []
+        self.refused = 0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the first stream."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail where the server hung up first."""
+        if not self.ended.done():
+            self.ended.set_exception(exc or ConnectionError("the server hung up"))
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what came; at the end of a reply ask again, after a refusal when told."""
+        self._reply += data
+        if self._reply.endswith(LAST_CHUNK):
+            self.replies.append(bytes(self._reply))
+            self._go_on()
+        elif not self._reply.startswith(b"HTTP/1.1 200"):
+            head, _, body = bytes(self._reply).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 429"), self._reply
+            fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
+            if len(body) == int(fields[b"content-length"]):
+                self.refused += 1
+                self._go_on(int(fields[b"retry-after-ms"]) / 1e3)
+
+    def _go_on(self, seconds: float = 0.0) -> None:
+        self._reply.clear()
+        if time.perf_counter() >= self._until:
+            self.ended.set_result(None)
+            self._transport.close()
+        elif seconds:
+            loop = asyncio.get_running_loop()
+            loop.call_later(seconds, self._transport.write, self._request)
+        else:
+            self._transport.write(self._request)
+
+
+def read_stream(reply: bytes) -> str:
+    """Return the text of a stream that has ended."""
+    head, _, rest = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), reply
     events = re.findall(rb"^data: (.*)\n\n", rest, re.MULTILINE)
     assert events.pop() == b"[DONE]"
     chunks = [msgspec.json.decode(each) for each in events]
@@ -67,27 +109,27 @@ async def read_stream(live: Live, body: dict[str, Any]) -> str | float:
 
 def run_clients(live: Live, wanted: Mapping[str, Completion], seconds: float) -> Load:
     """Have one client for each prompt stream it again and again, for so many seconds."""
-    load, begun = Load(), time.perf_counter()
+    begun = time.perf_counter()
 
-    async def client(text: str) -> None:
-        body = {"prompt": text, "max_tokens": TOKENS, "stream": True}
-        while True:
-            found = await read_stream(live, body)
-            if isinstance(found, str):
-                assert found == wanted[text].text
-                load.accepted += 1
-                load.tokens += len(wanted[text].token_ids)
-            else:
-                load.refused += 1
-                await asyncio.sleep(found)
-            if time.perf_counter() >= begun + seconds:
-                return
+    async def all_clients() -> list[Client]:
+        host, port = live.url.removeprefix("http://").split(":")
+        loop = asyncio.get_running_loop()
+        made = [
+            loop.create_connection(partial(Client, text, begun + seconds), host, int(port))
+            for text in wanted
+        ]
+        clients = [client for _, client in await asyncio.gather(*made)]
+        await asyncio.gather(*(client.ended for client in clients))
+        return clients
 
-    async def all_clients() -> None:
-        await asyncio.gather(*map(client, wanted))
-
-    asyncio.run(all_clients())
-    load.seconds = time.perf_counter() - begun
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        clients = runner.run(all_clients())
+    load = Load(seconds=time.perf_counter() - begun)
+    for client, right in zip(clients, wanted.values(), strict=True):
+        assert all(read_stream(reply) == right.text for reply in client.replies)
+        load.refused += client.refused
+        load.accepted += len(client.replies)
+        load.tokens += len(client.replies) * len(right.token_ids)
     return load
 
 

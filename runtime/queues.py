@@ -102,9 +102,14 @@ class RequestBook:
         return answer
 
     def estimate_wait(self) -> float:
-        """Return in how many seconds a running request ends at the latest, at the present pace."""
+        """Return in how many seconds half of what waits will run, at the present pace.
+
+        At the earliest a running request must have ended. Until half has gone there is room for few
+        of those who are told so: the others would be refused again, and that costs, too.
+        """
         left = [r.max_tokens - r.generated for home in Home for r in self.running[home]]
-        return self._pace * min(left, default=1)
+        turns = len(self.waiting) / 2 / max(1, len(left))
+        return self._pace * max(min(left, default=1), turns * (self.answer_tokens or 0.0))
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, priority: int = 0

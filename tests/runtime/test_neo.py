@@ -194,6 +194,29 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
     assert submit(scheduler, 10, 21)
 
 
+def test_who_is_refused_comes_back_when_half_of_a_long_queue_has_gone() -> None:
+    now = [0.0]
+    limits = Limits(64, 2, 500, 1000)
+    options = SchedulerSettings(offload="off", max_waiting=12)
+    scheduler = Scheduler(limits, KvPool(90), ZeroPredictor(), lambda: now[0], settings=options)
+    for length in (4, 4, 5, 5):  # steps of half a second; the first two run
+        submit(scheduler, 10, length)
+    while scheduler.busy:
+        report(scheduler, scheduler.plan())
+        now[0] += 0.5
+    for _ in range(2):
+        submit(scheduler, 10, 5)
+    report(scheduler, scheduler.plan())
+    for _ in range(12):
+        submit(scheduler, 10, 5)
+    with pytest.raises(CapacityError) as refused:
+        submit(scheduler, 10, 5)
+    assert scheduler.answer_tokens is not None
+    turns = 12 / 2 / 2  # of two at a time, each as long as answers were of late
+    wanted = 0.5 * turns * scheduler.answer_tokens
+    assert refused.value.retry_after == pytest.approx(wanted) and wanted > 0.5 * 5
+
+
 def test_priority_overtakes_a_bounded_number() -> None:
     scheduler = make(sequences=1, tokens=64, priority_span=3, offload="off")
     first = [submit(scheduler, 10, 2)[0] for _ in range(5)]

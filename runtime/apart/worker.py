@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -47,6 +48,11 @@ from dovetail.topology.hardware import read_hardware
 PACE = 0.0005
 """Seconds between two messages for each request that the second one tells more tokens of: the app
 takes about a tenth of that for each. First tokens and ends are told at once."""
+
+
+GATHER = 0.005
+"""Seconds that orders gather for while requests wait, and new ones would, too. Each message
+that is read interrupts the engine's thread."""
 
 
 class Stub:
@@ -124,6 +130,11 @@ class Desk:
         self._tickets: list[int] = []
         self._timeline: Timeline | None = None
         self._last = 0.0  # when something was told
+
+    @property
+    def crowded(self) -> bool:
+        """Whether requests wait."""
+        return bool(self._engine.scheduler.waiting)
 
     def take(self, order: Order) -> None:
         """Have an order done. On the thread that reads."""
@@ -233,8 +244,11 @@ def serve(link: socket.socket) -> None:
 def _read(link: socket.socket, opened: Future[Desk]) -> None:
     inlet = Inlet(link)
     while (message := inlet.receive(Orders)) is not None:
+        desk = opened.result()
         for order in message.orders:
-            opened.result().take(order)
+            desk.take(order)
+        if desk.crowded:
+            time.sleep(GATHER)
     os._exit(0)  # whatever is being computed, nobody waits for it
 
 

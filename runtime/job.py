@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 
 from dovetail.runtime.bell import waking
 from dovetail.runtime.request import Chunk, Completion, Request, State
@@ -17,8 +18,6 @@ from dovetail.runtime.tokenizer import TextStream
 
 _Progress = tuple[int, int, str | None]
 """Tokens, characters, and the reason of the end: one value, so that a reader sees what fits."""
-_LOCK = threading.Lock()
-"""Between who begins to wait for a job and its end; of all jobs, as it is held for so short."""
 
 
 class Job:
@@ -33,7 +32,7 @@ class Job:
         """`text` turns tokens into text; `chunks` False leaves only the result."""
         self._text, self.begun, self._chunks = text, False, chunks
         self._outcome: Completion | Exception | None = None
-        self._future: Future[Completion] | None = None  # for who waits
+        self._waiting: list[Future[Completion]] = []
         self._shown: _Progress = (0, 0, None)  # as far as a reader may see
         self._read: _Progress = (0, 0, None)
         self._wake: Callable[[], object] | None = None
@@ -157,20 +156,23 @@ class Job:
 
     def _wait(self) -> Future[Completion]:
         """Return what is done at the end."""
-        with _LOCK:
-            future = self._future
-            if future is None:
-                future = self._future = Future()
-                future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
-                if self._outcome is not None:
-                    _resolve(future, self._outcome)
-            return future
+        future: Future[Completion] = Future()
+        future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
+        self._waiting.append(future)
+        if self._outcome is not None:
+            self._settle(self._outcome)
+        return future
 
     def _settle(self, outcome: Completion | Exception) -> None:
-        with _LOCK:
-            self._outcome, future = outcome, self._future
-        if future is not None:
-            _resolve(future, outcome)
+        """Tell those who wait; one who comes at this moment is taken out by one thread alone."""
+        self._outcome = outcome
+        with suppress(IndexError):
+            while True:
+                future = self._waiting.pop()
+                if isinstance(outcome, Completion):
+                    future.set_result(outcome)
+                else:
+                    future.set_exception(outcome)
 
     def _show(self, reason: str | None, *, wake: bool = True) -> None:
         letters = 0 if self._text is None else len(self._text.text)
@@ -181,13 +183,6 @@ class Job:
     def _call(self) -> None:
         if self._wake is not None:
             self._wake()
-
-
-def _resolve(future: Future[Completion], outcome: Completion | Exception) -> None:
-    if isinstance(outcome, Completion):
-        future.set_result(outcome)
-    else:
-        future.set_exception(outcome)
 
 
 async def merge(jobs: Sequence[Job]) -> AsyncIterator[tuple[int, Chunk]]:

@@ -143,6 +143,7 @@ def test_a_file_gives_the_same_index_and_others_are_refused(tmp_path: Path) -> N
     index.write(tmp_path / "vectors.faiss")
     again = read_index(tmp_path / "vectors.faiss")
     assert again.find(QUERIES, 5, 9) == index.find(QUERIES, 5, 9) and again.sizes == index.sizes
+    assert str(tmp_path / "vectors.faiss") in Path("/proc/self/maps").read_text()
     changed = again.change(QUERIES[:1], [COUNT], remove=[5])  # the file stays as it is
     assert changed.find(QUERIES, 5, 9) == changed.rewrite().find(QUERIES, 5, 9)
     assert len(changed) == COUNT == len(read_index(tmp_path / "vectors.faiss"))

@@ -65,7 +65,8 @@ def plan_sub_stage(
     """Return what the next sub-stage scans: one search after the other, within the budget.
 
     A thread's clusters take no longer than the budget, unless it has a single one; then what the
-    others scan meanwhile costs nothing, either. So no thread is left without a cluster.
+    others scan meanwhile costs nothing, either. So no thread is left without a cluster. The first
+    cluster that is too much ends the plan: of many searches that wait, few are looked at.
 
     Args:
         cursors: searches that are not done, those that go first first.
@@ -77,8 +78,8 @@ def plan_sub_stage(
     room = (budget - cost.fixed) / cost.per_vector if cost.per_vector else inf
     threads, takes, longest = [0] * cost.threads, list[tuple[int, int]](), 0
     for number, cursor in enumerate(cursors):
-        count = 0
-        for cluster in cursor.left if most is None else cursor.left[: most[number]]:
+        count, wanted = 0, cursor.remaining if most is None else most[number]
+        for cluster in cursor.ahead(wanted):
             load = threads[0] + sizes[cluster]
             if threads[0] and load > max(room, longest):
                 break
@@ -86,6 +87,8 @@ def plan_sub_stage(
             count, longest = count + 1, max(longest, load)
         if count:
             takes.append((number, count))
+        if count < min(wanted, cursor.remaining):
+            break
     return SubStagePlan(tuple(takes), cost.seconds([longest]))
 
 

@@ -8,7 +8,7 @@ A `Hit` is (distance, id), smaller is nearer: inner products are negated. Equal 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -50,6 +50,11 @@ def reorder_probes(clusters: Sequence[int], history: SearchHistory | None) -> tu
     return tuple(sorted(clusters, key=lambda c: 0 if c in hit else 1 if c in probed else 2))
 
 
+def share_until(order: Sequence[int], wanted: Collection[int]) -> float:
+    """Return the part of some clusters, in order, that holds all that are wanted; 0 if none is."""
+    return max((at for at, c in enumerate(order, 1) if c in wanted), default=0) / max(1, len(order))
+
+
 @dataclass(slots=True)
 class Cursor:
     """A search under way. Invariant: `scanned` and `left` are together the clusters, each once.
@@ -71,6 +76,11 @@ class Cursor:
     def left(self) -> tuple[int, ...]:
         """Clusters still to be scanned, in order."""
         return self.clusters[self.position :]
+
+    @property
+    def remaining(self) -> int:
+        """How many clusters are still to be scanned."""
+        return len(self.clusters) - self.position
 
     def ahead(self, count: int) -> tuple[int, ...]:
         """Return the next `count` clusters, or those that are left."""
@@ -157,6 +167,8 @@ def begin_search(
     topk: int,
     history: SearchHistory | None = None,
     distances: Mapping[int, float] | None = None,
+    *,
+    reordered: bool = True,
 ) -> Cursor:
     """Return a cursor over `clusters`, ordered and seeded by the history of the request.
 
@@ -165,8 +177,9 @@ def begin_search(
         topk: documents wanted.
         history: of the request's search before.
         distances: from the new query to the documents of the history.
+        reordered: whether the history's order is followed; its seeds are used either way.
     """
-    cursor = Cursor(reorder_probes(clusters, history), topk)
+    cursor = Cursor(reorder_probes(clusters, history if reordered else None), topk)
     wanted = frozenset(clusters)
     for id_, distance in (distances or {}).items():
         assert history is not None, "seeds are documents of a history"

@@ -112,6 +112,19 @@ def test_a6_2_sub_stages_of_skewed_clusters_vary_less_than_half_as_much_as_fixed
     assert variation(planned[:-1]) < variation(fixed) / 2
 
 
+def test_few_of_many_searches_that_wait_are_looked_at() -> None:
+    looks: list[int] = []
+
+    class Sizes(list[int]):
+        def __getitem__(self, cluster: int) -> int:  # type: ignore[override]
+            looks.append(cluster)
+            return super().__getitem__(cluster)
+
+    cursors = [begin_search(range(64), 1) for _ in range(400)]
+    plan = plan_sub_stage(cursors, Sizes([1] * 64), ScanCost(0.0, 1.0), 100.0)
+    assert plan.takes == ((0, 64), (1, 36)) and len(looks) == 101
+
+
 def test_the_first_search_goes_before_the_next_up_to_its_portion() -> None:
     cost = ScanCost(0.0, 1.0, threads=2)
     cursors = [begin_search(range(8), 1), begin_search(range(8), 1)]

@@ -15,6 +15,7 @@ from dovetail.runtime.retrieval.cursor import (
     begin_search,
     merge_hits,
     reorder_probes,
+    share_until,
 )
 
 # documents of each cluster; few distances, so that many tie
@@ -75,6 +76,17 @@ def test_clusters_that_were_hit_come_first_then_those_probed() -> None:
     history = SearchHistory((3, 4, 9, 5), ((0.1, 7), (0.2, 8)), {7: 4, 8: 5})
     assert reorder_probes((7, 3, 9, 1, 4), history) == (4, 3, 9, 7, 1)
     assert reorder_probes((7, 3), None) == (7, 3)
+
+
+def test_a_history_may_be_used_without_its_order() -> None:
+    history = SearchHistory((3, 4), ((0.1, 7),), {7: 4})
+    cursor = begin_search((7, 3, 4), 1, history, {7: 0.3}, reordered=False)
+    assert cursor.clusters == (7, 3, 4) and cursor.partial == ((0.3, 7),)
+
+
+def test_the_share_of_an_order_ends_with_the_last_that_is_wanted() -> None:
+    assert share_until((4, 9, 7, 1), {9, 7}) == 0.75
+    assert share_until((4, 9), ()) == share_until((), {3}) == 0.0
 
 
 @given(st.permutations(range(9)), st.sets(st.integers(0, 8)), st.sets(st.integers(0, 8)))

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from common import Report, add_report_options, geometric_mean, open_report
+from common import Report, add_report_options, geometric_mean, machine_facts, open_report
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -33,6 +33,8 @@ from rag_wall import FaissIndex, WallSimulation, measure_scan
 from rag_world import StandIn
 
 NPROBES = {"simulated": (256, 128, 512), "cpu": (256, 128, 64)}
+WIDTH = 384
+"""Values of a vector on scale cpu."""
 MIDDLE = 256
 """Clusters probed where only one number of them is looked at; 128 in mixes, as in the paper."""
 RIVALS = ("sequential", "async")
@@ -171,7 +173,7 @@ def simulated_stage(options: argparse.Namespace) -> Stage:
 
 def cpu_stage(options: argparse.Namespace) -> Stage:
     """Return the scale of real searches beside an emulated accelerator."""
-    script = Script(make_corpus(1024, options.vectors, 384, seed=options.seed), seed=options.seed)
+    script = Script(make_corpus(1024, options.vectors, WIDTH, seed=options.seed), seed=options.seed)
     index = FaissIndex(script.corpus)
     queries = [script.meaning(script.question(i)) for i in range(16)]
     cost = measure_scan(index, queries)
@@ -302,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         "vectors": options.vectors,
         "slo": SLO,
     }
+    if options.scale == "cpu":
+        config["index_over_cache"] = _index_over_cache(options.vectors)
     report = open_report("rag", options, config, tuple(config))
     if options.scale == "tiny":
         return _run_tiny(options, report)
@@ -323,6 +327,12 @@ def main(arguments: Sequence[str] | None = None) -> Report:
     report.write(options.json)
     report.print(COLUMNS)
     return report
+
+
+def _index_over_cache(vectors: int) -> float | None:
+    """Return the bytes of the index over those of the last cache: below 1 no scan reads memory."""
+    cache = machine_facts()["caches"]["L3"]
+    return round(4 * WIDTH * vectors / cache, 2) if cache else None
 
 
 def _wanted(cell: Cell, options: argparse.Namespace) -> bool:

@@ -219,3 +219,11 @@ def test_a_small_run_writes_the_keys_and_resumes(
     assert bench.rag.main(["--json", str(out), "--resume"]).rows == report.rows
     other = ["--workflow", "hyde", "--nprobe", "16"]
     assert bench.rag.main(["--json", str(out), *other]).rows == []
+
+
+def test_a_report_says_how_the_index_compares_with_the_last_cache(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cache, share in ((768_000_000, 2.0), (None, None)):
+        monkeypatch.setattr(bench.rag, "machine_facts", lambda c=cache: {"caches": {"L3": c}})
+        assert bench.rag._index_over_cache(1_000_000) == share

@@ -26,12 +26,13 @@ from dovetail.runtime.wavefront.settings import (
 )
 from dovetail.runtime.wavefront.simulation import Machine, Plane
 from dovetail.runtime.wavefront.wavefront import Wavefront
+from rag_costs import STEP_TOKENS
 from rag_world import Scene
 
 STORED = 300
 """Tokens of a typical sequence in the engine."""
-PROMPT, CHARACTERS = 210, 5
-"""Tokens of a typical prompt, and characters of a token."""
+CHARACTERS = 5
+"""Of a token."""
 CACHE = frozenset({SPLIT_DEVICES, PREFETCH})
 SPECULATION = frozenset({SPECULATE_GENERATION, SPECULATE_RETRIEVAL})
 ALL = frozenset(TRANSFORMATIONS)
@@ -53,8 +54,8 @@ class Setting:
         """What is measured beforehand, of the engine three points."""
         one, many = (self.engine.seconds([], n, n * STORED) for n in (1, 33))
         each = (many - one) / 32
-        prompt = self.engine.seconds([PROMPT], 33, 33 * STORED) - many
-        step = StepCost(fixed=one, per_sequence=each, prefill=prompt / (PROMPT * CHARACTERS))
+        full = self.engine.seconds([STEP_TOKENS], 33, 33 * STORED) - many  # a step full of prompts
+        step = StepCost(fixed=one, per_sequence=each, prefill=full / (STEP_TOKENS * CHARACTERS))
         scan, device = self.machine.scan, self.machine.device
         return StageCosts(scan=scan, overhead=scan.fixed, step=step, device=device)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from dovetail.ir.workflow import Name
 from dovetail.runtime.retrieval.budget import ScanCost, best_budget
@@ -72,12 +73,25 @@ class Guessed:
     scanned: float
 
 
+class Needed(NamedTuple):
+    """Parts of a search, 0..1, that hold what it found: those that must be scanned to know it.
+
+    alone: nearest centroid first, had it no history. plain: so, but for the documents of its
+    history. ordered: the same as history orders clusters.
+    """
+
+    alone: float
+    plain: float
+    ordered: float
+
+
 @dataclass(slots=True)
 class Learned:
     """Running figures. stage: mean seconds of a whole search (t_R), None before the first.
 
-    replies: mean seconds of each node's. kept: of each node's searches, how often what was nearest
-    after a part of it stayed so, and how often that was looked at.
+    replies: mean seconds of each node's. needed: means of each node's searches after others. kept:
+    of each node's searches, how often what was nearest after a part of it stayed so, and how often
+    that was looked at.
     """
 
     costs: StageCosts
@@ -85,16 +99,19 @@ class Learned:
     stage: float | None = None
     speed: float = 1.0  # seconds that scans took, over those predicted
     replies: dict[Name, float] = field(default_factory=dict)
+    needed: dict[Name, Needed] = field(default_factory=dict)
     kept: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin with what was measured."""
         self.overhead = self.costs.overhead + self.costs.scan.fixed
 
-    @property
-    def budget(self) -> float:
-        """Seconds that a sub-stage should take (mb)."""
-        return best_budget(self.overhead, self.stage or 0.0)
+    def budget(self, backlog: float = 0.0) -> float:
+        """Return the seconds that a sub-stage should take (mb) where so many seconds' work waits.
+
+        A search that joins it takes as long at least, whatever those before it took (t_R).
+        """
+        return best_budget(self.overhead, max(self.stage or 0.0, backlog))
 
     @property
     def device_weight(self) -> float:
@@ -116,12 +133,17 @@ class Learned:
         """Predict the seconds of a node's reply."""
         return self.replies.get(node, self.costs.reply)
 
+    @property
+    def longest_reply(self) -> float:
+        """Seconds of the replies that take longest, of those that were seen."""
+        return max(self.replies.values(), default=self.costs.reply)
+
     def steps(self, node: Name, batch: int) -> int:
         """Return how many decode steps of a node's reply fit in a sub-stage; at least one.
 
         A reply is cut into PARTS at most: more would tell little, and each is a report.
         """
-        seconds = max(self.budget, self.reply(node) / PARTS)
+        seconds = max(self.budget(), self.reply(node) / PARTS)
         return max(1, int(seconds / max(self.costs.step.seconds(batch), TINY)))
 
     def scan_seconds(self, vectors: Sequence[int]) -> float:
@@ -136,24 +158,36 @@ class Learned:
     def guess_gain(self, guess: Guessed, load: int) -> float:
         """Predict the seconds that begin a generation on a guess saves, less what others lose.
 
-        If the guess holds, generation and the rest of the search overlap; if not, its prompt and
-        steps have held up the `load` generations under way.
+        If the guess holds, generation and the rest of the search overlap; but its prompt goes
+        before those of searches that end sooner, and what the engine does for prompts in that time
+        is what others lose. If not, its prompt and steps have held up the `load` generations under
+        way, and those that come meanwhile. By Little's law prompts take the part
+        load * prompt / reply of the engine's time; from a half on no guess pays.
         """
-        step, overlap = self.costs.step, min(guess.left, self.reply(guess.node))
+        step, reply = self.costs.step, max(self.reply(guess.node), TINY)
+        overlap, prompt = min(guess.left, reply), step.prefill * guess.characters
+        free = 1 - load * prompt / reply
+        if free <= 0.5:
+            return -inf
         slower = step.per_sequence / max(step.seconds(load + 1), TINY)
-        lost = load * (step.prefill * guess.characters + overlap * slower)
         chance = self.chance(guess.search, guess.scanned)
-        return chance * overlap - (1 - chance) * lost
+        gained = chance * overlap * (2 - 1 / free)
+        return gained - (1 - chance) * load * (prompt / free + overlap * slower)
 
     def scout_gain(self, search: Name) -> float:
-        """Predict the seconds that a history saves a node's search, less what looking costs others.
+        """Predict the seconds by which a history shows a node's search what is nearest sooner.
 
-        Where the first part of a search shows what is nearest, a history shows nothing sooner. Who
-        comes while a scout is scanned for waits for half a sub-stage.
+        Less what looking costs others: who comes while a scout is scanned for waits for half a
+        sub-stage. Of nothing known, all may be saved.
         """
-        first = min((part for name, part in self.kept if name == search), default=0)
-        sooner = 1 - self.chance(search, first / BUCKETS)
-        return sooner * (self.stage or inf) - self.budget / 2
+        alone, plain, ordered = self.needed.get(search, (1.0, 1.0, 0.0))
+        sooner = alone - min(plain, ordered)
+        return sooner * (self.stage or inf) - self.budget() / 2
+
+    def follows_history(self, search: Name) -> bool:
+        """Tell whether history's order finds what is nearest no later, for all that is known."""
+        needed = self.needed.get(search)
+        return needed is None or needed.ordered <= needed.plain
 
     def chance(self, search: Name, scanned: float) -> float:
         """Return how often what was best after part of a node's search stayed so."""
@@ -161,6 +195,11 @@ class Learned:
         return kept / tried
 
     # ---- what reports teach ----
+
+    def sought(self, search: Name, needed: Needed) -> None:
+        """Take what a node's search after another needed, whichever order was followed."""
+        before = self.needed.get(search, needed)
+        self.needed[search] = Needed(*map(_mean, before, needed))
 
     def stayed(self, search: Name, scanned: float, held: bool) -> None:
         """Take whether what was best after a part of a node's search was so in the end.

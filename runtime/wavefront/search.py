@@ -5,11 +5,19 @@ In: clusters and what scans of them found. Out: parts to scan, documents so far,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from dovetail.ir.workflow import Retrieval
-from dovetail.runtime.retrieval.cursor import Cursor, Hit, SearchHistory
+from dovetail.runtime.retrieval.cursor import (
+    Cursor,
+    Hit,
+    SearchHistory,
+    reorder_probes,
+    share_until,
+)
+from dovetail.runtime.wavefront.costs import Needed
 from dovetail.runtime.wavefront.messages import Device, Found, Part, Source
 from dovetail.runtime.workflow_run import Call
 
@@ -27,9 +35,11 @@ class Search:
     call: Call | None
     vector: Any
     began: float
+    earlier: int = 0  # searches of its request that are over
     job: int = 0  # of its probe
     cursor: Cursor | None = None  # None until its clusters are known
     centroids: dict[int, float] = field(default_factory=dict)
+    known: SearchHistory | None = None  # that it began with
     version: int = 0  # of the documents, since its clusters are known
     homes: dict[int, int] = field(default_factory=dict)
     counts: list[int] = field(default_factory=list)
@@ -97,6 +107,17 @@ class Search:
         self.taken, self.found = 0, []
         return True
 
+    def needed(self) -> Needed:
+        """Return the parts of its clusters that held what it found; only of one with a history."""
+        assert self.known is not None, "without a history there is one order"
+        plain, found = tuple(self.centroids), self.partial_ids
+        new = {self.homes[i] for i in found if i not in self.known.homes}
+        return Needed(
+            alone=share_until(plain, {self.homes[i] for i in found}),
+            plain=share_until(plain, new),
+            ordered=share_until(reorder_probes(plain, self.known), new),
+        )
+
     def history(self) -> SearchHistory:
         """Return what it leaves to the next search of its request, as far as it got."""
         return self.steps.history(self.homes)
@@ -104,6 +125,17 @@ class Search:
 
 Takes: TypeAlias = list[tuple[Search, tuple[int, ...]]]
 """Queries of a scan: clusters of a search. One search may have several, on a thread each."""
+
+
+def filter_takes(takes: Takes, keep: Callable[[int], bool]) -> Takes:
+    """Return the clusters that are kept, and the searches that have some."""
+    kept = ((search, tuple(filter(keep, clusters))) for search, clusters in takes)
+    return [(search, clusters) for search, clusters in kept if clusters]
+
+
+def vectors_of(takes: Takes, sizes: Sequence[int]) -> list[int]:
+    """Return the vectors of each query; sizes: of all clusters."""
+    return [sum(sizes[c] for c in clusters) for _, clusters in takes]
 
 
 @dataclass(frozen=True, slots=True)

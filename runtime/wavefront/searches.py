@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from dovetail.ir.errors import DovetailError
 from dovetail.runtime.retrieval.budget import deal_rows, plan_sub_stage
@@ -25,11 +25,10 @@ from dovetail.runtime.wavefront.messages import (
     Scan,
     Scanned,
 )
-from dovetail.runtime.wavefront.search import Lot, Search, Takes
+from dovetail.runtime.wavefront.search import Lot, Search, Takes, filter_takes, vectors_of
 from dovetail.runtime.wavefront.settings import (
     PREFETCH,
     REORDER,
-    SPECULATE_GENERATION,
     SPLIT,
     SPLIT_DEVICES,
     WavefrontSettings,
@@ -67,6 +66,8 @@ class Searches:
         self._failed: list[Lot] = []  # of the device; the CPU is to scan them
         self._copying: set[str | None] = set()
         self._since_refresh = 0
+        self._guesses = False
+        self._newest = -inf  # when the first search of a request began last
         self.sub_stages = 0
 
     @property
@@ -79,11 +80,23 @@ class Searches:
         """Searches under way whose clusters are known."""
         return [search for search in self._active if search.cursor is not None]
 
+    @property
+    def budget(self) -> float:
+        """Seconds that a sub-stage should take now."""
+        return self._learned.budget(self._backlog)
+
+    @property
+    def _backlog(self) -> float:
+        """Seconds that all threads take for what is left of searches under way."""
+        return self._learned.shared_seconds(sum(search.left for search in self._active))
+
     def begin(self, search: Search, history: SearchHistory | None) -> None:
         """Have the clusters of a search found; `history` is of the request's last one."""
         used = history if self._settings.allows(REORDER) else None
         known = tuple(id_ for _, id_ in used.hits) if used else ()
         source, provisional = search.source, search.call is None
+        if not search.earlier and not provisional:
+            self._newest = search.began
         self._active.append(search)
         self._active.sort(key=_order)
         search.job = self._board.post(
@@ -107,24 +120,26 @@ class Searches:
         for search in [s for s in self._active if s.source.request == request]:
             self.drop(search)
 
-    def seconds_left(self, search: Search) -> float:
-        """Predict how long a search still takes, after those that go before it."""
-        ahead = sum(
-            s.left for s in self.active if s.call is not None and _order(s) < _order(search)
-        )
-        cost = self._learned.costs.scan
-        return self._learned.scan_seconds([(ahead + search.left) // cost.threads])
+    def seconds_left(self) -> dict[Search, float]:
+        """Predict how long each search still takes, after those that go before it."""
+        ahead, threads, found = 0, self._learned.costs.scan.threads, dict[Search, float]()
+        for search in self.active:
+            found[search] = self._learned.scan_seconds([(ahead + search.left) // threads])
+            ahead += search.left if search.call is not None else 0
+        return found
 
-    def dispatch(self, replies: int, now: float) -> None:
+    def dispatch(self, replies: int, guesses: bool, now: float) -> None:
         """Order the next scans of devices that are idle, and copies of clusters that got hot.
 
-        replies: generations under way, which wait for a scan on their device.
+        replies: generations under way, which wait for a scan on their device. guesses: whether a
+        generation may be begun on part of a search.
         """
+        self._guesses = guesses
         if "gpu" not in self._lanes:  # a scan under way may use what is to be dropped
             self._prefetch()
         while "cpu" not in self._lanes and self._failed:
             self._redo(self._failed.pop(0), now)
-        while "cpu" not in self._lanes and (chosen := self._chosen()):
+        while "cpu" not in self._lanes and (chosen := self._chosen(now)):
             for lot in self._divided(chosen, replies):
                 self._start(lot, now)
             self.sub_stages += 1
@@ -132,24 +147,35 @@ class Searches:
 
     # ---- what a sub-stage holds ----
 
-    def _chosen(self) -> list[Search]:
+    def _chosen(self, now: float) -> list[Search]:
         """Return the searches of one index that the next sub-stage may scan for.
 
         The oldest request goes first, so that what ends soonest is not held up by what came later;
-        but a search that has begun nothing is before those that have, for its `TASTE`. Scouts are
-        sent where no other search waits.
+        where no more come, the one that has searched least, whose replies will take longest. A
+        search that has begun nothing is before those that have, for its `TASTE`. Scouts are sent
+        where no other search waits.
         """
         waiting = [search for search in self._active if search.waiting]
         waiting = [search for search in waiting if search.call is not None] or waiting
         same = [s for s in waiting if s.node.index == waiting[0].node.index]
         if self._settings.allows(SPLIT):
+            if self._draining(now):
+                same.sort(key=lambda search: search.earlier)
             same.sort(key=self._tasted)  # stable
         return same[: self._settings.width]
 
+    def _draining(self, now: float) -> bool:
+        """Tell whether requests stopped coming, and all that is left takes less than a reply.
+
+        Searches of one request wait for its replies. Were the oldest request still first, at the
+        end only those of the last one would be left, and the index idle between them.
+        """
+        reply = self._learned.longest_reply
+        return self._backlog < reply < now - self._newest
+
     def _tasted(self, search: Search) -> bool:
         """Tell whether a search has found what a generation can be begun on, or none will be."""
-        guesses = self._settings.allows(SPECULATE_GENERATION) and search.call is not None
-        return search.steps.position > 0 or not guesses
+        return search.steps.position > 0 or search.call is None or not self._guesses
 
     def _divided(self, chosen: Sequence[Search], replies: int) -> list[Lot]:
         """Return the scans of a sub-stage.
@@ -161,9 +187,9 @@ class Searches:
         device = self._learned.costs.device if chosen[0].call is not None else None  # no scouts
         if self._settings.allows(SPLIT_DEVICES) and hot and device and "gpu" not in self._lanes:
             takes = self._planned(chosen, _Weighed(sizes, hot, self._learned.device_weight))
-            here = _filter(takes, lambda cluster: not hot.resident(cluster))
-            there = _filter(takes, hot.resident)
-            seconds = device.seconds(_vectors(there, sizes)) if there else 0.0
+            here = filter_takes(takes, lambda cluster: not hot.resident(cluster))
+            there = filter_takes(takes, hot.resident)
+            seconds = device.seconds(vectors_of(there, sizes)) if there else 0.0
             lots = [self._cpu_lot(here, sizes), Lot("gpu", there, seconds)]
             alone, longest = self._cpu_lot(takes, sizes), max(lot.predicted for lot in lots)
             saved = alone.predicted - longest
@@ -174,7 +200,7 @@ class Searches:
 
     def _cpu_lot(self, takes: Takes, sizes: Sequence[int]) -> Lot:
         """Return a scan on the CPU, the clusters of a search dealt to threads that would idle."""
-        loads = _vectors(takes, sizes)
+        loads = vectors_of(takes, sizes)
         if self._settings.allows(SPLIT) and takes:
             rows = deal_rows([clusters for _, clusters in takes], sizes, self._learned.costs.scan)
             takes = [(takes[row.search][0], row.clusters) for row in rows]
@@ -184,17 +210,14 @@ class Searches:
 
     def _planned(self, chosen: Sequence[Search], sizes: Sequence[int]) -> Takes:
         """Return the next clusters of each search, as many as its settings say."""
-        cursors = [search.steps for search in chosen]
         if not self._settings.allows(SPLIT):
-            counts = [len(cursor.left) for cursor in cursors]
-        elif (fixed := self._settings.fixed_clusters) is not None:
-            counts = [min(fixed, len(cursor.left)) for cursor in cursors]
-        else:
-            budget = self._learned.budget / self._learned.speed
-            cost, most = self._learned.costs.scan, self._portions(chosen)
-            plan = dict(plan_sub_stage(cursors, sizes, cost, budget, most=most).takes)
-            counts = [plan.get(i, 0) for i in range(len(cursors))]
-        return [(s, s.steps.left[:n]) for s, n in zip(chosen, counts, strict=True) if n]
+            return [(search, search.steps.left) for search in chosen]
+        if (fixed := self._settings.fixed_clusters) is not None:
+            return [(search, search.steps.ahead(fixed)) for search in chosen]
+        budget = self.budget / self._learned.speed
+        cost, most = self._learned.costs.scan, self._portions(chosen)
+        plan = plan_sub_stage([search.steps for search in chosen], sizes, cost, budget, most=most)
+        return [(chosen[i], chosen[i].steps.ahead(count)) for i, count in plan.takes]
 
     def _portions(self, chosen: Sequence[Search]) -> list[int]:
         """Return how many clusters each search may scan: a taste first, on all threads at least."""
@@ -202,7 +225,7 @@ class Searches:
         least = self._learned.costs.scan.threads // max(1, new)
         return [
             count if self._tasted(search) else max(least, ceil(count * TASTE))
-            for search, count in ((search, len(search.steps.left)) for search in chosen)
+            for search, count in ((search, search.steps.remaining) for search in chosen)
         ]
 
     def _start(self, lot: Lot, now: float) -> None:
@@ -261,7 +284,14 @@ class Searches:
     ) -> None:
         search.centroids = dict(zip(report.clusters, report.centroids, strict=True))
         search.version = report.version
-        search.cursor = begin_search(report.clusters, search.node.topk, used, report.known)
+        search.known = used
+        search.cursor = begin_search(
+            report.clusters,
+            search.node.topk,
+            used,
+            report.known,
+            reordered=self._learned.follows_history(search.node.name),
+        )
         sizes = self._catalog.sizes(search.node.index)
         search.left = sum(sizes[cluster] for cluster in report.clusters)
         if used is not None:
@@ -299,6 +329,8 @@ class Searches:
             self._learned.searched(now - search.began)
             for share, ids in search.seen:
                 self._learned.stayed(search.node.name, share, ids == search.partial_ids)
+        if search.known is not None:
+            self._learned.sought(search.node.name, search.needed())
         search.over = True
         self._active.remove(search)
         self._watcher.ended(search, now)
@@ -354,16 +386,6 @@ class _Weighed(Sequence[int]):
     def __getitem__(self, cluster: int) -> int:  # type: ignore[override]
         size = self._sizes[cluster]
         return round(size * self._weight) if self._hot.resident(cluster) else size
-
-
-def _filter(takes: Takes, keep: Callable[[int], bool]) -> Takes:
-    """Return the clusters that are kept, and the searches that have some."""
-    kept = ((search, tuple(filter(keep, clusters))) for search, clusters in takes)
-    return [(search, clusters) for search, clusters in kept if clusters]
-
-
-def _vectors(takes: Takes, sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[c] for c in clusters) for _, clusters in takes]
 
 
 def _order(search: Search) -> tuple[int, float]:

@@ -59,6 +59,8 @@ class Speculation:
         self._board, self._catalog, self._tickets = board, catalog, tickets
         self._changed = False  # since the last look for guesses
         self.statistics = Statistics()
+        self.pays = settings.allows(SPECULATE_GENERATION)
+        """Whether the guess that was weighed last was predicted to pay."""
 
     # ---- speculative generation ----
 
@@ -72,15 +74,20 @@ class Speculation:
         if replies.load >= most_load:
             return
         open_ = [search for search in searches.active if self._may_guess(search)]
+        left = searches.seconds_left() if open_ else {}
         for search in sorted(open_, key=lambda search: search.steps.partial[-1][0]):
-            load, left = replies.load, searches.seconds_left(search)
-            if load >= most_load:
+            if (load := replies.load) >= most_load:
                 return
             for prompt in self._prompts(search):
                 guessed = Guessed(
-                    prompt.node.name, len(prompt.text), search.node.name, left, search.share
+                    prompt.node.name,
+                    len(prompt.text),
+                    search.node.name,
+                    left[search],
+                    search.share,
                 )
-                if self._learned.guess_gain(guessed, load) > 0:
+                self.pays = self._learned.guess_gain(guessed, load) > 0
+                if self.pays:
                     self._begin(search, prompt, replies, now)
 
     def _may_guess(self, search: Search) -> bool:
@@ -89,9 +96,9 @@ class Speculation:
             return False
         ticket = self._tickets[search.source.request]
         return (
-            len(search.steps.partial) == search.node.topk
+            not any(guess.search is search for guess in ticket.guesses.values())
+            and len(search.steps.partial) == search.node.topk
             and search.partial_ids != search.tried
-            and not any(guess.search is search for guess in ticket.guesses.values())
         )
 
     def _prompts(self, search: Search) -> list[Prompt]:
@@ -187,7 +194,7 @@ class Speculation:
         steady = [reply for reply in replies.active if reply.drift is not None]
         for reply in sorted(steady, key=lambda reply: reply.drift or 0.0):
             left = self._learned.reply(reply.node.name) - (now - reply.began)
-            if left > self._learned.budget and self._may_scout(reply, searches):
+            if left > self._learned.budget() and self._may_scout(reply, searches):
                 self._send(reply, searches, now)
 
     def _may_scout(self, reply: Reply, searches: Searches) -> bool:

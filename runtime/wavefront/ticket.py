@@ -34,7 +34,7 @@ class Ticket:
     """A request under way. histories: of its last search of each index.
 
     guesses: by the call they are for; attempts: on which sub-stages that was begun. scouts:
-    searches ahead of the node that they prepare.
+    searches ahead of the node that they prepare. searched: how many searches are over.
     """
 
     number: int
@@ -44,6 +44,7 @@ class Ticket:
     guesses: dict[Key, Guess] = field(default_factory=dict)
     attempts: dict[Key, list[str]] = field(default_factory=dict)
     scouts: dict[Name, Search] = field(default_factory=dict)
+    searched: int = 0
     over: bool = False
 
     def source(self, call: Call) -> Source:

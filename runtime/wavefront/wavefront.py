@@ -80,6 +80,11 @@ class Wavefront:
         return self._learned
 
     @property
+    def budget(self) -> float:
+        """Seconds that a retrieval sub-stage should take now (mb)."""
+        return self._searches.budget
+
+    @property
     def sub_stages(self) -> int:
         """Retrieval sub-stages begun."""
         return self._searches.sub_stages
@@ -98,7 +103,7 @@ class Wavefront:
     def orders(self, now: float) -> tuple[Order, ...]:
         """Return what is to be done now, each order once."""
         self._speculation.scout(self._searches, self._replies, now)
-        self._searches.dispatch(self._replies.load, now)
+        self._searches.dispatch(self._replies.load, self._speculation.pays, now)
         self._speculation.guess(self._searches, self._replies, now)
         return self._board.take()
 
@@ -206,7 +211,7 @@ class Wavefront:
         if (scout := ticket.scouts.pop(call.node.name, None)) is not None:
             self._searches.drop(scout)
             ticket.trace.use_scout(scout, call)
-        search = Search(ticket.source(call), call.node, call, vector, now)
+        search = Search(ticket.source(call), call.node, call, vector, now, ticket.searched)
         self._searches.begin(search, history)
 
     def _embed(self, ticket: Ticket, call: Call, now: float) -> None:
@@ -241,6 +246,7 @@ class Wavefront:
         ticket = self._tickets[search.source.request]
         ticket.trace.end_search(search)
         ticket.histories[search.node.index] = search.history()
+        ticket.searched += 1
         documents = self._catalog.documents(search.node, search.steps.partial)
         self._finish(ticket, search.call, documents, now)
         if not ticket.over:

@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.wavefront.costs import Guessed, Learned, StageCosts, StepCost
+from dovetail.runtime.wavefront.costs import Guessed, Learned, Needed, StageCosts, StepCost
 
 
 def test_a_sub_stage_is_long_enough_to_pay_for_its_scan_however_quick_reports_are() -> None:
     scan = ScanCost(fixed=0.001, per_vector=1e-6)
     learned = Learned(StageCosts(scan=scan, overhead=0.002, step=StepCost(fixed=0.01)))
     learned.searched(1.0)
-    assert learned.budget == pytest.approx(sqrt(2 * 0.003 * 1.0))
+    assert learned.budget() == learned.budget(0.9) == pytest.approx(sqrt(2 * 0.003 * 1.0))
+    assert learned.budget(4.0) == pytest.approx(sqrt(2 * 0.003 * 4.0)), (
+        "who comes now waits so long"
+    )
     for _ in range(200):  # reports come at once: the scan's fixed part is left
         learned.scanned(0.05, 0.05, 0.001)
-    assert learned.budget == pytest.approx(sqrt(2 * 0.001 * 1.0), rel=1e-3)
+    assert learned.budget() == pytest.approx(sqrt(2 * 0.001 * 1.0), rel=1e-3)
 
 
 def made(per_sequence: float = 1e-3, prefill: float = 0.0, **options: Any) -> Learned:
@@ -39,7 +42,26 @@ def test_a_guess_pays_by_what_overlaps_and_costs_what_others_lose() -> None:
     assert gain(made(), left=1.0, load=1) < 0.5
     assert gain(made(per_sequence=0.0), left=1.0, load=99) == 0.5
     long = gain(made(per_sequence=0.0, prefill=1e-3), left=1.0, load=4, characters=100)
-    assert long == pytest.approx(0.5 * 1.0 - 0.5 * 4 * 0.1), "others wait for its prompt"
+    free = 1 - 4 * 0.1 / 2.0  # of the engine's time, prompts left aside
+    assert long == pytest.approx(0.5 * (2 - 1 / free) - 0.5 * 4 * 0.1 / free), "others wait for it"
+
+
+def test_no_guess_pays_where_the_engine_is_busy_with_prompts_for_half_its_time() -> None:
+    learned = made(per_sequence=0.0, prefill=1e-3)
+    for _ in range(200):
+        learned.stayed("search", 0.5, held=True)
+    assert gain(learned, left=1.0, load=9, characters=100) > 0
+    assert gain(learned, left=1.0, load=10, characters=100) < 0
+
+
+def test_an_order_is_followed_by_what_all_searches_of_its_node_showed() -> None:
+    learned = made()
+    assert learned.follows_history("search"), "nothing is known"
+    learned.sought("search", Needed(alone=0.5, plain=0.1, ordered=0.3))
+    assert not learned.follows_history("search") and learned.follows_history("other")
+    for _ in range(50):
+        learned.sought("search", Needed(alone=0.5, plain=0.2, ordered=0.1))
+    assert learned.follows_history("search")
 
 
 def test_guesses_that_never_hold_are_not_made_where_others_pay_for_them() -> None:
@@ -65,10 +87,9 @@ def test_scouts_are_sent_where_the_beginning_of_a_search_says_little() -> None:
     learned = made()
     assert learned.scout_gain("search") > 0, "nothing is known"
     learned.searched(1.0)
-    for _ in range(100):
-        learned.stayed("search", 0.06, held=True)
-        learned.stayed("other", 0.06, held=False)
     learned.overhead = 1e-2
+    learned.sought("search", Needed(0.05, 0.02, 0.01))
+    learned.sought("other", Needed(0.5, 0.1, 0.3))
     assert learned.scout_gain("search") < 0 < learned.scout_gain("other")
 
 

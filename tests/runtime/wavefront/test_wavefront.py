@@ -152,7 +152,7 @@ class Unlucky:
         self.submit, self.orders = front.submit, front.orders
 
     def tell(self, report: Report, now: float) -> None:
-        if self.draw.random() < 0.03:
+        if self.draw.random() < 0.04:
             report = Failed(report.job, DeviceError("bad luck"))
         for _ in range(self.draw.choice((1, 1, 2))):
             self.front.tell(report, now)
@@ -304,5 +304,5 @@ def test_a6_6_a_guess_never_makes_a_lone_request_later_than_a_sub_stage(seed: in
         machine = Machine(scan=COSTS.scan, turn=COSTS.overhead)
         (outcome,) = simulate(front, world, machine).run([(0.0, run)])
         ends[guess] = outcome.end
-    one = front.learned.budget + COSTS.step.seconds(2)
+    one = front.learned.budget() + COSTS.step.seconds(2)
     assert ends[True] <= ends[False] + one

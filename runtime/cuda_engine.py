@@ -196,6 +196,7 @@ class CudaEngine(TwoPoolEngine):
         """Count the CPU's part of a step; how long the GPU waited for it is not measured."""
         attending = sum(lane.attending for lane in lanes)
         if attending:
+            self.note_attention(attending / self.spec.n_layers)
             self.note_waits(attending, cpu=seconds - attending)
         for lane in lanes:
             lane.attending = 0.0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.lateness import Lateness
+from dovetail.runtime.pace import Pace
 from dovetail.runtime.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.plan import Batch, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor
@@ -51,6 +52,7 @@ class NeoScheduler(Scheduler):
         self._known = 0  # requests that had come by then
         known = predictor.launch().seconds > 0.0
         self.lateness = Lateness(0.0 if known else settings.first_lateness)
+        self.pace = Pace()
         self._running: tuple[Pipeline, float] | None = None  # the step under way, when it began
         self._times = LayerTimes(predictor)
 
@@ -88,6 +90,11 @@ class NeoScheduler(Scheduler):
             self._running = None
         return super().complete(batch)
 
+    def note_attention(self, seconds: float) -> None:
+        """Take note of what the CPU's attention of a layer took in the step under way."""
+        if self._running is not None:
+            self.pace.learn(self._running[0].attention, seconds)
+
     # ---- who lives where ----
 
     def _weigh(self) -> None:
@@ -113,7 +120,8 @@ class NeoScheduler(Scheduler):
             left=tuple(max(1, round(answer) - r.generated) for r in running),
             on_gpu=len(self.running[Home.GPU]),
         )
-        self.verdict = weigh_offload(demand, self.limits, self.predictor, self.lateness.seconds)
+        times = LayerTimes(self.predictor, self.lateness.seconds, self.pace.factor)
+        self.verdict = weigh_offload(demand, self.limits, times)
         self._offloading = self._gains(self.verdict, len(running))
         self._at_once = self._offloading and self.verdict.at_once
         self._weighed, self._known = (self.plans, len(requests)), self._next_id
@@ -222,6 +230,7 @@ class NeoScheduler(Scheduler):
         steps without the CPU, whose time is then lost; how many requests it has is the answer.
         """
         self._times.forget()
+        self._times.pace = self.pace.factor
         forced = list(draft.decodes[Home.CPU])
         idle = not draft.chunks and not draft.decodes[Home.GPU]
         bounded = self.settings.offload == "auto" and not idle and not self._at_once

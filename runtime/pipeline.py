@@ -19,10 +19,11 @@ class LayerTimes:
     """Seconds of the parts of one layer; what was asked before is remembered.
 
     late: what each stage of CPU attention takes beside what the predictor says (`Lateness`).
+    pace: what the predictor's seconds of that attention are multiplied by (`Pace`).
     """
 
-    def __init__(self, predictor: Predictor, late: float = 0.0) -> None:
-        self.predictor, self.late = predictor, late
+    def __init__(self, predictor: Predictor, late: float = 0.0, pace: float = 1.0) -> None:
+        self.predictor, self.late, self.pace = predictor, late, pace
         self.launch = predictor.launch().seconds
         self._linear: dict[int, float] = {0: 0.0}
         self.forget()
@@ -44,7 +45,7 @@ class LayerTimes:
         found = self._cpu.get(key)
         if found is None:
             found = self._cpu[key] = self.predictor.cpu_decode(sequences, tokens).seconds
-        return found
+        return found * self.pace
 
     def gpu_decode(self, tokens: int) -> float:
         """Return the time of the accelerator's decode attention."""
@@ -121,6 +122,12 @@ class Pipeline:
     def layer_seconds(self) -> float:
         """Return max(Tl0, Tca1) + max(Tl1 + Tga0, Tca0), and a launch for each batch."""
         return sum(max(self.gpu(batch), self.cpu(batch)) for batch in (0, 1)) + self.starts
+
+    @property
+    def attention(self) -> float:
+        """Return what the CPU's attention takes in both batches, by its table alone."""
+        paced = sum(map(self.times.cpu_decode, self.sequences, self.tokens))
+        return paced / self.times.pace
 
     @property
     def starts(self) -> float:

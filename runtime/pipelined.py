@@ -176,6 +176,11 @@ class TwoPoolEngine(Engine):
         """Return how many share the attention of decodes."""
         return self.model.phase(prefill).plan.threads
 
+    def note_attention(self, seconds: float) -> None:
+        """Tell the scheduler what the CPU's attention of a layer took, over both batches."""
+        assert isinstance(self.scheduler, NeoScheduler)
+        self.scheduler.note_attention(seconds)
+
     def note_time(self, time: StepTime) -> None:
         """Count a step's waits of the devices for each other, where it used both."""
         if time.cpu > 0:

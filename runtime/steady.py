@@ -15,7 +15,6 @@ from dovetail.runtime.at_once import AtOnce
 from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.pipeline import NO_TIME, LayerTimes, MeanStep
 from dovetail.runtime.plan import Limits
-from dovetail.runtime.predictor import Predictor
 
 GROWTH = 1.25
 """Ratio of the numbers of CPU requests that are tried."""
@@ -71,20 +70,15 @@ class OffloadVerdict:
     cpu_only: bool = False
 
 
-def weigh_offload(
-    demand: Demand, limits: Limits, predictor: Predictor, late: float = 0.0
-) -> OffloadVerdict:
-    """Return how much sooner the requests end with decodes on the CPU.
-
-    late: seconds of `Lateness`.
-    """
+def weigh_offload(demand: Demand, limits: Limits, times: LayerTimes) -> OffloadVerdict:
+    """Return how much sooner the requests end with decodes on the CPU."""
     stored = max(1, round(demand.prompt + demand.answer / 2))
     held = (blocks_for(stored) + 1) * KV_BLOCK  # admission keeps a block free for each one running
     room = max(demand.gpu_tokens // held, demand.on_gpu)
     on_gpu = min(demand.requests, room, limits.max_step_sequences)
     left = min(demand.requests, limits.max_step_sequences) - on_gpu
     most = min(left, demand.cpu_tokens // held)
-    steady = _Steady(demand, limits, LayerTimes(predictor, late), stored, on_gpu)
+    steady = _Steady(demand, limits, times, stored, on_gpu)
     alone = steady.finish(0, 0)
     counts = _spread(most)
     plans = [

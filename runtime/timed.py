@@ -159,6 +159,7 @@ class TimedEngine(PipelinedEngine):
         stages = Stage(first.gpu, cpu[1]), Stage(second.gpu, cpu[0])
         measured = replace(told, seconds=device.now() - start, stages=stages)
         self.last_step = TimedStep(plan, told, measured, attended.running)
+        self.note_attention(sum(cpu))
         self.note_time(measured)
 
     def _run_rounds(self, plan: StepPlan, lanes: list[Lane], told: StepTime) -> _Attended:

@@ -31,12 +31,17 @@ from tests.runtime.two_pools import (
 
 
 def pipeline_of(
-    scheduler: NeoScheduler, plan: StepPlan, *, cpu: bool = True, late: float = 0.0
+    scheduler: NeoScheduler,
+    plan: StepPlan,
+    *,
+    cpu: bool = True,
+    late: float = 0.0,
+    pace: float = 1.0,
 ) -> Pipeline:
     """Return the stages of a plan, with or without its CPU decodes."""
     requests, first = scheduler.requests, plan.batches[0]
     gpu = [len(requests[i].tokens) for i in first.gpu_decode]
-    pipeline = Pipeline(LayerTimes(scheduler.predictor, late), first.prefill, gpu)
+    pipeline = Pipeline(LayerTimes(scheduler.predictor, late, pace), first.prefill, gpu)
     for index, batch in enumerate(plan.batches if cpu else ()):
         stored = sum(len(requests[i].tokens) for i in batch.cpu_decode)
         pipeline.add(index, stored, len(batch.cpu_decode))
@@ -138,6 +143,25 @@ def test_what_steps_take_beyond_the_tables_is_learnt_and_weighed(late: float) ->
         report(scheduler, plan)
     assert learnt == pytest.approx(late, rel=0.1, abs=1e-9)
     assert (max(counts) > 1.5 * counts[0]) == bool(late)  # larger steps pay it less often
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_attention_that_is_slower_than_its_table_is_hidden_once_it_has_been_seen(
+    told: bool,
+) -> None:
+    scheduler = make(100, 8000, H200, tokens=20480)
+    load_up(scheduler, 300, 1000, 40)
+    hidden = []
+    for _ in range(120):
+        plan = scheduler.plan()
+        truth = pipeline_of(scheduler, plan, pace=1.3)
+        if any(b.cpu_decode for b in plan.batches) and not plan.forced:
+            hidden.append(truth.hidden)
+        if told:
+            scheduler.note_attention(1.3 * truth.attention)
+        report(scheduler, plan)
+    assert scheduler.pace.factor == pytest.approx(1.3 if told else 1.0)
+    assert len(hidden) > 30 and all(hidden) == told
 
 
 def test_starting_the_cpu_costs_something_until_steps_or_tables_tell() -> None:

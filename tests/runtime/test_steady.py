@@ -8,6 +8,7 @@ import pytest
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.machines import assumed_profile, find_machine
+from dovetail.runtime.pipeline import LayerTimes
 from dovetail.runtime.plan import Limits
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.steady import Demand, OffloadVerdict, weigh_offload
@@ -41,7 +42,7 @@ def weigh(
         cpu_tokens=KV_BLOCK * (machine.cpu_blocks if cpu_blocks is None else cpu_blocks),
     )
     told = TablePredictor(msgspec.structs.replace(profile, tables=tables))
-    return weigh_offload(demand, limits, told)
+    return weigh_offload(demand, limits, LayerTimes(told))
 
 
 @pytest.mark.parametrize(
@@ -99,4 +100,4 @@ def test_requests_that_the_gpu_cannot_hold_are_weighed_without_an_error() -> Non
 
 def test_tables_that_know_nothing_give_a_verdict() -> None:
     demand = Demand(requests=10, prompt=100, answer=10, gpu_tokens=500, cpu_tokens=5000)
-    assert weigh_offload(demand, Limits(512, 64, 4096, 100), ZeroPredictor()).gain >= 1
+    assert weigh_offload(demand, Limits(512, 64, 4096, 100), LayerTimes(ZeroPredictor())).gain >= 1

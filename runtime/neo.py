@@ -24,6 +24,10 @@ Filled = tuple[Members, Pipeline]
 Ready = tuple[Request, int, int]
 """A request that may decode on the CPU, its tokens, and the blocks it lacks."""
 
+PLAYED_MARGIN = 0.4
+"""Part of `min_gain`'s margin that is asked for where all run at once: with and without the CPU the
+queue is then played forward in the same way, and what is told wrong, is so in both."""
+
 
 class NeoScheduler(Scheduler):
     """Requests live wholly on the GPU or wholly on the CPU.
@@ -133,8 +137,8 @@ class NeoScheduler(Scheduler):
         # Few that wait behind many start soon anyhow, where these end
         if found.at_once and len(self.waiting) < running:
             return False
-        least = min(found.gain, found.steady)
-        return found.cpu_requests > 0 and least >= self.settings.min_gain
+        margin = (self.settings.min_gain - 1.0) * (PLAYED_MARGIN if found.at_once else 1.0)
+        return found.cpu_requests > 0 and min(found.gain, found.steady) >= 1.0 + margin
 
     @property
     def pays(self) -> bool:

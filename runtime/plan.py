@@ -120,7 +120,10 @@ class SchedulerSettings:
     max_waiting: int | None = None
     """Arrivals beyond so many waiting requests are refused with a time to come back."""
     min_gain: float = 1.05
-    """Requests begin to go to the CPU where the known queue should end sooner by this factor."""
+    """Requests begin to go to the CPU where the known queue should end sooner by this factor.
+
+    Two fifths of its margin will do where all are to run at once, which is predicted less roughly.
+    """
     first_lateness: float = 50e-6
     """Seconds for starting the CPU's part of a stage until steps tell, where no table does."""
     weigh_every: int = 32

@@ -32,6 +32,12 @@ def test_a_cpu_that_is_a_thousand_times_slower_changes_nothing(noise: float) -> 
     assert auto.cpu == 0
 
 
+def test_a_small_gain_is_taken_where_all_run_at_once() -> None:
+    arrivals = synthesize(245, 22, 108, seed=11)
+    off, auto, full = (run("t4", p, arrivals, gpu_blocks=545) for p in ("off", "auto", "full"))
+    assert auto.rate >= full.rate > 1.02 * off.rate
+
+
 def test_the_same_seed_gives_the_same_result() -> None:
     arrivals = synthesize(330, 45, 30)
     one, two, other = (run("t4", "auto", arrivals, seed=seed).seconds for seed in (3, 3, 4))

@@ -33,7 +33,10 @@ REPEATS, LEAST = 7, 3
 POINT_SHARE = 0.05
 """Part of the budget after which a point gets no more runs than the least."""
 KV_BYTES = 1 << 30
-"""Bytes of KV memory that decode attention is measured with, at most."""
+"""Bytes of KV memory that decode attention is measured with, at most.
+
+Of more tokens fewer layers are taken: what will be asked must not lie beyond the table.
+"""
 PAGE = 4096
 TABLES = ("linear", "prefill", "cpu_decode", "head")
 
@@ -142,20 +145,25 @@ def plan_points(
     }
     sequences = _refined(1, max_sequences)
     each = _refined(min(KV_BLOCK, max_context), min(max_context, kv_tokens))
-    grid = [
-        (max(i, j), (s, s * n))
+    grid = {
+        (s, s * n): max(i, j)
         for i, row in enumerate(sequences)
         for s in row
         for j, column in enumerate(each)
         for n in column
         if s * blocks_for(n) * KV_BLOCK <= kv_tokens
-    ]
+    }
+    for i, row in enumerate(sequences):  # and as many tokens of each as memory holds
+        for s in row:
+            most = min(max_context, kv_tokens // s // KV_BLOCK * KV_BLOCK)
+            if most >= min(KV_BLOCK, max_context):
+                grid.setdefault((s, s * most), i)
     depth = max(len(sequences), len(each), *(len(line) for line in lines.values()))
     for level in range(depth):
         for table, line in lines.items():
             for x in line[level] if level < len(line) else ():
                 yield level == 0, (table, (x,))
-        for at in (at for found, at in grid if found == level):
+        for at in (at for at, found in grid.items() if found == level):
             yield level == 0, ("cpu_decode", at)
 
 
@@ -185,16 +193,18 @@ class _Bench:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.pool = engine, engine.pool
-        self._layers = range(engine.spec.n_layers)
+        self._layers = engine.spec.n_layers
         self._requests: dict[int, Request] = {}
         kv, tape = engine.model.kv, engine.model.decode.tape.tape
         self._block = kv.layer_bytes // self.pool.n_blocks
-        blocks = KV_BYTES // (2 * self._block * len(self._layers))
-        kv_tokens = KV_BLOCK * max(1, min(self.pool.free_blocks, blocks))
-        limits = engine.scheduler.limits
-        context = min(limits.max_context, kv_tokens)
-        tokens = min(tape.max_tokens, context)
-        self.limits = (tokens, limits.max_step_sequences, context, kv_tokens)
+        limits, free = engine.scheduler.limits, self.pool.free_blocks
+        in_one, in_all = (
+            KV_BLOCK * max(1, min(free, KV_BYTES // (2 * self._block * layers)))
+            for layers in (1, self._layers)
+        )
+        context = min(limits.max_context, in_one)
+        tokens = min(tape.max_tokens, context, in_all)
+        self.limits = (tokens, limits.max_step_sequences, context, in_one)
 
     def prepare(self, table: str, at: tuple[int, ...]) -> Callable[[], float]:
         """Return what measures a point once, in seconds of one layer."""
@@ -202,10 +212,10 @@ class _Bench:
             sequences, tokens = at
             return self._decode(sequences, tokens // sequences)
         if table == "head":
-            return self._timed(self._fill([1] * at[0], decode=True), ["head"], 1)
+            return self._timed(self._run([1] * at[0], decode=True), ["head"], 1)
         names = {"linear": ("pre_attn", "post_attn"), "prefill": ("attn",)}[table]
-        segments = [f"{name}({i})" for i in self._layers for name in names]
-        return self._timed(self._fill(list(at), decode=False), segments, len(self._layers))
+        segments = [f"{name}({i})" for i in range(self._layers) for name in names]
+        return self._timed(self._run(list(at), decode=False), segments, self._layers)
 
     def clear(self) -> None:
         """Give back the blocks of the point measured last."""
@@ -214,29 +224,37 @@ class _Bench:
         self._requests.clear()
 
     def _decode(self, sequences: int, each: int) -> Callable[[], float]:
-        segments = [f"attn({i})" for i in self._layers]
-        shape = self._fill([each] * sequences, decode=True)
-        return self._timed(shape, segments, len(self._layers))
+        nbytes = 2 * self._block * sequences * blocks_for(each)
+        layers = range(max(1, min(self._layers, KV_BYTES // nbytes)))
+        shape = self._fill([each] * sequences, len(layers), decode=True)
+        parts = ("pre_attn", "attn", "post_attn")
+        before = ["embed", *(f"{part}({i})" for i in layers for part in parts)]
+        self._timed(shape, before, 1)()  # attention finds queries
+        return self._timed(shape, [f"attn({i})" for i in layers], len(layers))
 
-    def _fill(self, lengths: Iterable[int], *, decode: bool) -> StepShape:
+    def _run(self, lengths: Iterable[int], *, decode: bool) -> StepShape:
+        """Run a step: later segments find what the earlier ones leave behind."""
+        shape = self._fill(lengths, self._layers, decode=decode)
+        self.engine.forward(shape)
+        return shape
+
+    def _fill(self, lengths: Iterable[int], layers: int, *, decode: bool) -> StepShape:
         """Write a step over new sequences: one token each of them, or all of their tokens."""
         for number, length in enumerate(lengths):
             self._requests[number] = _make_request(number, length, decode)
             self.pool.open(number)
             self.pool.grow(number, length)
-            self._touch(self.pool.table(number))
+            self._touch(self.pool.table(number), layers)
         numbers = tuple(self._requests)
         chunks = tuple(PrefillChunk(n, 0, len(self._requests[n].tokens)) for n in numbers)
         batch = Batch(cpu_decode=numbers) if decode else Batch(prefill=chunks)
-        shape = self.engine.buffers.fill(batch, self._requests, self.pool.table)
-        self.engine.forward(shape)  # later segments find what the earlier ones leave behind
-        return shape
+        return self.engine.buffers.fill(batch, self._requests, self.pool.table)
 
-    def _touch(self, blocks: Sequence[int]) -> None:
+    def _touch(self, blocks: Sequence[int], layers: int) -> None:
         """Have pages of these blocks: untouched memory is one page of zeros, read from a cache."""
         for pool in (self.engine.model.kv.k, self.engine.model.kv.v):
-            whole = pool[: len(self._layers) * self.pool.n_blocks * self._block]
-            cells = whole.reshape(len(self._layers), self.pool.n_blocks, self._block)
+            whole = pool[: layers * self.pool.n_blocks * self._block]
+            cells = whole.reshape(layers, self.pool.n_blocks, self._block)
             for block in blocks:
                 cells[:, block, ::PAGE] = cells[:, block, ::PAGE]
 

@@ -9,7 +9,9 @@ import pytest
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.profile import ProfileFile
+from dovetail.runtime import profiler
 from dovetail.runtime.app import App, load
 from dovetail.runtime.cost_tables import PROFILE, TablePredictor
 from dovetail.runtime.profiler import load_profile, measure_profile, plan_points, profile_key
@@ -61,6 +63,17 @@ def test_rows_are_measured_at_the_ends_of_every_table_and_the_engine_is_left_as_
     app.engine.pool.check_integrity()
     assert app.engine.pool.free_blocks == 128
     assert app.generate([PROMPT], max_tokens=8)[0].token_ids == before
+
+
+def test_attention_is_measured_over_all_that_memory_holds_in_one_layer(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert app.engine.spec.n_layers > 1
+    layer = 2 * app.engine.model.kv.layer_bytes // app.engine.pool.n_blocks * 100
+    monkeypatch.setattr(profiler, "KV_BYTES", layer)
+    rows = {row.at for row in profile(app, 0.0).tables["cpu_decode"]}
+    most = app.engine.scheduler.limits.max_step_sequences
+    assert (most, 100 * KV_BLOCK // most // KV_BLOCK * KV_BLOCK * most) in rows
 
 
 def test_a_profile_is_kept_and_read_again(app: App, path: Path) -> None:

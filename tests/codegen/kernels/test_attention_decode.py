@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import SHARED_ROWS, HeadShape, kernel_request
+from dovetail.codegen.interpret import interpret
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library, lower_request
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
@@ -101,7 +102,7 @@ def test_sliding_window(native: Runner, window: int) -> None:
 FIXED = [
     *(("f32", 64, 1), ("f32", 128, 7), ("f32", 64, 66), ("f32", 256, 6)),
     *(("bf16", 64, 1), ("bf16", 80, 2), ("bf16", 128, 7)),
-    *(("f16", 96, 5), ("f16", 256, 3)),
+    *(("f16", 96, 6), ("f16", 256, 3)),
 ]
 """(KV dtype, head_dim, query heads per KV head): every head_dim, whole tiles and what is left."""
 
@@ -153,7 +154,7 @@ def test_made_for_one_shape_of_heads(
 @pytest.mark.parametrize(
     "target", [n for n in NATIVE if n in TARGETS and TARGETS[n].isa in SHARED_ROWS]
 )
-@pytest.mark.parametrize(("hd", "group"), [(96, 5), (256, 3)])
+@pytest.mark.parametrize(("hd", "group"), [(96, 6), (256, 3)])
 def test_float16_keys_and_values_cost_less_than_2e_3(target: str, hd: int, group: int) -> None:
     kernel = f"fixed_{hd}_{group}"
     heads = (2 * group, 2)
@@ -213,13 +214,62 @@ def test_pairs_are_multiplied_where_arithmetic_is_the_limit(
     assert ("_mm512_dpbf16_ps" in print_low(lower_request(request, target).unit)) == pairs
 
 
-@pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
-@pytest.mark.parametrize("fetch", [0, 1])
-def test_what_comes_next_is_fetched_unless_told_not_to(isa: str, fetch: int) -> None:
-    target = next(t for t in TARGETS.values() if t.isa == isa)
-    request = kernel_request("decode_attention", target, "f32", HeadShape(64, 2))
+def count_asks(target: Target, kv: str, group: int, fetch: int) -> int:
+    """Return how many cache lines a text asks for."""
+    request = kernel_request("decode_attention", target, kv, HeadShape(64, group))
     request = replace(request, binding={**request.binding, "FETCH": fetch})
-    assert ("_mm_prefetch" in print_low(lower_request(request, target).unit)) == (fetch == 1)
+    return print_low(lower_request(request, target).unit).count("_mm_prefetch")
+
+
+@pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
+def test_what_comes_next_is_asked_for_as_often_as_told(isa: str) -> None:
+    target = next(t for t in TARGETS.values() if t.isa == isa)
+    none, once, twice = (count_asks(target, "f32", 2, fetch) for fetch in (0, 1, 2))
+    assert none == 0 and 0 < once and twice == 2 * once
+
+
+@pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
+def test_no_line_is_asked_for_by_halves(isa: str) -> None:
+    target = next(t for t in TARGETS.values() if t.isa == isa)
+    loop = 1  # over the lines of values
+    wide, *halves = (count_asks(target, kv, 1, 1) - loop for kv in ("f32", "bf16", "f16"))
+    assert wide == 2 * halves[0] == 2 * halves[1]
+
+
+def test_keys_are_asked_for_once_and_as_they_lie() -> None:
+    hd, n_kv, group, length = 128, 2, 2, 32
+    target, asked = TARGETS["x86-64-avx512"], list[tuple[str, int]]()
+    request = kernel_request("decode_attention", target, "bf16", HeadShape(hd, group))
+    stretch = int(request.binding["DV"]) * target.lanes
+    assert stretch < hd  # each key's values are read in several
+    hint = replace(
+        target.intrinsics["_mm_prefetch"],
+        meaning=lambda at, _: asked.append((at.memory.name, at.offset)),
+    )
+    listening = replace(target, intrinsics={**target.intrinsics, "_mm_prefetch": hint})
+    pool = paged(np.random.default_rng(1), [length], n_kv, hd, "bf16")
+    q = np.ones((1, group * n_kv * hd), np.float32)
+    partial = np.zeros((1, group * n_kv, 1, hd + 16), np.float32)
+    sizes = (0, 1, group * n_kv, n_kv, hd, 0.1, 0, 1)
+    lengths = (np.array([0], np.int32), np.array([length], np.int32))
+    tables = (*lengths, pool.tables, pool.tables.shape[1])
+    args = (*sizes, q, q.size, *tables, pool.k, pool.v, partial, q, q.size, 0, 1)
+    interpret(lower_request(request, target).unit, request.name, args, listening)
+    lines = 2 * 16 * hd // 64  # of a block
+    next_head = [
+        (block * n_kv + 1) * lines + n for block in pool.tables[0, :2] for n in range(lines)
+    ]
+    keys = [offset // 64 for name, offset in asked if name == "kpool"]
+    assert keys[: len(next_head)] == next_head
+
+
+def test_processors_that_drop_nothing_are_asked_once() -> None:
+    shape = HeadShape(128, 4)
+    asks = [
+        kernel_request("decode_attention", TARGETS[name], "bf16", shape).binding["FETCH"]
+        for name in ("x86-64-avx512", "x86-64-avx512bf16", "x86-64-avx2")
+    ]
+    assert asks == [1, 2, 2]
 
 
 @pytest.mark.parametrize("isa", sorted(SHARED_ROWS))

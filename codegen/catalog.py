@@ -114,7 +114,7 @@ SHARED_ROWS = {"avx512": 4, "avx2": 2}
 STEP_BYTES = 8192
 """Keys between two updates of the maximum, without groups; with groups twice as many."""
 ASKED_ONCE = frozenset({"x86-64-avx512"})
-"""Targets, by name, of CPUs that drop nothing they are asked for: asking again costs them 4-10 %."""
+"""Targets, by name, of CPUs that drop nothing they are asked for: asking again costs 4 to 10 %."""
 LARGE_GROUP = 6
 """Query heads per float32 KV head from which decode attention is limited by arithmetic."""
 

@@ -222,7 +222,7 @@ def measure_shape(
     n, k = size
     phase = PhasePlan(threads=threads, cpus=choose_pus(setting.hardware, threads))
     rows = pick_rows(setting, GemmOp("linear", LINEAR, n, k, "f32"), phase, points)
-    operands = Operands(n, k, max(points), setting.hardware.cache_bytes(3))
+    operands = Operands(n, k, max(points), setting.hardware.l3_bytes)
     peers = {name: peer(operands, threads) for name, peer in present_peers().items()}
     team = setting.library.make_team(threads, SPIN)
     team.set_active(phase)
@@ -302,7 +302,7 @@ def describe(options: argparse.Namespace, setting: Setting) -> dict[str, Any]:
         "batch_seconds": BATCH_SECONDS,
         "tries": QUIET_TRIES,
         "patience_seconds": setting.patience.seconds,
-        "weight_pool_bytes": CACHE_FACTOR * setting.hardware.cache_bytes(3),
+        "weight_pool_bytes": CACHE_FACTOR * setting.hardware.l3_bytes,
         "memory": "page-aligned arrays on all sides; our activation rows padded, the peers' dense",
         "threads": list(options.threads),
         "peers_held_to": {n: os.environ[n] for n in ISA_VARIABLES if n in os.environ},
@@ -335,7 +335,7 @@ def main() -> None:
     target = get_target(options.target) if options.target else host_target()
     requests = gemm_requests(("f32",), target)  # the library that the search of a model builds too
     built = build_library(LibrarySpec(target, requests, name="tuning", tvm_ffi=False))
-    pool = CACHE_FACTOR * hardware.cache_bytes(3)
+    pool = CACHE_FACTOR * hardware.l3_bytes
     meter = Meter(built.path, built.index, pool_bytes=pool) if options.search_seconds else None
     rounds = options.rounds or (3 if options.quick else 5)
     library = KernelLibrary(built.path, built.index)

@@ -318,7 +318,7 @@ def main() -> None:
     hardware, target = read_hardware(), host_target()
     requests = gemm_requests(("f32",), target)
     built = build_library(LibrarySpec(target, requests, name="tuning", tvm_ffi=False))
-    pool = CACHE_FACTOR * hardware.cache_bytes(3)
+    pool = CACHE_FACTOR * hardware.l3_bytes
     config = {
         **{name: vars(options)[name] for name in ("threads", "effort", "seconds", "trials")},
         "long_trials": options.long_trials,

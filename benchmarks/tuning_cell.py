@@ -28,7 +28,7 @@ def compare_with_tvm(
     """Return a row: our table's kernel and MetaSchedule's, timed in turns on cold weights."""
     tuned = tune(python, cell)
     hardware = setting.hardware
-    operands = Operands(cell.n, cell.k, cell.m, hardware.cache_bytes(3))
+    operands = Operands(cell.n, cell.k, cell.m, hardware.l3_bytes)
     row = row_for(make_rows(task, found.choices), cell.m)
     with (
         closing(setting.library.make_team(cell.threads, SPIN)) as team,

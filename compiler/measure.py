@@ -205,7 +205,7 @@ def summarize(
 
 def pool_bytes(hardware: HardwareSpec) -> int:
     """Return how many bytes of weights to cycle through, so that none is found in a cache."""
-    return max(MIN_POOL_BYTES, CACHE_FACTOR * hardware.cache_bytes(3))
+    return max(MIN_POOL_BYTES, CACHE_FACTOR * hardware.l3_bytes)
 
 
 class _ChildEndedError(Exception):

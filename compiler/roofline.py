@@ -76,7 +76,7 @@ def free_stream() -> None:
 
 def stream_bytes(hardware: HardwareSpec, threads: int) -> int:
     """Return how much `threads` threads read: odd multiples of STEP in each stream."""
-    wanted = max(LEAST_BYTES, CACHE_SHARE * sum(cache.bytes for cache in hardware.caches_of(3)))
+    wanted = max(LEAST_BYTES, CACHE_SHARE * sum(hardware.l3_shares))
     memory = sum(node.memory_bytes for node in hardware.nodes)
     if memory:
         wanted = min(wanted, memory // MEMORY_SHARE)

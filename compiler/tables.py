@@ -105,7 +105,7 @@ def default_tables(
     spec: Spec, target: Target, plans: Iterable[ServicePlan], hardware: HardwareSpec
 ) -> ScheduleFile:
     """Return schedule tables of every operator of `spec`, for all teams of `plans`."""
-    l3_bytes = hardware.cache_bytes(3)
+    l3_bytes = hardware.l3_bytes
     tables: list[ScheduleTable] = []
     for team in plan_teams(plans):
         threads = team.plan.threads

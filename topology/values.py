@@ -10,6 +10,11 @@ import msgspec
 
 ASSUMED_CACHE_BYTES = {1: 32 << 10, 2: 256 << 10}
 """Cache sizes assumed where a machine reports none (small enough to be safe for blocking)."""
+MOST_CORE_L3_BYTES = 48 << 20
+"""The largest last-level cache per core of any processor (AMD's EPYC 9184X: 768 MiB for 16).
+
+A guest is told the size of its host's cache, of which its few cores hold only a share: of 480 MiB,
+two cores read the first 64 at a cache's speed, and beyond 192 at memory's."""
 
 
 class PuSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,3 +130,17 @@ class HardwareSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the smallest data cache of `level` in bytes; assumed, or 0, where unknown."""
         sizes = [cache.bytes for cache in self.caches_of(level) if cache.bytes]
         return min(sizes) if sizes else ASSUMED_CACHE_BYTES.get(level, 0)
+
+    @property
+    def l3_shares(self) -> tuple[int, ...]:
+        """Bytes of each last-level cache that the cores at it here may hold; 0 = unknown."""
+        core_of = {pu.id: pu.core for pu in self.pus if pu.online}
+        return tuple(
+            min(c.bytes, MOST_CORE_L3_BYTES * len({core_of[pu] for pu in c.pus if pu in core_of}))
+            for c in self.caches_of(3)
+        )
+
+    @property
+    def l3_bytes(self) -> int:
+        """Bytes of last-level cache to count on: the smallest known share, 0 without one."""
+        return min(filter(None, self.l3_shares), default=0)

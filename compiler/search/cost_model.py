@@ -126,9 +126,10 @@ def _passing(order: str, side: str, size: tuple[Sequence[float], Sequence[float]
 
 def _level(task: SearchTask, size: float) -> int:
     """Return the cache level (0 = L1) that holds `size` bytes beside what streams by; 3 = none."""
-    for level in (1, 2, 3):
-        if size <= task.hardware.cache_bytes(level) / 2:
-            return level - 1
+    hardware = task.hardware
+    for level, held in enumerate((*map(hardware.cache_bytes, (1, 2)), hardware.l3_bytes)):
+        if size <= held / 2:
+            return level
     return 3
 
 

@@ -13,7 +13,7 @@ from dovetail.topology.hardware import (
     dump_hardware,
     read_hardware,
 )
-from dovetail.topology.values import AcceleratorSpec, GroupSpec
+from dovetail.topology.values import MOST_CORE_L3_BYTES, AcceleratorSpec, GroupSpec
 from tests.topology.snapshot import Machine, write
 
 
@@ -37,6 +37,22 @@ def test_offline_and_disallowed_pus(tmp_path: Path) -> None:
     assert [pu.online for pu in spec.pus] == [True, False, True, True]
     assert (spec.cores, spec.usable_threads) == (3, 1)
     assert 1 not in spec.caches_of(3)[0].pus
+
+
+def test_a_guest_counts_on_its_cores_share_of_the_cache_that_it_is_shown(tmp_path: Path) -> None:
+    machine = read_hardware(root=Machine(sockets=2, cores=4, smt=2).build(tmp_path))
+
+    def shown(*sizes: int) -> HardwareSpec:
+        caches = [c for c in machine.caches if c.level != 3]
+        last = zip(machine.caches_of(3), sizes, strict=True)
+        caches += [msgspec.structs.replace(cache, bytes=size) for cache, size in last]
+        return msgspec.structs.replace(machine, caches=tuple(caches))
+
+    host = shown(480 << 20, 0)
+    assert host.l3_shares == (4 * MOST_CORE_L3_BYTES, 0)
+    assert (host.l3_bytes, host.cache_bytes(3)) == (4 * MOST_CORE_L3_BYTES, 480 << 20)
+    assert shown(32 << 20, 480 << 20).l3_bytes == 32 << 20
+    assert shown(0, 0).l3_bytes == 0
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])

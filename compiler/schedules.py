@@ -31,8 +31,10 @@ DOT_ROWS = 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
 SPREAD_PREFETCH = -1
 """`prefetch` value: fetch the next group of panels, each row tile its share of it."""
-LONE_PREFETCH, LONE_ROWS = 4096, 4
-"""Bytes that a lone stream of float32 is fetched ahead for so few rows, which only wait for it."""
+SINGLE_PREFETCH, SHORT_PREFETCH = 4096, 1024
+"""Bytes that float32 is fetched ahead where one tile takes all rows: weights pass once, and what is
+not there in time is waited for. Short panels get the second: what they begin with is missed."""
+SHORT_PANEL = 32 * SINGLE_PREFETCH
 START_PREFETCH = -16
 """`prefetch` value: fetch the first 16th of the next group only, hardware will find the rest."""
 
@@ -60,12 +62,12 @@ SCALAR_ROWS = dict.fromkeys(((kind, 2) for kind in GATED), 1) | dict.fromkeys(
 """(kind, panels) to rows where there are no vectors: the compiler shares out the registers."""
 
 _RULES = (
-    (LINEAR, "avx512", None, ((6, 4), (9, 3))),
+    (LINEAR, "avx512", None, ((14, 2), (6, 4), (9, 3))),
     (LINEAR, "avx2", 4, ((6, 1), (3, 2), (2, 3), (1, 4))),
     (LINEAR, "avx2", 2, ((6, 1), (2, 3), (1, 4))),
     (LINEAR, "neon", None, ((6, 1), (3, 2))),
     (LINEAR, "generic", None, ((2, 1),)),
-    (SILU, "avx512", None, ((6, 4), (14, 2))),
+    (SILU, "avx512", None, ((14, 2), (6, 4))),
     (SILU, "avx2", 4, ((3, 2),)),
     (SILU, "avx2", 2, ((2, 2),)),
     (SILU, "neon", None, ((3, 2),)),
@@ -81,7 +83,8 @@ RULE_TILES: dict[tuple[str, str, int], tuple[MicroKernel, ...]] = {
     for kind in ((LINEAR, *ACTIVATED) if like == LINEAR else GATED)
 }
 """The tiles that the rules choose from; the first serves large M. Between them they reach the read
-bandwidth at small M (many panels are many streams) and the multiply-add rate at large M."""
+bandwidth at small M (many panels are many streams) and the multiply-add rate at large M (high tiles
+take least from the second cache, where panels wait for the next tile)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,16 +307,15 @@ def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
 def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
     """Return the prefetch distance: the next panels, but for few rows what hardware leaves out.
 
-    It reads several streams well by itself, but is slow to find the next ones, which counts where
-    panels are short: bfloat16. Of a lone stream it does not read far enough ahead (measured).
+    It does not read far enough ahead of a single pass, and is slow to find the next panels, which
+    counts where they are short: bfloat16 (measured).
     """
     form = FORMATS[op.dtype]
-    wide = form.dtype.size >= 4
-    if tile.panels == 1:
-        return LONE_PREFETCH if wide and m <= LONE_ROWS else SPREAD_PREFETCH
-    if m > min(tile.rows, form.few_rows):
-        return SPREAD_PREFETCH
-    return 0 if wide else START_PREFETCH
+    if form.dtype.size >= 4:
+        once = SHORT_PREFETCH if form.panel_bytes(op.k) < SHORT_PANEL else SINGLE_PREFETCH
+        return once if m <= tile.rows else SPREAD_PREFETCH
+    few = tile.panels > 1 and m <= min(tile.rows, form.few_rows)
+    return START_PREFETCH if few else SPREAD_PREFETCH
 
 
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
@@ -343,7 +345,7 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
     """Return the M at which the rules may change their mind: past tile heights and few rows."""
     heights = {tile.rows for tile in rule_tiles(op, target)}
-    return tuple(sorted({1, *(m + 1 for m in (FORMATS[op.dtype].few_rows, LONE_ROWS, *heights))}))
+    return tuple(sorted({1, *(m + 1 for m in (FORMATS[op.dtype].few_rows, *heights))}))
 
 
 def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:

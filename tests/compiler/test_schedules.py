@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.schedules import (
     LINEAR,
-    LONE_PREFETCH,
     MOST_ROWS,
+    SHORT_PREFETCH,
     SILU,
+    SINGLE_PREFETCH,
     SPREAD_PREFETCH,
     START_PREFETCH,
     GemmOp,
     MicroKernel,
     built_tiles,
     default_gemm_rows,
+    default_prefetch,
     default_row,
     make_schedule,
     merge_rows,
@@ -58,14 +60,14 @@ def test_the_tiles_of_avx512_and_avx2():
 @pytest.mark.parametrize(
     ("kind", "dtype", "rows"),
     [
-        (LINEAR, "f32", [(1, 4, 0), (2, 3, 0), (3, 2, 0), (6, 1, LONE_PREFETCH), (6, 1, -1)]),
+        (LINEAR, "f32", [*((6 // n, n, SINGLE_PREFETCH) for n in (4, 3, 2, 1)), (6, 1, -1)]),
         (LINEAR, "bf16", [(1, 4, START_PREFETCH), (2, 3, START_PREFETCH), *[(6, 1, -1)] * 3]),
-        (SILU, "f32", [*[(3, 2, 0)] * 3, *[(3, 2, SPREAD_PREFETCH)] * 2]),
+        (SILU, "f32", [*[(3, 2, SINGLE_PREFETCH)] * 3, *[(3, 2, SPREAD_PREFETCH)] * 2]),
         (SILU, "bf16", [*[(2, 2, START_PREFETCH)] * 2, *[(2, 2, SPREAD_PREFETCH)] * 3]),
     ],
 )
 def test_avx2_rules_stream_few_rows_and_spread_the_fetching_of_more(kind, dtype, rows):
-    op, target = GemmOp("x", kind, 256, 256, dtype), TARGETS["x86-64-avx2"]
+    op, target = GemmOp("x", kind, 256, 2048, dtype), TARGETS["x86-64-avx2"]
     panels = {op.kernel(target, tile): count for count, tile in built_tiles(kind, target).items()}
     found = []
     for m in (1, 2, 3, 4, 8):
@@ -73,6 +75,13 @@ def test_avx2_rules_stream_few_rows_and_spread_the_fetching_of_more(kind, dtype,
         values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
         found.append((values["m_tile"], panels[row.kernel], values["prefetch"]))
     assert found == rows
+
+
+def test_short_panels_are_fetched_less_far_ahead():
+    tile = MicroKernel(6, 4)
+    ops = [GemmOp("x", LINEAR, 256, k, "f32") for k in (2047, 2048)]
+    found = [[default_prefetch(op, tile, m) for m in (1, 6, 7)] for op in ops]
+    assert found == [[d, d, SPREAD_PREFETCH] for d in (SHORT_PREFETCH, SINGLE_PREFETCH)]
 
 
 @given(

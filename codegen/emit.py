@@ -77,6 +77,8 @@ FFI_DTYPES: dict[str, tuple[int, int, str]] = {
 FLOATS = ("f32", "f64")
 PART_SIZE = 40_000
 """Characters of a kernel that are worth a compiler run: 0.5 s, of which 0.2 s are headers."""
+SHARE_SIZE = 5 * PART_SIZE
+"""Characters of small kernels from which the next ones are compiled beside them."""
 
 
 @lru_cache
@@ -141,13 +143,26 @@ def part_texts(
 ) -> tuple[str, ...]:
     """Return the C texts of a library that are compiled apart, side by side.
 
-    The first has the ABI's function, all wrappers and the small kernels. A large one is alone in
-    its own, which is then the same text in every library that has this kernel.
+    The first has the ABI's function, all wrappers and the first share of the small kernels. A large
+    one is alone in its own, which is then the same text in every library that has this kernel.
     """
-    small = [text for text in texts if _size(text) < PART_SIZE]
-    large = [text for text in texts if _size(text) >= PART_SIZE]
-    first = emit_unit("part", target, small, texts if tvm_ffi else ())
-    return (first, *(emit_unit("part", target, [one], (), tells_abi=False) for one in large))
+    share, *others = _shares([text for text in texts if _size(text) < PART_SIZE])
+    others += [[text] for text in texts if _size(text) >= PART_SIZE]
+    first = emit_unit("part", target, share, texts if tvm_ffi else ())
+    return (first, *(emit_unit("part", target, part, (), tells_abi=False) for part in others))
+
+
+def _shares(texts: Sequence[KernelText]) -> list[list[KernelText]]:
+    """Deal kernels to as few runs of neighbours as have no more than SHARE_SIZE, at least one."""
+    shares: list[list[KernelText]] = [[]]
+    held = 0
+    for text in texts:
+        held += _size(text)
+        if held > SHARE_SIZE and shares[-1]:
+            shares.append([])
+            held = _size(text)
+        shares[-1].append(text)
+    return shares
 
 
 def _size(text: KernelText) -> int:

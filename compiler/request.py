@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.targets import DEVICE_TARGETS, TARGETS, get_target, runs_on
+from dovetail.codegen.targets import DEVICE_TARGETS, best_target, get_target, runs_on
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
@@ -275,8 +275,7 @@ def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Targ
             if target.device:
                 raise SpecError(f"schedules are for CPUs, which {target.name} is none of")
         return targets
-    features = frozenset(hardware.isa_flags)
-    return (next(t for t in TARGETS.values() if runs_on(t, hardware.arch, features)),)
+    return (best_target(hardware.arch, frozenset(hardware.isa_flags)),)
 
 
 def split_targets(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Target, ...]]:

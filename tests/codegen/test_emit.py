@@ -144,6 +144,17 @@ def test_small_kernels_share_a_part_and_large_ones_have_their_own(monkeypatch):
     assert len(part_texts(target, [])) == 1
 
 
+def test_small_kernels_of_more_than_a_share_are_dealt_to_several_parts(monkeypatch):
+    target = TARGETS["generic"]
+    one, two = (kernel_text(k, target) for k in (widen(), scale()))
+    assert len(part_texts(target, [one, two])) == 1
+    monkeypatch.setattr(emit, "SHARE_SIZE", 1)
+    first, second = part_texts(target, [one, two], tvm_ffi=False)
+    assert "void widen(" in first and "void scale(" not in first
+    assert "void scale(" in second and "dt_abi(void)" not in second
+    assert "__tvm_ffi_scale(" in part_texts(target, [one, two])[0]
+
+
 TVM_FFI = """
     import numpy, sys, tvm_ffi
     scale = tvm_ffi.load_module(sys.argv[1])["scale"]

@@ -1,4 +1,4 @@
-"""What a compile is asked for: how its budget is shared out."""
+"""What a compile is asked for: its targets, how its budget is shared out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.codegen.targets import host_target
+from dovetail.codegen.targets import get_target, host_target
 from dovetail.compiler import pipeline
 from dovetail.compiler.choose import Chosen
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
+from dovetail.compiler.request import CompileRequest, Inputs, choose_targets, read_inputs
 from dovetail.compiler.search.tables import EFFORTS, search_tasks
 from dovetail.compiler.service import service_plans
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.plans import ASKED
+from dovetail.topology.hardware import read_hardware
 from tests.compiler.test_replay import make_choice
 from tests.models import save_model
 
@@ -33,6 +34,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inputs_of(model: Path, **options: object) -> Inputs:
     request = CompileRequest(model=model, output="x", threads=1, targets=TARGETS, **options)  # type: ignore[arg-type]
     return replace(read_inputs(request), choice=make_choice((0, 0), (0, 1)))
+
+
+def test_a_machine_gets_the_target_that_is_fast_on_it() -> None:
+    dots, plain = get_target("x86-64-avx512bf16"), get_target("x86-64-avx512")
+
+    def chosen(*flags: str) -> str:
+        machine = msgspec.structs.replace(read_hardware(), arch="x86_64", isa_flags=flags)
+        (target,) = choose_targets((), machine)
+        return target.name
+
+    assert chosen(*dots.cpu_features) == dots.name
+    assert chosen(*dots.cpu_features, *dots.slow_flags) == plain.name
 
 
 @pytest.mark.parametrize("budget", [0.0, 1.0, 60.0, 3600.0])

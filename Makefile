@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/dovetail quickstart
 
 test: $(VENV)/.installed
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 test-long: $(VENV)/.installed
 	$(BIN)/pytest -m long --timeout 3600

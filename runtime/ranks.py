@@ -341,7 +341,17 @@ class Inlet:
 
     def __init__(self, link: socket.socket) -> None:
         """Only this may read from `link` from now on."""
-        self._file = link.makefile("rb", buffering=INLET_BYTES)
+        self._link, self._data = link, bytearray()
+
+    @property
+    def pending(self) -> bool:
+        """Whether something has come that has not been returned yet: also that the peer is gone."""
+        if not self._data:
+            try:
+                self._link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except OSError as error:
+                return not isinstance(error, BlockingIOError)
+        return True
 
     def receive(self, kind: type[T]) -> T | None:
         """Return the next struct, or None when the peer has hung up."""
@@ -351,11 +361,17 @@ class Inlet:
         return msgspec.msgpack.decode(data, type=kind) if data else None
 
     def _read(self, size: int) -> bytes:
-        try:
-            data = self._file.read(size)
-        except ConnectionError:
-            return b""
-        return data if len(data) == size else b""
+        while len(self._data) < size:
+            try:
+                more = self._link.recv(max(INLET_BYTES, size - len(self._data)))
+            except ConnectionError:
+                return b""
+            if not more:
+                return b""
+            self._data += more
+        data = bytes(self._data[:size])
+        del self._data[:size]
+        return data
 
 
 def receive(link: socket.socket, size: int) -> bytes:

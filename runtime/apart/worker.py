@@ -49,10 +49,9 @@ PACE = 0.0005
 """Seconds between two messages for each request that the second one tells more tokens of: the app
 takes about a tenth of that for each. First tokens and ends are told at once."""
 
-
 GATHER = 0.005
-"""Seconds that orders gather for while requests wait, and new ones would, too. Each message
-that is read interrupts the engine's thread."""
+"""Seconds that orders gather for while requests wait, and new ones would, too. Each read that waits
+interrupts the engine's thread; all that has come by then is taken at once."""
 
 
 class Stub:
@@ -242,14 +241,21 @@ def serve(link: socket.socket) -> None:
 
 
 def _read(link: socket.socket, opened: Future[Desk]) -> None:
+    take_orders(link, opened)
+    os._exit(0)  # whatever is being computed, nobody waits for it
+
+
+def take_orders(
+    link: socket.socket, opened: Future[Desk], sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Have orders done until the app hangs up; while requests wait, let more gather for `sleep`."""
     inlet = Inlet(link)
     while (message := inlet.receive(Orders)) is not None:
         desk = opened.result()
         for order in message.orders:
             desk.take(order)
-        if desk.crowded:
-            time.sleep(GATHER)
-    os._exit(0)  # whatever is being computed, nobody waits for it
+        if desk.crowded and not inlet.pending:
+            sleep(GATHER)
 
 
 def _write_log(level: int) -> None:

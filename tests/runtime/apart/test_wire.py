@@ -67,6 +67,17 @@ def test_an_inlet_reads_messages_of_any_length_until_the_peer_hangs_up() -> None
         assert inlet.receive(Record) is None
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        inlet = Inlet(theirs)
+        pending = [inlet.pending]
+        ours.sendall(pack_value(values[0]) * 2)
+        for _ in values:
+            pending.append(inlet.pending)
+            inlet.receive(Record)
+        pending.append(inlet.pending)
+        ours.close()
+        assert [*pending, inlet.pending] == [False, True, True, False, True]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
         ours.sendall(pack_value(long)[:INLET_BYTES])
         inlet = Inlet(theirs)
         ours.sendall(pack_value(long)[INLET_BYTES:] + LENGTH.pack(MAX_MESSAGE + 1))

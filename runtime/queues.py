@@ -105,10 +105,11 @@ class RequestBook:
         """Return in how many seconds half of what waits will run, at the present pace.
 
         At the earliest a running request must have ended. Until half has gone there is room for few
-        of those who are told so: the others would be refused again, and that costs, too.
+        of those who are told so: the others would be refused again, and that costs, too. Where
+        nothing runs (a rank group has died) as many will as a step takes.
         """
         left = [r.max_tokens - r.generated for home in Home for r in self.running[home]]
-        turns = len(self.waiting) / 2 / max(1, len(left))
+        turns = len(self.waiting) / 2 / (len(left) or self.limits.max_step_sequences)
         return self._pace * max(min(left, default=1), turns * (self.answer_tokens or 0.0))
 
     def submit(

@@ -28,7 +28,8 @@ SAID: dict[int, str] = {
 }
 FINAL: dict[str, str] = {"x-should-retry": "false"}
 """Headers of a refusal that the same request will always meet."""
-
+LONGEST_WAIT = 60.0
+"""Seconds to come back after, at most: OpenAI's client does not heed longer ones."""
 
 log = logging.getLogger("dovetail.server")
 
@@ -90,7 +91,7 @@ def too_long(tokens: str, context: int, *, param: str) -> ApiError:
 
 def busy(error: CapacityError) -> ApiError:
     """Return the refusal of a request that has come while the machine is full."""
-    wait = max(error.retry_after or 0.0, 0.001)
+    wait = min(max(error.retry_after or 0.0, 0.001), LONGEST_WAIT)
     headers = {
         "retry-after": str(math.ceil(wait)),
         "retry-after-ms": str(math.ceil(wait * 1000)),

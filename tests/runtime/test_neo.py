@@ -241,6 +241,25 @@ def test_who_is_refused_comes_back_when_half_of_a_long_queue_has_gone() -> None:
     assert refused.value.retry_after == pytest.approx(wanted) and wanted > 0.5 * 5
 
 
+def test_where_nothing_runs_a_step_of_those_who_wait_will() -> None:
+    now = [0.0]
+    limits = Limits(64, 4, 500, 1000)
+    options = SchedulerSettings(offload="off", max_waiting=12)
+    scheduler = Scheduler(limits, KvPool(90), ZeroPredictor(), lambda: now[0], settings=options)
+    for _ in range(4):
+        submit(scheduler, 10, 5)
+    for _ in range(3):  # steps of half a second
+        report(scheduler, scheduler.plan())
+        now[0] += 0.5
+    for request in list(scheduler.requests.values()):
+        scheduler.finish(request, "length")
+    for _ in range(12):
+        submit(scheduler, 10, 5)
+    assert not any(scheduler.running.values()) and scheduler.answer_tokens == 3
+    turns = 12 / 2 / 4
+    assert scheduler.estimate_wait() == pytest.approx(0.5 * turns * 3)
+
+
 def test_priority_overtakes_a_bounded_number() -> None:
     scheduler = make(sequences=1, tokens=64, priority_span=3, offload="off")
     first = [submit(scheduler, 10, 2)[0] for _ in range(5)]

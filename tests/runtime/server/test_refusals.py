@@ -8,6 +8,8 @@ import openai
 import pytest
 
 import dovetail
+from dovetail.errors import CapacityError
+from dovetail.runtime.server.errors import busy
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, refused
 
@@ -126,3 +128,8 @@ def test_health_and_version(live: Live) -> None:
     for path in ("/health", "/health/live", "/health/ready"):
         assert http.get(live.url + path).json() == {"status": "ok"}
     assert http.get(f"{live.url}/version").json() == {"version": dovetail.__version__}
+
+
+def test_nobody_is_told_to_come_back_later_than_clients_heed() -> None:
+    headers = busy(CapacityError("full", retry_after=2000.0)).headers
+    assert (headers["retry-after"], headers["retry-after-ms"]) == ("60", "60000")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from dovetail.runtime.bell import waking
@@ -51,7 +51,11 @@ class Job:
         outcome = self._outcome
         if isinstance(outcome, Completion):
             return outcome
-        return self._wait().result(timeout)
+        future = self._wait()
+        try:
+            return future.result(timeout)
+        finally:
+            self._leave(future)
 
     @property
     def finished(self) -> bool:
@@ -73,7 +77,11 @@ class Job:
 
     def __await__(self) -> Generator[object, None, Completion]:
         """Wait in an event loop; as `result`."""
-        return asyncio.wrap_future(self._wait()).__await__()
+        future = self._wait()
+        try:
+            return (yield from asyncio.wrap_future(future).__await__())
+        finally:
+            self._leave(future)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """Yield chunks as they come to an event loop; raises as `result`."""
@@ -160,12 +168,23 @@ class Job:
         future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
         self._waiting.append(future)
         if self._outcome is not None:
-            self._settle(self._outcome)
+            self._tell(self._outcome)
         return future
 
+    def _leave(self, future: Future[Completion]) -> None:
+        """Forget a future of `_wait` that nobody waits for any longer."""
+        if not future.done():
+            with suppress(ValueError):  # its end has come at this moment
+                self._waiting.remove(future)
+
     def _settle(self, outcome: Completion | Exception) -> None:
-        """Tell those who wait; one who comes at this moment is taken out by one thread alone."""
+        if self._outcome is not None:
+            raise InvalidStateError(f"the job has ended already: {self._outcome!r}")
         self._outcome = outcome
+        self._tell(outcome)
+
+    def _tell(self, outcome: Completion | Exception) -> None:
+        """Tell those who wait; one who comes at this moment is taken out by one thread alone."""
         with suppress(IndexError):
             while True:
                 future = self._waiting.pop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
@@ -80,3 +80,29 @@ def test_an_error_is_raised_wherever_somebody_waits() -> None:
                 late(WAIT)
     with pytest.raises(DeviceError, match="lost"):
         list(job)
+
+
+def test_who_stops_waiting_leaves_nothing_behind() -> None:
+    job = begun()
+
+    async def wait() -> Completion:
+        return await job
+
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            job.result(0.001)
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(wait(), 0.001))
+    assert not job._waiting
+    end(job)
+    assert job.result().token_ids == (6, 7)
+
+
+def test_a_job_ends_once() -> None:
+    job = begun()
+    end(job)
+    with pytest.raises(InvalidStateError):
+        job.fail(DeviceError("lost"))
+    with pytest.raises(InvalidStateError):
+        job.end()
+    assert job.result().token_ids == (6, 7)

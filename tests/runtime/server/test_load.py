@@ -37,8 +37,9 @@ def prompts(count: int) -> list[str]:
 
 @dataclass
 class Load:
-    """What came of many clients: streams that ended, their tokens, refusals, seconds."""
+    """What came of many clients: who got a stream, streams that ended, their tokens, refusals."""
 
+    served: int = 0
     accepted: int = 0
     tokens: int = 0
     refused: int = 0
@@ -86,12 +87,12 @@ class Client(asyncio.Protocol):
 
     def _go_on(self, seconds: float = 0.0) -> None:
         self._reply.clear()
-        if time.perf_counter() >= self._until:
+        left = self._until - time.perf_counter()
+        if left <= 0.0:
             self.ended.set_result(None)
             self._transport.close()
         elif seconds:
-            loop = asyncio.get_running_loop()
-            loop.call_later(seconds, self._transport.write, self._request)
+            asyncio.get_running_loop().call_later(min(seconds, left), self._go_on)
         else:
             self._transport.write(self._request)
 
@@ -127,6 +128,7 @@ def run_clients(live: Live, wanted: Mapping[str, Completion], seconds: float) ->
     load = Load(seconds=time.perf_counter() - begun)
     for client, right in zip(clients, wanted.values(), strict=True):
         assert all(read_stream(reply) == right.text for reply in client.replies)
+        load.served += bool(client.replies)
         load.refused += client.refused
         load.accepted += len(client.replies)
         load.tokens += len(client.replies) * len(right.token_ids)
@@ -157,13 +159,45 @@ def test_streams_are_never_mixed_up(live: Live, offline: App) -> None:
     assert (found.accepted, found.refused) == (24, 0)
 
 
+class Refusing(asyncio.Protocol):
+    """A server that has all come back later; counts the requests."""
+
+    asked = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.asked += data.count(HEAD)
+        self._transport.write(
+            b"HTTP/1.1 429 Busy\r\ncontent-length: 0\r\nretry-after-ms: 300\r\n\r\n"
+        )
+
+
+def test_a_client_told_to_come_back_when_the_load_is_over_asks_no_more() -> None:
+    refusing = Refusing()
+
+    async def run() -> Client:
+        loop = asyncio.get_running_loop()
+        async with await loop.create_server(lambda: refusing, "127.0.0.1") as server:
+            host, port = server.sockets[0].getsockname()
+            make = partial(Client, "", time.perf_counter() + 0.1)
+            _, client = await loop.create_connection(make, host, port)
+            await client.ended
+            return client
+
+    client = asyncio.run(run())
+    assert (refusing.asked, client.refused, client.replies) == (1, 1, [])
+
+
 @pytest.mark.long
 def test_500_clients_stream_for_a_minute(
     artifacts: dict[str, Path], offline: App, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Says how many tokens a second were accepted, and how many the offline run gives.
+    """Each client is served; nothing that takes time is asserted, as it is the machine's, too.
 
-    And what a token costs of a CPU here and there: other work on the machine matters less for that.
+    Printed: how many tokens a second were accepted, how many the offline run gives, and their ratio
+    (0.9 is asked for). And what a token costs of a CPU here and there: other work matters less.
     """
     texts, here = prompts(500), [psutil.Process()]
     wanted = answers(offline, texts)
@@ -177,6 +211,7 @@ def test_500_clients_stream_for_a_minute(
         held, computed, clients = memory(server), cpu(processes(server)), cpu(here)
         found = run_clients(server, wanted, 60)
         assert warm.accepted > 0 and found.accepted > warm.accepted
+        assert found.served == len(texts)
         assert memory(server) - held < 64 * MIB
         computed, clients = cpu(processes(server)) - computed, cpu(here) - clients
     assert "Traceback" not in (tmp_path / "log").read_text()

@@ -16,6 +16,8 @@ from dovetail.runtime.retrieval.budget import ScanCost, best_budget
 
 FRESH = 0.1
 """Weight of the newest figure in a running mean."""
+FADED = 1e-3
+"""Part of what is known of a node's searches after others that one without a history takes away."""
 TINY = 1e-12
 """Seconds that nothing takes less of: what is divided by may have been measured as nothing."""
 PARTS = 8
@@ -85,6 +87,10 @@ class Needed(NamedTuple):
     ordered: float
 
 
+UNTRIED = Needed(alone=1.0, plain=1.0, ordered=0.0)
+"""Before a search was seen that came after another: history may save all of it."""
+
+
 @dataclass(slots=True)
 class Learned:
     """Running figures. stage: mean seconds of a whole search (t_R), None before the first.
@@ -133,11 +139,6 @@ class Learned:
         """Predict the seconds of a node's reply."""
         return self.replies.get(node, self.costs.reply)
 
-    @property
-    def longest_reply(self) -> float:
-        """Seconds of the replies that take longest, of those that were seen."""
-        return max(self.replies.values(), default=self.costs.reply)
-
     def steps(self, node: Name, batch: int) -> int:
         """Return how many decode steps of a node's reply fit in a sub-stage; at least one.
 
@@ -180,14 +181,14 @@ class Learned:
         Less what looking costs others: who comes while a scout is scanned for waits for half a
         sub-stage. Of nothing known, all may be saved.
         """
-        alone, plain, ordered = self.needed.get(search, (1.0, 1.0, 0.0))
+        alone, plain, ordered = self.needed.get(search, UNTRIED)
         sooner = alone - min(plain, ordered)
         return sooner * (self.stage or inf) - self.budget() / 2
 
     def follows_history(self, search: Name) -> bool:
         """Tell whether history's order finds what is nearest no later, for all that is known."""
-        needed = self.needed.get(search)
-        return needed is None or needed.ordered <= needed.plain
+        needed = self.needed.get(search, UNTRIED)
+        return needed.ordered <= needed.plain
 
     def chance(self, search: Name, scanned: float) -> float:
         """Return how often what was best after part of a node's search stayed so."""
@@ -196,10 +197,16 @@ class Learned:
 
     # ---- what reports teach ----
 
-    def sought(self, search: Name, needed: Needed) -> None:
-        """Take what a node's search after another needed, whichever order was followed."""
-        before = self.needed.get(search, needed)
-        self.needed[search] = Needed(*map(_mean, before, needed))
+    def sought(self, search: Name, needed: Needed | None) -> None:
+        """Take what a node's search after another needed, whichever order was followed.
+
+        None: it had no history. What is known fades then, so that a scout is tried again where
+        only scouts would show that they pay by now.
+        """
+        newest, weight = (UNTRIED, FADED) if needed is None else (needed, FRESH)
+        before = self.needed.get(search, UNTRIED)
+        pairs = zip(before, newest, strict=True)
+        self.needed[search] = Needed(*(_mean(*pair, weight) for pair in pairs))
 
     def stayed(self, search: Name, scanned: float, held: bool) -> None:
         """Take whether what was best after a part of a node's search was so in the end.
@@ -228,8 +235,8 @@ class Learned:
         self.replies[node] = _mean(self.reply(node), seconds)
 
 
-def _mean(before: float, newest: float) -> float:
-    return before + FRESH * (newest - before)
+def _mean(before: float, newest: float, weight: float = FRESH) -> float:
+    return before + weight * (newest - before)
 
 
 def _bucket(part: float) -> int:

@@ -107,9 +107,10 @@ class Search:
         self.taken, self.found = 0, []
         return True
 
-    def needed(self) -> Needed:
-        """Return the parts of its clusters that held what it found; only of one with a history."""
-        assert self.known is not None, "without a history there is one order"
+    def needed(self) -> Needed | None:
+        """Return the parts of its clusters that held what it found; None without a history."""
+        if self.known is None:
+            return None
         plain, found = tuple(self.centroids), self.partial_ids
         new = {self.homes[i] for i in found if i not in self.known.homes}
         return Needed(

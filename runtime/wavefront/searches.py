@@ -128,18 +128,21 @@ class Searches:
             ahead += search.left if search.call is not None else 0
         return found
 
-    def dispatch(self, replies: int, guesses: bool, now: float) -> None:
+    def dispatch(
+        self, replies: int, longest: Callable[[], float], guesses: bool, now: float
+    ) -> None:
         """Order the next scans of devices that are idle, and copies of clusters that got hot.
 
-        replies: generations under way, which wait for a scan on their device. guesses: whether a
-        generation may be begun on part of a search.
+        replies: generations under way, which wait for a scan on their device. longest: returns the
+        seconds of the longest reply to a request under way. guesses: whether a generation may be
+        begun on part of a search.
         """
         self._guesses = guesses
         if "gpu" not in self._lanes:  # a scan under way may use what is to be dropped
             self._prefetch()
         while "cpu" not in self._lanes and self._failed:
             self._redo(self._failed.pop(0), now)
-        while "cpu" not in self._lanes and (chosen := self._chosen(now)):
+        while "cpu" not in self._lanes and (chosen := self._chosen(longest, now)):
             for lot in self._divided(chosen, replies):
                 self._start(lot, now)
             self.sub_stages += 1
@@ -147,7 +150,7 @@ class Searches:
 
     # ---- what a sub-stage holds ----
 
-    def _chosen(self, now: float) -> list[Search]:
+    def _chosen(self, longest: Callable[[], float], now: float) -> list[Search]:
         """Return the searches of one index that the next sub-stage may scan for.
 
         The oldest request goes first, so that what ends soonest is not held up by what came later;
@@ -159,18 +162,17 @@ class Searches:
         waiting = [search for search in waiting if search.call is not None] or waiting
         same = [s for s in waiting if s.node.index == waiting[0].node.index]
         if self._settings.allows(SPLIT):
-            if self._draining(now):
+            if self._draining(longest(), now):
                 same.sort(key=lambda search: search.earlier)
             same.sort(key=self._tasted)  # stable
         return same[: self._settings.width]
 
-    def _draining(self, now: float) -> bool:
+    def _draining(self, reply: float, now: float) -> bool:
         """Tell whether requests stopped coming, and all that is left takes less than a reply.
 
         Searches of one request wait for its replies. Were the oldest request still first, at the
         end only those of the last one would be left, and the index idle between them.
         """
-        reply = self._learned.longest_reply
         return self._backlog < reply < now - self._newest
 
     def _tasted(self, search: Search) -> bool:
@@ -329,7 +331,7 @@ class Searches:
             self._learned.searched(now - search.began)
             for share, ids in search.seen:
                 self._learned.stayed(search.node.name, share, ids == search.partial_ids)
-        if search.known is not None:
+        if search.call is not None:
             self._learned.sought(search.node.name, search.needed())
         search.over = True
         self._active.remove(search)

@@ -59,25 +59,34 @@ class Speculation:
         self._board, self._catalog, self._tickets = board, catalog, tickets
         self._changed = False  # since the last look for guesses
         self.statistics = Statistics()
-        self.pays = settings.allows(SPECULATE_GENERATION)
-        """Whether the guess that was weighed last was predicted to pay."""
+        # Whether some guess was under way after they were weighed last.
+        self._paid = settings.allows(SPECULATE_GENERATION)
 
     # ---- speculative generation ----
+
+    def pays(self, replies: Replies) -> bool:
+        """Tell whether a generation may be begun on part of a search, for all that is known."""
+        return self._paid and replies.load < self._most_load
+
+    @property
+    def _most_load(self) -> float:
+        """Generations under way up to which one is begun on a guess."""
+        most = self._settings.generation_load
+        return self._learned.room if most is None else most
 
     def guess(self, searches: Searches, replies: Replies, now: float) -> None:
         """Begin generations on partial results, the nearest k-th document first, while it pays."""
         if not self._changed or not self._settings.allows(SPECULATE_GENERATION):
             return
         self._changed = False
-        most = self._settings.generation_load
-        most_load = self._learned.room if most is None else most
-        if replies.load >= most_load:
+        if replies.load >= self._most_load:
             return
         open_ = [search for search in searches.active if self._may_guess(search)]
         left = searches.seconds_left() if open_ else {}
+        weighed = False
         for search in sorted(open_, key=lambda search: search.steps.partial[-1][0]):
-            if (load := replies.load) >= most_load:
-                return
+            if (load := replies.load) >= self._most_load:
+                break
             for prompt in self._prompts(search):
                 guessed = Guessed(
                     prompt.node.name,
@@ -86,9 +95,11 @@ class Speculation:
                     left[search],
                     search.share,
                 )
-                self.pays = self._learned.guess_gain(guessed, load) > 0
-                if self.pays:
+                weighed = True
+                if self._learned.guess_gain(guessed, load) > 0:
                     self._begin(search, prompt, replies, now)
+        if weighed:
+            self._paid = any(ticket.guesses for ticket in self._tickets.values())
 
     def _may_guess(self, search: Search) -> bool:
         """Tell whether enough is found and nothing is begun on it yet."""

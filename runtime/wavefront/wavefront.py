@@ -103,7 +103,8 @@ class Wavefront:
     def orders(self, now: float) -> tuple[Order, ...]:
         """Return what is to be done now, each order once."""
         self._speculation.scout(self._searches, self._replies, now)
-        self._searches.dispatch(self._replies.load, self._speculation.pays, now)
+        pays = self._speculation.pays(self._replies)
+        self._searches.dispatch(self._replies.load, self._longest_reply, pays, now)
         self._speculation.guess(self._searches, self._replies, now)
         return self._board.take()
 
@@ -127,6 +128,12 @@ class Wavefront:
                 (reply.source.node, reply.source.round)
             )
             assert (reply.call is None) == (guess is not None and guess.reply is reply)
+
+    def _longest_reply(self) -> float:
+        """Predict the seconds of the longest reply to a request under way; 0 if none has one."""
+        nodes = (node for t in self._tickets.values() for node in t.run.workflow.nodes.values())
+        replies = (self._learned.reply(n.name) for n in nodes if isinstance(n, Generation))
+        return max(replies, default=0.0)
 
     # ---- the way of a request ----
 

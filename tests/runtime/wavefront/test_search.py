@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dovetail import workflows
+from dovetail.runtime.wavefront.costs import Needed
 from dovetail.runtime.wavefront.messages import Embed, Finished, Generate, Invoke, Probe, Scan
 from tests.runtime.wavefront.by_hand import Hand
 
@@ -38,11 +39,20 @@ def test_a6_4_the_search_after_another_begins_where_that_found_something() -> No
 def test_history_is_not_followed_where_it_finds_what_is_nearest_later() -> None:
     hand = Hand(generation_load=0)
     search_twice(hand)
-    hits = {"c9_a": (0.1, 90), "c9_b": (0.2, 91)}
-    assert scan_all(hand, 9, 7, 8, 5, **hits) == [7, 5, 9, 8]
-    search_twice(hand)
-    assert scan_all(hand, 9, 7, 8, 5, c7_a=(0.1, 71), c7_b=(0.2, 72)) == [9, 7, 8, 5]
+    assert scan_all(hand, 9, 7, 8, 5, c9_a=(0.1, 90), c9_b=(0.2, 91)) == [7, 5, 9, 8]
+    for _ in range(20):  # one search says little
+        search_twice(hand)
+        order = scan_all(hand, 9, 7, 8, 5, c9_a=(0.1, 90), c9_b=(0.2, 91))
+    assert order == [9, 7, 8, 5]
     for _ in range(20):  # where history was right it is followed again
         search_twice(hand)
         order = scan_all(hand, 9, 7, 8, 5, c7_a=(0.1, 71), c7_b=(0.2, 72))
     assert order == [7, 5, 9, 8]
+
+
+def test_what_history_showed_fades_with_each_search_that_has_none() -> None:
+    hand = Hand(generation_load=0)
+    hand.front.learned.needed["search"] = Needed(0.0, 0.0, 0.0)
+    hand.begin_search(1)
+    hand.scanned((1.0, 10), (2.0, 20))
+    assert hand.front.learned.needed["search"].alone > 0.0

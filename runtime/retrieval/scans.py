@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 import msgspec
 import numpy as np
@@ -36,18 +37,26 @@ class Only:
     def __init__(self, ids: Ids) -> None:
         """`ids`: rising, each once."""
         self.ids = ids
-        self._marks: dict[int, tuple[Ids, Mask]] = {}
+        self._marks: tuple[tuple[ref[Ids], Mask], ...] = ()  # replaced whole: threads share it
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds. What it remembers of parts that are gone is forgotten first."""
+        self._marks = self._alive()
+        return self.ids.nbytes + sum(mask.nbytes for _, mask in self._marks)
 
     def mark(self, among: Ids) -> Mask:
         """Tell of each of some rising ids, of a part of an index, whether it is let through."""
-        known = self._marks.get(id(among))
-        if known is None or known[0] is not among:
-            if len(self._marks) >= MARKED:
-                self._marks = {}
-            mask = np.zeros(len(among), bool)
-            mask[np.searchsorted(among, self.ids[are_in(self.ids, among)])] = True
-            known = self._marks[id(among)] = among, mask
-        return known[1]
+        for part, known in self._marks:
+            if part() is among:
+                return known
+        mask = np.zeros(len(among), bool)
+        mask[np.searchsorted(among, self.ids[are_in(self.ids, among)])] = True
+        self._marks = (*self._alive(), (ref(among), mask))[-MARKED:]
+        return mask
+
+    def _alive(self) -> tuple[tuple[ref[Ids], Mask], ...]:
+        return tuple(mark for mark in self._marks if mark[0]() is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ pytest.importorskip("faiss")
 
 from dovetail.ir.errors import RequestError, SpecError
 from dovetail.ir.index_file import Passage
+from dovetail.runtime.retrieval import collection as collections
 from dovetail.runtime.retrieval import ivf
 from dovetail.runtime.retrieval.build import METRICS, build_index
 from dovetail.runtime.retrieval.collection import Collection, Snapshot
 from dovetail.runtime.retrieval.cursor import Hit, begin_search
 from dovetail.runtime.retrieval.documents import DocumentStore
 from dovetail.runtime.retrieval.ivf import IvfIndex
-from dovetail.runtime.retrieval.scans import Scan
+from dovetail.runtime.retrieval.scans import Only, Scan
 
 DIM, COUNT, LISTS = 8, 300, 12
 RNG = np.random.default_rng(5)
@@ -212,3 +213,29 @@ def test_filters_take_no_more_room_however_many_documents_have_come_and_gone() -
         assert sorted(i for _, i in hits) == only.ids.tolist() and len(hits) == 30
         assert all(part.allowed(only).nbytes == len(part) for part in (seen.base, *seen.fresh))  # type: ignore[union-attr]
     assert (served.find(VECTORS[43], 1, 2, {"odd": 1})[0].metadata["key"]) == f"n{10**9}3"
+
+
+def test_filters_that_are_kept_hold_so_many_bytes_at_most(
+    indexes: dict[str, IvfIndex], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those not used for longest are found anew."""
+    served = collection(indexes["l2"])
+    wanted: list[dict[str, Any]] = [{"parity": 0}, {"parity": 1}, {"tags": "all"}]
+    first, second, _ = kept = [served.only(filters) for filters in wanted]
+    for only in kept:
+        served.snapshot.index.find(QUERIES, 5, LISTS, only)
+    assert first is not None and first.nbytes == 8 * COUNT // 2 + COUNT
+    monkeypatch.setattr(collections, "KEPT_FILTER_BYTES", 2 * first.nbytes)
+    assert served.only({"parity": 0}) is first, "it is the last one used now"
+    assert served.only({"parity": 1}) is not second and served.only({"parity": 0}) is first
+    monkeypatch.setattr(collections, "KEPT_FILTER_BYTES", 0)
+    last = served.only({"tags": "all"})
+    assert served.only({"tags": "all"}) is last and served.only({"parity": 0}) is not first
+
+
+def test_filters_remember_nothing_of_parts_that_are_gone(indexes: dict[str, IvfIndex]) -> None:
+    index, only = indexes["l2"].rewrite(), Only(np.arange(0, COUNT, 2))
+    for _ in range(3):  # each has ids of its own
+        index = index.change(remove=[1]).rewrite()
+        assert index.find(QUERIES, 5, LISTS, only) == index.find(QUERIES, 5, LISTS, only)
+    assert only.nbytes == only.ids.nbytes + len(index)

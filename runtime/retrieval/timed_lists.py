@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -27,16 +27,24 @@ T = TypeVar("T")
 class TimedLists:
     """See `DeviceLists`. A device that is given up holds nothing, and is never asked again."""
 
-    def __init__(self, open_lists: Callable[[], DeviceLists], seconds: float) -> None:
-        """`seconds`: for opening, for copying one cluster, for the scans of one sub-stage.
+    def __init__(
+        self, open_lists: Callable[[], DeviceLists], seconds: float, opening_seconds: float
+    ) -> None:
+        """`seconds`: for copying one cluster, for the scans of one sub-stage.
 
-        Raises DeviceError where the device does not answer, and what `open_lists` raises.
+        What is opened later than within `opening_seconds` is closed at once. Raises DeviceError
+        where the device does not answer, and what `open_lists` raises.
         """
         self._seconds = seconds
         self._gone = ""
         # one copies while the other scans, as `DeviceLists` says
         self._scanning, self._copying = (ThreadPoolExecutor(1, "gpu-lists") for _ in range(2))
-        self._lists = self._do(self._scanning, open_lists)
+        opening = self._scanning.submit(open_lists)
+        try:
+            self._lists = self._await(opening, opening_seconds)
+        except DeviceError:
+            opening.add_done_callback(_close_late)
+            raise
 
     @property
     def used(self) -> int:
@@ -91,9 +99,19 @@ class TimedLists:
     def _do(self, hand: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         if self._gone:
             raise DeviceError(self._gone)
+        return self._await(hand.submit(work), self._seconds)
+
+    def _await(self, asked: Future[T], seconds: float) -> T:
         try:
-            return hand.submit(work).result(self._seconds)
+            return asked.result(seconds)
         except TimeoutError:
-            self._gone = f"the GPU has not answered for {self._seconds:g} s"
+            self._gone = f"the GPU has not answered for {seconds:g} s"
             log.warning("%s; the CPU scans hot clusters from now on", self._gone)
             raise DeviceError(self._gone) from None
+
+
+def _close_late(opening: Future[DeviceLists]) -> None:
+    """Give back what a device has come to hold that was given up meanwhile."""
+    if opening.exception() is None:
+        with suppress(DeviceError):
+            opening.result().close()

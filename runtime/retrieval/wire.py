@@ -51,12 +51,14 @@ class CudaGpu(msgspec.Struct, frozen=True, tag=True):
     """An NVIDIA GPU by its number; driver: the library of the CUDA driver.
 
     patience: seconds without an answer after which it is given up: what is asked of it at once, a
-    cluster's copy or the scans of a sub-stage, takes milliseconds.
+    cluster's copy or the scans of a sub-stage, takes milliseconds. opening_patience: the same while
+    it is opened, which takes a driver seconds where there are several GPUs.
     """
 
     ordinal: int = 0
     driver: str = DRIVER
     patience: float = 10.0
+    opening_patience: float = 60.0
 
 
 Gpu: TypeAlias = EmulatedGpu | CudaGpu

@@ -243,7 +243,7 @@ def _open_lists(body: OpenIndex, index: IvfIndex) -> DeviceLists:
         device = CudaDevice(gpu.ordinal, gpu.driver)
         return CudaLists(device, device.load(*find_list_module(Path(body.path))), index, room)
 
-    return TimedLists(open_lists, gpu.patience)
+    return TimedLists(open_lists, gpu.patience, gpu.opening_patience)
 
 
 def _seconds(hot: DeviceScanner | None) -> float:

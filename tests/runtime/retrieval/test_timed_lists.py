@@ -47,7 +47,7 @@ def scan_of(clusters: Iterable[int]) -> Scan:
 
 def test_a_device_that_answers_is_passed_through(index: IvfIndex) -> None:
     inner = emulated(index)
-    lists = TimedLists(lambda: inner, 60)
+    lists = TimedLists(lambda: inner, 60, 60)
     hybrid = DeviceScanner(lists)
     assert hybrid.swap(index, [0, 2, 5], (), ROOM) == set()
     assert lists.held() == {0, 2, 5} and lists.used == inner.used > 0
@@ -64,7 +64,7 @@ def test_a_device_that_hangs_is_given_up(
     index: IvfIndex, freed: Event, hanging: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = emulated(index)
-    lists = TimedLists(lambda: inner, 60)
+    lists = TimedLists(lambda: inner, 60, 60)
     hybrid, asked = DeviceScanner(lists), list[str]()
     hybrid.swap(index, [0, 1], (), ROOM)
     lists._seconds = PATIENCE
@@ -103,6 +103,31 @@ def test_what_hangs_or_fails_as_it_is_opened_is_told(freed: Event) -> None:
         raise SpecError("no such GPU")
 
     with pytest.raises(DeviceError, match="not answered"):
-        TimedLists(hang, PATIENCE)
+        TimedLists(hang, 60, PATIENCE)
     with pytest.raises(SpecError, match="no such GPU"):
-        TimedLists(fail, 60)
+        TimedLists(fail, 60, 60)
+
+
+def test_opening_has_a_limit_of_its_own(index: IvfIndex, freed: Event) -> None:
+    def open_slowly() -> DeviceLists:
+        freed.wait(2 * PATIENCE)
+        return emulated(index)
+
+    TimedLists(open_slowly, PATIENCE, 60).close()
+
+
+def test_what_opens_after_it_was_given_up_is_closed(index: IvfIndex, freed: Event) -> None:
+    inner, closed = emulated(index), Event()
+    inner.load(index, [0])
+    inner.close, close = closed.set, inner.close  # type: ignore[method-assign]
+
+    def open_late() -> DeviceLists:
+        freed.wait()
+        return inner
+
+    with pytest.raises(DeviceError, match=r"not answered for 0\.05 s"):
+        TimedLists(open_late, 60, PATIENCE)
+    assert not closed.is_set()
+    freed.set()
+    assert closed.wait(60)
+    close()

@@ -143,6 +143,8 @@ class Shelf:
         served = self._indexes[body.index]
         hot = served.hot if body.hot else None
         start = _seconds(hot)
+        if hot is not None:
+            hot.take_absent()  # of a request that failed
         scanned: dict[int, ScannedPiece] = {}
         for version in {piece.version for piece in body.pieces}:
             of_version = {n: p for n, p in enumerate(body.pieces) if p.version == version}

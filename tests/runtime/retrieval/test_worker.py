@@ -1,0 +1,51 @@
+"""What a worker answers, asked in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("faiss")
+
+from dovetail.compiler.index_build import IndexRequest, build_index_folder
+from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.retrieval.wire import (
+    EmulatedGpu,
+    OpenIndex,
+    Piece,
+    Refused,
+    Room,
+    ScannedPieces,
+    ScanPieces,
+    pack_vector,
+)
+from dovetail.runtime.retrieval.worker import Shelf
+from tests.runtime.retrieval.test_process import DIM, VECTORS, Given
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    passages = [Passage(key=f"p{i}", text=str(i)) for i in range(100)]
+    entry = EmbedderEntry(name="given", fingerprint="")
+    request = IndexRequest(output=tmp_path / "idx", clusters=4)
+    build_index_folder(passages, Given(), entry, request, lambda *_: None)
+    shelf = Shelf()
+    room = Room(EmulatedGpu(1e-5, 1e12, 5e10), 1 << 20)
+    shelf.open(OpenIndex("a", str(tmp_path / "idx"), kernels=False, room=room))
+    return shelf
+
+
+def piece(clusters: tuple[int, ...], dim: int = DIM, version: int = 0) -> Piece:
+    query = pack_vector(VECTORS[0][:dim])
+    return Piece(query, {}, clusters, (0.0,) * len(clusters), 5, version=version)
+
+
+def test_clusters_that_a_failed_request_missed_are_not_told_of_by_the_next(shelf: Shelf) -> None:
+    """The device has nothing: all that a request wants is missed."""
+    wrong = piece((3,), DIM - 1, version=1)  # scanned after those of version 0
+    assert isinstance(shelf.answer(ScanPieces("a", (piece((0, 1, 2)), wrong), hot=True)), Refused)
+    told = shelf.answer(ScanPieces("a", (piece((1,)),), hot=True))
+    assert isinstance(told, ScannedPieces) and (told.missed, told.absent) == (1, (1,))
+    assert len(told.pieces[0].hits) == 5 and np.isfinite(told.pieces[0].hits[0][0])

@@ -105,6 +105,7 @@ for node in result.timeline:
     print(f"{node.node}: {1e3 * node.start:.0f} to {1e3 * node.end:.0f} ms")
 """,
     "end": """\
+from dovetail.runtime.flows.events import SubStage
 from dovetail.runtime.retrieval.early_stop import choose_patience
 from dovetail.runtime.retrieval.folder import open_index
 
@@ -112,9 +113,16 @@ asked = [one.question for one in corpus.questions("dev")]
 with dovetail.load("encoder.dove") as encoder:
     sample = encoder.embed(asked)
 index = open_index("idx").snapshot.index
-stop = choose_patience(index, sample, topk=2, nprobe=32, recall=0.8)
+nprobe = 32
+stop = choose_patience(index, sample, topk=2, nprobe=nprobe, recall=0.8)
 print(stop)
-flows = FlowSettings(wavefront=WavefrontSettings(patience=stop.patience))
+
+flows = FlowSettings(wavefront=replace(small, patience=stop.patience))
+with dovetail.load("app.dove", workflows=flows) as app, dovetail.load("encoder.dove") as encoder:
+    app.add_index("idx", nprobe=nprobe, embed=encoder.embed)
+    events = list(app.submit_workflow(g, question))
+scanned = sum(event.clusters for event in events if isinstance(event, SubStage))
+print(f"both searches: {scanned} of {2 * nprobe} clusters")
 """,
 }
 """The code of the page, in its order."""
@@ -241,8 +249,10 @@ have changed nothing; how many keeps a recall is found with sample queries:
 ```
 
 `scanned` is the part of the clusters that is looked at, `recall` that of the sample, `at_least`
-what it is for new queries like these with 95 % certainty. `dovetail.load(..., workflows=flows)`
-uses it.
+what it is for new queries like these with 95 % certainty, searched in the order of centroids with
+the same `nprobe`. A history changes the order, and so what a patience leaves out: the second search
+of a request, as here, begins where the first one found something. The sub-stages are small here,
+too: a search ends between two of them, so larger ones end it later and leave out less.
 
 ## What it gains
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,4 +65,8 @@ def test_rag_writes_its_page(tmp_path: Path) -> None:
     assert built.partition(end)[2] == kept.partition(end)[2]
     for name in ("split_search", "speculate_generation"):  # others are taken where they pay
         assert f"### `{name}`" in built
+    found = re.search(r"both searches: (\d+) of (\d+) clusters", built)
+    end = built.partition("## End searches early")[2]
+    assert set(re.findall(r"nprobe=(\w+)", end)) == {"nprobe"}, "it is chosen for what is searched"
+    assert found and 0 < int(found[1]) < int(found[2]), "the patience that was found took no effect"
     assert built.count("```mermaid") == 3 + built.count("### `")

@@ -12,20 +12,36 @@ from collections import deque
 WINDOW = 32
 """Steps that are remembered; single ones, such as where the machine stopped, do not count."""
 FEWEST = 4
-"""Steps before the first answer."""
+"""Steps that an answer takes."""
 
 
 class Pace:
-    """`factor`: the median of measured over told seconds of the last steps, 1 until some told."""
+    """`factor`: the median of measured over told seconds of the last steps, 1 if few are known."""
 
     def __init__(self) -> None:
         self.factor = 1.0
         self._ratios: deque[float] = deque(maxlen=WINDOW)
+        self._learnt = False  # since the last `review`
 
     def learn(self, told: float, measured: float) -> None:
         """Take note of a step's attention, in seconds by the table and as it was."""
         if told <= 0.0 or measured <= 0.0:
             return
         self._ratios.append(measured / told)
-        if len(self._ratios) >= FEWEST:
-            self.factor = statistics.median(self._ratios)
+        self._learnt = True
+        self._settle()
+
+    def review(self) -> None:
+        """Forget the oldest step where none came since the last call.
+
+        A factor that keeps requests from the CPU keeps itself from being learnt: it fades, so that
+        they are tried again.
+        """
+        if not self._learnt and self._ratios:
+            self._ratios.popleft()
+            self._settle()
+        self._learnt = False
+
+    def _settle(self) -> None:
+        known = len(self._ratios) >= FEWEST
+        self.factor = statistics.median(self._ratios) if known else 1.0

@@ -10,6 +10,7 @@ import pytest
 from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.neo import NeoScheduler
+from dovetail.runtime.pace import WINDOW
 from dovetail.runtime.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
@@ -162,6 +163,18 @@ def test_attention_that_is_slower_than_its_table_is_hidden_once_it_has_been_seen
         report(scheduler, plan)
     assert scheduler.pace.factor == pytest.approx(1.3 if told else 1.0)
     assert len(hidden) > 30 and all(hidden) == told
+
+
+def test_the_cpu_is_tried_again_after_it_was_found_too_slow() -> None:
+    scheduler = make(predictor=T4, weigh_every=1)
+    for _ in range(WINDOW):
+        scheduler.pace.learn(1e-3, 1.0)
+    load_up(scheduler, 100, 330, 45)
+    paid = []
+    for _ in range(2 * WINDOW):
+        report(scheduler, scheduler.plan())
+        paid.append(scheduler.pays)
+    assert not paid[0] and paid[-1] and scheduler.pace.factor == 1.0
 
 
 def test_starting_the_cpu_costs_something_until_steps_or_tables_tell() -> None:

@@ -29,3 +29,17 @@ def test_few_steps_stops_of_the_machine_and_no_attention_say_nothing() -> None:
     for step in range(WINDOW):
         pace.learn(1e-3, 1e-3 if step % 3 else 10.0)
     assert pace.factor == 1.0
+
+
+@pytest.mark.parametrize("steps", [FEWEST, WINDOW])
+def test_a_factor_that_nothing_is_learnt_under_fades(steps: int) -> None:
+    pace = Pace()
+    for _ in range(steps):
+        pace.review()
+        pace.learn(1e-3, 3e-3)
+    pace.review()
+    assert pace.factor == 3.0 and len(pace._ratios) == steps  # each time something was learnt
+    for _ in range(steps - FEWEST + 1):
+        assert pace.factor == 3.0
+        pace.review()
+    assert pace.factor == 1.0

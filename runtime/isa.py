@@ -17,12 +17,13 @@ from dovetail.topology.hardware import HardwareSpec
 class Requirement:
     """What a target needs: the machine (None = the one it was compiled on) and CPU flags.
 
-    CPUs with one of the `slow` flags run a lesser target faster.
+    CPUs with one of the `slow` flags run the target `faster`, which needs no more, faster.
     """
 
     arch: str | None
     flags: frozenset[str]
     slow: frozenset[str] = frozenset()
+    faster: str = ""
 
 
 REQUIREMENTS: dict[str, Requirement] = {
@@ -32,6 +33,7 @@ REQUIREMENTS: dict[str, Requirement] = {
             {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx2", "fma", "f16c"}
         ),
         slow=frozenset({"avx512_fp16"}),
+        faster="x86-64-avx512",
     ),
     "x86-64-avx512": Requirement(
         "x86_64",
@@ -55,8 +57,9 @@ def supports(target: str, hardware: HardwareSpec) -> bool:
 def choose_target(artifact: Path, targets: Iterable[str], hardware: HardwareSpec) -> str:
     """Return the best of `targets` that `hardware` supports; ArtifactError if none."""
     offered, flags = tuple(targets), set(hardware.isa_flags)
-    for target in sorted(REQUIREMENTS, key=lambda name: bool(REQUIREMENTS[name].slow & flags)):
-        if target in offered and supports(target, hardware):
+    for target, need in REQUIREMENTS.items():
+        beaten = need.faster in offered and bool(need.slow & flags)
+        if target in offered and supports(target, hardware) and not beaten:
             return target
     raise ArtifactError(
         f"{artifact / 'kernels'}: holds kernels for {', '.join(offered) or 'no target'}, none of "

@@ -219,6 +219,8 @@ def test_targets_of_the_compiler_are_known_here() -> None:
     for name, target in TARGETS.items():
         assert REQUIREMENTS[name].flags == target.cpu_features
         assert REQUIREMENTS[name].slow == target.slow_flags
+        if faster := REQUIREMENTS[name].faster:
+            assert REQUIREMENTS[faster].flags <= REQUIREMENTS[name].flags
 
 
 def test_the_best_target_that_runs_is_taken() -> None:
@@ -243,15 +245,16 @@ def test_the_best_target_that_runs_is_taken() -> None:
         choose_target(Path("a.dove"), ("x86-64-avx512",), cases[1][0])
 
 
-def test_a_target_that_a_cpu_runs_slowly_is_taken_last() -> None:
+def test_a_target_that_a_cpu_runs_slowly_is_taken_unless_the_faster_one_is_there() -> None:
     from msgspec.structs import replace
 
     both, flags = ("x86-64-avx512bf16", "x86-64-avx512"), REQUIREMENTS["x86-64-avx512bf16"].flags
     zen = replace(HARDWARE, arch="x86_64", isa_flags=tuple(flags))
     rapids = replace(zen, isa_flags=(*flags, "avx512_fp16"))
     assert choose_target(Path("a.dove"), both, zen) == "x86-64-avx512bf16"
-    assert choose_target(Path("a.dove"), both, rapids) == "x86-64-avx512"
-    assert choose_target(Path("a.dove"), both[:1], rapids) == "x86-64-avx512bf16"
+    lesser = ("x86-64-avx2", "generic")
+    assert choose_target(Path("a.dove"), (*lesser, *both), rapids) == "x86-64-avx512"
+    assert choose_target(Path("a.dove"), (*lesser, both[0]), rapids) == "x86-64-avx512bf16"
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"kv_blocks": -1}])

@@ -192,9 +192,15 @@ class EmbeddingService:
 
     @property
     def ready(self) -> bool:
-        """Whether queries are served: not all instances of all devices have died."""
+        """Whether queries are served: no device has died, or one is left that takes them.
+
+        Within an SLO that is one of some depth. Where none ever had any, it is not death's doing.
+        """
         with self._lock:
-            return any(self._lost[name] < len(each) for name, each in self._instances.items())
+            left = [name for name, each in self._instances.items() if self._lost[name] < len(each)]
+            if self.slo < math.inf and len(left) < len(self._instances):
+                return any(any(self.manager.spec(name).depths) for name in left)
+            return bool(left)
 
     @property
     def manager(self) -> QueueManager:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -103,6 +104,20 @@ def test_a_device_that_is_started_again_takes_nothing_meanwhile() -> None:
         job = service.submit([ids(1)])
         assert [query.device for query in job.queries] == ["cpu"]
         job.result(WAIT)
+        fragile.gate.set()
+
+
+def test_a_device_too_slow_for_the_slo_does_not_stand_in_for_one_that_died() -> None:
+    fragile = Fragile()
+    with serve({"npu": 4, "cpu": 0}, {"npu": fragile, "cpu": LocalInstance(Toy())}) as service:
+        assert service.ready
+        fragile.die()
+        assert fragile.starting.wait(WAIT)
+        assert not service.ready
+        with pytest.raises(CapacityError):
+            service.submit([ids(1)])
+        service.slo = math.inf
+        assert service.ready and len(embed(service, [ids(1)])) == 1
         fragile.gate.set()
 
 

@@ -154,13 +154,15 @@ class Engine:
                 return touched
             with self._span("schedule"):
                 plan = self.scheduler.plan()
-            self.step_tokens.add(sum(batch.tokens for batch in plan.batches))
             try:
                 touched += self._execute(plan)
             except BaseException as error:
                 touched += self._give_up(plan, error)
                 if not isinstance(error, DovetailError | MemoryError):
                     raise
+            else:
+                if tokens := sum(batch.tokens for batch in plan.batches):
+                    self.step_tokens.add(tokens)
         if self.recorder:
             self.recorder.end(request for request in touched if request.state is State.FINISHED)
         return touched

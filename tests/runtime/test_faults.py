@@ -102,6 +102,19 @@ def test_a_broken_step_ends_a_stream_and_a_batch(make_artifact: MakeArtifact) ->
         assert is_idle(app)
 
 
+def test_steps_that_failed_or_had_nothing_to_compute_are_not_counted(
+    make_artifact: MakeArtifact,
+) -> None:
+    with load(make_artifact()) as app:
+        throttle = Throttle(app, refuse_entries(app, 2))
+        throttle.allow(10_000)
+        with pytest.raises(DeviceError):
+            app.generate([1, 2, 3], **OPTIONS)
+        app.generator.host.call(app.engine.step).result()
+        steps = app.engine.step_tokens.read()
+        assert (sum(steps.counts), steps.total) == (2, 3 + 1)
+
+
 def test_a_fault_of_the_program_fails_all_and_the_next_are_served(
     make_artifact: MakeArtifact, answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:

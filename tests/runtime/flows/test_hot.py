@@ -19,6 +19,7 @@ from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.ir.artifact import FileEntry, KernelIndex
 from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, Passage
+from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime import app as app_module
 from dovetail.runtime.app import App
@@ -85,6 +86,14 @@ def run_some(app: App, services: PlainServices, first: int = 0) -> list[SubStage
     return [event for job in jobs for event in job if isinstance(event, SubStage)]
 
 
+def run_one(app: App, services: PlainServices, graph: RAGraph) -> HotStatistics:
+    """Run one workflow three times at once, and check its answers; return what is counted then."""
+    jobs = [app.submit_workflow(graph, question(i)) for i in range(3)]
+    for i, job in enumerate(jobs):
+        assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
+    return statistics(app)
+
+
 def test_hot_clusters_are_copied_and_scanned_on_the_gpu(
     open_app: Callable[..., App], services: PlainServices
 ) -> None:
@@ -113,6 +122,8 @@ def test_a_new_worker_has_no_clusters_until_they_are_copied_again(
     while found.absent > last.absent or found.hits == last.hits:  # till nothing is missed any more
         run_some(app, services, 60)
         last, found = found, statistics(app)
+    assert found.copies > before.copies and found.absent == last.absent
+    assert found.scanned >= found.hits + found.absent
 
 
 def test_nothing_is_scanned_there_without_room_device_or_leave(
@@ -324,10 +335,7 @@ def test_a_gpu_that_hangs_is_given_up(
     monkeypatch.setattr(app.flows, "_device", ScanCost(0.0, 0.0))
 
     def run_more() -> HotStatistics:
-        jobs = [app.submit_workflow(graph, question(i)) for i in range(3)]
-        for i, job in enumerate(jobs):
-            assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
-        return statistics(app)
+        return run_one(app, services, graph)
 
     while not copies and not run_more().hits:
         pass
@@ -362,10 +370,7 @@ def test_a_gpu_that_is_lost_while_it_serves_is_done_without(
     monkeypatch.setattr(app.flows, "_device", ScanCost(0.0, 0.0))
 
     def run_more() -> HotStatistics:
-        jobs = [app.submit_workflow(graph, question(i)) for i in range(3)]
-        for i, job in enumerate(jobs):
-            assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
-        return statistics(app)
+        return run_one(app, services, graph)
 
     while not run_more().hits:
         pass

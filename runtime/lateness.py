@@ -7,8 +7,9 @@ more CPU requests pay it less often, so those who plan must know of it.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
+
+from dovetail.runtime.recent import Recent
 
 WINDOW = 64
 """Steps that are remembered."""
@@ -48,9 +49,9 @@ class Lateness:
     """
 
     def __init__(self, first: float = 0.0) -> None:
-        """first: the answer until steps have told."""
-        self.seconds = first
-        self._steps: deque[_Step] = deque(maxlen=WINDOW)
+        """first: the answer until steps have told, and when what they told is forgotten."""
+        self.seconds = self.first = first
+        self._steps: Recent[_Step] = Recent(WINDOW, FEWEST)
         self._seen = 0
 
     def learn(self, stages: Stages, seconds: float) -> None:
@@ -58,19 +59,25 @@ class Lateness:
         told = sum(max(stage) for stage in stages)
         if told <= 0.0 or seconds <= 0.0:
             return
-        self._steps.append(_Step(stages, min(seconds, LONGEST * told)))
+        self._steps.add(_Step(stages, min(seconds, LONGEST * told)))
         self._seen += 1
-        if self._seen >= FEWEST and self._seen % LEARN_EVERY == 0:
+        if self._steps.known and self._seen % LEARN_EVERY == 0:
             self.seconds = self._solve()
 
+    def review(self) -> None:
+        """Forget the oldest step where none came since the last call; with the last, the answer."""
+        if self._steps.review() and not self._steps.known:
+            self.seconds = self.first
+
     def _error(self, late: float) -> float:
-        return sum(step.error(late) for step in self._steps) / len(self._steps)
+        steps = self._steps.samples
+        return sum(step.error(late) for step in steps) / len(steps)
 
     def _solve(self) -> float:
         """Return the least lateness by which the steps are not longer than predicted."""
         if self._error(0.0) <= TOLERANCE:
             return 0.0
-        low, high = 0.0, max(step.seconds for step in self._steps)
+        low, high = 0.0, max(step.seconds for step in self._steps.samples)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if self._error(middle) > 0.0 else (low, middle)

@@ -112,6 +112,7 @@ class NeoScheduler(Scheduler):
         if self._at_once and self._next_id == self._known:
             return  # what is started at once ends at once, unless others come
         self.pace.review()
+        self.lateness.review()
         requests = self.requests.values()
         longest = sum(r.max_tokens for r in requests) / len(requests)
         answer = longest if self.answer_tokens is None else self.answer_tokens

@@ -7,7 +7,8 @@ measured on an idle machine; beside the accelerator's work, or that of others, m
 from __future__ import annotations
 
 import statistics
-from collections import deque
+
+from dovetail.runtime.recent import Recent
 
 WINDOW = 32
 """Steps that are remembered; single ones, such as where the machine stopped, do not count."""
@@ -20,28 +21,18 @@ class Pace:
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._ratios: deque[float] = deque(maxlen=WINDOW)
-        self._learnt = False  # since the last `review`
+        self._ratios: Recent[float] = Recent(WINDOW, FEWEST)
 
     def learn(self, told: float, measured: float) -> None:
         """Take note of a step's attention, in seconds by the table and as it was."""
-        if told <= 0.0 or measured <= 0.0:
-            return
-        self._ratios.append(measured / told)
-        self._learnt = True
-        self._settle()
+        if told > 0.0 and measured > 0.0:
+            self._ratios.add(measured / told)
+            self._settle()
 
     def review(self) -> None:
-        """Forget the oldest step where none came since the last call.
-
-        A factor that keeps requests from the CPU keeps itself from being learnt: it fades, so that
-        they are tried again.
-        """
-        if not self._learnt and self._ratios:
-            self._ratios.popleft()
+        """Forget the oldest step where none came since the last call."""
+        if self._ratios.review():
             self._settle()
-        self._learnt = False
 
     def _settle(self) -> None:
-        known = len(self._ratios) >= FEWEST
-        self.factor = statistics.median(self._ratios) if known else 1.0
+        self.factor = statistics.median(self._ratios.samples) if self._ratios.known else 1.0

@@ -63,3 +63,18 @@ def test_few_steps_and_one_stop_of_the_machine_say_nothing() -> None:
     stopped.learn(((0.0, 0.0),), 1.0)
     stopped.learn(STAGES, 0.0)  # a clock that stands still
     assert stopped.seconds < 1e-4
+
+
+def test_what_nothing_is_learnt_under_fades_to_the_first_answer_and_is_learnt_anew() -> None:
+    rng, found = random.Random(4), Lateness(first=7e-5)
+    for _ in range(WINDOW):
+        found.learn(STAGES, taken(STAGES, 1e-3, 0.0, rng))
+    found.review()
+    for _ in range(WINDOW - FEWEST):
+        found.review()
+        assert found.seconds == pytest.approx(1e-3, abs=1e-6)  # it is held as long as it is known
+    found.review()
+    assert found.seconds == 7e-5
+    for _ in range(FEWEST):
+        found.learn(STAGES, taken(STAGES, 0.0, 0.0, rng))
+    assert found.seconds == pytest.approx(0.0, abs=1e-6)  # old steps no longer count

@@ -9,8 +9,8 @@ import pytest
 
 from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.lateness import WINDOW as MOST_KNOWN
 from dovetail.runtime.neo import NeoScheduler
-from dovetail.runtime.pace import WINDOW
 from dovetail.runtime.pipeline import LayerTimes, Pipeline
 from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
@@ -165,16 +165,26 @@ def test_attention_that_is_slower_than_its_table_is_hidden_once_it_has_been_seen
     assert len(hidden) > 30 and all(hidden) == told
 
 
-def test_the_cpu_is_tried_again_after_it_was_found_too_slow() -> None:
+def learn_slowness(scheduler: NeoScheduler, teacher: str) -> None:
+    """Have a scheduler believe that the CPU is far too slow, from as many steps as it remembers."""
+    for _ in range(MOST_KNOWN):
+        if teacher == "pace":
+            scheduler.pace.learn(1e-3, 1.0)
+        else:
+            scheduler.lateness.learn(((1.0, 1.0),), 3.0)
+
+
+@pytest.mark.parametrize("teacher", ["pace", "lateness"])
+def test_the_cpu_is_tried_again_after_it_was_found_too_slow(teacher: str) -> None:
     scheduler = make(predictor=T4, weigh_every=1)
-    for _ in range(WINDOW):
-        scheduler.pace.learn(1e-3, 1.0)
+    learn_slowness(scheduler, teacher)
     load_up(scheduler, 100, 330, 45)
     paid = []
-    for _ in range(2 * WINDOW):
+    for _ in range(2 * MOST_KNOWN):
         report(scheduler, scheduler.plan())
         paid.append(scheduler.pays)
-    assert not paid[0] and paid[-1] and scheduler.pace.factor == 1.0
+    assert not paid[0] and paid[-1]
+    assert scheduler.pace.factor == 1.0 and scheduler.lateness.seconds == 0.0
 
 
 def test_starting_the_cpu_costs_something_until_steps_or_tables_tell() -> None:

@@ -38,7 +38,9 @@ def test_a_factor_that_nothing_is_learnt_under_fades(steps: int) -> None:
         pace.review()
         pace.learn(1e-3, 3e-3)
     pace.review()
-    assert pace.factor == 3.0 and len(pace._ratios) == steps  # each time something was learnt
+    assert (
+        pace.factor == 3.0 and len(pace._ratios.samples) == steps
+    )  # each time something was learnt
     for _ in range(steps - FEWEST + 1):
         assert pace.factor == 3.0
         pace.review()

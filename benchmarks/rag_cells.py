@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,8 +18,8 @@ from dovetail.runtime.wavefront.scripted import EngineCost, ScriptedEngine
 from dovetail.runtime.wavefront.simulation import Machine, Simulation
 from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
 from rag_costs import MOST_SEQUENCES, STEP_TOKENS
-from rag_planes import STORED, Setting, make_plane
-from rag_script import QUESTION_TOKENS, ROUNDS, TOKENS, Script, count_tokens
+from rag_planes import Setting, make_plane
+from rag_script import ROUNDS, Script, count_tokens
 from rag_world import Arrival, Index, NoIndex, Scene, begin_runs, poisson
 
 SLO = 10.0
@@ -30,14 +30,8 @@ LEAST_REQUESTS = 24
 STEADY = ("rates", "cache")
 """Groups measured over longer times: a queue grows and a cache fills slowly."""
 ROUND_MEAN = statistics.fmean(ROUNDS)
-STAGES: dict[str, tuple[float, dict[str, float]]] = {
-    "one-shot": (1, {"answer": 1}),
-    "hyde": (1, {"imagine": 1, "answer": 1}),
-    "recomp": (1, {"compress": 1, "answer": 1}),
-    "irg": (3, {"read": 3}),
-    "multistep": (ROUND_MEAN, {"next": ROUND_MEAN, "read": ROUND_MEAN, "answer": 1}),
-}
-"""Searches of a request, and its replies by kind, on average."""
+SEARCHES = {"one-shot": 1, "hyde": 1, "recomp": 1, "irg": 3, "multistep": ROUND_MEAN}
+"""Of a request, on average."""
 GRAPHS = {"one-shot": one_shot, "hyde": hyde, "recomp": recomp, "irg": irg, "multistep": multistep}
 WORKFLOWS = tuple(GRAPHS)
 FREE = "free"
@@ -94,6 +88,10 @@ class Stage:
     seconds: float = 10.0
     long: float = 3 * SLO
     seed: int = 0
+    backlog: int = 2048
+    """Requests at once by which the engine is measured: its steps are full until the last few."""
+    generation: dict[tuple[tuple[str, ...], str], float] = field(default_factory=dict)
+    """Requests/s of the engine alone, by workflows and model: measured when first wanted."""
 
     @cached_property
     def graphs(self) -> dict[str, Workflow]:
@@ -132,25 +130,20 @@ class Stage:
 
     def bounds(self, cell: Cell) -> tuple[float, float]:
         """Return requests/s that the index on the CPU, and the engine, can take at most."""
-        engine, scan = self.engine(cell.model), self.machine.scan
-        sizes = self.index.sizes
+        scan, sizes = self.machine.scan, self.index.sizes
         probed = [
             self.index.probe(self.script.meaning(self.script.question(i)), cell.nprobe)[0]
             for i in range(64)
         ]
         vectors = statistics.fmean(sum(sizes[c] for c in clusters) for clusters in probed)
         search = scan.per_vector * vectors / scan.threads
-        searches = statistics.fmean(STAGES[name][0] for name in cell.workflows)
-        step = engine.seconds([], MOST_SEQUENCES, MOST_SEQUENCES * STORED) / MOST_SEQUENCES
-        prompt = engine.seconds([STEP_TOKENS], 0, 0) / STEP_TOKENS
-        work = statistics.fmean(
-            sum(
-                n * (TOKENS[kind] * step + (130 + 4 * QUESTION_TOKENS) * prompt)
-                for kind, n in STAGES[name][1].items()
-            )
-            for name in cell.workflows
-        )
-        return 1 / (searches * search), 1 / work
+        searches = statistics.fmean(SEARCHES[name] for name in cell.workflows)
+        alone = (cell.workflows, cell.model)
+        if alone not in self.generation:
+            graphs = [self.graphs[name] for name in cell.workflows]
+            done = self.run(cell, FREE, poisson(graphs, 1e6, self.backlog, self.script))
+            self.generation[alone] = self.backlog / done.now
+        return 1 / (searches * search), self.generation[alone]
 
 
 def run_cell(stage: Stage, cell: Cell, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def stage(bench: Any) -> Any:
 
 def make_stage(bench: Any, script: Any, index: Any, **fields: Any) -> Any:
     machine = Machine(scan=ScanCost(1e-4, 1e-6, 4), device=ScanCost(1e-5, 1e-7))
-    made = {"seconds": 0.1, "long": 0.1, **fields}
+    made = {"seconds": 0.1, "long": 0.1, "backlog": 200, **fields}
     return bench.rag_cells.Stage(script, index, machine, lambda model: Quick(), **made)
 
 
@@ -69,6 +69,18 @@ def test_no_plane_is_faster_than_searches_that_take_no_time(bench: Any, stage: A
     row = bench.rag_cells.run_cell(stage, cell(bench, "irg", point=0.8), ())
     means = {key: value for key, value in row.items() if key.endswith("_mean")}
     assert min(means, key=means.__getitem__) == "free_mean" and len(means) > 10
+
+
+@pytest.mark.parametrize("nprobe", [1, 32], ids=["engine-bound", "index-bound"])
+def test_no_plane_sustains_more_than_index_and_engine_can_take(
+    bench: Any, stage: Any, nprobe: int
+) -> None:
+    one = cell(bench, "hyde", nprobe=nprobe, planes=("async", "dovetail"))
+    row = bench.rag_cells.run_cell(stage, one, ())
+    bounds = row["retrieval_bound"], row["generation_bound"]
+    assert (bounds[0] < bounds[1]) == (nprobe == 32)
+    best = max(row["async_rate"], row["dovetail_rate"])
+    assert 0.5 * min(bounds) < best <= 1.05 * min(bounds)  # a short backlog has a tail
 
 
 @pytest.mark.parametrize("point", ["burst", 0.8])

@@ -155,8 +155,7 @@ class CudaDevice:
         self.driver.call("cuDeviceGetName", name, len(name), self._handle)
         self.name = name.value.decode()
         major, minor, self.multiprocessors = (
-            self.driver.integer("cuDeviceGetAttribute", attribute, self._handle)
-            for attribute in (MAJOR, MINOR, MULTIPROCESSORS)
+            self.attribute(number) for number in (MAJOR, MINOR, MULTIPROCESSORS)
         )
         self.capability = (major, minor)
         self._context = _HANDLE()
@@ -166,6 +165,10 @@ class CudaDevice:
             self, self.driver.call, "cuDevicePrimaryCtxRelease_v2", self._handle
         )
         self._end.atexit = False  # the driver may have ended by then
+
+    def attribute(self, number: int) -> int:
+        """Return an attribute of the device, by its number in the driver's interface."""
+        return self.driver.integer("cuDeviceGetAttribute", number, self._handle)
 
     def activate(self) -> None:
         """Make this the GPU of the calling thread: once in each thread that uses the device."""

@@ -31,6 +31,7 @@ from dovetail.runtime.launches import Products, Sums
 from dovetail.runtime.orders import StepOrder
 from dovetail.runtime.plan import Move
 from dovetail.runtime.request import Home
+from dovetail.runtime.skinny_products import Compare, SkinnyProducts
 from dovetail.runtime.streams import GpuStreams
 
 WARPS_PER_PROCESSOR = 16
@@ -59,6 +60,7 @@ class GpuParts:
     products: MakeProducts | None = None
     sums: Callable[[Any], GroupSums] | None = None
     landing: int | None = None
+    compare: Compare | None = None
 
 
 class CudaPair:
@@ -100,6 +102,7 @@ class CudaPair:
             for _ in range(2):
                 self.lanes.append(CudaLane(self.gpu, find_tape(part, "sample"), sequences))
                 held.callback(self.lanes[-1].close)
+            self._products.choose(self.gpu.streams, parts.compare)
             self.worker = held.enter_context(ThreadPoolExecutor(1, "cpu-attention"))
             self._held = held.pop_all()
 
@@ -135,16 +138,18 @@ class CudaPair:
         held.callback(streams.close)
         for memory in (model.kv.k, model.kv.v):
             streams.pin(memory)
-        products = make_products(weights.held, gpu.ordinal)
+        library = make_products(weights.held, gpu.ordinal)
         if model.shard is not None:
-            self._sums = (parts.sums or find_sums())(products)
+            self._sums = (parts.sums or find_sums())(library)
+        self._products = SkinnyProducts(library, weights.held, loaded)
+        held.callback(self._products.close)
         return GpuModel(
             spec=spec,
             tape=tape,
             streams=streams,
             module=loaded,
             weights=weights,
-            products=products,
+            products=self._products,
             pools=replace(pools, keys=keys, values=values),
             cpu=model,
             gated=alloc(4 * 2 * spec.intermediate_size * tape.max_tokens),

@@ -116,6 +116,11 @@ class GpuStreams:
         """Give the work of a graph to the compute stream."""
         self._driver.call("cuGraphLaunch", graph, self.compute)
 
+    def forget(self, graph: int) -> None:
+        """Give a graph back that is not replayed any more, after its work."""
+        self._graphs.remove(graph)
+        self._driver.call("cuGraphExecDestroy", graph)
+
     def close(self) -> None:
         """Give everything back, after the work that is under way."""
         with suppress(DovetailError):  # work that failed has told so

@@ -21,7 +21,7 @@ from dovetail.runtime.cuda_pair import CudaPair, GpuParts
 from dovetail.runtime.forward import ForwardModel
 from dovetail.runtime.orders import PairSetup
 from dovetail.runtime.pair_worker import DEVICES, call_parent, open_cuda
-from tests.lazy_gpu import ClockedWorker, HostProducts, HostSums, LazyDriver
+from tests.lazy_gpu import ClockedWorker, HostProducts, HostSums, LazyDriver, prefer_ours
 
 FOLDER = "DOVETAIL_EMULATED_GPU"
 MODULE = "emulated_rank"
@@ -52,7 +52,9 @@ def open_emulated(
     index = msgspec.json.decode((folder / INDEX).read_bytes(), type=KernelIndex)
     driver = LazyDriver(folder / DRIVER, {kernel.name: kernel for kernel in index.kernels})
     products = partial(HostProducts, driver)
-    parts = GpuParts(CudaDevice(driver=driver), (folder / "k.ptx", index), products, HostSums)
+    module = folder / "k.ptx", index
+    device = CudaDevice(driver=driver)
+    parts = GpuParts(device, module, products, HostSums, compare=prefer_ours)
     pair = open_cuda(setup, artifact, part, model, parts)
     clock_worker(pair, driver)
     return pair

@@ -121,6 +121,26 @@ def _gate(o: dict[str, int]) -> Touch:
     return Touch([gate], [_span(o, "out", o["T"], o["ldo"])])
 
 
+def _rows_of(o: dict[str, int], base: str, columns: int, stride: str) -> list[Range]:
+    """Return the first columns of M rows; none where there is no such matrix."""
+    starts = (o[base] + row * o[stride] * 4 for row in range(o["M"] if o[base] else 0))
+    return [(at, at + columns * 4) for at in starts]
+
+
+def _skinny(o: dict[str, int]) -> Touch:
+    n = o["N"]
+    reads = [*_rows_of(o, "A", o["K"], "lda"), _span(o, "regions", o["n_regions"] * 7, 1, 8)]
+    if o["splits"] > 1:
+        return Touch(reads, [_span(o, "partial", o["splits"] * o["M"], n)])
+    return Touch([*reads, *_rows_of(o, "R", n, "ldr")], _rows_of(o, "C", n, "ldc"))
+
+
+def _skinny_merge(o: dict[str, int]) -> Touch:
+    partial = _span(o, "partial", o["splits"] * o["M"], o["N"])
+    residual = _rows_of(o, "R", o["N"], "ldr")
+    return Touch([partial, *residual], _rows_of(o, "C", o["N"], "ldc"))
+
+
 def _embed(o: dict[str, int]) -> Touch:
     given = [_span(o, name, o["T"], 1) for name in ("ids", "positions", "types")]
     return Touch(given, [_span(o, "out", o["T"], o["ldo"])])
@@ -164,6 +184,8 @@ TOUCHES: dict[str, Callable[[dict[str, int]], Touch]] = {
     "decode_attention_merge": _merge,
     "gate_rows": _gate,
     "sample": _sample,
+    "gemm_skinny": _skinny,
+    "gemm_skinny_merge": _skinny_merge,
     "embed_sum": _embed,
     "layernorm": _norm,
     "activate_rows": _norm,

@@ -33,7 +33,7 @@ from dovetail.topology.hardware import read_hardware
 from tests.codegen.warp_host import FLAGS
 from tests.cuda_rank import DRIVER, INDEX, clock_worker
 from tests.emulated_gpu import build_driver
-from tests.lazy_gpu import HostProducts, HostSums, LazyDriver
+from tests.lazy_gpu import HostProducts, HostSums, LazyDriver, prefer_ours
 from tests.models import save_model
 from tests.runtime.test_pipelined import PROMPTS as LONGER
 
@@ -52,8 +52,8 @@ class Gpu:
         self.artifact = open_artifact(folder / "app.dove", read_hardware())
         self.part = next(iter(self.artifact.models.values()))
         requests = device_kernels(self.part.file.spec, CUDA)
-        kernels = [lower_request(r, CUDA) for r in requests if "gemm" not in r.kernel]
-        self.library = build_driver(kernels, flags=("-O1", *FLAGS[1:]))
+        kernels = [lower_request(r, CUDA) for r in requests]
+        self.library = build_driver(kernels, flags=FLAGS)
         self.kernels = {kernel.entry.name: kernel.entry for kernel in kernels}
         self.module = folder / "k.ptx", make_index(kernels)
         self.module[0].write_text("emulated")
@@ -83,7 +83,8 @@ class Gpu:
             products.append(HostProducts(driver, weights, ordinal))
             return products[0]
 
-        parts = GpuParts(CudaDevice(driver=driver), self.module, make, HostSums, landing)
+        device = CudaDevice(driver=driver)
+        parts = GpuParts(device, self.module, make, HostSums, landing, prefer_ours)
         machine = find_machine("t4").with_gpu_blocks(gpu)
         chosen = CudaOptions(machine, SchedulerSettings(**options), profile, graphs=graphs)
         engine = CudaEngine(

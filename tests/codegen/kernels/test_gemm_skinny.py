@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dovetail.compiler.polymerize import (
-    GPUS,
+from dovetail.runtime.polymerize import (
     TILES,
+    GpuSpec,
     Region,
     SkinnyPlan,
     Tile,
@@ -18,7 +18,7 @@ from dovetail.compiler.polymerize import (
 from tests.codegen.kernels.harness import Runner, interpreted_runner
 from tests.codegen.kernels.reference import stored, widened
 
-H100 = assumed_costs(GPUS["H100"], 4)
+H100 = assumed_costs(GpuSpec(132, 1.75e9, 3.35e12), 4)
 
 
 def check(

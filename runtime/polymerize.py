@@ -203,11 +203,6 @@ class GpuSpec:
     bandwidth: float
 
 
-GPUS: dict[str, GpuSpec] = {
-    "A100": GpuSpec(108, 1.41e9, 1.55e12),
-    "H100": GpuSpec(132, 1.75e9, 3.35e12),
-    "H200": GpuSpec(132, 1.75e9, 4.8e12),
-}
 RESIDENT_WARPS = 16
 """Warps of a multiprocessor with the registers of the largest tile."""
 ISSUE = 4  # warp instructions a multiprocessor starts in a cycle

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.compiler.polymerize import (
-    GPUS,
+from dovetail.ir.errors import ScheduleError
+from dovetail.runtime.polymerize import (
     LANES,
     TILES,
     CostTable,
+    GpuSpec,
     Region,
     SkinnyPlan,
     Tile,
@@ -24,9 +25,8 @@ from dovetail.compiler.polymerize import (
     row_covers,
     usable_splits,
 )
-from dovetail.ir.errors import ScheduleError
 
-H100 = assumed_costs(GPUS["H100"], 2)
+H100 = assumed_costs(GpuSpec(132, 1.75e9, 3.35e12), 2)
 SHAPES = {"m": st.integers(1, 64), "n": st.integers(1, 300), "k": st.integers(1, 9000)}
 
 

@@ -15,7 +15,6 @@ them. A small machine has fewer configurations than k.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 
 import allreduce
 import dovetail
-from common import Report, Sample, parse_numbers, sample
+from common import Report, Sample, add_work_option, parse_numbers, sample, work_folder
 from dovetail.compiler.model_spec import read_dimensions
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import ModelSpec
@@ -63,7 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a kernel search")
     parser.add_argument("--seconds", type=float, default=15.0, help="limit of a cell's rounds")
-    parser.add_argument("--work", type=Path, help="where the model is kept for the next run")
+    add_work_option(parser)
     return parser.parse_args()
 
 
@@ -173,8 +172,7 @@ def main() -> None:
     options = parse_arguments()
     shown = {k: v for k, v in vars(options).items() if k not in ("json", "work")}
     report = Report("ablation", shown)
-    with tempfile.TemporaryDirectory() as folder:
-        work = options.work or Path(folder)
+    with work_folder(options.work) as work:
         write_checkpoint(work / options.model, options.model, "f32", seed=0)
         model = read_dimensions(work / options.model)
         bench, likely = Bench(options, work, model, report), candidates(model)

@@ -11,6 +11,7 @@ import math
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -256,6 +257,22 @@ def open_report(
         raise SystemExit("--resume needs --json F")
     rows = earlier_rows(options.json, config, same) if options.resume else []
     return Report(benchmark, config, rows)
+
+
+def add_work_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--work`, which `work_folder` reads."""
+    parser.add_argument("--work", type=Path, metavar="DIR", help="keep what is built in DIR")
+
+
+@contextmanager
+def work_folder(kept: Path | None) -> Iterator[Path]:
+    """Give the folder where things are built: `kept`, else one that is removed at the end."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept
+    else:
+        with tempfile.TemporaryDirectory(prefix="dovetail-benchmark-") as folder:
+            yield Path(folder)
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:

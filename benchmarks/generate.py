@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -26,10 +25,12 @@ from common import (
     Report,
     Sample,
     add_report_options,
+    add_work_option,
     geometric_mean,
     open_report,
     parse_numbers,
     sample,
+    work_folder,
 )
 from generate_models import SHAPES, TORCH_NAMES, compile_model, write_checkpoint
 from generate_peers import PEERS
@@ -105,7 +106,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side per cell")
     parser.add_argument("--peers", default=",".join(PEERS), help=",".join(PEERS))
     parser.add_argument("--quick", action="store_true", help="160m only, 3 rounds, 16 tokens")
-    parser.add_argument("--work", type=Path, help="keep models and artifacts in this directory")
+    add_work_option(parser)
     parser.add_argument("--files-only", action="store_true", help="make the models' files, no more")
     parser.add_argument("--effort", default="fast", help="of the compile: none, fast, full")
     parser.add_argument("--db", type=Path, help="tuning database, default one in the directory")
@@ -364,12 +365,8 @@ def describe(row: dict[str, Any]) -> str:
 def main() -> None:
     """Run the benchmark from the command line."""
     options = parse_arguments()
-    if options.work is not None:
-        options.work.mkdir(parents=True, exist_ok=True)
-        report = run_benchmark(options, options.work)
-    else:
-        with tempfile.TemporaryDirectory(prefix="dovetail-generate-") as work:
-            report = run_benchmark(options, Path(work))
+    with work_folder(options.work) as work:
+        report = run_benchmark(options, work)
     if not options.files_only:
         report.print([name for name in SHOWN if any(name in row for row in report.rows)])
         report.write(options.json)

@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import BUSY_LIMIT, Report, add_report_options, geometric_mean, open_report
+from common import (
+    BUSY_LIMIT,
+    Report,
+    add_report_options,
+    add_work_option,
+    geometric_mean,
+    open_report,
+    work_folder,
+)
 from dovetail.topology.hardware import read_hardware
 from generate import compile_artifact, installed_peers, make_files
 from generate_models import SHAPES
@@ -78,7 +85,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(SERVERS), help=",".join(SERVERS))
     parser.add_argument("--effort", default="fast", help="of the compile: none, fast, full")
     parser.add_argument("--threads", type=int, default=read_hardware().usable_threads)
-    parser.add_argument("--work", type=Path, help="keep models and artifacts in this directory")
+    add_work_option(parser)
     options = parser.parse_args()
     for name, known in (("models", SETUPS), ("peers", SERVERS)):
         chosen = getattr(options, name).split(",")
@@ -312,12 +319,8 @@ def describe(row: dict[str, Any]) -> str:
 def main() -> None:
     """Run the benchmark from the command line."""
     options = parse_arguments()
-    if options.work is not None:
-        options.work.mkdir(parents=True, exist_ok=True)
-        report = run_benchmark(options, options.work)
-    else:
-        with tempfile.TemporaryDirectory(prefix="dovetail-serve-") as work:
-            report = run_benchmark(options, Path(work))
+    with work_folder(options.work) as work:
+        report = run_benchmark(options, work)
     report.print(SHOWN)
     report.write(options.json)
 

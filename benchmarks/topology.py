@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 
 import allreduce
 import exhaustive
-from common import Report, parse_numbers, sample
+from common import Report, add_work_option, parse_numbers, sample, work_folder
 from dovetail.compiler.model_spec import read_dimensions
 from dovetail.ir.artifact import ServicePlan
 from dovetail.topology.hardware import load_hardware, read_hardware
@@ -50,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=90.0, help="limit of the plans' rounds")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="a folder of topology files")
     parser.add_argument("--cores", type=int, default=16, help="what its machines are cut to")
-    parser.add_argument("--work", type=Path, help="where the model is kept for the next run")
+    add_work_option(parser)
     return parser.parse_args()
 
 
@@ -185,11 +184,11 @@ def main() -> None:
     hidden = ("json", "work", "corpus")
     shown = {k: v for k, v in vars(options).items() if k not in hidden}
     report = Report("topology", shown)
-    with tempfile.TemporaryDirectory() as folder:
+    with work_folder(options.work) as work:
         if "allreduce" in options.parts:
             run_allreduce(options, report)
         if "plans" in options.parts:
-            run_plans(options, report, options.work or Path(folder))
+            run_plans(options, report, work)
     if "simulated" in options.parts and options.corpus.is_dir():
         run_simulated(options, report)
     report.print(COLUMNS)

@@ -38,11 +38,6 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 
-def plan_weights(spec: ModelSpec) -> tuple[WeightEntry, ...]:
-    """Return where every packed weight of a decoder goes, in the order of use."""
-    return plan_sources(weight_sources(spec), spec.weight_dtype)
-
-
 def plan_sources(sources: Sequence[WeightSource], weight_dtype: str) -> tuple[WeightEntry, ...]:
     """Return where the packed weights go: offsets are multiples of 4096, in the order given."""
     entries, offset = [], 0

@@ -130,14 +130,6 @@ class Driver:
         return text.value.decode() if text.value else "unknown error"
 
 
-def count_devices(library: str = DRIVER) -> int:
-    """Return how many NVIDIA GPUs this process may use, 0 without a driver."""
-    try:
-        return Driver(library).integer("cuDeviceGetCount")
-    except (SpecError, CudaError):
-        return 0
-
-
 class CudaDevice:
     """One GPU, by its primary context, which other libraries of the process share."""
 

@@ -67,10 +67,6 @@ class KvPool:
         """Return the blocks of `sequence` in order (int32, not to be changed)."""
         return self._tables[sequence].blocks
 
-    def references(self, block: int) -> int:
-        """Return how many sequences hold `block`."""
-        return self._references[block]
-
     @property
     def sequences(self) -> frozenset[Hashable]:
         """The sequences that are open."""

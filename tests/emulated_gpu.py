@@ -8,14 +8,17 @@ while there is one that DT_HUNG_GPU names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.codegen.emit import KernelSpec, UnitSpec
 from dovetail.codegen.emit_cuda import emit_cuda
 from dovetail.codegen.targets import DEVICE_TARGETS, host_target
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
-from dovetail.ir.artifact import KernelEntry
+from dovetail.ir.artifact import KernelEntry, KernelIndex
+from dovetail.runtime.cuda import CudaDevice
 from tests.codegen.warp_host import FLAGS, HEADER
 
 DRIVER = r"""
@@ -129,6 +132,24 @@ int cuGetErrorString(int status, const char** text) {
 }
 }
 """
+
+
+@contextmanager
+def open_device(driver: str) -> Iterator[CudaDevice]:
+    """Open the GPU of a driver library; nothing is left on it at the end."""
+    device = CudaDevice(library=driver)
+    yield device
+    device.close()
+    assert ctypes.CDLL(driver).dt_left() == 0
+
+
+def make_index(kernels: Sequence[KernelSpec]) -> KernelIndex:
+    entries = tuple(kernel.entry for kernel in kernels)
+    return KernelIndex(
+        target="cuda", library="k.ptx", source="k.cu", compiler="c", flags=(), kernels=entries
+    )
+
+
 C_TYPES = {"f32": "float", "f64": "double", "i64": "int64_t", "i32": "int32_t"}
 POINTED = {**C_TYPES, "bf16": "uint16_t", "f16": "uint16_t"}
 

@@ -15,14 +15,14 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.schedules import LINEAR, SILU, GemmOp, built_tiles, gemm_requests
 from dovetail.compiler.search.space import Problem, Program, Scheme, Slice
 from dovetail.compiler.tapes import build_forward_tape
-from dovetail.compiler.weights import plan_weights, total_bytes
+from dovetail.compiler.weights import total_bytes
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS, WeightFormat
 from dovetail.runtime.app import load
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.runtime.request import SamplingParams
 from dovetail.runtime.shard import matrix_ranges, shard_tape, split_model
-from tests.compiler.test_tapes import make_spec
+from tests.compiler.test_tapes import make_spec, plan_weights
 from tests.models import make_model
 from tests.runtime.test_shard import slots
 from tests.test_fidelity import load_exact, reference_logits

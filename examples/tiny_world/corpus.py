@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -46,15 +45,6 @@ def passages() -> tuple[Passage, ...]:
 def questions(split: str) -> tuple[Question, ...]:
     """Return the questions of `split`: train, dev or test."""
     return tuple(make_questions(SEED, bundled_world(), split, COUNTS[split]))
-
-
-def corpus_hash() -> str:
-    """Return the sha256 of all files `write` makes, in the order of their names."""
-    digest = hashlib.sha256()
-    for _, lines in sorted(_files().items()):
-        for line in lines:
-            digest.update(line.encode())
-    return digest.hexdigest()
 
 
 def write(folder: Path) -> tuple[Path, ...]:

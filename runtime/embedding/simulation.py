@@ -108,11 +108,3 @@ def simulate(
                 heapq.heappush(ends, (now + seconds + pause, next(order), batch_now))
     start = calls[0].at if calls else 0.0
     return Outcome({n: tuple(each) for n, each in latencies.items()}, busy, now - start)
-
-
-def poisson_calls(rate: float, seconds: float, tokens: int, seed: int = 0) -> list[Call]:
-    """Return single queries that arrive at random, `rate` a second."""
-    draw, at, calls = random.Random(seed), 0.0, []
-    while (at := at + draw.expovariate(rate)) < seconds:
-        calls.append(Call(at, (tokens,)))
-    return calls

@@ -11,9 +11,10 @@ from dovetail.compiler.buffers import Stage, live_sets, plan_offsets
 from dovetail.compiler.check_tape import table_key, tape_stages, verify_tape
 from dovetail.compiler.operators import OPERATORS
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
-from dovetail.compiler.weights import plan_weights
+from dovetail.compiler.tensors import weight_sources
+from dovetail.compiler.weights import plan_sources
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.model import ModelSpec, RopeSpec
+from dovetail.ir.model import ModelSpec, RopeSpec, WeightEntry
 from dovetail.ir.schedule import Row, ScheduleTable
 from dovetail.ir.tape import FORWARD_ARGS, SAMPLE_ARGS, BufferRef, KvRef, Tape, WeightRef
 
@@ -27,6 +28,11 @@ def make_spec(**changes):
         rope=RopeSpec(rotary_dim=16), weight_dtype="f32", checkpoint_dtype="f32",
     )  # fmt: skip
     return replace(spec, **changes)
+
+
+def plan_weights(spec: ModelSpec) -> tuple[WeightEntry, ...]:
+    """Where the packed weights of a model go."""
+    return plan_sources(weight_sources(spec), spec.weight_dtype)
 
 
 def make_tape(spec, tokens=64, sequences=8):

@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 
 from dovetail.codegen.catalog import device_kernels
-from dovetail.codegen.emit import KernelSpec
 from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.compiler.pipeline import compile_model
-from dovetail.ir.artifact import KernelIndex, PhasePlan, ServicePlan
+from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.app import App
 from dovetail.runtime.artifact import open_artifact
@@ -32,7 +31,7 @@ from dovetail.runtime.plan import Batch, SchedulerSettings, StepPlan
 from dovetail.topology.hardware import read_hardware
 from tests.codegen.warp_host import FLAGS
 from tests.cuda_rank import DRIVER, INDEX, clock_worker
-from tests.emulated_gpu import build_driver
+from tests.emulated_gpu import build_driver, make_index
 from tests.lazy_gpu import HostProducts, HostSums, LazyDriver, prefer_ours
 from tests.models import save_model
 from tests.runtime.test_pipelined import PROMPTS as LONGER
@@ -145,13 +144,6 @@ def in_two(batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
         return batches
     decodes = batches[0].cpu_decode
     return replace(batches[0], cpu_decode=decodes[::2]), Batch(cpu_decode=decodes[1::2])
-
-
-def make_index(kernels: list[KernelSpec]) -> KernelIndex:
-    entries = tuple(kernel.entry for kernel in kernels)
-    return KernelIndex(
-        target="cuda", library="k.ptx", source="k.cu", compiler="c", flags=(), kernels=entries
-    )
 
 
 def note_host(lane: CudaLane, driver: LazyDriver) -> None:

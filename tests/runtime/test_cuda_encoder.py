@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import device_kernels
-from dovetail.codegen.emit import KernelSpec
 from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.compiler.encoder_spec import read_encoder_spec
 from dovetail.compiler.pipeline import compile_model
-from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RequestError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.cuda import CudaDevice, CudaError
@@ -37,7 +35,7 @@ from dovetail.runtime.cuda_pair import GpuParts
 from dovetail.runtime.embedding.instance import InstanceLost
 from dovetail.runtime.forward import find_tape
 from dovetail.topology.hardware import read_hardware
-from tests.emulated_gpu import build_driver
+from tests.emulated_gpu import build_driver, make_index
 from tests.encoders import (
     MODERN,
     Jina,
@@ -126,13 +124,6 @@ class Running:
 
     def __init__(self, encoder: CudaEncoder, driver: LazyDriver, products: HostProducts) -> None:
         self.encoder, self.driver, self.products = encoder, driver, products
-
-
-def make_index(kernels: list[KernelSpec]) -> KernelIndex:
-    entries = tuple(kernel.entry for kernel in kernels)
-    return KernelIndex(
-        target="cuda", library="k.ptx", source="k.cu", compiler="c", flags=(), kernels=entries
-    )
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from dovetail.codegen.targets import host_target
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, SpecError
 from dovetail.runtime.app import load
-from dovetail.runtime.cuda import CudaError, count_devices
+from dovetail.runtime.cuda import CudaError
 from dovetail.runtime.cuda_engine import CudaOptions
 from dovetail.runtime.machines import assumed_profile, find_machine
 from dovetail.runtime.meeting import RankOptions
@@ -25,6 +25,7 @@ from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
 from dovetail.runtime.request import Request
 from dovetail.runtime.scheduler import Draft
+from tests.gpus import count_devices
 from tests.lazy_gpu import Race
 from tests.models import save_model
 from tests.runtime.cuda_gpu import ASKED, PROMPTS, Gpu

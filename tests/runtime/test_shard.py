@@ -9,9 +9,9 @@ import pytest
 
 from dovetail.compiler.operators import OPERATORS
 from dovetail.compiler.tapes import build_forward_tape
-from dovetail.compiler.weights import plan_weights, total_bytes
+from dovetail.compiler.weights import total_bytes
 from dovetail.runtime.shard import matrix_ranges, shard_tape, split_model
-from tests.compiler.test_tapes import make_spec
+from tests.compiler.test_tapes import make_spec, plan_weights
 
 
 def slots(op: str) -> tuple[str, ...]:

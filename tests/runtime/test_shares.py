@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from dovetail.compiler.tapes import build_forward_tape
-from dovetail.compiler.weights import plan_weights
 from dovetail.runtime.shard import shard_tape, split_model
 from dovetail.runtime.shares import WeightShare, weight_shares
-from tests.compiler.test_tapes import make_spec
+from tests.compiler.test_tapes import make_spec, plan_weights
 from tests.runtime.test_shard import slots
 
 

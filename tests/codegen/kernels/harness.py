@@ -39,9 +39,10 @@ from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
 from dovetail.runtime import abi
-from dovetail.runtime.cuda import CudaDevice, count_devices
+from dovetail.runtime.cuda import CudaDevice
 from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.warp_host import WarpLibrary
+from tests.gpus import count_devices
 
 PROBES = """
 import gelu

@@ -17,7 +17,8 @@ from dovetail.runtime.embedding.line import Arrival, Line
 from dovetail.runtime.embedding.query import Query, QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
-from dovetail.runtime.embedding.simulation import Call, poisson_calls, simulate
+from dovetail.runtime.embedding.simulation import Call, simulate
+from tests.runtime.embedding.arrivals import poisson_calls
 from tests.runtime.embedding.toy_encoders import Toy, vector
 
 SLO, CPU = 1.0, Line(0.0095, 0.0095)

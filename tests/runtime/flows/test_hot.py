@@ -16,7 +16,7 @@ import pytest
 from dovetail.codegen.catalog import retrieval_kernels
 from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
-from dovetail.ir.artifact import FileEntry, KernelIndex
+from dovetail.ir.artifact import FileEntry
 from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, Passage
 from dovetail.ir.ragraph import RAGraph
@@ -54,7 +54,7 @@ from dovetail.runtime.retrieval.wire import (
 from dovetail.runtime.wavefront.messages import Part, Report, Scan, Scanned
 from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
 from dovetail.topology.parameters import Figure
-from tests.emulated_gpu import build_driver
+from tests.emulated_gpu import build_driver, make_index
 from tests.runtime.flows.conftest import COUNT, DIM, NPROBE, PlainServices, embed
 from tests.runtime.flows.test_recovery import kill_worker
 from tests.runtime.flows.test_service import GRAPHS, plain, question
@@ -176,15 +176,7 @@ def on_cuda(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     kernels = [lower_request(request, target) for request in retrieval_kernels(target)]
     path = tmp_path_factory.mktemp("cuda") / "idx"
     shutil.copytree(folder, path)
-    index = KernelIndex(
-        target="cuda",
-        library="k.ptx",
-        source="k.cu",
-        compiler="c",
-        flags=(),
-        kernels=tuple(kernel.entry for kernel in kernels),
-    )
-    written = {"index.json": msgspec.json.encode(index), "k.ptx": b"emulated"}
+    written = {"index.json": msgspec.json.encode(make_index(kernels)), "k.ptx": b"emulated"}
     (path / "kernels" / "cuda").mkdir(parents=True)
     manifest = read_manifest(path)
     files = dict(manifest.files)

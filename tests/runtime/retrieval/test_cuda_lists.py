@@ -14,7 +14,6 @@ faiss = pytest.importorskip("faiss")
 from dovetail.codegen.catalog import retrieval_kernels  # noqa: E402
 from dovetail.codegen.library import lower_request  # noqa: E402
 from dovetail.codegen.targets import DEVICE_TARGETS  # noqa: E402
-from dovetail.ir.artifact import KernelIndex  # noqa: E402
 from dovetail.ir.errors import CapacityError, SpecError  # noqa: E402
 from dovetail.runtime.cuda import CudaDevice, CudaModule  # noqa: E402
 from dovetail.runtime.retrieval import cuda_lists  # noqa: E402
@@ -22,7 +21,7 @@ from dovetail.runtime.retrieval.build import build_index  # noqa: E402
 from dovetail.runtime.retrieval.cuda_lists import CudaLists  # noqa: E402
 from dovetail.runtime.retrieval.device_lists import DeviceScanner  # noqa: E402
 from dovetail.runtime.retrieval.scans import Only, Scan  # noqa: E402
-from tests.emulated_gpu import build_driver  # noqa: E402
+from tests.emulated_gpu import build_driver, make_index, open_device  # noqa: E402
 
 CUDA = DEVICE_TARGETS["cuda"]
 KERNELS = [lower_request(request, CUDA) for request in retrieval_kernels(CUDA)]
@@ -39,20 +38,21 @@ def driver() -> str:
 
 @pytest.fixture
 def device(driver: str) -> Iterator[CudaDevice]:
-    device = CudaDevice(library=driver)
-    yield device
-    device.close()
-    assert ctypes.CDLL(driver).dt_left() == 0
+    with open_device(driver) as device:
+        yield device
+
+
+@pytest.fixture
+def dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that says, while it is there, that the device is lost."""
+    monkeypatch.setenv("DT_DEAD_GPU", str(tmp_path / "dead"))
+    return tmp_path / "dead"
 
 
 @pytest.fixture
 def module(device: CudaDevice, tmp_path: Path) -> Iterator[CudaModule]:
     (tmp_path / "k.ptx").write_text("emulated")
-    entries = tuple(kernel.entry for kernel in KERNELS)
-    index = KernelIndex(
-        target="cuda", library="k.ptx", source="k.cu", compiler="c", flags=(), kernels=entries
-    )
-    module = device.load(tmp_path / "k.ptx", index)
+    module = device.load(tmp_path / "k.ptx", make_index(KERNELS))
     yield module
     module.close()
 
@@ -105,12 +105,8 @@ def test_the_gpu_scans_what_lies_in_its_own_memory(device: CudaDevice, module: C
     lists.close()
 
 
-def test_a_lost_device_is_done_without(
-    device: CudaDevice, module: CudaModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_device_is_done_without(device: CudaDevice, module: CudaModule, dead: Path) -> None:
     """What was there when it was lost is given back when it is found again."""
-    dead = tmp_path / "dead"
-    monkeypatch.setenv("DT_DEAD_GPU", str(dead))
     index = build_index(VECTORS, clusters=LISTS)
     lists = CudaLists(device, module, index, 1 << 20)
     hybrid, scan = DeviceScanner(lists), Scan(QUERIES[0], range(6), np.zeros(6, np.float32))
@@ -131,11 +127,9 @@ def test_a_lost_device_is_done_without(
 
 
 def test_what_a_lost_device_does_not_drop_did_not_arrive(
-    device: CudaDevice, module: CudaModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: CudaDevice, module: CudaModule, dead: Path
 ) -> None:
     """Old copies of what is to be loaded stay as they are, for the scans that use them."""
-    dead = tmp_path / "dead"
-    monkeypatch.setenv("DT_DEAD_GPU", str(dead))
     index = build_index(VECTORS, clusters=LISTS)
     lists = CudaLists(device, module, index, 1 << 20)
     hybrid = DeviceScanner(lists)

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -155,8 +156,22 @@ def _send_again(unraisable: sys.UnraisableHookArgs) -> None:
     number = next((n for kind, n in SIGNALS.items() if issubclass(unraisable.exc_type, kind)), None)
     if number is None:
         sys.__unraisablehook__(unraisable)
-    else:  # from a thread, a little later: the finalizer is still running now
-        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+    else:
+        here = threading.get_ident(), sys._getframe()
+        threading.Thread(target=_send_after, args=(*here, number)).start()
+
+
+def _send_after(thread: int, hook: FrameType, number: int) -> None:
+    """Send a signal to this process once `thread` has left `hook`, which would drop it, too."""
+    while hook in _frames(sys._current_frames().get(thread)):
+        time.sleep(0.001)
+    os.kill(os.getpid(), number)
+
+
+def _frames(top: FrameType | None) -> Iterator[FrameType]:
+    while top is not None:
+        yield top
+        top = top.f_back
 
 
 def _drop_stdout() -> NoReturn:

@@ -7,12 +7,20 @@ import sys
 import pytest
 
 WORKING = """
-import signal, sys, time
+import signal, sys, threading, time
 from dovetail.cli.report import report_errors
 
 class Late:
     def __del__(self):
         signal.raise_signal(int(sys.argv[1]))
+
+start = threading.Thread.start
+
+def start_slowly(thread):  # as on a busy machine
+    start(thread)
+    time.sleep(0.1)
+
+threading.Thread.start = start_slowly
 
 @report_errors
 def work():

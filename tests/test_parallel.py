@@ -19,6 +19,7 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError, RankError, SpecError
 from dovetail.runtime.app import load
 from tests.models import save_model
+from tests.processes import running, stop
 from tests.runtime.groups import named_memory
 
 ROOT = Path(__file__).parents[1]
@@ -80,10 +81,6 @@ def answers(path: Path, service: ServicePlan, prompts: Sequence[list[int]]) -> l
     with load(path, plan=service) as app:
         done = app.generate(prompts, max_tokens=24, ignore_eos=True)
         return [list(d.token_ids) for d in done]
-
-
-def running(pids: Sequence[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +146,7 @@ def test_a_process_killed_inside_a_step_ends_it(artifact: Callable[[str], Path])
     with load(artifact("llama-4kv"), plan=plan(2)) as app:
         assert app.engine.group is not None
         (pid,) = app.engine.group.pids
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {pid}"])
         with pytest.raises(RankError, match="process"):
             app.generate(PROMPTS[0], max_tokens=4)

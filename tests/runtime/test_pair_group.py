@@ -27,6 +27,7 @@ from dovetail.runtime.orders import StepOrder
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import Move, SchedulerSettings, StepPlan
 from tests.models import save_model
+from tests.processes import running
 from tests.runtime.groups import named_memory
 
 RNG = random.Random(8)
@@ -103,10 +104,6 @@ def check_blocks(app: App) -> None:
     for pool in engine.scheduler.pools.values():  # type: ignore[attr-defined]
         pool.check_integrity()
         assert pool.free_blocks == pool.n_blocks
-
-
-def running(pids: Sequence[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,9 @@ def gather(group: TorchCollective) -> None:
 class Torn:
     """A group as NCCL's is when it has been aborted: it refuses at once."""
 
+    def __init__(self) -> None:
+        self.left = threading.Event()
+
     def allreduce(self, _: Any) -> None:
         raise dist.DistBackendError("the communicator was aborted")
 
@@ -75,7 +78,7 @@ class Torn:
         raise dist.DistBackendError("the communicator was aborted")
 
     def abort(self) -> None:
-        pass
+        self.left.set()
 
 
 class Here(TorchProducts):
@@ -219,7 +222,8 @@ def test_a_group_given_up_by_another_thread_just_before_a_sum_is_an_error(
 def test_a_backend_that_refuses_work_has_failed(
     monkeypatch: pytest.MonkeyPatch, exchange: Callable[[TorchCollective], None]
 ) -> None:
-    monkeypatch.setitem(torch_collective._GROUPS, "gloo", lambda *_: Torn())
+    torn = Torn()
+    monkeypatch.setitem(torch_collective._GROUPS, "gloo", lambda *_: torn)
 
     def work(group: TorchCollective) -> bool:
         with pytest.raises(RankError, match=r"failed at rank 0 .*aborted"):
@@ -229,6 +233,7 @@ def test_a_backend_that_refuses_work_has_failed(
         return group.failed
 
     assert run_ranks(1, work) == [True]
+    assert torn.left.wait(60)  # a thread of its own ends the group
 
 
 def test_a_sum_without_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

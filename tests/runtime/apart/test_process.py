@@ -25,6 +25,7 @@ from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.ranks import pack_value
 from dovetail.runtime.timeline import check_timeline
+from tests.processes import stop
 from tests.runtime.test_engine import random_prompts
 from tests.runtime.test_tokenizer import toy_tokenizer
 
@@ -172,7 +173,7 @@ def test_a_killed_process_fails_what_it_had_and_the_next_one_serves(
     with load(make_artifact(), apart=True) as app:
         assert app.ready
         first = pid(app)
-        os.kill(first, signal.SIGSTOP)
+        stop(first)
         lost = [app.submit([3, 3], **LONG) for _ in range(4)]
         os.kill(first, signal.SIGKILL)
         for job in lost:
@@ -322,7 +323,7 @@ def test_nobody_waits_for_a_process_that_takes_no_orders(
     monkeypatch.setattr("dovetail.runtime.apart.process.SEND_SECONDS", 300)
     with load(make_artifact(), apart=True) as app:
         wanted = app.generate([4] * 90, max_tokens=1)[0].token_ids
-        os.kill(pid(app), signal.SIGSTOP)
+        stop(pid(app))
         jobs = [job for _ in range(4) for job in app.submit_all([[4] * 90] * 800, max_tokens=1)]
         assert not any(job.finished for job in jobs)
         os.kill(pid(app), signal.SIGCONT)

@@ -23,6 +23,7 @@ from dovetail.runtime.embedding.service import EmbeddingService
 from dovetail.runtime.embedding.settings import EmbeddingSettings
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
 from dovetail.tiny_world import ENCODER
+from tests.processes import stop
 
 TEXTS = ["Where does Ada live?", "", "The harbour of Elm.", "x " * 900] * 8
 SLO = 30.0
@@ -90,7 +91,7 @@ def test_the_overflow_goes_to_the_cpu_and_what_is_beyond_is_busy(path: Path) -> 
         set_depth("emulated0", 0)
         cpu = service._instances["cpu"][0]["embedder"]
         assert isinstance(cpu, ProcessInstance)
-        os.kill(cpu.pid, signal.SIGSTOP)
+        stop(cpu.pid)
         held = chosen.start(ids[1:])
         with pytest.raises(CapacityError) as busy:
             app.embed(TEXTS[0])

@@ -25,6 +25,7 @@ from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.query import QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
+from tests.processes import stop
 from tests.runtime.embedding.toy_encoders import DEADLY, FATAL, HEAVY, WRONG, Toy, vector
 
 WAIT = 60.0
@@ -231,7 +232,7 @@ def test_a_process_that_hangs_is_started_again_and_loses_no_query(
     process = ProcessInstance(toy_source("toy"))
     with serve({"cpu": 60}, {"cpu": process}) as service:
         old = process.pid
-        os.kill(old, signal.SIGSTOP)
+        stop(old)
         queries = [ids(3, n) for n in range(40)]
         np.testing.assert_array_equal(
             embed(service, queries), np.stack([vector(each) for each in queries])

@@ -44,6 +44,7 @@ from dovetail.runtime.retrieval.wire import (
     ScanPieces,
     pack_vector,
 )
+from tests.processes import stop
 
 DIM, CLUSTERS, DEPTH = 16, 8, 20
 DEADLY = 1  # the first request after that which opens the index
@@ -102,12 +103,6 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def stop(pid: int) -> None:
-    """Stop a worker, and wait until all its threads are."""
-    os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def test_it_finds_what_the_index_finds(

@@ -151,7 +151,7 @@ def variant_schedules(family: str, cases: Sequence[AttentionCase]) -> tuple[Sche
         return (default,)
     cuts: dict[tuple[int, ...], Schedule] = {}
     for least in (PART_TOKENS, *PARTS):
-        parts = tuple(count_parts(c.n_kv, c.context, c.threads, least) for c in cases)
+        parts = tuple(count_parts(1, c.n_kv, c.context, c.threads, least) for c in cases)
         cuts.setdefault(parts, make_schedule(block_k=least))
     return tuple(cuts.values())
 

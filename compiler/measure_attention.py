@@ -84,7 +84,7 @@ class AttentionRun:
         self.turn += calls
         merge = f"{DECODE}_merge_{self.case.dtype}" if self.case.kind == DECODE else None
         least = candidate.schedule[SCHEDULE_VALUES.index("block_k")]
-        parts = count_parts(self.case.n_kv, self.case.context, self.case.threads, least)
+        parts = count_parts(1, self.case.n_kv, self.case.context, self.case.threads, least)
         operands = (self.operands(turn % self.layers, parts) for turn in turns)
         return KernelCall(self.library, candidate, merge, *operands, rows=1)
 

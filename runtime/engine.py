@@ -288,8 +288,8 @@ class Engine:
 
     def kv_splits(self, shape: StepShape, threads: int, least: int = PART_TOKENS) -> int:
         """Return into how many parts a step's decodes cut their keys; arguments: `count_parts`."""
-        units = shape.n_decode * self.spec.n_kv_heads
-        return count_parts(units, shape.longest_decode, threads, least)
+        n_kv = self.spec.n_kv_heads
+        return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least)
 
     def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
         raw = self._apply_rules(shape, buffers)

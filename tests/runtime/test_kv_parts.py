@@ -6,26 +6,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.ir.model import MAX_KV_SPLITS
-from dovetail.runtime.kv_parts import EVEN_ITEMS, PART_TOKENS, count_parts
+from dovetail.runtime.kv_parts import EVEN_ITEMS, PART_TOKENS, WHOLE_TOKENS, count_parts
 
 
-def test_one_thread_or_enough_heads_leave_sequences_whole() -> None:
-    assert count_parts(1, 4096, 1) == count_parts(8, 4096, 8) == count_parts(33, 4096, 8) == 1
-    assert count_parts(3, 4096, 2) == 2 and count_parts(8, 4096, 64) == 8
-    assert count_parts(1, PART_TOKENS - 1, 64) == 1 and count_parts(1, 2 * PART_TOKENS, 64) == 3
-    assert count_parts(1, 4096, 64, 1024) == 5 and count_parts(1, 4096, 64, 0) == 1
+def test_one_thread_or_enough_sequences_leave_them_whole() -> None:
+    assert (
+        count_parts(1, 1, 4096, 1) == count_parts(8, 1, 4096, 8) == count_parts(33, 8, 64, 8) == 1
+    )
+    assert count_parts(3, 1, 4096, 2) == 2 and count_parts(8, 1, 4096, 64) == 8
+    assert count_parts(1, 1, PART_TOKENS - 1, 64) == 1
+    assert count_parts(1, 1, 2 * PART_TOKENS, 64) == 3
+    assert count_parts(1, 1, 4096, 64, 1024) == 5 and count_parts(1, 1, 4096, 64, 0) == 1
+
+
+def test_long_parts_are_dealt_with_all_their_heads() -> None:
+    """Two threads with eight heads: half the keys each, not half the heads; few keys stay whole."""
+    assert count_parts(1, 8, 2 * WHOLE_TOKENS, 2) == 2
+    assert count_parts(1, 8, 2 * WHOLE_TOKENS - 1, 2) == 1
+    assert count_parts(2, 8, 4096, 2) == 1 and count_parts(1, 8, 4096, 2, 0) == 1
+    assert count_parts(1, 8, 4096, 16) == 16 and count_parts(1, 8, 4095, 16) == 2
 
 
 @given(
-    units=st.integers(1, 100),
+    sequences=st.integers(1, 20),
+    n_kv=st.integers(1, 9),
     longest=st.integers(0, 10_000),
     threads=st.integers(1, 64),
     least=st.integers(0, 600),
 )
 def test_fewer_parts_would_leave_threads_without_work(
-    units: int, longest: int, threads: int, least: int
+    sequences: int, n_kv: int, longest: int, threads: int, least: int
 ) -> None:
-    parts = count_parts(units, longest, threads, least)
+    parts = count_parts(sequences, n_kv, longest, threads, least)
     assert 1 <= parts <= min(MAX_KV_SPLITS, 1 + longest // least if least else 1)
+    units = sequences if longest >= parts * WHOLE_TOKENS else sequences * n_kv
     for fewer in range(1, parts):
         assert units * fewer % threads and units * fewer < EVEN_ITEMS * threads

@@ -35,6 +35,7 @@ from dovetail.compiler.roofline import (
     stream_bytes,
 )
 from dovetail.compiler.schedules import make_schedule
+from dovetail.compiler.tables import OWN_SCHEDULES
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.dtypes import DTYPES
 from dovetail.runtime.library import KernelLibrary
@@ -109,7 +110,7 @@ def make_case(
 def measure_decode(library: KernelLibrary, case: AttentionCase, rounds: int) -> dict[str, Any]:
     """Return a row: what one token reads per second, and its share of what this machine does."""
     run = open_run(library, case, stream_bytes(read_hardware(), case.threads))
-    kernel = Candidate(kernel_name(case), make_schedule())
+    kernel = Candidate(kernel_name(case), OWN_SCHEDULES[DECODE])
     if not run.check(kernel):
         raise SystemExit(f"{kernel.kernel}: the numbers are wrong")
     size = 2 * case.n_kv * case.context * case.head_dim * DTYPES[case.dtype].size

@@ -68,6 +68,15 @@ def test_more_bandwidth_of_the_cpu_pays_more() -> None:
     assert gains[0] < 1.05 < gains[1] < 1.4 < gains[2] < 1.1 * gains[3]
 
 
+def test_running_all_at_once_is_held_against_the_gpu_alone_played_in_the_same_way() -> None:
+    found = weigh("t4", 212, 28, requests=144, blocks=409, cpu=0.5)
+    assert (
+        found.at_once and found.gain > 1.1
+    )  # the steady end of the GPU alone is sooner, and wrong
+    doubted = weigh("a10g", 248, 22, requests=141, blocks=531, cpu=0.5)
+    assert doubted == OffloadVerdict(1.0, 0)  # 1.01 by the played ends: too little to trust these
+
+
 @pytest.mark.parametrize(
     "options",
     [{"cpu": 0.001}, {"cpu_blocks": 0}, {"requests": 2}],

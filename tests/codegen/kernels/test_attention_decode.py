@@ -272,6 +272,24 @@ def test_processors_that_drop_nothing_are_asked_once() -> None:
     assert asks == [1, 2, 2]
 
 
+def test_groups_read_block_after_block_where_hardware_fetches_ahead() -> None:
+    chunks = [
+        kernel_request("decode_attention", TARGETS[name], "f32", HeadShape(128, group)).binding
+        for name, group in (("x86-64-avx512", 8), ("x86-64-avx512", 1), ("x86-64-avx2", 8))
+    ]
+    assert [binding["CHUNK"] for binding in chunks] == [16, 16, 32]
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16", "f16"])
+def test_large_groups_load_values_once(kv: str) -> None:
+    found = [
+        kernel_request("decode_attention", TARGETS["x86-64-avx512"], kv, HeadShape(128, group))
+        for group in (4, 6, 8)
+    ]
+    assert [request.binding["VT"] for request in found] == [4, 8, 8]
+    assert all(request.binding["DV"] == 2 for request in found[1:])
+
+
 @pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
 @pytest.mark.parametrize("kv", ["f32", "bf16"])
 @pytest.mark.parametrize("hd", [64, 80])

@@ -17,7 +17,7 @@ from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelSpec
-from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
+from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
 from dovetail.runtime.shard import split_model
 
@@ -35,6 +35,9 @@ SINGLE_PREFETCH, SHORT_PREFETCH = 4096, 1024
 """Bytes that float32 is fetched ahead where one tile takes all rows: weights pass once, and what is
 not there in time is waited for. Short panels get the second: what they begin with is missed."""
 SHORT_PANEL = 32 * SINGLE_PREFETCH
+SLICED_ROWS, FEW_TILES = 256, 4
+SUMS = 131072
+"""Elements that sums have room for where K is innermost (`gemm.dk`), else K stays whole."""
 START_PREFETCH = -16
 """`prefetch` value: fetch the first 16th of the next group only, hardware will find the rest."""
 
@@ -85,6 +88,11 @@ RULE_TILES: dict[tuple[str, str, int], tuple[MicroKernel, ...]] = {
 """The tiles that the rules choose from; the first serves large M. Between them they reach the read
 bandwidth at small M (many panels are many streams) and the multiply-add rate at large M (high tiles
 take least from the second cache, where panels wait for the next tile)."""
+
+K_SLICES = {"avx512": (MicroKernel(9, 3), 128, 256), "avx2": (MicroKernel(6, 1), 256, 256)}
+"""Instruction set to the tile of up to `SLICED_ROWS` float32 rows that several tiles take, and the
+values of K in a slice where these are `FEW_TILES`, and more (measured). A slice of the panels waits
+in the first cache for the next tile, its successor is near in memory, and hardware finds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,19 +284,28 @@ def thread_grid(op: GemmOp, m: int, threads: int) -> tuple[int, int]:
 
 
 def tile_schedule(
-    op: GemmOp, tile: MicroKernel, m: int, *, threads: int, l3_bytes: int, prefetch: int
+    op: GemmOp,
+    tile: MicroKernel,
+    m: int,
+    *,
+    threads: int,
+    l3_bytes: int,
+    prefetch: int,
+    block_k: int,
 ) -> tuple[int, ...]:
-    """Return the schedule of `tile` for about `m` rows: panels outside, all of K at once."""
+    """Return the schedule of `tile` for about `m` rows: panels outside, slices of K innermost."""
     grid_m, grid_n = thread_grid(op, m, threads)
     row_bytes = 4 * op.k
     block_m = max(l3_bytes // 2 // row_bytes, 16 * tile.rows) if l3_bytes else 0
     return make_schedule(
         m_tile=tile.rows,
         block_m=block_m,
+        block_k=block_k,
         grid_m=grid_m,
         grid_n=grid_n,
         block_n=1,
         prefetch=prefetch,
+        order=ORDERS.index("mnk") if block_k else 0,
     )
 
 
@@ -298,10 +315,18 @@ def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
 
 
 def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
-    """Return the lowest tile that takes `m` rows at once, else the one for large M."""
+    """Return the lowest tile that takes `m` rows at once, else the one for so many."""
     tiles = rule_tiles(op, target)
     tall_enough = [tile for tile in tiles if tile.rows >= m]
-    return min(tall_enough, key=lambda tile: tile.rows) if tall_enough else tiles[0]
+    if tall_enough:
+        return min(tall_enough, key=lambda tile: tile.rows)
+    return K_SLICES[target.isa][0] if _slices_k(op, target, m) else tiles[0]
+
+
+def _slices_k(op: GemmOp, target: Target, m: int) -> bool:
+    if op.kind in GATED or FORMATS[op.dtype].dtype.size < 4 or target.isa not in K_SLICES:
+        return False
+    return max(tile.rows for tile in rule_tiles(op, target)) < m <= SLICED_ROWS
 
 
 def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
@@ -318,6 +343,14 @@ def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
     return START_PREFETCH if few else SPREAD_PREFETCH
 
 
+def default_block_k(op: GemmOp, target: Target, m: int) -> int:
+    """Return the slice of K, 0 = whole: where weights pass once, and where it does not pay."""
+    if not _slices_k(op, target, m):
+        return 0
+    tile, few, many = K_SLICES[target.isa]
+    return few if m <= FEW_TILES * tile.rows else many
+
+
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
     """Return the row that the rules give `m` tokens."""
     tile = default_tile(op, target, m)
@@ -325,7 +358,15 @@ def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int)
     return Row(
         m_lo=m,
         kernel=op.kernel(target, tile),
-        schedule=tile_schedule(op, tile, m, threads=threads, l3_bytes=l3_bytes, prefetch=prefetch),
+        schedule=tile_schedule(
+            op,
+            tile,
+            m,
+            threads=threads,
+            l3_bytes=l3_bytes,
+            prefetch=prefetch,
+            block_k=default_block_k(op, target, m),
+        ),
     )
 
 
@@ -343,9 +384,12 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
-    """Return the M at which the rules may change their mind: past tile heights and few rows."""
+    """Return the M at which the rules may change their mind: past tiles, few rows, slices."""
     heights = {tile.rows for tile in rule_tiles(op, target)}
-    return tuple(sorted({1, *(m + 1 for m in (FORMATS[op.dtype].few_rows, *heights))}))
+    slices = {SLICED_ROWS}
+    if target.isa in K_SLICES:
+        slices |= {FEW_TILES * K_SLICES[target.isa][0].rows}
+    return tuple(sorted({1, *(m + 1 for m in (FORMATS[op.dtype].few_rows, *heights, *slices))}))
 
 
 def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:

@@ -54,7 +54,7 @@ class SearchTask:
 
     sizes: M -> share of the workload's steps, may be empty. seconds: the budget, on the measurer's
     clock. rounds: how often a candidate is timed. fixed_order: sums over K run from first to last
-    at every M, so that results do not depend on M; K is then neither sliced nor split.
+    at every M, so that results do not depend on M: K is then not split, nor sliced but innermost.
     """
 
     op: GemmOp
@@ -81,13 +81,14 @@ class SearchTask:
 
     def allows(self, program: Program) -> bool:
         """Tell whether a program sums over K in an order that the task allows."""
-        return not self.fixed_order or (not program.slice.k and program.scheme.k == 1)
+        one_chain = not program.slice.k or program.order[-1] == "k"
+        return not self.fixed_order or (one_chain and program.scheme.k == 1)
 
     def program(
         self, m: int, tile: MicroKernel, part: Slice, scheme: Scheme, order: str = ORDERS[0]
     ) -> Program:
         """Return a program with the prefetch distance that the rules give its tile."""
-        whole_k = replace(part, k=0) if self.fixed_order else part
+        whole_k = replace(part, k=0) if self.fixed_order and order[-1] != "k" else part
         part = self.problem(m).canonical(tile, whole_k, scheme)
         return Program(tile, part, scheme, default_prefetch(self.op, tile, m), order)
 

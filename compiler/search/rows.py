@@ -11,7 +11,7 @@ from dovetail.compiler.measure import Measurer
 from dovetail.compiler.schedules import MOST_ROWS, default_gemm_rows, reduce_kernel
 from dovetail.compiler.search.policy import DEFAULT, FINAL_ROUNDS, Bench, Choice, SearchTask
 from dovetail.compiler.search.space import WHOLE
-from dovetail.ir.schedule import Row
+from dovetail.ir.schedule import ORDERS, Row
 
 FEW_TILES = 2
 """Up to so many row tiles the last one of another M may be far from full."""
@@ -30,7 +30,7 @@ def make_rows(
     A choice serves the M from the point before it up to its own, cut into nearly equal tiles of
     its height; one whose point is in `alone`, and the default, leave those below to the rules. The
     largest one also serves all larger M, which divide into its slices (Sandwich
-    §6), unless it was searched at one row tile: large M behave otherwise, and get the rules.
+    §6), unless it was searched at one row tile or is the default: larger M then get the rules.
     """
     op, threads = task.op, task.phase.threads
     rules = default_gemm_rows(op, task.target, threads, task.hardware.l3_bytes)
@@ -48,7 +48,8 @@ def make_rows(
                 rows, low = [*rows, *_between(rules, low, point - 1)], point
             rows.append(_row(task, low, point, choice, (losses or {}).get(point)))
         low = point + 1
-    if low <= MOST_ROWS[op.kind] or not rows or rows[-1].source == DEFAULT:
+    as_rules = low > 1 and choices[low - 1].program == task.default(low - 1)
+    if low <= MOST_ROWS[op.kind] or not rows or rows[-1].source == DEFAULT or as_rules:
         rows += _between(rules, low, math.inf)
     return _joined(rows)
 
@@ -123,12 +124,12 @@ def measure_losses(
         bench = Bench(task, measurer, m, end, final=0.0)
         chosen, problem = choices[m].program, bench.problem
         space = dict.fromkeys(
-            task.program(m, tile, part, scheme)
-            for part in (WHOLE, chosen.slice)
+            task.program(m, tile, part, scheme, order)
+            for part, order in ((WHOLE, ORDERS[0]), (chosen.slice, chosen.order))
             for tile in problem.tiles()
             for scheme in problem.schemes(split_k=not task.fixed_order)
         )
-        space |= dict.fromkeys(problem.orders(chosen))
+        space |= dict.fromkeys(filter(task.allows, problem.orders(chosen)))
         if not all(cost < math.inf for cost in bench.time((chosen, *space), rounds=2)):
             continue
         finalists = sorted(space, key=bench.cost)[:FINALISTS]

@@ -101,7 +101,8 @@ class Sandwich:
         """Time programs of one M: with a fixed slice only the micro-kernels are compared."""
         task, m = bench.task, bench.m
         scheme = fixed.scheme if fixed else bench.default.scheme
-        last = [(p.slice, p.order) for p in ([fixed] if fixed else history[-1:])]
+        known = [fixed] if fixed else [bench.default, *history[-1:]]
+        last = [(p.slice, p.order) for p in known]
         seeds = last if fixed else [(WHOLE, ORDERS[0]), *last]
         first = [task.program(m, tile, part, scheme, o) for tile in tiles for part, o in seeds]
         first = self.model.best(task, m, dict.fromkeys(first), self.breadth)
@@ -141,7 +142,8 @@ class Sandwich:
         is turned, so that this takes few trials.
         """
         turns = (bench.problem.orders(p) for p in sorted(bench.found, key=bench.cost))
-        several = next((found for found in turns if len(found) > 1), ())
+        allowed = (tuple(filter(bench.task.allows, found)) for found in turns)
+        several = next((found for found in allowed if len(found) > 1), ())
         bench.time(several)
         best = bench.best(several)
         if best.order == ORDERS[0]:

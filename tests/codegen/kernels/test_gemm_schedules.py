@@ -1,4 +1,7 @@
-"""Schedules of GEMM kernels: each gives the product; bits depend on the slices of K alone."""
+"""Schedules of GEMM kernels: each gives the product; bits depend on the parts of K alone.
+
+And on its slices where K is not innermost.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.schedules import (
     LINEAR,
     SILU,
+    SUMS,
     built_tiles,
     kernel_name,
     make_schedule,
@@ -99,9 +103,23 @@ def test_bits_do_not_depend_on_the_order_of_slices(
         for grid in ({"grid_n": 2}, {"grid_k": 2} if kind == LINEAR else {"grid_m": 2}):
             first = problem.run(target, name, 2, **schedule, **grid)
             problem.assert_right(first, target)
-            for order in range(1, len(ORDERS)):
+            chain = problem.run(target, name, 2, **(schedule | {"block_k": 0}), **grid)
+            for order, nest in enumerate(ORDERS):
                 got = problem.run(target, name, 2, **schedule, **grid, order=order)
-                assert (got.view(np.uint32) == first.view(np.uint32)).all()
+                same = chain if nest[-1] == "k" else first
+                assert (got.view(np.uint32) == same.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("target", PLAIN)
+def test_k_innermost_stays_whole_without_room_for_sums(target: str) -> None:
+    """A slice of C with room, and one with a row too many: memory outside C is guarded."""
+    tile = built_tiles(LINEAR, TARGETS[target])[1]
+    name, rows = kernel_name(LINEAR, "f32", tile), SUMS // 16
+    for m in (rows, rows + 1):
+        problem = Problem(m, 16, 20, "f32", bias=True, residual=True, in_place=True)
+        whole = problem.run(target, name, m_tile=2, block_n=1)
+        got = problem.run(target, name, m_tile=2, block_n=1, block_k=8, order=ORDERS.index("mnk"))
+        assert (got.view(np.uint32) == whole.view(np.uint32)).all()
 
 
 @pytest.mark.parametrize("kind", [LINEAR, SILU])
@@ -147,6 +165,11 @@ def in_order(problem: Problem, width: int, order: str) -> np.ndarray:
         columns, left = slice(n * width, (n + 1) * width), (m + n) * width
         if problem.kind == SILU:
             memory[left + width :][:width] = whole[m, columns]
+            continue
+        if order[-1] == "k":  # C is written once
+            product = problem.weights[0][columns] @ problem.a[m, :6]
+            if k == 2:
+                memory[left + width :][:width] = memory[left:][:width] + product
             continue
         depth = slice(2 * k, 2 * k + 2)
         base = memory[left + (width if k else 0) :][:width]

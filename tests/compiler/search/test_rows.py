@@ -46,13 +46,13 @@ def test_choices_serve_up_to_their_point_and_rules_the_rest(measured):
             assert (row.kernel, row.schedule) == (rule.kernel, rule.schedule)
 
 
-def test_a_default_that_was_measured_leaves_the_M_below_to_the_rules():
+def test_a_default_that_was_measured_leaves_the_other_M_to_the_rules():
     found = {m: Choice(TASK.default(m), MEASURED, 1.0) for m in (1, 64)}
     rows = make_rows(TASK, found)
     assert [(row.m_lo, row.kernel, row.schedule) for row in rows] == [
         (row.m_lo, row.kernel, row.schedule) for row in RULES
     ]
-    assert rows[-1].source == MEASURED
+    assert serving(rows, 64).source == MEASURED and rows[-1].source == DEFAULT
 
 
 @pytest.mark.parametrize("good_at", [(8,), (5, 6, 7, 8)])
@@ -107,7 +107,8 @@ def test_losses_are_those_of_the_landscape():
             bowl(case, t.panels, dict(zip(SCHEDULE_VALUES, candidate.schedule, strict=True)))
             for t in TASK.problem(m).tiles()
             for scheme in TASK.problem(m).schemes()
-            for candidate in [TASK.problem(m).candidate(TASK.program(m, t, Slice(0, 1, 0), scheme))]
+            for part in (Slice(0, 1, 0), TASK.default(m).slice)
+            for candidate in [TASK.problem(m).candidate(TASK.program(m, t, part, scheme))]
         )
         assert abs(loss - (here / best - 1)) < 1e-9
     assert not measure_losses(TASK, land, whole, (8,), seconds=0.0)

@@ -36,7 +36,7 @@ SINGLE_PREFETCH, SHORT_PREFETCH = 4096, 1024
 not there in time is waited for. Short panels get the second: what they begin with is missed."""
 SHORT_PANEL = 32 * SINGLE_PREFETCH
 SLICED_ROWS, FEW_TILES = 256, 4
-SUMS = 131072
+SUMS = 32768
 """Elements that sums have room for where K is innermost (`gemm.dk`), else K stays whole."""
 START_PREFETCH = -16
 """`prefetch` value: fetch the first 16th of the next group only, hardware will find the rest."""

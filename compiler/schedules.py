@@ -241,6 +241,7 @@ def _requests(kind: str, dtype: str, target: Target) -> Iterator[KernelRequest]:
     for tile in built_tiles(kind, target).values():
         binding: dict[str, int | str] = {"W": dtype, "MR": tile.rows, "NP": tile.panels}
         binding |= {"DOT": dot_rows(dtype, target), **act}
+        binding |= {} if kind in GATED else {"SUMS": SUMS}
         yield KernelRequest("gemm", family, binding, kernel_name(kind, dtype, tile))
 
 

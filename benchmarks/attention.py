@@ -1,11 +1,11 @@
 """Attention kernels beside what the machine reads, and beside torch's on the same thread.
 
-Run `python benchmarks/attention.py --json F` (about 5 minutes). Decode: one token over a long
-context, in as many layers as fill the memory that the read bandwidth of the same rounds is taken
-over, all in one native call. `bandwidth` is its share of that; `bound` the most that products allow
-at the rate of the same rounds (twice that for pairs of bfloat16; widening, sums and softmax come on
-top); `roofline` the share of what the lesser of memory and products allows. Prefill: whole causal
-prompts on one thread, against `scaled_dot_product_attention` in turns.
+Run `python benchmarks/attention.py --json F` (about 10 minutes; `--threads 2` half). Decode: one
+token over a long context, in as many layers as fill the memory that the read bandwidth of the same
+rounds is taken over, all in one native call. `bandwidth` is its share of that; `bound` the most
+that products allow at the rate of the same rounds (twice that for pairs of bfloat16; widening, sums
+and softmax come on top); `roofline` the share of what the lesser of memory and products allows.
+Prefill: whole causal prompts on one thread, against `scaled_dot_product_attention` in turns.
 """
 
 from __future__ import annotations

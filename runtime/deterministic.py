@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dovetail.ir.artifact import KernelEntry
 from dovetail.ir.errors import ArtifactError
-from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
+from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
 from dovetail.runtime.artifact import Artifact, ModelPart
 
 
@@ -60,14 +60,20 @@ def _keep(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
 
 
 def _chain(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
-    """Return products that sum K in one chain; threads that shared K share columns."""
+    """Return products that sum K in one chain; threads that shared K share columns.
+
+    Slices of K stay where they are innermost: the chain goes on from one to the next. In kernels of
+    older artifacts, which have no `SUMS`, each began its own.
+    """
     return tuple(_chain_row(row, known[row.kernel]) for row in rows)
 
 
 def _chain_row(row: Row, kernel: KernelEntry) -> Row:
     values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
     parts, height = max(values["grid_k"], 1), abs(values["m_tile"])
-    values |= {"block_k": 0, "grid_k": 1, "grid_n": max(values["grid_n"], 1) * parts}
+    values |= {"grid_k": 1, "grid_n": max(values["grid_n"], 1) * parts}
+    if ORDERS[values["order"]][-1] != "k" or "SUMS" not in kernel.binding:
+        values["block_k"] = 0
     if kernel.binding.get("DOT"):  # rounds activations from some M on: do so at any
         values["m_tile"] = -max(height, 1)
     return replace(row, schedule=tuple(values.values()), reduce_kernel=None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dovetail.ir.artifact import KernelEntry
-from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
+from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.runtime.deterministic import fix_reduction
 
 
@@ -17,8 +17,9 @@ def kernel(family: str, name: str = "", **binding: int | str) -> KernelEntry:
 
 
 KERNELS = (
-    kernel("gemm_linear", DOT=0),
-    kernel("gemm_linear", "gemm_dot", DOT=16),
+    kernel("gemm_linear", DOT=0, SUMS=32768),
+    kernel("gemm_linear", "gemm_dot", DOT=16, SUMS=32768),
+    kernel("gemm_linear", "gemm_older", DOT=0),
     kernel("gemm_linear_reduce"),
     kernel("gemm_silu", DOT=0),
     kernel("rmsnorm"),
@@ -46,16 +47,23 @@ def value(fixed: Row, name: str) -> int:
 
 
 sides = st.integers(0, 8)
+orders = st.integers(0, len(ORDERS) - 1)
+products = st.sampled_from(["gemm_linear", "gemm_dot", "gemm_older"])
 
 
-@given(sides, sides, sides, st.integers(0, 512), st.sampled_from(["gemm_linear", "gemm_dot"]))
-def test_products_sum_k_in_one_chain(m: int, n: int, k: int, block: int, name: str) -> None:
-    """And the threads that shared K share columns."""
-    found = row(name, reduce="gemm_linear_reduce", grid_m=m, grid_n=n, grid_k=k, block_k=block)
+@given(sides, sides, sides, st.integers(0, 512), orders, products)
+def test_products_sum_k_in_one_chain(
+    m: int, n: int, k: int, block: int, order: int, name: str
+) -> None:
+    """Slices of K go on with it where they are innermost; threads that shared K share columns."""
+    grid = {"grid_m": m, "grid_n": n, "grid_k": k}
+    found = row(name, reduce="gemm_linear_reduce", **grid, block_k=block, order=order)
     (fixed,) = fix_reduction([table("o", found, replace(found, m_lo=9))], KERNELS)
     assert [r.m_lo for r in fixed.rows] == [1, 9]
+    goes_on = ORDERS[order] in ("mnk", "nmk") and name != "gemm_older"
     for after in fixed.rows:
-        assert (value(after, "block_k"), value(after, "grid_k")) == (0, 1)
+        assert value(after, "grid_k") == 1
+        assert (value(after, "block_k"), value(after, "order")) == (block if goes_on else 0, order)
         assert after.reduce_kernel is None and after.kernel == name
         assert value(after, "grid_m") == m
         assert value(after, "grid_n") == max(n, 1) * max(k, 1)

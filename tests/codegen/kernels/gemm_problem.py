@@ -19,6 +19,7 @@ from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.compiler.schedules import (
     LINEAR,
     SILU,
+    SUMS,
     dot_rows,
     gemm_requests,
     make_schedule,
@@ -128,12 +129,17 @@ class Problem:
 
         return self.guarded(call, self.phases(name, schedule), threads)
 
-    def interpret(self, target: str, name: str, threads: int = 1, **schedule: int) -> np.ndarray:
-        """Interpret the text lowered for the target, on all threads' shares, and return C."""
+    def interpret(
+        self, target: str, name: str, threads: int = 1, sums: int = SUMS, **schedule: int
+    ) -> np.ndarray:
+        """Interpret the text lowered for the target, on all threads' shares, and return C.
+
+        sums: elements that sums of slices of K have room for in it.
+        """
         row = dict(zip(SCHEDULE_VALUES, make_schedule(**schedule), strict=True))
 
         def call(kernel: str, values: list[int | np.ndarray | None], tid: int) -> None:
-            program, params = lowered(target, kernel)
+            program, params = lowered(target, kernel, sums)
             given = {**row, "tid": tid, "nth": threads}
             interpret(program, kernel, [*values, *(given[p] for p in params)], TARGETS[target])
 
@@ -188,14 +194,15 @@ def slot(value: int | np.ndarray | None) -> abi.Slot:
 
 
 @cache
-def lowered(target: str, name: str) -> tuple[Unit, tuple[str, ...]]:
+def lowered(target: str, name: str, sums: int = SUMS) -> tuple[Unit, tuple[str, ...]]:
     """The kernel's low IR, and its schedule and thread parameters."""
     requests = gemm_requests(DTYPES, TARGETS[target])
     request = next(r for r in requests if r.name == name)
     module = load_kernel_module(request.module)
     params = module.function(request.kernel).params
     special = tuple(p.name for p in params if getattr(p.type, "name", "") in ("sched", "thread"))
-    return lower(module, request.kernel, request.binding, TARGETS[target], name=name), special
+    binding = {n: sums if n == "SUMS" else value for n, value in request.binding.items()}
+    return lower(module, request.kernel, binding, TARGETS[target], name=name), special
 
 
 def tile_of(name: str) -> tuple[int, int]:

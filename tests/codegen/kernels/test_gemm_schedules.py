@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -110,16 +111,33 @@ def test_bits_do_not_depend_on_the_order_of_slices(
                 assert (got.view(np.uint32) == same.view(np.uint32)).all()
 
 
-@pytest.mark.parametrize("target", PLAIN)
-def test_k_innermost_stays_whole_without_room_for_sums(target: str) -> None:
-    """A slice of C with room, and one with a row too many: memory outside C is guarded."""
-    tile = built_tiles(LINEAR, TARGETS[target])[1]
-    name, rows = kernel_name(LINEAR, "f32", tile), SUMS // 16
-    for m in (rows, rows + 1):
-        problem = Problem(m, 16, 20, "f32", bias=True, residual=True, in_place=True)
-        whole = problem.run(target, name, m_tile=2, block_n=1)
-        got = problem.run(target, name, m_tile=2, block_n=1, block_k=8, order=ORDERS.index("mnk"))
+def test_k_innermost_stays_whole_without_room_for_sums() -> None:
+    """A slice of C with room, and one with a row too many: the interpreter checks every access."""
+    target, sums = "generic", 128
+    name = kernel_name(LINEAR, "f32", built_tiles(LINEAR, TARGETS[target])[1])
+    for m in (sums // 16, sums // 16 + 1):
+        problem = Problem(m, 16, 5, "f32", bias=True, residual=True)
+        schedule = {"m_tile": 2, "block_n": 1, "order": ORDERS.index("mnk")}
+        whole, got = (
+            problem.interpret(target, name, sums=sums, **schedule, block_k=block)
+            for block in (0, 2)
+        )
         assert (got.view(np.uint32) == whole.view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("target", PLAIN)
+def test_bits_of_a_row_do_not_depend_on_how_many_there_are(target: str) -> None:
+    """With K innermost and room for the sums of all rows, or not."""
+    tile = built_tiles(LINEAR, TARGETS[target])[1]
+    most = Problem(2 * SUMS // 16, 16, 20, "f32", bias=True, residual=True)
+    schedule = {"m_tile": 2, "block_n": 1, "block_k": 8, "order": ORDERS.index("mnk")}
+    runs = []
+    for m in (3, SUMS // 16, most.m):
+        some = copy(most)
+        some.m = m
+        runs.append(some.run(target, kernel_name(LINEAR, "f32", tile), **schedule))
+    for fewer, more in itertools.pairwise(runs):
+        assert (fewer.view(np.uint32) == more[: len(fewer)].view(np.uint32)).all()
 
 
 @pytest.mark.parametrize("kind", [LINEAR, SILU])

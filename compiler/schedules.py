@@ -91,8 +91,9 @@ take least from the second cache, where panels wait for the next tile)."""
 
 K_SLICES = {"avx512": (MicroKernel(9, 3), 128, 256), "avx2": (MicroKernel(6, 1), 256, 256)}
 """Instruction set to the tile of up to `SLICED_ROWS` float32 rows that several tiles take, and the
-values of K in a slice where these are `FEW_TILES`, and more (measured). A slice of the panels waits
-in the first cache for the next tile, its successor is near in memory, and hardware finds it."""
+values of K in a slice where these are `FEW_TILES`, and more (measured where a thread has all rows;
+where panels are so few that it has a share, all still count). A slice of the panels waits in the
+first cache for the next tile, its successor is near in memory, and hardware finds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,13 +322,7 @@ def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
     tall_enough = [tile for tile in tiles if tile.rows >= m]
     if tall_enough:
         return min(tall_enough, key=lambda tile: tile.rows)
-    return K_SLICES[target.isa][0] if _slices_k(op, target, m) else tiles[0]
-
-
-def _slices_k(op: GemmOp, target: Target, m: int) -> bool:
-    if op.kind in GATED or FORMATS[op.dtype].dtype.size < 4 or target.isa not in K_SLICES:
-        return False
-    return max(tile.rows for tile in rule_tiles(op, target)) < m <= SLICED_ROWS
+    return K_SLICES[target.isa][0] if default_block_k(op, target, m) else tiles[0]
 
 
 def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
@@ -345,11 +340,14 @@ def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
 
 
 def default_block_k(op: GemmOp, target: Target, m: int) -> int:
-    """Return the slice of K, 0 = whole: where weights pass once, and where it does not pay."""
-    if not _slices_k(op, target, m):
+    """Return the slice of K, 0 = whole: where weights pass once, or slices do not pay or hold K."""
+    if op.kind in GATED or FORMATS[op.dtype].dtype.size < 4 or target.isa not in K_SLICES:
+        return 0
+    if not max(tile.rows for tile in rule_tiles(op, target)) < m <= SLICED_ROWS:
         return 0
     tile, few, many = K_SLICES[target.isa]
-    return few if m <= FEW_TILES * tile.rows else many
+    size = few if m <= FEW_TILES * tile.rows else many
+    return size if size < op.k else 0
 
 
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:

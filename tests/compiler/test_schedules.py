@@ -17,10 +17,13 @@ from dovetail.compiler.schedules import (
     START_PREFETCH,
     GemmOp,
     MicroKernel,
+    breakpoints,
     built_tiles,
+    default_block_k,
     default_gemm_rows,
     default_prefetch,
     default_row,
+    default_tile,
     make_schedule,
     merge_rows,
     micro_kernels,
@@ -28,7 +31,7 @@ from dovetail.compiler.schedules import (
     thread_grid,
 )
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.schedule import SCHEDULE_VALUES, Row
+from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
@@ -82,6 +85,51 @@ def test_short_panels_are_fetched_less_far_ahead():
     ops = [GemmOp("x", LINEAR, 256, k, "f32") for k in (2047, 2048)]
     found = [[default_prefetch(op, tile, m) for m in (1, 6, 7)] for op in ops]
     assert found == [[d, d, SPREAD_PREFETCH] for d in (SHORT_PREFETCH, SINGLE_PREFETCH)]
+
+
+def slices(op: GemmOp, target: str, *ms: int) -> list[tuple[int, int, int, str]]:
+    """Rows and panels of the tile, slice of K and order that the rules give each M."""
+    panels = {
+        op.kernel(TARGETS[target], t): n for n, t in built_tiles(op.kind, TARGETS[target]).items()
+    }
+    found = []
+    for m in ms:
+        row = default_row(op, TARGETS[target], m, 1, 1 << 25)
+        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+        order = ORDERS[values["order"]]
+        found.append((values["m_tile"], panels[row.kernel], values["block_k"], order))
+    return found
+
+
+def test_several_tiles_of_float32_rows_take_k_in_slices_innermost():
+    op = GemmOp("x", LINEAR, 256, 2048, "f32")
+    few, many, whole = (9, 3, 128, "mnk"), (9, 3, 256, "mnk"), (14, 2, 0, "mkn")
+    ms = (14, 15, 36, 37, 256, 257)
+    assert slices(op, "x86-64-avx512", *ms) == [whole, few, few, many, many, whole]
+    low, high = (6, 1, 256, "mnk"), (6, 1, 0, "mkn")
+    assert slices(op, "x86-64-avx2", 6, 7, 256, 257) == [high, low, low, high]
+
+
+@pytest.mark.parametrize("target", ["x86-64-avx512", "x86-64-avx2", "aarch64-neon", "generic"])
+@pytest.mark.parametrize(("kind", "dtype"), [(LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "f32")])
+def test_other_products_take_k_whole(kind: str, dtype: str, target: str) -> None:
+    """Of 16 bits, gated, on other targets; and float32 ones that a slice holds."""
+    sliced = (kind, dtype) == (LINEAR, "f32") and target in ("x86-64-avx512", "x86-64-avx2")
+    for m in (16, 64, 256):
+        assert (
+            default_block_k(GemmOp("x", kind, 256, 2048, dtype), TARGETS[target], m) > 0
+        ) == sliced
+    for m, k in ((16, 128), (64, 256)):
+        op = GemmOp("x", kind, 256, k, dtype)
+        assert default_block_k(op, TARGETS[target], m) == 0
+        assert default_tile(op, TARGETS[target], m) == rule_tiles(op, TARGETS[target])[0]
+
+
+def test_rules_may_change_their_mind_where_slices_do():
+    op = GemmOp("x", LINEAR, 256, 2048, "f32")
+    rows = default_gemm_rows(op, TARGETS["x86-64-avx512"], 1, 1 << 25)
+    assert {15, 37, 257} <= {*breakpoints(op, TARGETS["x86-64-avx512"])}
+    assert [row.m_lo for row in rows][-3:] == [15, 37, 257]
 
 
 @given(

@@ -1,8 +1,8 @@
 """The policy `sandwich`: micro-kernel, slice and scheme searched jointly (Sandwich §3.2, §6).
 
-For every M: fast start of each micro-kernel, finetune under every polymerization scheme, the best
-of all, then in other orders of its loops. A sliding window over micro-kernels and the reuse of
-slices that have settled keep it short.
+For every M: each micro-kernel with the slices of the rules and of the M before, fast start,
+finetune under every polymerization scheme, the best of all, then in other orders of its loops. A
+sliding window over micro-kernels and the reuse of slices that have settled keep it short.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from dovetail.ir.schedule import ORDERS
 class Sandwich:
     """The policy and its settings.
 
-    window: sigma, the number of shapes whose micro-kernels stay candidates. breadth: micro-kernels
-    timed at one M, best first by the cost model. growing: those whose slices grow, of the ones
-    within `slack` of the best. threshold: a slice that differs less from the average of the last
-    `settled` ones is fixed for larger M. Switched off for ablations: the choice of micro-kernels,
-    of polymerization schemes, split-K, orders of the slices' loops, reuse.
+    window: sigma, the number of shapes whose micro-kernels stay candidates. breadth: programs timed
+    at one M before slices grow, micro-kernels with each of the first slices, best first by the cost
+    model. growing: micro-kernels whose slices grow, of the ones within `slack` of the best.
+    threshold: a slice that differs less from the average of the last `settled` ones is fixed for
+    larger M. Switched off for ablations: the choice of micro-kernels, of polymerization schemes,
+    split-K, orders of the slices' loops, reuse.
     """
 
     window: int = 16
@@ -164,7 +165,8 @@ class Sandwich:
         for tile, part in grown.items():
             for scheme in schemes:
                 room = room_for(_unit(tile), problem.extents(tile, scheme), 1)
-                timed = [p for p in bench.found if p.tile == tile and p.scheme == scheme]
+                alike = (tile, scheme, ORDERS[0])  # slices that are good in others may be poor here
+                timed = [p for p in bench.found if (p.tile, p.scheme, p.order) == alike]
                 best = min(timed, key=bench.cost).slice if timed else part
                 growths[tile, scheme] = finetune(best, room)
 

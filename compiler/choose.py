@@ -253,13 +253,17 @@ class PolicyChooser:
         return Recall(self.known, Rules() if complete else Rules(self.fitted()))
 
     def fitted(self) -> CostModel:
-        """Return the model that this machine's trusted records give, or all of the target's."""
+        """Return the model that this machine's trusted records give, or all of the target's.
+
+        This machine's are of these kernels only: older ones do other things by the same schedules.
+        """
         if self.model is None:
-            here = self.recorder.identity.machine(1).label
-            trusted = self.database.trusted()
-            samples = read_samples((r for r in trusted if r.hardware.label == here), self.target)
+            identity, trusted = self.recorder.identity, self.database.trusted()
+            own, here = tuple(identity.matching(trusted)), identity.machine(1).label
+            samples = read_samples(own, self.target)
             if len(samples) < LEAST_SAMPLES:
-                samples = read_samples(trusted, self.target)
+                others = (record for record in trusted if record.hardware.label != here)
+                samples = read_samples((*own, *others), self.target)
             self.model = fit_cost_model(samples)
         return self.model
 

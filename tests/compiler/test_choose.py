@@ -100,6 +100,13 @@ def test_a_machine_without_records_is_served_by_a_model_of_the_others(tmp_path):
     assert {t.op for t in chosen.tables} == {t.op for t in rules}
 
 
+def test_times_of_older_kernels_of_a_machine_teach_nothing_about_it(database, tmp_path):
+    path = tmp_path / "older.jsonl"
+    older = [msgspec.structs.replace(r, build="older") for r in TuningDatabase(database[0])]
+    TuningDatabase(path).append(older)
+    assert sources(choose(path, THERE)) == {DEFAULT}
+
+
 def test_without_any_record_the_rules_serve(tmp_path):
     chosen = choose(tmp_path / "none.jsonl", ELSEWHERE)
     assert sources(chosen) == {DEFAULT}

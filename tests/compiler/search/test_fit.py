@@ -32,12 +32,17 @@ def steep(case, panels, values):
     return bowl(case, panels, values) * (1 + 0.2 * abs(panels - 2))
 
 
+BREADTH = 128
+"""Room for all micro-kernels with each of the three slices that a search begins with. Of only 64
+programs some have no K whole: errors at M = 16 and 64 are 0.5 of the analytic ones, not 0.3."""
+
+
 def records_of(*shapes: tuple[int, int]) -> MemoryRecords:
     """What searching these products on the made-up machine leaves."""
     records = MemoryRecords()
     for n, k in shapes:
         recorder = Recorder(Landscape(steep), IDENTITY, records)
-        Sandwich().search(task(n=n, k=k, points=POINTS), recorder)
+        Sandwich(breadth=BREADTH).search(task(n=n, k=k, points=POINTS), recorder)
     return records
 
 
@@ -69,7 +74,7 @@ def test_a_fitted_model_ranks_a_product_it_never_saw():
             np.std(np.log(model.predict(HELD_OUT, m, asked)) - wanted)
             for model in (fitted, CostModel())
         ]
-        assert errors[0] < 0.6 * errors[1]
+        assert errors[0] < errors[1] / 2
         pruned = [
             min(cost(m, p) for p in model.best(HELD_OUT, m, asked, 5))
             for model in (fitted, CostModel())

@@ -105,12 +105,15 @@ class GpuStreams:
         graph = ctypes.c_void_p()
         self._driver.call("cuStreamBeginCapture_v2", self.compute, RELAXED)
         try:
-            yield found
+            try:
+                yield found
+            finally:
+                self._driver.call("cuStreamEndCapture", self.compute, ctypes.byref(graph))
+            found.append(self._driver.handle("cuGraphInstantiateWithFlags", graph, 0))
+            self._graphs += found
         finally:
-            self._driver.call("cuStreamEndCapture", self.compute, ctypes.byref(graph))
-        found.append(self._driver.handle("cuGraphInstantiateWithFlags", graph, 0))
-        self._driver.call("cuGraphDestroy", graph)
-        self._graphs += found
+            if graph.value:
+                self._driver.call("cuGraphDestroy", graph)
 
     def replay(self, graph: int) -> None:
         """Give the work of a graph to the compute stream."""

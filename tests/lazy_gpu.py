@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ class LazyDriver(Driver):
         self._marks: dict[int, Mark] = {}
         self._captured: list[Act] | None = None
         self._graphs: dict[int, list[Act]] = {}
+        self._numbers = count(1000)
         self._lock = threading.RLock()
         self.counts: dict[str, int] = {}
         self.launched: Counter[str] = Counter()
@@ -223,14 +225,16 @@ class LazyDriver(Driver):
 
     def _cuStreamEndCapture(self, _stream: int, graph: Any) -> None:
         assert self._captured is not None
-        graph._obj.value = 1000 + len(self._graphs)
+        graph._obj.value = next(self._numbers)
         self._graphs[graph._obj.value], self._captured = self._captured, None
 
     def _cuGraphInstantiateWithFlags(self, found: Any, graph: Any, _flags: int) -> None:
-        found._obj.value = graph.value
+        found._obj.value = next(self._numbers)
+        self._graphs[found._obj.value] = self._graphs[graph.value]
 
-    def _cuGraphDestroy(self, _graph: Any) -> None:
+    def _cuGraphDestroy(self, graph: Any) -> None:
         """Its instance lives on."""
+        del self._graphs[graph.value]
 
     def _cuGraphExecDestroy(self, graph: int) -> None:
         del self._graphs[graph]

@@ -39,7 +39,7 @@ class CudaOptions:
 
     machine: the class whose cost tables the scheduler reads and whose `gpu_blocks` are the KV pool
     on the GPU; `profile` stands for its tables where there is one. graphs: whether steps of
-    decodes are recorded once and started as one.
+    decodes are recorded once and started as one; without, all products are torch's.
     """
 
     machine: Machine
@@ -89,6 +89,7 @@ class CudaEngine(TwoPoolEngine):
         with ExitStack() as undo:
             undo.callback(super().close)
             rows = self.scheduler.limits.max_step_sequences
+            graphs = options.graphs and self.group is None  # other ranks are told of no graphs
             self.pair = CudaPair(
                 artifact,
                 part,
@@ -96,20 +97,20 @@ class CudaEngine(TwoPoolEngine):
                 ordinal=options.ordinal,
                 blocks=options.machine.gpu_blocks,
                 sequences=rows,
+                graphs=graphs,
                 parts=parts,
             )
             undo.callback(self.pair.close)
-            self._start(options, rows)
+            self._start(options, rows if graphs else 0)
             undo.pop_all()
 
-    def _start(self, options: CudaOptions, rows: int) -> None:
-        """Schedule steps of up to `rows` sequences for the pair, and join its group."""
+    def _start(self, options: CudaOptions, recorded: int) -> None:
+        """Schedule for the pair, record steps of up to `recorded` sequences, join the group."""
         self.gpu, self.lanes = self.pair.gpu, self.pair.lanes
         profile = options.profile or assumed_profile(options.machine, self.spec)
         pool = KvPool(options.machine.gpu_blocks)
         self._schedule(pool, TablePredictor(profile), self.device.now, options.settings)
-        graphs = options.graphs and self.group is None  # other ranks are told of no graphs
-        self._most = min(MAX_BUCKET, rows, self.gpu.tape.max_tokens) if graphs else 0
+        self._most = min(MAX_BUCKET, recorded, self.gpu.tape.max_tokens)
         self._graphs: dict[tuple[int, int], int | None] = {}
         self._join_group()
 

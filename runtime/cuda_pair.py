@@ -75,6 +75,7 @@ class CudaPair:
         ordinal: int,
         blocks: int,
         sequences: int,
+        graphs: bool = False,
         parts: GpuParts | None = None,
     ) -> None:
         """Put everything on GPU `ordinal`; what is there when it fails is given back.
@@ -86,6 +87,7 @@ class CudaPair:
             ordinal: which GPU.
             blocks: of the KV pool on the GPU.
             sequences: most of a step.
+            graphs: whether steps are recorded; only then products are compared (SkinnyProducts).
             parts: see GpuParts.
 
         Raises:
@@ -102,7 +104,8 @@ class CudaPair:
             for _ in range(2):
                 self.lanes.append(CudaLane(self.gpu, find_tape(part, "sample"), sequences))
                 held.callback(self.lanes[-1].close)
-            self._products.choose(self.gpu.streams, parts.compare)
+            if graphs:
+                self._products.choose(self.gpu.streams, part.folder, parts.compare)
             self.worker = held.enter_context(ThreadPoolExecutor(1, "cpu-attention"))
             self._held = held.pop_all()
 

@@ -125,6 +125,11 @@ class Meet:
     rows: str
 
 
+def by_family(kernels: Mapping[str, KernelEntry]) -> dict[str, KernelEntry]:
+    """Return a module's kernels by family, the last of each, and by name."""
+    return {kernel.family: kernel for kernel in kernels.values()} | dict(kernels)
+
+
 class Launcher(Protocol):
     """Starts kernels: a `CudaModule`."""
 
@@ -162,7 +167,7 @@ class LaunchTape:
             ArtifactError: the module lacks a kernel.
         """
         self.tape, self._ends = tape, ends
-        self._kernels = {kernel.family: kernel for kernel in kernels.values()} | dict(kernels)
+        self._kernels = by_family(kernels)
         self._address, self._products, self._gated = address, products, gated
         self._sums = sums
         self.work = [self._bind(entry) for entry in tape.entries]

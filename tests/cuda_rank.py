@@ -21,7 +21,7 @@ from dovetail.runtime.cuda_pair import CudaPair, GpuParts
 from dovetail.runtime.forward import ForwardModel
 from dovetail.runtime.orders import PairSetup
 from dovetail.runtime.pair_worker import DEVICES, call_parent, open_cuda
-from tests.lazy_gpu import ClockedWorker, HostProducts, HostSums, LazyDriver, prefer_ours
+from tests.lazy_gpu import ClockedWorker, HostProducts, HostSums, LazyDriver
 
 FOLDER = "DOVETAIL_EMULATED_GPU"
 MODULE = "emulated_rank"
@@ -54,7 +54,7 @@ def open_emulated(
     products = partial(HostProducts, driver)
     module = folder / "k.ptx", index
     device = CudaDevice(driver=driver)
-    parts = GpuParts(device, module, products, HostSums, compare=prefer_ours)
+    parts = GpuParts(device, module, products, HostSums)
     pair = open_cuda(setup, artifact, part, model, parts)
     clock_worker(pair, driver)
     return pair

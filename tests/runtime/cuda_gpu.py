@@ -28,6 +28,7 @@ from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.machines import find_machine
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.plan import Batch, SchedulerSettings, StepPlan
+from dovetail.runtime.skinny_products import Compare
 from dovetail.topology.hardware import read_hardware
 from tests.codegen.warp_host import FLAGS
 from tests.cuda_rank import DRIVER, INDEX, clock_worker
@@ -71,6 +72,7 @@ class Gpu:
         graphs: bool = True,
         ranks: int = 1,
         profile: ProfileFile | None = None,
+        compare: Compare | None = prefer_ours,
         **options: Any,
     ) -> Iterator[Running]:
         """Load with pools of so many blocks; nothing is left of it on the GPU."""
@@ -83,7 +85,7 @@ class Gpu:
             return products[0]
 
         device = CudaDevice(driver=driver)
-        parts = GpuParts(device, self.module, make, HostSums, landing, prefer_ours)
+        parts = GpuParts(device, self.module, make, HostSums, landing, compare)
         machine = find_machine("t4").with_gpu_blocks(gpu)
         chosen = CudaOptions(machine, SchedulerSettings(**options), profile, graphs=graphs)
         engine = CudaEngine(

@@ -201,7 +201,7 @@ def _thread_limits(params: Sequence[KernelParam]) -> Iterator[ArgumentCheck]:
 def _size_limits(entry: KernelEntry) -> Iterator[ArgumentCheck]:
     """Yield what a bundled kernel asks of its integers, and of the size of its tensors."""
     places = {p.name: f"slots[{i}]" for i, p in enumerate(entry.params)}
-    for name, condition, wanted in limits_in_c(entry.family, places):
+    for name, condition, wanted in limits_in_c(entry.family, entry.binding, places):
         yield ArgumentCheck(name, condition, wanted)
     needed = extents_in_c(entry.family, entry.binding, places)
     for i, param in enumerate(entry.params):

@@ -17,7 +17,7 @@ ATTENTION = {
     "seq_starts": "n_prefill + 1",
     "seq_lengths": "n_prefill + n_decode",
     "block_tables": "rows(n_prefill + n_decode, table_stride, 1)",
-    "partial": "n_decode * n_q * kv_splits * (hd + 2)",
+    "partial": "n_decode * n_q * kv_splits * (hd + 16)",
 }
 PRODUCT = {
     "A": "rows(M, lda, K)",
@@ -86,13 +86,19 @@ HEADS = (
     ("n_q", "n_kv >= 1 && n_q >= 1 && n_q % n_kv == 0", "be a multiple of n_kv, both at least 1"),
     ("hd", "hd >= 16 && hd <= 256 && hd % 16 == 0", "be a multiple of 16, at most 256"),
 )
+DECODES = (
+    *HEADS,
+    ("n_prefill", "n_prefill >= 0", "be at least 0"),  # rows and tables begin behind
+    ("hd", "HD == 0 || hd == HD", "be what this kernel is made for"),
+    ("n_q", "GROUP == 0 || n_q / n_kv == GROUP", "be n_kv times what this kernel is made for"),
+)
 SPLITS = (("kv_splits", "kv_splits >= 1", "be at least 1"),)
 LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "rope_store": (*HEADS, ("rot", "rot >= 0 && rot <= hd && rot % 2 == 0", "be even, at most hd")),
     "prefill_attention": HEADS,
-    "decode_attention": (*HEADS, *SPLITS),
-    "decode_attention_merge": (*HEADS, *SPLITS),
-    "decode_attention_rows": HEADS,
+    "decode_attention": (*DECODES, *SPLITS),
+    "decode_attention_merge": (*DECODES, *SPLITS),
+    "decode_attention_rows": DECODES,
     "rope_rows": (
         ("n_heads", "n_heads >= 1", "be at least 1"),
         ("hd", "hd >= 0 && hd % 2 == 0", "be even"),
@@ -101,7 +107,7 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("hd", "hd >= 16 && hd <= 128 && hd % 16 == 0", "be a multiple of 16, at most 128"),
     ),
 }
-"""Family to (parameter, condition on integers, what the parameter must be)."""
+"""Family to (parameter, condition on integers and tunables, what the parameter must be)."""
 
 FUNCTIONS = {"rows": "dt_ffi_rows", "ceil": "ceil"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -127,9 +133,19 @@ def extents_in_c(
     return {name: _NAME.sub(place, text) for name, text in found.items() if name in slots}
 
 
-def limits_in_c(family: str, slots: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
-    """Return (parameter, C condition, what it must be) of the integers of a bundled kernel."""
+def limits_in_c(
+    family: str, binding: Mapping[str, int | str], slots: Mapping[str, str]
+) -> tuple[tuple[str, str, str], ...]:
+    """Return (parameter, C condition, what it must be) of the integers of a bundled kernel.
+
+    A tunable that is not bound is 0.
+    """
+
+    def place(match: re.Match[str]) -> str:
+        name = match.group()
+        return f"{slots[name]}.i" if name in slots else str(binding.get(name, 0))
+
     return tuple(
-        (name, _NAME.sub(lambda match: f"{slots[match.group()]}.i", condition), wanted)
+        (name, _NAME.sub(place, condition), wanted)
         for name, condition, wanted in LIMITS.get(family, ())
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from dovetail.codegen.catalog import KernelRequest, kernel_request
+from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
 from dovetail.codegen.emit import pointee
 from dovetail.codegen.extents import EXTENTS
 from dovetail.codegen.library import LibrarySpec, build_library
@@ -30,13 +32,31 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32, "i64":
 module = tvm_ffi.load_module(sys.argv[1])
 cases = json.loads(sys.argv[2])
 refused = 0
-LEAST = {"nth": 1, "n_q": 1, "n_kv": 1, "hd": 16, "kv_splits": 1}
 FIXED = ("tid", "nth", "n_q", "n_kv", "hd")
 
 
 def sizes(params, args, number):
-    return [a if p["element"] else LEAST.get(p["name"], 0) if p["name"] in FIXED else number
+    return [a if p["element"] else p["least"] if p["name"] in FIXED else number
             for p, a in zip(params, args, strict=True)]
+
+
+def change(params, args, **values):
+    return [values.get(p["name"], a) for p, a in zip(params, args, strict=True)]
+
+
+def check_decodes(name, params, idle):
+    """One decode of one key in two parts: `partial` has room for just those."""
+    where = {p["name"]: i for i, p in enumerate(params)}
+    hd, n_q = idle[where["hd"]], idle[where["n_q"]]
+    must_refuse(name, idle, where["n_prefill"], -1, "n_prefill")
+    if n_q > 1:  # unrolled for these heads
+        must_refuse(name, idle, where["hd"], hd - 16, "hd")
+        must_refuse(name, idle, where["n_q"], n_q - 1, "n_q")
+    one_key = torch.ones(1, dtype=torch.int32)
+    busy = change(params, idle, n_decode=1, kv_splits=2, seq_lengths=one_key)
+    room = torch.zeros(n_q * 2 * (hd + 16))
+    must_refuse(name, busy, where["partial"], room[:-1], "partial")
+    assert module[name](*change(params, busy, partial=room)) is None
 
 
 
@@ -57,13 +77,14 @@ def must_refuse(name, args, position, value, parameter):
 
 for name, params in cases.items():
     args = [torch.zeros(4096, dtype=DTYPES[p["element"]]) if p["element"] else 0 for p in params]
-    idle = [a if p["element"] else LEAST.get(p["name"], 0)
-            for p, a in zip(params, args, strict=True)]
+    idle = [a if p["element"] else p["least"] for p, a in zip(params, args, strict=True)]
     wrong_heads = [7 if p["name"] == "hd" else a for p, a in zip(params, idle, strict=True)]
     for i, p in enumerate(params):
         if p["name"] == "hd":
             must_refuse(name, wrong_heads, i, 7, "hd")
     assert module[name](*idle) is None
+    if name.startswith("decode_attention"):
+        check_decodes(name, params, idle)
     for i, p in enumerate(params):
         if not p["element"]:
             must_refuse(name, idle, i, "1", p["name"])
@@ -95,12 +116,20 @@ def requests() -> tuple[KernelRequest, ...]:
         kernel_request(f, target, "bf16")
         for f in ("prefill_attention", "decode_attention", "decode_attention_merge")
     ]
+    unrolled = kernel_request("decode_attention", target, "bf16", HeadShape(64, 2))
+    bf16.append(replace(unrolled, name="decode_attention_unrolled"))
     plain = [kernel_request(f, target) for f in ("gather_rows", "rmsnorm", "sample")]
     families = {"gemm_linear": GEMM, "gemm_linear_reduce": {"W": "bf16"}, "gemm_silu": GEMM}
     gemm = [KernelRequest("gemm", k, binding, k) for k, binding in families.items()]
     gemm += [KernelRequest("activation", "gate_rows", {}, "gate_rows")]
     gemm += [KernelRequest("ivf", "ivf_scan", {}, "ivf_scan")]
     return (*bf16, *plain, *gemm)
+
+
+def least_values(binding: Mapping[str, int | str]) -> dict[str, int | str]:
+    """Return the least that integers of a kernel may be, where that is not 0."""
+    heads = {"n_q": binding.get("GROUP") or 1, "n_kv": 1, "hd": binding.get("HD") or 16}
+    return {"nth": 1, "kv_splits": 1, **heads}
 
 
 def describe(index: KernelIndex) -> bytes:
@@ -111,6 +140,7 @@ def describe(index: KernelIndex) -> bytes:
                     "name": p.name,
                     "element": pointee(p.type),
                     "sized": p.name in EXTENTS.get(kernel.family, {}),
+                    "least": least_values(kernel.binding).get(p.name, 0),
                 }
                 for p in kernel.params
             ]

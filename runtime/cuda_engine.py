@@ -213,7 +213,7 @@ class CudaEngine(TwoPoolEngine):
         others = batch.prefill or batch.cpu_decode or plan.moves or len(plan.batches) > 1
         if others or bucket > self._most:
             return False
-        splits = self.kv_splits(lane.pad(bucket), self.gpu.warps)
+        splits = self.kv_splits(lane.pad(bucket), self.gpu.warps, apart=True)
         lane.args["kv_splits"] = splits
         key = (bucket, splits)
         if key not in self._graphs:

@@ -286,10 +286,17 @@ class Engine:
             self._ranks.step(args, prefill=prefill)
         self.model.run(args, prefill=prefill)
 
-    def kv_splits(self, shape: StepShape, threads: int, least: int = PART_TOKENS) -> int:
+    def kv_splits(
+        self,
+        shape: StepShape,
+        threads: int,
+        least: int = PART_TOKENS,
+        *,
+        apart: bool = False,
+    ) -> int:
         """Return into how many parts a step's decodes cut their keys; arguments: `count_parts`."""
-        n_kv = self.spec.n_kv_heads
-        return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least)
+        n_kv = self.model.spec.n_kv_heads  # of this rank
+        return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least, apart=apart)
 
     def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
         raw = self._apply_rules(shape, buffers)

@@ -156,6 +156,7 @@ class TwoPoolEngine(Engine):
                 replace(shape, n_decode=len(numbers)),
                 self._threads(home, prefill=prefill),
                 self.part_tokens[prefill],
+                apart=home is Home.GPU,
             )
             for home, numbers in decodes.items()
         }

@@ -18,6 +18,7 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError, RankError, SpecError
 from dovetail.runtime.app import load
+from dovetail.runtime.step import StepShape
 from tests.models import save_model
 from tests.processes import running, stop
 from tests.runtime.groups import named_memory
@@ -98,6 +99,14 @@ def test_any_number_of_processes_gives_the_same_tokens(
         assert answers(path, service, PROMPTS) == whole
 
 
+def test_threads_share_the_heads_of_their_rank(artifact: Callable[[str], Path]) -> None:
+    """Two of four KV heads leave half of four threads idle, if keys stay whole."""
+    shape = StepShape(1, 0, n_decode=1, prefill_tokens=0, longest_decode=200, outputs=())
+    for processes, parts in ((1, 1), (2, 2)):
+        with load(artifact("llama-4kv"), plan=plan(processes)) as app:
+            assert app.engine.kv_splits(shape, threads=4) == parts
+
+
 def test_heads_that_cannot_be_shared_are_refused(artifact: Callable[[str], Path]) -> None:
     with pytest.raises(SpecError, match="3 processes"):
         load(artifact("qwen2-gqa-bias-tied"), plan=plan(3))
@@ -158,6 +167,7 @@ PARENT = """
 import os, sys
 from tests.test_parallel import plan
 from dovetail.runtime.app import load
+from dovetail.runtime.step import StepShape
 app = load(sys.argv[1], plan=plan(2))
 stream = app.stream([1, 2, 3], max_tokens=200, ignore_eos=True)
 next(stream)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.ir.model import MAX_KV_SPLITS
-from dovetail.runtime.kv_parts import EVEN_ITEMS, PART_TOKENS, WHOLE_TOKENS, count_parts
+from dovetail.runtime.kv_parts import EVEN_ITEMS, LONG_TOKENS, PART_TOKENS, count_parts
 
 
 def test_one_thread_or_enough_sequences_leave_them_whole() -> None:
@@ -21,10 +21,21 @@ def test_one_thread_or_enough_sequences_leave_them_whole() -> None:
 
 def test_long_parts_are_dealt_with_all_their_heads() -> None:
     """Two threads with eight heads: half the keys each, not half the heads; few keys stay whole."""
-    assert count_parts(1, 8, 2 * WHOLE_TOKENS, 2) == 2
-    assert count_parts(1, 8, 2 * WHOLE_TOKENS - 1, 2) == 1
+    assert count_parts(1, 8, 2 * LONG_TOKENS, 2) == 2
+    assert count_parts(1, 8, 2 * LONG_TOKENS - 1, 2) == 1
     assert count_parts(2, 8, 4096, 2) == 1 and count_parts(1, 8, 4096, 2, 0) == 1
-    assert count_parts(1, 8, 4096, 16) == 16 and count_parts(1, 8, 4095, 16) == 2
+
+
+def test_the_longer_the_keys_the_more_heads_are_dealt_together() -> None:
+    """Sixteen threads: one of eight heads each, two, four, all of them."""
+    lengths = [4 * LONG_TOKENS, 8 * LONG_TOKENS, 16 * LONG_TOKENS]
+    assert [count_parts(1, 8, n - 1, 16) for n in lengths] == [2, 4, 8]
+    assert [count_parts(1, 8, n, 16) for n in lengths] == [4, 8, 16]
+
+
+def test_heads_that_are_dealt_apart_count_like_sequences() -> None:
+    assert count_parts(1, 8, 4096, 2, apart=True) == 1
+    assert count_parts(1, 8, 4096, 16, apart=True) == count_parts(8, 1, 4096, 16) == 2
 
 
 @given(
@@ -39,6 +50,12 @@ def test_fewer_parts_would_leave_threads_without_work(
 ) -> None:
     parts = count_parts(sequences, n_kv, longest, threads, least)
     assert 1 <= parts <= min(MAX_KV_SPLITS, 1 + longest // least if least else 1)
-    units = sequences if longest >= parts * WHOLE_TOKENS else sequences * n_kv
-    for fewer in range(1, parts):
-        assert units * fewer % threads and units * fewer < EVEN_ITEMS * threads
+    long = longest >= parts * LONG_TOKENS
+    shares = [n for n in range(1, n_kv + 1) if n_kv % n == 0] if long else [n_kv]
+
+    def leaves_some_idle(units: int, fewer: int) -> bool:
+        return units * fewer % threads > 0 and units * fewer < EVEN_ITEMS * threads
+
+    assert any(
+        all(leaves_some_idle(sequences * n, fewer) for fewer in range(1, parts)) for n in shares
+    )

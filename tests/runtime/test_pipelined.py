@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import DeviceError, DovetailError, SpecError
-from dovetail.runtime import neo
+from dovetail.runtime import kv_parts, neo
 from dovetail.runtime.app import App, load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.machines import find_machine
 from dovetail.runtime.memory import allocate
 from dovetail.runtime.neo import NeoScheduler
+from dovetail.runtime.orders import LaneSizes
 from dovetail.runtime.pair import KvLink, Lane
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import Move, SchedulerSettings, StepPlan
@@ -58,13 +59,13 @@ def alone(artifact: Path) -> list[tuple[int, ...]]:
 
 @contextmanager
 def emulate(
-    path: Path, gpu: int, cpu: int, **options: object
+    path: Path, gpu: int, cpu: int, threads: int = 1, **options: object
 ) -> Iterator[tuple[App, list[StepPlan]]]:
     """Load with pools of so many blocks; also give the plans that ran. Pools stay sound."""
     machine = find_machine("t4").with_gpu_blocks(gpu)
     chosen = SchedulerSettings(**options)  # type: ignore[arg-type]
     emulation = Emulation(machine, chosen)
-    with load(path, kv_blocks=cpu, threads=1, emulation=emulation) as app:
+    with load(path, kv_blocks=cpu, threads=threads, emulation=emulation) as app:
         engine = app.engine
         assert isinstance(engine, PipelinedEngine)
         plans: list[StepPlan] = []
@@ -117,6 +118,25 @@ def test_the_tokens_are_those_of_one_device(
         assert decoded == {"gpu_decode": offload == "off", "cpu_decode": offload == "full"}
     if max(gpu, cpu) < 13:
         assert any(plan.preempt for plan in plans)
+
+
+@pytest.mark.parametrize(("offload", "splits"), [("off", (1, 1)), ("full", (1, 2))])
+def test_threads_share_long_keys_with_all_heads_and_warps_do_not(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, offload: str, splits: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(kv_parts, "LONG_TOKENS", 32)
+    found: set[tuple[int, int]] = set()
+    set_args = Lane.set_args
+
+    def note(lane: Lane, sizes: LaneSizes) -> None:
+        found.add((sizes.gpu_splits, sizes.cpu_splits))
+        set_args(lane, sizes)
+
+    monkeypatch.setattr(Lane, "set_args", note)
+    with emulate(artifact, 9, 9, threads=2, offload=offload) as (app, _):
+        assert app.engine.model.spec.n_kv_heads == 2
+        app.generate([PROMPTS[6]], max_tokens=2)
+    assert found == {(1, 1), splits}  # of the prompt, and of the decode behind it
 
 
 @pytest.mark.parametrize("lost", ["send", "bring", "attend_on"])

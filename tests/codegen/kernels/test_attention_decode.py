@@ -48,7 +48,7 @@ def check(
     ldq, ldo = (n_q + 2 * n_kv) * hd + 16, n_q * hd + 3
     q = rng.standard_normal((first + n, ldq)).astype(np.float32)
     out = np.full((first + n, ldo), 7, np.float32)
-    partial = np.full((n, n_q, splits, hd + 16), np.nan, np.float32)
+    partial = np.full((n, splits, n_q, hd + 16), np.nan, np.float32)
     scale = 1 / np.sqrt(hd)
     starts = np.array([0, first], np.int32)
     tables = (starts, np.array([3, *lengths], np.int32), pool.tables, pool.tables.shape[1])
@@ -249,7 +249,7 @@ def test_keys_are_asked_for_once_and_as_they_lie() -> None:
     listening = replace(target, intrinsics={**target.intrinsics, "_mm_prefetch": hint})
     pool = paged(np.random.default_rng(1), [length], n_kv, hd, "bf16")
     q = np.ones((1, group * n_kv * hd), np.float32)
-    partial = np.zeros((1, group * n_kv, 1, hd + 16), np.float32)
+    partial = np.zeros((1, 1, group * n_kv, hd + 16), np.float32)
     sizes = (0, 1, group * n_kv, n_kv, hd, 0.1, 0, 1)
     lengths = (np.array([0], np.int32), np.array([length], np.int32))
     tables = (*lengths, pool.tables, pool.tables.shape[1])

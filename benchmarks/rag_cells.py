@@ -24,8 +24,10 @@ from rag_world import Arrival, Index, NoIndex, Scene, begin_runs, poisson
 
 SLO = 10.0
 """Seconds within which 99 of 100 requests must be answered."""
-LEVELS = tuple(0.1 * 1.06**i for i in range(49))
-"""Rates that are tried, as parts of what index and engine can take at most: 0.1 to 1.64."""
+LEVELS = tuple(0.1 * 1.06**i for i in range(58))
+"""Rates that are tried, as parts of what the index on the CPU and the engine can take: 0.1 to 2.8.
+
+More than 1: part of the index may be on the device, and queues grow while the SLO allows it."""
 LEAST_REQUESTS = 24
 STEADY = ("rates", "cache")
 """Groups measured over longer times: a queue grows and a cache fills slowly."""

@@ -6,6 +6,7 @@ ScheduleFile with total cover of M. Nothing is measured here; `dovetail.compiler
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,10 @@ K_SLICES = {"avx512": (MicroKernel(9, 3), 128, 256), "avx2": (MicroKernel(6, 1),
 values of K in a slice where these are `FEW_TILES`, and more (measured where a thread has all rows;
 where panels are so few that it has a share, all still count). A slice of the panels waits in the
 first cache for the next tile, its successor is near in memory, and hardware finds it."""
+
+LONG_K, LONG_ROWS, LONG_GROUPS = {"avx512": 8192}, 128, 4
+"""Instruction set to the K from which more rows than `SLICED_ROWS` are sliced, too, in blocks of so
+many rows and groups of panels (measured): rows so long would come from memory for each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,13 +304,14 @@ def tile_schedule(
     grid_m, grid_n = thread_grid(op, m, threads)
     row_bytes = 4 * op.k
     block_m = max(l3_bytes // 2 // row_bytes, 16 * tile.rows) if l3_bytes else 0
+    long = block_k > 0 and m > SLICED_ROWS
     return make_schedule(
         m_tile=tile.rows,
-        block_m=block_m,
+        block_m=LONG_ROWS if long else block_m,
         block_k=block_k,
         grid_m=grid_m,
         grid_n=grid_n,
-        block_n=1,
+        block_n=LONG_GROUPS if long else 1,
         prefetch=prefetch,
         order=ORDERS.index("mnk") if block_k else 0,
     )
@@ -343,7 +349,9 @@ def default_block_k(op: GemmOp, target: Target, m: int) -> int:
     """Return the slice of K, 0 = whole: where weights pass once, or slices do not pay or hold K."""
     if op.kind in GATED or FORMATS[op.dtype].dtype.size < 4 or target.isa not in K_SLICES:
         return 0
-    if not max(tile.rows for tile in rule_tiles(op, target)) < m <= SLICED_ROWS:
+    one_tile = max(tile.rows for tile in rule_tiles(op, target))
+    most = math.inf if op.k >= LONG_K.get(target.isa, math.inf) else SLICED_ROWS
+    if not one_tile < m <= most:
         return 0
     tile, few, many = K_SLICES[target.isa]
     size = few if m <= FEW_TILES * tile.rows else many

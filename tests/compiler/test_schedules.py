@@ -15,6 +15,7 @@ from dovetail.compiler.schedules import (
     SINGLE_PREFETCH,
     SPREAD_PREFETCH,
     START_PREFETCH,
+    SUMS,
     GemmOp,
     MicroKernel,
     breakpoints,
@@ -31,6 +32,7 @@ from dovetail.compiler.schedules import (
     thread_grid,
 )
 from dovetail.ir.errors import ScheduleError
+from dovetail.ir.model import PANEL
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row
 
 
@@ -108,6 +110,17 @@ def test_several_tiles_of_float32_rows_take_k_in_slices_innermost():
     assert slices(op, "x86-64-avx512", *ms) == [whole, few, few, many, many, whole]
     low, high = (6, 1, 256, "mnk"), (6, 1, 0, "mkn")
     assert slices(op, "x86-64-avx2", 6, 7, 256, 257) == [high, low, low, high]
+
+
+def test_many_rows_of_a_long_k_are_cut_into_blocks_with_room_for_their_sums():
+    target = TARGETS["x86-64-avx512"]
+    long, short = (GemmOp("x", LINEAR, 4096, k, "f32") for k in (14336, 4096))
+    assert slices(long, target.name, 256, 512) == [(9, 3, 256, "mnk")] * 2
+    assert slices(short, target.name, 512) == [(14, 2, 0, "mkn")]
+    row = default_row(long, target, 512, 1, 1 << 25)
+    block = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+    assert 1 < block["block_n"] and block["block_m"] * block["block_n"] * 3 * PANEL <= SUMS
+    assert default_gemm_rows(long, target, 1, 1 << 25)[-1].m_lo == 257
 
 
 @pytest.mark.parametrize("target", ["x86-64-avx512", "x86-64-avx2", "aarch64-neon", "generic"])

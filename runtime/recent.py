@@ -14,7 +14,10 @@ Sample = TypeVar("Sample")
 
 
 class Recent(Generic[Sample]):
-    """At most `most` samples, oldest first; `known` when at least `fewest` are there."""
+    """At most `most` samples, oldest first; `known` when at least `fewest` are there.
+
+    Fewer give no answer that could keep steps from being made: they stay, and add up.
+    """
 
     def __init__(self, most: int, fewest: int) -> None:
         self.samples: deque[Sample] = deque(maxlen=most)
@@ -32,11 +35,11 @@ class Recent(Generic[Sample]):
         self._learnt = True
 
     def review(self) -> bool:
-        """Forget the oldest sample where none came since the last call; tell whether it was so.
+        """Forget the oldest of known samples where none came since the last call; tell whether.
 
         When too few are left for an answer all are: the next answer is that of new ones.
         """
-        fades = bool(self.samples) and not self._learnt
+        fades = self.known and not self._learnt
         self._learnt = False
         if fades:
             self.samples.popleft()

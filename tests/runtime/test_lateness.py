@@ -78,3 +78,16 @@ def test_what_nothing_is_learnt_under_fades_to_the_first_answer_and_is_learnt_an
     for _ in range(FEWEST):
         found.learn(STAGES, taken(STAGES, 0.0, 0.0, rng))
     assert found.seconds == pytest.approx(0.0, abs=1e-6)  # old steps no longer count
+
+
+def test_bursts_of_few_steps_add_up() -> None:
+    rng, found = random.Random(5), Lateness()
+    for _ in range(20):
+        for _ in range(FEWEST - 1):
+            found.learn(STAGES, taken(STAGES, 1e-3, 0.0, rng))
+        for _ in range(2):
+            found.review()
+    assert found.seconds == pytest.approx(1e-3, abs=1e-6)
+    for _ in range(WINDOW):
+        found.review()
+    assert found.seconds == 0.0

@@ -26,3 +26,14 @@ def test_one_is_forgotten_where_none_came_and_at_last_all_that_are_too_few() -> 
     assert recent.review() and recent.review() and not recent.samples
     recent.add(4)
     assert not recent.known
+
+
+def test_too_few_for_an_answer_stay_and_add_up() -> None:
+    recent: Recent[int] = Recent(4, 3)
+    for sample in range(2):
+        recent.add(sample)
+        assert not recent.review() and not recent.review()
+    recent.add(2)
+    assert list(recent.samples) == [0, 1, 2]
+    assert not recent.review()
+    assert recent.review() and not recent.samples

@@ -26,7 +26,8 @@ Ready = tuple[Request, int, int]
 
 PLAYED_MARGIN = 0.4
 """Part of `min_gain`'s margin that is asked for where all run at once: with and without the CPU the
-queue is then played forward in the same way, and what is told wrong, is so in both."""
+queue is then played forward in the same way, and what is told wrong, is so in both. Not where the
+verdict is `doubted`."""
 
 
 class NeoScheduler(Scheduler):
@@ -127,7 +128,7 @@ class NeoScheduler(Scheduler):
             on_gpu=len(self.running[Home.GPU]),
         )
         times = LayerTimes(self.predictor, self.lateness.seconds, self.pace.factor)
-        self.verdict = weigh_offload(demand, self.limits, times)
+        self.verdict = weigh_offload(demand, self.limits, times, self.settings.min_gain)
         self._offloading = self._gains(self.verdict, len(running))
         self._at_once = self._offloading and self.verdict.at_once
         self._weighed, self._known = (self.plans, len(requests)), self._next_id
@@ -139,7 +140,8 @@ class NeoScheduler(Scheduler):
         # Few that wait behind many start soon anyhow, where these end
         if found.at_once and len(self.waiting) < running:
             return False
-        margin = (self.settings.min_gain - 1.0) * (PLAYED_MARGIN if found.at_once else 1.0)
+        played = found.at_once and not found.doubted
+        margin = (self.settings.min_gain - 1.0) * (PLAYED_MARGIN if played else 1.0)
         return found.cpu_requests > 0 and min(found.gain, found.steady) >= 1.0 + margin
 
     @property

@@ -122,7 +122,8 @@ class SchedulerSettings:
     min_gain: float = 1.05
     """Requests begin to go to the CPU where the known queue should end sooner by this factor.
 
-    Two fifths of its margin will do where all are to run at once, which is predicted less roughly.
+    Two fifths of its margin will do where all are to run at once, which is predicted less roughly,
+    unless the two estimates of the GPU alone disagree.
     """
     first_lateness: float = 50e-6
     """Seconds for starting the CPU's part of a stage until steps tell, where no table does."""

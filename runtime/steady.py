@@ -30,9 +30,6 @@ once: a part of it, and less where many more wait.
 The steady one leaves out how steps fill up and empty: of simulated queues of 30 to 150 requests it
 promised 0 to 25 % more than came, the played one 2 to 14 %.
 """
-DOUBTED = 1.05
-"""What running all at once must gain where its end, played, is not sooner than the steady one of
-the GPU alone: the gain is over that one played, too, but one of the two is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,9 @@ class OffloadVerdict:
 
     It takes so many `cpu_requests`; with them so many times the requests are served per second as
     long as others wait (`steady`). `at_once`: all of them should start and decode in every step;
-    `cpu_only`: on the CPU, which has time to spare where the accelerator has none.
+    `cpu_only`: on the CPU, which has time to spare where the accelerator has none. `doubted`: that
+    end, played, is not sooner than the steady one of the GPU alone: the gain is over that one
+    played, too, but one of the two is wrong.
     """
 
     gain: float
@@ -71,10 +70,16 @@ class OffloadVerdict:
     steady: float = 1.0
     at_once: bool = False
     cpu_only: bool = False
+    doubted: bool = False
 
 
-def weigh_offload(demand: Demand, limits: Limits, times: LayerTimes) -> OffloadVerdict:
-    """Return how much sooner the requests end with decodes on the CPU."""
+def weigh_offload(
+    demand: Demand, limits: Limits, times: LayerTimes, min_gain: float
+) -> OffloadVerdict:
+    """Return how much sooner the requests end with decodes on the CPU.
+
+    A doubted gain up to `min_gain` gives way to that of a steady state, where there is one.
+    """
     stored = max(1, round(demand.prompt + demand.answer / 2))
     held = (blocks_for(stored) + 1) * KV_BLOCK  # admission keeps a block free for each one running
     room = max(demand.gpu_tokens // held, demand.on_gpu)
@@ -99,8 +104,10 @@ def weigh_offload(demand: Demand, limits: Limits, times: LayerTimes) -> OffloadV
         flight = min(1.0, (on_gpu + count) / demand.requests)
         if not pays or whole < least * (NEAR + ROUGH * flight):
             gain = steady.finish_at_once(on_gpu) / max(whole, NO_TIME)
-            if gain > (1.0 if whole < alone else DOUBTED):
-                return OffloadVerdict(gain, most, gain, at_once=True, cpu_only=pure < mixed * NEAR)
+            doubted = whole >= alone
+            if gain > (max(1.0, min_gain) if doubted and pays else 1.0):
+                spared = pure < mixed * NEAR
+                return OffloadVerdict(gain, most, gain, True, spared, doubted)
     if not pays:
         return OffloadVerdict(1.0, 0)
     served = steady.rate(count, other) / max(steady.rate(0, 0), NO_TIME)

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from dovetail.ir.errors import CapacityError, SpecError
+from dovetail.runtime import neo
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.lateness import WINDOW as MOST_KNOWN
 from dovetail.runtime.neo import NeoScheduler
@@ -16,6 +17,7 @@ from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Scheduler
+from dovetail.runtime.steady import OffloadVerdict
 from tests.runtime.two_pools import (
     H200,
     T4,
@@ -185,6 +187,34 @@ def test_the_cpu_is_tried_again_after_it_was_found_too_slow(teacher: str) -> Non
         paid.append(scheduler.pays)
     assert not paid[0] and paid[-1]
     assert scheduler.pace.factor == 1.0 and scheduler.lateness.seconds == 0.0
+
+
+@pytest.mark.parametrize(
+    ("doubted", "asked", "gains", "paid"),
+    [
+        (False, 1.05, (1.01, 1.03, 1.01, 0.99), [False, True, True, False]),
+        (True, 1.05, (1.03, 1.06, 1.01, 0.99), [False, True, True, False]),
+        (True, 1.02, (1.01, 1.03, 1.01, 0.99), [False, True, True, False]),
+        (True, 1.50, (1.06, 1.49, 1.51, 1.01), [False, False, True, True]),
+    ],
+)
+def test_a_doubted_gain_begins_at_the_whole_margin_and_what_is_begun_goes_on(
+    doubted: bool,
+    asked: float,
+    gains: tuple[float, ...],
+    paid: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdicts = iter([OffloadVerdict(gain, 9, gain, True, doubted=doubted) for gain in gains])
+    monkeypatch.setattr(neo, "weigh_offload", lambda *_: next(verdicts))
+    scheduler = make(predictor=T4, weigh_every=1, min_gain=asked)
+    load_up(scheduler, 60, 330, 45)
+    found = []
+    for _ in gains:
+        report(scheduler, scheduler.plan())
+        found.append(scheduler.pays)
+        submit(scheduler, 330, 45)  # what runs at once is weighed anew when others come
+    assert found == paid
 
 
 def test_starting_the_cpu_costs_something_until_steps_or_tables_tell() -> None:

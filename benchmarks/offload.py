@@ -39,8 +39,12 @@ AZURE = {"a10g": 0.6, "h100": 1.3}
 """Speed at which recorded arrivals are passed through: about what the GPU alone can take."""
 
 
-HELD_OUT, HELD_OUT_SEED = 16, 9
-"""Settings that are drawn, of no figure."""
+HELD_OUT, HELD_OUT_SEED = 16, 7_2026
+"""Settings that are drawn, of no figure; anew where the policy was changed for some of them.
+
+Seed 9's eighth cell (T4, 212/28, 409 blocks) was the only one below FastDecode+ when the verdict on
+running all at once was changed, and has been a test of `steady.py` since.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,10 @@ def make_cells(traces: Path | None, scale: float = 1.0) -> Iterator[Cell]:
 
 
 def draw_cells() -> Iterator[Cell]:
-    """Yield settings that no figure has: drawn, so that no constant can be chosen by them."""
+    """Yield settings that no figure has, drawn anew after the policy was fixed.
+
+    Its constants were chosen on cells like these, of other seeds.
+    """
     draw = random.Random(HELD_OUT_SEED)
     for number in range(HELD_OUT):
         machine = draw.choice(sorted(MACHINES))

@@ -91,7 +91,8 @@ HELD_OUT = (  # machine, prompt, output, requests, blocks, model, CPU bandwidth,
     ("h200", 1000, 50, 60, 200, "llama-2-7b", 1.0, 3),
     ("h200", 1000, 50, 90, 1650, None, 1.0, 3),
 )
-"""Settings that no figure has; the benchmark's group `held_out` has more, which are drawn."""
+"""Settings that no figure has; the benchmark's group `held_out` has more, drawn after the policy
+was fixed."""
 
 
 @pytest.mark.parametrize("values", HELD_OUT, ids=lambda v: "-".join(map(str, v)))

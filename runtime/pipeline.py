@@ -151,30 +151,41 @@ class MeanStep:
     def __init__(self, times: LayerTimes, prompt: int, stored: int) -> None:
         self.times, self.prompt, self.stored = times, prompt, stored
         self._known: dict[tuple[int, int, int], float] = {}
+        self._alone: dict[tuple[int, int], Pipeline] = {}
 
     def seconds(self, on_gpu: int, on_cpu: int, chunks: int) -> float:
         """Return the time of a layer, the CPU's decodes in one batch or split the best way."""
         key = (on_gpu, on_cpu, chunks)
         found = self._known.get(key)
         if found is None:
-            firsts = {on_cpu, self._balance(on_gpu, on_cpu, chunks)}
-            found = min(self._split(on_gpu, on_cpu, first, chunks) for first in firsts)
+            pipeline = self._pipeline(on_gpu, chunks)
+            firsts = {on_cpu, _balance(pipeline, on_cpu)}
+            found = min(self._split(pipeline, on_cpu, first) for first in firsts)
             self._known[key] = found
         return found
 
     def _pipeline(self, on_gpu: int, chunks: int) -> Pipeline:
-        work = [PrefillChunk(0, 0, self.prompt)] * chunks
-        return Pipeline(self.times, work, [self.stored] * on_gpu)
+        """Return the step without the CPU, which others share: what is added is taken out again."""
+        found = self._alone.get((on_gpu, chunks))
+        if found is None:
+            work = [PrefillChunk(0, 0, self.prompt)] * chunks
+            found = Pipeline(self.times, work, [self.stored] * on_gpu)
+            self._alone[on_gpu, chunks] = found
+        return found
 
-    def _split(self, on_gpu: int, on_cpu: int, first: int, chunks: int) -> float:
-        pipeline = self._pipeline(on_gpu, chunks)
-        pipeline.add(0, first * self.stored, first)
-        pipeline.add(1, (on_cpu - first) * self.stored, on_cpu - first)
-        return pipeline.layer_seconds
+    def _split(self, pipeline: Pipeline, on_cpu: int, first: int) -> float:
+        counts = (first, on_cpu - first)
+        for batch, count in enumerate(counts):
+            pipeline.add(batch, count * self.stored, count)
+        found = pipeline.layer_seconds
+        for batch, count in enumerate(counts):
+            pipeline.add(batch, -count * self.stored, -count)
+        return found
 
-    def _balance(self, on_gpu: int, on_cpu: int, chunks: int) -> int:
-        """Return how many CPU decodes go to batch 0, by the time each batch can hide."""
-        pipeline = self._pipeline(on_gpu, chunks)
-        pipeline.add(1, 0, 1)
-        hides = (pipeline.gpu(0), pipeline.gpu(1))
-        return round(on_cpu * hides[0] / max(sum(hides), NO_TIME))
+
+def _balance(pipeline: Pipeline, on_cpu: int) -> int:
+    """Return how many CPU decodes go to batch 0, by the time each batch can hide."""
+    pipeline.add(1, 0, 1)
+    hides = (pipeline.gpu(0), pipeline.gpu(1))
+    pipeline.add(1, 0, -1)
+    return round(on_cpu * hides[0] / max(sum(hides), NO_TIME))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.runtime.pipeline import LayerTimes, Pipeline
+from dovetail.runtime.pipeline import LayerTimes, MeanStep, Pipeline
 from dovetail.runtime.plan import PrefillChunk
 from dovetail.runtime.predictor import Estimate, ZeroPredictor
 
@@ -12,13 +12,14 @@ from dovetail.runtime.predictor import Estimate, ZeroPredictor
 class Made(ZeroPredictor):
     """linear 2 a row, prefill n squared, GPU 0.5 and CPU 3 a stored token, 1 for a launch."""
 
-    calls = 0
+    calls = prefills = 0
 
     def linear(self, tokens: int) -> Estimate:
         self.calls += 1
         return Estimate(2.0 * tokens)
 
     def prefill(self, lengths: list[int]) -> Estimate:  # type: ignore[override]
+        self.prefills += 1
         return Estimate(float(sum(n * n for n in lengths)))
 
     def gpu_decode(self, tokens: int) -> Estimate:
@@ -61,3 +62,15 @@ def test_a_question_is_asked_once() -> None:
     made = Made()
     times = LayerTimes(made)
     assert [times.linear(7) for _ in range(5)] == [14.0] * 5 and made.calls == 1
+
+
+def test_steps_that_differ_in_what_the_cpu_has_share_the_rest_and_leave_it_as_it_was() -> None:
+    made = Made()
+    shared = MeanStep(LayerTimes(made), prompt=4, stored=5)
+    for chunks in (2, 1):
+        for on_cpu in (7, 0, 30, 1, 7):
+            alone = MeanStep(LayerTimes(Made()), prompt=4, stored=5)
+            assert shared.seconds(3, on_cpu, chunks) == alone.seconds(3, on_cpu, chunks)
+    assert made.prefills == 2
+    by_hand = Pipeline(LayerTimes(Made()), [PrefillChunk(0, 0, 4)] * 2, [5] * 3)
+    assert shared.seconds(3, 0, 2) == by_hand.layer_seconds

@@ -98,7 +98,8 @@ first cache for the next tile, its successor is near in memory, and hardware fin
 
 LONG_K, LONG_ROWS, LONG_GROUPS = {"avx512": 8192}, 128, 4
 """Instruction set to the K from which more rows than `SLICED_ROWS` are sliced, too, in blocks of so
-many rows and groups of panels (measured): rows so long would come from memory for each group."""
+many rows and groups of panels (measured at K = 14336, M = 384 and 512): else rows so long come from
+memory for each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,33 +291,6 @@ def thread_grid(op: GemmOp, m: int, threads: int) -> tuple[int, int]:
     return min(threads // columns, max(m, 1)), columns
 
 
-def tile_schedule(
-    op: GemmOp,
-    tile: MicroKernel,
-    m: int,
-    *,
-    threads: int,
-    l3_bytes: int,
-    prefetch: int,
-    block_k: int,
-) -> tuple[int, ...]:
-    """Return the schedule of `tile` for about `m` rows: panels outside, slices of K innermost."""
-    grid_m, grid_n = thread_grid(op, m, threads)
-    row_bytes = 4 * op.k
-    block_m = max(l3_bytes // 2 // row_bytes, 16 * tile.rows) if l3_bytes else 0
-    long = block_k > 0 and m > SLICED_ROWS
-    return make_schedule(
-        m_tile=tile.rows,
-        block_m=LONG_ROWS if long else block_m,
-        block_k=block_k,
-        grid_m=grid_m,
-        grid_n=grid_n,
-        block_n=LONG_GROUPS if long else 1,
-        prefetch=prefetch,
-        order=ORDERS.index("mnk") if block_k else 0,
-    )
-
-
 def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
     """Return the tiles that the rules choose from for a product."""
     return RULE_TILES[op.kind, target.isa, 4 if FORMATS[op.dtype].dtype.size >= 4 else 2]
@@ -359,22 +333,23 @@ def default_block_k(op: GemmOp, target: Target, m: int) -> int:
 
 
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
-    """Return the row that the rules give `m` tokens."""
+    """Return the row that the rules give `m` tokens: panels outside, slices of K innermost."""
     tile = default_tile(op, target, m)
-    prefetch = default_prefetch(op, tile, m)
-    return Row(
-        m_lo=m,
-        kernel=op.kernel(target, tile),
-        schedule=tile_schedule(
-            op,
-            tile,
-            m,
-            threads=threads,
-            l3_bytes=l3_bytes,
-            prefetch=prefetch,
-            block_k=default_block_k(op, target, m),
-        ),
+    block_k = default_block_k(op, target, m)
+    grid_m, grid_n = thread_grid(op, m, threads)
+    block_m = max(l3_bytes // 2 // (4 * op.k), 16 * tile.rows) if l3_bytes else 0
+    long = block_k > 0 and m > SLICED_ROWS
+    schedule = make_schedule(
+        m_tile=tile.rows,
+        block_m=LONG_ROWS if long else block_m,
+        block_k=block_k,
+        grid_m=grid_m,
+        grid_n=grid_n,
+        block_n=LONG_GROUPS if long else 1,
+        prefetch=default_prefetch(op, tile, m),
+        order=ORDERS.index("mnk") if block_k else 0,
     )
+    return Row(m_lo=m, kernel=op.kernel(target, tile), schedule=schedule)
 
 
 # ---- tables ----

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Set
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
+from uuid import uuid4
 
 import msgspec
 
@@ -41,11 +42,23 @@ def read_choices(path: Path) -> set[Key] | None:
         return None
 
 
-def write_choices(path: Path, chosen: Set[Key]) -> None:
-    """Keep a choice, whole or not at all; a folder that takes none is told of in the log."""
-    part = path.with_name(f"{path.name}.part")
+def keep_choices(path: Path, chosen: set[Key]) -> set[Key]:
+    """Keep a choice, whole or not at all; return it, or what another load has kept meanwhile.
+
+    A folder that takes none is told of in the log.
+    """
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
         part.write_bytes(msgspec.json.encode(sorted(chosen)) + b"\n")
-        part.replace(path)
+        try:
+            path.hardlink_to(part)
+        except FileExistsError:
+            if (found := read_choices(path)) is not None:
+                return found
+            part.replace(path)  # a damaged one
     except OSError as error:
         log.warning("%s could not be kept (%s): loads may differ in bits", path, error.strerror)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return chosen

@@ -32,8 +32,8 @@ from dovetail.runtime.product_choices import (
     Key,
     Shape,
     choices_path,
+    keep_choices,
     read_choices,
-    write_choices,
 )
 from dovetail.runtime.streams import GpuStreams
 
@@ -121,8 +121,8 @@ class SkinnyProducts:
         try:
             faster = read_choices(path)
             if faster is None:
-                faster = self._compare(plans, streams, compare or compare_in_graphs)
-                write_choices(path, faster)
+                found = self._compare(plans, streams, compare or compare_in_graphs)
+                faster = keep_choices(path, found)
             self.programs = self._put({key: plans[key] for key in plans if key in faster})
         except CapacityError as error:
             log.warning("all products on the GPU are the library's: %s", error)

@@ -107,8 +107,11 @@ class GpuStreams:
         try:
             try:
                 yield found
-            finally:
-                self._driver.call("cuStreamEndCapture", self.compute, ctypes.byref(graph))
+            except BaseException:
+                with suppress(DovetailError):  # what failed may have ended it
+                    self._driver.call("cuStreamEndCapture", self.compute, ctypes.byref(graph))
+                raise
+            self._driver.call("cuStreamEndCapture", self.compute, ctypes.byref(graph))
             found.append(self._driver.handle("cuGraphInstantiateWithFlags", graph, 0))
             self._graphs += found
         finally:

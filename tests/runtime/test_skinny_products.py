@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.ir.errors import CapacityError
+from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.cuda import CudaDevice
 from dovetail.runtime.device_weights import DeviceWeight
@@ -240,6 +240,22 @@ def test_what_is_compared_is_given_to_the_stream(bench: Bench) -> None:
     assert len(seen) == 6 and all(count in (16, 32) for count in seen)  # merges count, too
     assert bench.library.rows == [rows for rows in (1, 2, 4, 8, 16, 32) for _ in range(16)]
     assert not bench.driver._graphs and not bench.products.programs
+
+
+def test_a_recording_tells_why_its_body_failed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that the driver has given the recording up, too."""
+
+    def give_up(_stream: int, _graph: Any) -> None:
+        bench.driver._captured = None
+        raise DeviceError("the capture was invalidated")
+
+    monkeypatch.setattr(bench.driver, "_cuStreamEndCapture", give_up)
+    with pytest.raises(CapacityError, match="no room"), bench.streams.recording():
+        raise CapacityError("no room")
+    with pytest.raises(DeviceError, match="invalidated"), bench.streams.recording():
+        pass
 
 
 def test_times_are_compared_in_turns(bench: Bench) -> None:

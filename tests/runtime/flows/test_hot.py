@@ -394,3 +394,5 @@ def test_clusters_that_change_are_copied_again(
     lost = statistics(app)
     while statistics(app).hits == lost.hits:
         run_some(app, services, 40)
+    now = statistics(app)
+    assert now.copies > before.copies and now.hits > lost.hits

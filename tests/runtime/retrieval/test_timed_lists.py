@@ -113,7 +113,9 @@ def test_opening_has_a_limit_of_its_own(index: IvfIndex, freed: Event) -> None:
         freed.wait(2 * PATIENCE)
         return emulated(index)
 
-    TimedLists(open_slowly, PATIENCE, 60).close()
+    lists = TimedLists(open_slowly, PATIENCE, 60)
+    assert lists.capacity == emulated(index).capacity
+    lists.close()
 
 
 def test_what_opens_after_it_was_given_up_is_closed(index: IvfIndex, freed: Event) -> None:

@@ -34,6 +34,7 @@ from common import (
     parse_shapes,
     show,
 )
+from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import get_target, host_target
 from dovetail.compiler.measure import CACHE_FACTOR, Meter
@@ -186,7 +187,7 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
         **({"vs_best_held_peer": min(held) / timed.seconds["ours"]} if held else {}),
         "measured_again": again,
         "ours_seconds": timed.seconds["ours"],
-        **measure_roofline(shape.team.threads),
+        **measure_roofline(shape.team.threads, get_target(shape.setting.built.index.target)),
         **{f"{name}_spread": found.spread for name, found in timed.samples.items()},
         "noisy": sum(found.noisy for found in timed.samples.values()),
         "kernel": row.kernel,
@@ -194,11 +195,11 @@ def measure_cell(shape: Shape, m: int) -> dict[str, Any]:
     }
 
 
-def measure_roofline(threads: int) -> dict[str, float]:
-    """Return what this machine does at most here and now, as columns of a row."""
+def measure_roofline(threads: int, target: Target) -> dict[str, float]:
+    """Return what this machine does at most here and now with a target's vectors, as columns."""
     settle()
     return {
-        "peak_gflops": 1e-9 * measure_fma_rate(threads),
+        "peak_gflops": 1e-9 * measure_fma_rate(threads, target=target),
         "read_gbs": 1e-9 * measure_read_bandwidth(threads),
     }
 

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.codegen.catalog import KernelRequest
+from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library
-from dovetail.codegen.targets import host_target
+from dovetail.codegen.targets import get_target, host_target
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
@@ -54,7 +55,7 @@ def measure_read_bandwidth(threads: int, passes: int = PASSES) -> float:
         ToolchainError: there is no C compiler.
     """
     hardware = read_hardware()
-    data, read_stream = _stream(threads), _library().read_stream
+    data, read_stream = _stream(threads), _library(host_target().name).read_stream
     sums = np.zeros(16 * threads, np.float32)
 
     def read(thread: int) -> None:
@@ -84,9 +85,13 @@ def stream_bytes(hardware: HardwareSpec, threads: int) -> int:
     return STREAMS * threads * STEP * (steps | 1)
 
 
-def measure_fma_rate(threads: int, passes: int = PASSES) -> float:
-    """Return FLOP per second of `threads` pinned threads, the median; raises as above."""
-    peak_fma = _library().peak_fma
+def measure_fma_rate(threads: int, passes: int = PASSES, target: Target | None = None) -> float:
+    """Return FLOP per second of `threads` pinned threads, the median; raises as above.
+
+    `target`, where given, is held to: its vectors may be narrower than the machine's best.
+    """
+    target = target or host_target()
+    peak_fma = _library(target.name).peak_fma
     sums = np.zeros(16 * threads, np.float32)
 
     def multiply(thread: int) -> None:
@@ -98,7 +103,7 @@ def measure_fma_rate(threads: int, passes: int = PASSES) -> float:
         )
 
     seconds = median(_wall_seconds(read_hardware(), threads, passes, multiply))
-    return 2 * FMA_CHAINS * host_target().lanes * FMA_REPEATS * threads / seconds
+    return 2 * FMA_CHAINS * target.lanes * FMA_REPEATS * threads / seconds
 
 
 def _wall_seconds(
@@ -140,8 +145,8 @@ def _stream(threads: int) -> npt.NDArray[np.float32]:
     return data
 
 
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
+@lru_cache(maxsize=2)
+def _library(target: str) -> ctypes.CDLL:
     requests = tuple(KernelRequest("roofline", k, {}, k) for k in ("read_stream", "peak_fma"))
-    spec = LibrarySpec(host_target(), requests, name="roofline", team=False, tvm_ffi=False)
+    spec = LibrarySpec(get_target(target), requests, name="roofline", team=False, tvm_ffi=False)
     return ctypes.CDLL(str(build_library(spec).path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from dovetail.codegen.targets import get_target, host_target
 from dovetail.compiler import roofline
 from dovetail.compiler.roofline import CACHE_SHARE, MEMORY_SHARE, STEP, STREAMS, stream_bytes
 from dovetail.topology.hardware import HardwareSpec, read_hardware
@@ -50,6 +51,20 @@ def test_each_thread_reads_its_whole_share_of_unlike_pages(monkeypatch):
         assert roofline.measure_read_bandwidth(1, passes=3) > 0
     finally:
         roofline.free_stream()
+
+
+def test_multiply_adds_are_those_of_the_target_held_to(monkeypatch):
+    def run_once(hardware, threads, passes, work):
+        work(0)
+        return [1.0]
+
+    monkeypatch.setattr(roofline, "_wall_seconds", run_once)
+    targets = (get_target("generic"), host_target())
+    for target in targets:
+        flop = 2 * roofline.FMA_CHAINS * target.lanes * roofline.FMA_REPEATS
+        assert roofline.measure_fma_rate(1, target=target) == flop
+    assert roofline.measure_fma_rate(1) == flop
+    assert len({roofline._library(target.name)._name for target in targets}) == len(targets)
 
 
 def test_a_pass_ends_with_its_last_thread():

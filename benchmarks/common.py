@@ -24,6 +24,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.ir.files import write_whole
 from dovetail.runtime.cpu_time import QUIET_CORES, busy_seconds, process_seconds
 from dovetail.topology.hardware import read_hardware
 
@@ -219,9 +220,7 @@ class Report:
             "rows": self.rows,
             "summary": self.summary,
         }
-        part = path.with_name(f"{path.name}.part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
-        part.replace(path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
 
     def print(self, columns: Sequence[str] = ()) -> None:
         """Print the rows as a table, all columns or those named, and the summary below."""

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ import msgspec
 
 import dovetail.codegen
 import dovetail.ir
+from dovetail.ir.files import write_whole
 
 SUFFIXES = frozenset({".py", ".dk", ".c", ".h", ".cuh", ".j2", ".lark"})
 Text = TypeVar("Text")
@@ -37,6 +37,7 @@ def remember_text(
         return msgspec.json.decode(path.read_bytes(), type=kind)
     text = generate()
     with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, msgspec.json.encode(text))
     return text
 
@@ -56,16 +57,3 @@ def digest_sources(*packages: ModuleType) -> str:
             digest.update(f"{file.relative_to(root)}\0".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that others see whole or not at all; OSError where that cannot be done."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        try:
-            file.write(data)
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

@@ -20,9 +20,10 @@ import dovetail.ir
 import dovetail.runtime
 import dovetail.topology
 from dovetail.codegen.library import ABI
-from dovetail.codegen.text_cache import digest_sources, write_whole
+from dovetail.codegen.text_cache import digest_sources
 from dovetail.codegen.toolchain import cache_directory, content_key
 from dovetail.compiler.recorder import hardware_key
+from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import HardwareKey
 from dovetail.topology.hardware import HardwareSpec
 
@@ -59,6 +60,7 @@ class Memory:
     def remember(self, question: Any, answer: msgspec.Struct) -> None:
         """Keep an answer; a cache that cannot be written is as good as an empty one."""
         with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(self._file(question, type(answer)), msgspec.json.encode(answer))
 
     def _file(self, question: Any, kind: type[msgspec.Struct]) -> Path:

@@ -12,11 +12,9 @@ import functools
 import hashlib
 import itertools
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -37,6 +35,7 @@ from dovetail.compiler.measure import (
 from dovetail.compiler.recorder import Identity, hardware_key
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import SpecError
+from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import HardwareKey
 from dovetail.runtime import ray_ranks
 from dovetail.topology.hardware import read_hardware
@@ -218,8 +217,6 @@ def _meter(library: bytes, index: bytes) -> Meter:
     path = cache_directory() / "tuning" / f"{hashlib.sha256(library).hexdigest()}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(library)
-        Path(file.name).replace(path)
+        write_whole(path, library)
     decoded = msgspec.json.decode(index, type=KernelIndex)
     return Meter(path, decoded, pool_bytes=pool_bytes(read_hardware()))

@@ -155,6 +155,11 @@ class Reader:
                 f"run `dovetail compile MODEL -o {self.path}` to make one"
             )
         if not (self.path / "manifest.json").exists():
+            if (self.path / "config.json").exists():
+                raise ArtifactError(
+                    f"{self.path} is a model, not an artifact; run `dovetail compile {self.path} "
+                    "-o app.dove` and give app.dove"
+                )
             raise ArtifactError(
                 f"{self.path / 'manifest.json'} is missing, so {self.path} is no whole artifact; "
                 "give a directory that `dovetail compile` wrote"

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail.ir.errors import ArtifactError
+from dovetail.ir.files import write_whole
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.runtime.predictor import Estimate
 
@@ -232,7 +233,5 @@ def check_key(profile: ProfileFile, key: ProfileKey, where: str = "the profile")
 def write_profile(folder: Path, profile: ProfileFile) -> Path:
     """Keep a profile in a model's folder of an artifact, whole or not at all; return its path."""
     path = folder / PROFILE
-    part = path.with_name(f"{PROFILE}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
-    part.replace(path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
     return path

@@ -152,7 +152,10 @@ def divide_for(
     """
     if share.index is None:
         if len(artifact.indexes) != 1:
-            raise SpecError("name the index of `share`: the artifact has none, or several")
+            has = ", ".join(sorted(artifact.indexes)) or "none"
+            raise SpecError(
+                f"name the index that the GPU's memory is for: {artifact.path} has {has}"
+            )
         share = replace(share, index=next(iter(artifact.indexes.values())))
     if not artifact.models:
         raise SpecError("the artifact has no model that generates: no memory is to be divided")

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dovetail.ir.errors import SpecError
+from dovetail.ir.files import write_whole
 
 MAX_EVENTS = 1_000_000
 """Spans and arrows kept by default, about 200 MB of JSON; later ones are counted, not kept."""
@@ -141,10 +142,7 @@ class Timeline:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all events to `path` in order of time, at once or not at all; OSError as usual."""
-        target = Path(path)
-        part = target.with_name(f"{target.name}.part")
-        part.write_bytes(msgspec.json.encode(self.trace()))
-        part.replace(target)
+        write_whole(path, msgspec.json.encode(self.trace()))
 
     def trace(self) -> dict[str, Any]:
         """Return the trace as JSON values; its first event is at time 0."""

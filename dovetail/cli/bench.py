@@ -14,7 +14,14 @@ import typer
 from rich.table import Table
 
 from dovetail.cli.options import AsJson, Threads
-from dovetail.cli.report import print_json, read_duration, report_errors, stdout_console
+from dovetail.cli.report import (
+    print_json,
+    read_duration,
+    report_errors,
+    show_count,
+    stdout_console,
+    writing,
+)
 
 if TYPE_CHECKING:
     from dovetail.ir.profile import ProfileFile
@@ -89,13 +96,14 @@ def offload_command(
         policy: scenario.run(arrivals, picture if policy == policies[0] else None)
         for policy, scenario in zip(policies, scenarios, strict=True)
     }
-    if timeline and picture:
-        picture.write(timeline)
     report = _report(scenarios[0], trace, results)
     if json:
         print_json(report)
     else:
         _print(report)
+    if timeline and picture:
+        with writing(timeline):
+            picture.write(timeline)
 
 
 @report_errors
@@ -167,8 +175,9 @@ def _print(report: OffloadReport) -> None:
     for policy, result in report.results.items():
         if result.refused:
             console.print(f"note: {policy}: {result.refused} requests fit no pool")
+    console.print("figures of this machine class, with their sources:")
     for line in report.assumptions:
-        console.print(f"assumed: {line}")
+        console.print(f"  {line}")
 
 
 _COLUMNS = (
@@ -200,7 +209,8 @@ def _cells(result: Simulation) -> tuple[str, ...]:
 def _profile_table(profile: ProfileFile) -> Table:
     key = profile.key
     table = Table(
-        title=f"{key.device}, {key.threads} threads, {profile.created}", title_justify="left"
+        title=f"{key.device}, {show_count(key.threads, 'thread')}, {profile.created}",
+        title_justify="left",
     )
     for name in ("table", "at", "us", "spread", "origin"):
         table.add_column(name, justify="right")

@@ -98,12 +98,17 @@ def _build(
     from dovetail.cli.serve_models import compile_once
     from dovetail.codegen.targets import get_target, host_target
     from dovetail.compiler.corpus import read_corpus
+    from dovetail.compiler.encoder_spec import is_encoder
     from dovetail.compiler.index_build import IndexRequest, build_index_folder
     from dovetail.runtime.app import load
 
     more = [get_target(name) for name in targets or ()]
     passages = read_corpus(corpus, words)
-    artifact = embedder if (embedder / "manifest.json").exists() else compile_once(embedder, {})
+    artifact = embedder
+    if not (embedder / "manifest.json").exists():
+        if (embedder / "config.json").exists() and not is_encoder(embedder):
+            raise SpecError(_no_encoder(embedder))
+        artifact = compile_once(embedder, {})
     with progress_bars() as progress, load(artifact, threads=threads) as app:
         entry = describe_encoder(app, embedder)
         request = IndexRequest(
@@ -117,12 +122,16 @@ def _build(
         return build_index_folder(passages, app, entry, request, progress)
 
 
+def _no_encoder(path: Path) -> str:
+    return f"{path} has no encoder; give a model that embeds texts"
+
+
 def describe_encoder(app: App, path: Path) -> EmbedderEntry:
     """Return what an index keeps of the app that embeds its passages, given as `path`."""
     from dovetail.compiler.index_build import describe_embedder
 
     if not app.artifact.encoders:
-        raise SpecError(f"{path} has no encoder; give a model that embeds texts")
+        raise SpecError(_no_encoder(path))
     spec = next(iter(app.artifact.encoders.values())).file.spec
     name, mark = path.resolve().name.removesuffix(".dove"), app.artifact.manifest.model_fingerprint
     return describe_embedder(name, mark, spec.prompts, spec.default_prompt)

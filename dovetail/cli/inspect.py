@@ -19,8 +19,8 @@ from dovetail.cli.inspect_encoder import encoder_facts
 from dovetail.cli.inspect_memory import describe_division, divide_gpu, division_table
 from dovetail.cli.inspect_plans import graph_table, plan_tables
 from dovetail.cli.inspect_workflows import describe_index, workflow_table
-from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
-from dovetail.ir.artifact import KernelIndex, Manifest, ServicePlan
+from dovetail.cli.report import print_json, report_errors, show_bytes, show_count, stdout_console
+from dovetail.ir.artifact import KernelIndex, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
@@ -246,8 +246,9 @@ def _hardware_facts(spec: HardwareSpec) -> dict[str, str]:
     quota = "none" if spec.cpu_quota is None else f"{spec.cpu_quota:.2f} cores"
     return {
         "cpu": f"{spec.cpu_model} ({spec.arch})",
-        "shape": f"{spec.sockets} sockets, {len(spec.nodes)} NUMA nodes, {spec.cores} cores, "
-        f"{len(spec.pus)} PUs",
+        "shape": f"{show_count(spec.sockets, 'socket')}, "
+        f"{show_count(len(spec.nodes), 'NUMA node')}, "
+        f"{show_count(spec.cores, 'core')}, {show_count(len(spec.pus), 'PU')}",
         "allowed PUs": _show_ids(spec.allowed_pus),
         "CPU quota": quota,
         "caches": ", ".join(caches),
@@ -255,11 +256,15 @@ def _hardware_facts(spec: HardwareSpec) -> dict[str, str]:
     }
 
 
+def _phase_facts(plan: PhasePlan) -> str:
+    return f"{show_count(plan.threads, 'thread')} on PUs {_show_ids(plan.cpus)}"
+
+
 def _plan_facts(plan: ServicePlan) -> dict[str, str]:
     return {
         "processes": str(plan.processes),
-        "prefill": f"{plan.prefill.threads} threads on PUs {_show_ids(plan.prefill.cpus)}",
-        "decode": f"{plan.decode.threads} threads on PUs {_show_ids(plan.decode.cpus)}",
+        "prefill": _phase_facts(plan.prefill),
+        "decode": _phase_facts(plan.decode),
         "prefill plan from": f"{plan.prefill_token_threshold} prefill tokens in a step",
         "KV blocks": str(plan.kv_blocks) if plan.kv_blocks else "sized at load from free memory",
         "spin before sleep": f"{plan.spin_iterations} iterations",
@@ -317,7 +322,7 @@ def _schedule_table(schedules: Sequence[ScheduleTable]) -> Table:
     for schedule in schedules:
         shape = f" {schedule.n} x {schedule.k}" if schedule.k else ""
         head = f"{schedule.op}{shape} {schedule.dtype}"
-        where = f"{schedule.phase} phase, {schedule.threads} threads"
+        where = f"{schedule.phase} phase, {show_count(schedule.threads, 'thread')}"
         table.add_row(head, schedule.target, where, style="bold")
         for row in schedule.rows:
             table.add_row(*_schedule_row(schedule, row))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from dovetail.cli.report import CHECK_FAILED, print_json, report_errors
+from dovetail.cli.report import CHECK_FAILED, print_json, report_errors, writing
 from dovetail.errors import ScheduleError, SpecError, SyntaxDiagnostic
 from dovetail.ir.diagnostics import Diagnostic, Source
+from dovetail.ir.files import write_whole
 
 if TYPE_CHECKING:
     from dovetail.codegen.isa.target import Target
@@ -106,7 +107,8 @@ def lift_command(
     if output is None:
         print(text, end="")
     else:
-        write_text(output, text)
+        with writing(output):
+            write_whole(output, text.encode())
 
 
 @report_errors
@@ -284,29 +286,6 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
         if output.exists():
             output.rename(Path(folder) / "old")
         work.rename(output)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`; a failed write leaves the old file."""
-    prefix = f".{path.name}."
-    with (
-        writing(path),
-        tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=prefix) as folder,
-    ):
-        temporary = Path(folder) / path.name
-        temporary.write_text(text, encoding="utf-8")
-        temporary.rename(path)
-
-
-@contextmanager
-def writing(output: Path) -> Iterator[None]:
-    """Turn what keeps `output` from being written into one sentence that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise SpecError(
-            f"cannot write {output}: {error.strerror or error}; choose another output"
-        ) from error
 
 
 def lift_source(

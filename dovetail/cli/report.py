@@ -94,6 +94,17 @@ def show_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Turn what keeps `output` from being written into one sentence that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise SpecError(
+            f"cannot write {output}: {error.strerror or error}; choose another output"
+        ) from error
+
+
 def read_duration(text: str) -> float:
     """Return the seconds that `90`, `60s`, `15m` or `1h` say; SpecError for anything else."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -111,6 +122,12 @@ def show_seconds(seconds: float) -> str:
     """Return a duration as minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
+
+
+def show_count(number: int, noun: str) -> str:
+    """Return `1 process` or `2 processes`."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def stdout_console() -> Console:

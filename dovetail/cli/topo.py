@@ -16,7 +16,15 @@ from rich.table import Table
 from rich.tree import Tree
 
 from dovetail.cli.options import WeightDtype
-from dovetail.cli.report import print_json, report_errors, show_bytes, stdout_console
+from dovetail.cli.report import (
+    print_json,
+    report_errors,
+    show_bytes,
+    show_count,
+    stdout_console,
+    writing,
+)
+from dovetail.ir.files import write_whole
 
 if TYPE_CHECKING:
     from dovetail.ir.model import ModelSpec
@@ -64,7 +72,8 @@ def topo_command(
         planned = _plan(hardware, spec, plan, workload, batch, weight_dtype, every_divisor)
     report = report_topology(spec, planned)
     if svg is not None:
-        svg.write_text(_draw(report))
+        with writing(svg):
+            write_whole(svg, _draw(report).encode())
     if json:
         print_json(report)
     else:
@@ -107,8 +116,8 @@ def _draw(report: TopologyReport) -> str:
     if report.plan is None:
         return draw_tree(report.tree, {}, report.cpu)
     ranks = {pu: rank for rank, item in enumerate(report.plan.decode.ranks) for pu in item.pus}
-    plan = f"{report.plan.decode.processes} processes of {report.plan.decode.threads} threads"
-    return draw_tree(report.tree, ranks, f"decode plan for {report.plan.model}: {plan}")
+    plan = f"decode plan for {report.plan.model}: {_show_processes(report.plan.decode)}"
+    return draw_tree(report.tree, ranks, plan)
 
 
 def _read_model(name: str, weight_dtype: str | None) -> ModelSpec:
@@ -132,9 +141,10 @@ def print_topology(report: TopologyReport, console: Console) -> None:
 
 def _machine_tree(machine: TopologyReport) -> Tree:
     facts = (
-        f"{machine.cpu} ({machine.arch}): {machine.sockets} sockets, {machine.numa_nodes} NUMA "
-        f"nodes ({machine.memory_only_nodes} memory only), {machine.l3_groups} L3 groups, "
-        f"{machine.cores} cores, {machine.pus} PUs ({machine.allowed_pus} allowed)"
+        f"{machine.cpu} ({machine.arch}): {show_count(machine.sockets, 'socket')}, "
+        f"{show_count(machine.numa_nodes, 'NUMA node')} ({machine.memory_only_nodes} memory only), "
+        f"{show_count(machine.l3_groups, 'L3 group')}, {show_count(machine.cores, 'core')}, "
+        f"{show_count(machine.pus, 'PU')} ({machine.allowed_pus} allowed)"
     )
     memory = show_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown memory"
     quota = f", quota {machine.cpu_quota:.2f} cores" if machine.cpu_quota else ""
@@ -164,8 +174,8 @@ def _only_cores(node: TreeNode) -> bool:
 
 def _describe_cores(node: TreeNode) -> str:
     threads = len(node.children[0].children) if node.children else 0
-    smt = f" of {threads} PUs" if threads else ""
-    return f"{len(node.children)} cores{smt}, PUs {show_ids(_pus(node))}"
+    smt = f" of {show_count(threads, 'PU')}" if threads else ""
+    return f"{show_count(len(node.children), 'core')}{smt}, PUs {show_ids(_pus(node))}"
 
 
 def _pus(node: TreeNode) -> Iterable[int]:
@@ -173,6 +183,10 @@ def _pus(node: TreeNode) -> Iterable[int]:
         yield node.pu
     for child in node.children:
         yield from _pus(child)
+
+
+def _show_processes(plan: CandidateReport) -> str:
+    return f"{show_count(plan.processes, 'process')} of {show_count(plan.threads, 'thread')}"
 
 
 def show_batches(batches: Iterable[int]) -> str:
@@ -199,7 +213,7 @@ def _print_plan(plan: PlanReport, console: Console) -> None:
     console.print(_candidate_table("prefill", plan.prefill_candidates, plan.prefill))
     console.print(_candidate_table("decode", plan.decode_candidates, plan.decode))
     for phase, winner in (("prefill", plan.prefill), ("decode", plan.decode)):
-        console.print(f"{phase}: {winner.processes} processes of {winner.threads} threads")
+        console.print(f"{phase}: {_show_processes(winner)}")
         for rank, process in enumerate(winner.ranks):
             nodes = show_ids(process.memory_nodes)
             console.print(f"  rank {rank}: PUs {show_ids(process.pus)}, memory node {nodes}")

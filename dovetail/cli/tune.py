@@ -30,6 +30,7 @@ from dovetail.cli.report import (
     print_json,
     read_duration,
     report_errors,
+    show_count,
     show_seconds,
 )
 
@@ -125,7 +126,7 @@ def describe_report(report: TuneReport) -> str:
     lines = [
         f"{report.database}: {report.trials} trials for {report.target}, "
         f"{report.trials - report.measured} of them on record{failed}; "
-        f"{report.workers} workers, {report.seconds:.1f} s",
+        f"{show_count(report.workers, 'worker')}, {report.seconds:.1f} s",
         f"{len(report.points)} shapes, {at.gain:.2f}x as fast as by the default schedules "
         f"(bounds {at.gain_low:.2f} to {at.gain_high:.2f}), "
         f"best {at.best_gflops:.1f} GFLOP/s",

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli.report import CHECK_FAILED, print_json, report_errors, show_bytes
+from dovetail.cli.report import CHECK_FAILED, print_json, report_errors, show_bytes, show_count
 from dovetail.errors import ArtifactError
 
 
@@ -34,7 +34,7 @@ def verify_command(
         for fault in report.faults:
             print(f"FAULT {fault}")
         size = f"{report.files} files, {show_bytes(report.bytes)}"
-        verdict = "whole, and runs here" if report.ok else f"{len(report.faults)} faults"
+        verdict = "whole, and runs here" if report.ok else show_count(len(report.faults), "fault")
         print(f"{artifact}: {size}: {verdict}")
     if not report.ok:
         raise typer.Exit(CHECK_FAILED)

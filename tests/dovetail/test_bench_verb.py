@@ -39,6 +39,16 @@ def test_all_policies_are_compared_and_the_timeline_is_sound(trace: Path, tmp_pa
     assert "llama-2-7b on t4 (simulated), 54 KV blocks" in table.out
 
 
+def test_a_timeline_that_cannot_be_written_costs_no_figures(trace: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"  # as on a disk without room
+    full.symlink_to("/dev/full")
+    arguments = ("--simulate", "t4", "--trace", trace, "--offload", "off", "--requests", 5)
+    result = dovetail("bench", "offload", *arguments, "--timeline", full)
+    assert_one_sentence(result)
+    assert "No space left" in result.err and "54 KV blocks" in result.out
+    assert Path("/dev/full").is_char_device() and full.is_symlink()
+
+
 def test_arrivals_are_those_of_the_trace_or_of_a_rate(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
     lines = [{"arrival_s": 100.0 * i, "input_length": 20, "output_length": 2} for i in range(3)]

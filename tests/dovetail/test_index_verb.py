@@ -13,8 +13,8 @@ from dovetail.cli.serve_models import compile_once
 from dovetail.compiler import index_build
 from dovetail.runtime.app import load
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.tiny_world import ENCODER, corpus
-from tests.dovetail.commands import dovetail
+from dovetail.tiny_world import ENCODER, LLAMA, corpus
+from tests.dovetail.commands import assert_one_sentence, dovetail
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,14 @@ def test_bad_input_is_one_sentence(written: Path, tmp_path: Path) -> None:
         result = dovetail(*build, *arguments)
         assert result.code == 2 and result.err.splitlines()[-1].startswith("dovetail: "), result
     assert not (tmp_path / "idx").exists()
+
+
+def test_a_model_that_writes_is_refused_before_it_is_compiled(
+    written: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "idx"
+    assert_one_sentence(dovetail("index", "build", written, "-o", output, "--embedder", LLAMA))
+    assert not output.exists()
 
 
 def _interrupt(*_: object) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dovetail as face
+from dovetail.cli.report import show_count
 from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.dovetail.commands import Result, assert_one_sentence, dovetail
@@ -85,7 +86,7 @@ def test_inspect_shows_every_decision(artifact: Path) -> None:
             assert row["source"] in ("default", "measured", "reused") and row["source"] in text
     assert {t["name"] for t in model["tapes"]} == {"forward", "sample"}
     assert found["kernels"][0]["target"] in text
-    assert f"{found['plan']['decode']['threads']} threads" in text
+    assert show_count(found["plan"]["decode"]["threads"], "thread") in text
     choice, figures = found["choice"], found["choice"]["figures"]
     assert (
         choice["source"] == "simulated" and f"plans simulated for trace {choice['trace']}" in text
@@ -171,6 +172,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
         ("inspect", tmp_path / "missing"),
         ("inspect", empty),
         ("run", empty, "--prompt", "x"),
+        ("run", model, "--prompt", "x"),
         ("run", artifact),
         ("run", artifact, "--prompt-ids", "1,x"),
         ("run", artifact, "--prompt-ids", "1,999999"),
@@ -188,6 +190,13 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
     assert not out.exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "text", "trace.csv"]
     assert list(empty.iterdir()) == []
+
+
+def test_a_model_where_an_artifact_belongs_is_told_to_be_compiled(model: Path) -> None:
+    for verb in ("run", "inspect", "verify"):
+        result = dovetail(verb, model, *(("--prompt", "x") if verb == "run" else ()))
+        assert result.code, result
+        assert f"`dovetail compile {model} -o app.dove`" in result.err + result.out, result
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,31 @@
+"""Files that others see whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import uuid4
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path`; a write that fails leaves what was there, and nothing beside it.
+
+    A link stays one. What is no file (a pipe, a device) cannot be exchanged, so it is written to.
+
+    Raises:
+        OSError: as usual; it names `path`.
+    """
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{uuid4().hex}.part")
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        try:
+            part.write_bytes(data)
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error

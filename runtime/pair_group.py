@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from dovetail.ir.errors import RankError
 from dovetail.runtime.collective import Collective
+from dovetail.runtime.framing import pack_value, receive_value, send_value
 from dovetail.runtime.launch import (
     Launcher,
     LocalLauncher,
@@ -29,14 +30,7 @@ from dovetail.runtime.launch import (
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.meeting import Meeting, RankOptions, open_meeting
 from dovetail.runtime.orders import Hello, PairSetup, StepOrder
-from dovetail.runtime.ranks import (
-    START_SECONDS,
-    await_ready,
-    pack_value,
-    read_last_words,
-    receive_value,
-    send_value,
-)
+from dovetail.runtime.ranks import START_SECONDS, await_ready, read_last_words
 
 WORKER = "dovetail.runtime.pair_worker"
 PARENT, TOKEN, RANK, MEMORY = (

@@ -18,12 +18,13 @@ from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
 from dovetail.runtime.collective import Collective
 from dovetail.runtime.cuda_pair import CudaPair, GpuParts
 from dovetail.runtime.forward import ForwardModel
+from dovetail.runtime.framing import receive_value, send_value
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.meeting import Meet, join_meeting, prepare_backend
 from dovetail.runtime.orders import Hello, PairSetup, StepOrder
 from dovetail.runtime.pair import Pair
 from dovetail.runtime.pair_group import MEMORY, PARENT, RANK, TOKEN, keep_alive
-from dovetail.runtime.ranks import RankReply, fingerprint, receive_value, send_value
+from dovetail.runtime.ranks import RankReply, fingerprint
 from dovetail.topology.hardware import read_hardware
 
 

@@ -14,17 +14,9 @@ from dovetail.ir.errors import ArtifactError, DovetailError, RankError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.collective import Communicator, SharedMemory
 from dovetail.runtime.forward import ForwardModel
+from dovetail.runtime.framing import receive, receive_value, send_value
 from dovetail.runtime.library import KernelLibrary
-from dovetail.runtime.ranks import (
-    STEP,
-    STEP_ARGS,
-    RankReply,
-    RankSetup,
-    fingerprint,
-    receive,
-    receive_value,
-    send_value,
-)
+from dovetail.runtime.ranks import STEP, STEP_ARGS, RankReply, RankSetup, fingerprint
 from dovetail.runtime.step import StepBuffers
 from dovetail.topology.hardware import read_hardware
 

@@ -14,8 +14,7 @@ import struct
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +25,7 @@ from dovetail.ir.errors import RankError
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import Communicator, SharedMemory, comm_bytes
 from dovetail.runtime.forward import RankPlan
+from dovetail.runtime.framing import receive_value, send_value
 from dovetail.runtime.launch import END_SECONDS, Link, LocalProcess, end_members, find_loss
 from dovetail.runtime.library import KernelLibrary, fit_plans
 from dovetail.runtime.placement import choose_nodes
@@ -35,14 +35,9 @@ from dovetail.topology.hardware import HardwareSpec
 STEP_ARGS = ("n_tokens", "n_prefill", "n_decode", "n_out", "kv_splits")
 """The arguments of a forward step that change, in the order of a message; then the phase."""
 STEP = struct.Struct(f"<{len(STEP_ARGS) + 1}q")
-LENGTH = struct.Struct("<q")
 START_SECONDS = 240.0
-MAX_MESSAGE = 1 << 24
-INLET_BYTES = 1 << 16
 
 log = logging.getLogger("dovetail")
-
-T = TypeVar("T")
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,78 +306,6 @@ def read_last_words(link: socket.socket) -> str:
     except OSError:
         return ""
     return f"has failed: {reply.message}" if reply else ""
-
-
-# ---- messages ----
-
-
-def send_value(link: socket.socket, value: msgspec.Struct) -> None:
-    """Send a struct after its length; a peer that is gone is noticed when it is read."""
-    with suppress(OSError):
-        link.sendall(pack_value(value))
-
-
-def pack_value(value: msgspec.Struct) -> bytes:
-    """Return a struct as a message."""
-    data = msgspec.msgpack.encode(value)
-    return LENGTH.pack(len(data)) + data
-
-
-def receive_value(link: socket.socket, kind: type[T]) -> T | None:
-    """Return the next struct, or None when the peer has hung up."""
-    head = receive(link, LENGTH.size)
-    length = LENGTH.unpack(head)[0] if head else 0
-    data = receive(link, length) if 0 < length <= MAX_MESSAGE else b""
-    return msgspec.msgpack.decode(data, type=kind) if data else None
-
-
-class Inlet:
-    """Structs from one peer; those that have come already, and their lengths, take one read."""
-
-    def __init__(self, link: socket.socket) -> None:
-        """Only this may read from `link` from now on."""
-        self._link, self._data = link, bytearray()
-
-    @property
-    def pending(self) -> bool:
-        """Whether something has come that has not been returned yet: also that the peer is gone."""
-        if not self._data:
-            try:
-                self._link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except OSError as error:
-                return not isinstance(error, BlockingIOError)
-        return True
-
-    def receive(self, kind: type[T]) -> T | None:
-        """Return the next struct, or None when the peer has hung up."""
-        head = self._read(LENGTH.size)
-        length = LENGTH.unpack(head)[0] if head else 0
-        data = self._read(length) if 0 < length <= MAX_MESSAGE else b""
-        return msgspec.msgpack.decode(data, type=kind) if data else None
-
-    def _read(self, size: int) -> bytes:
-        while len(self._data) < size:
-            try:
-                more = self._link.recv(max(INLET_BYTES, size - len(self._data)))
-            except ConnectionError:
-                return b""
-            if not more:
-                return b""
-            self._data += more
-        data = bytes(self._data[:size])
-        del self._data[:size]
-        return data
-
-
-def receive(link: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes, or none when the peer has hung up."""
-    try:
-        data = link.recv(size, socket.MSG_WAITALL)
-        while 0 < len(data) < size and (more := link.recv(size - len(data))):
-            data += more
-    except ConnectionError:
-        return b""
-    return data if len(data) == size else b""
 
 
 def fingerprint(manifest: Manifest) -> str:

@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from dovetail.runtime.apart.wire import PackedOrders
-from dovetail.runtime.ranks import MAX_MESSAGE, pack_value
+from dovetail.runtime.framing import MAX_MESSAGE, pack_value
 
 TIMEOUT = struct.Struct("@ll")
 FULL = MAX_MESSAGE // 2

@@ -31,11 +31,11 @@ from dovetail.runtime.apart.wire import (
     pack_call,
     pack_order,
 )
+from dovetail.runtime.framing import Inlet, pack_value, receive_value
 from dovetail.runtime.host import Ask, EngineLoad
 from dovetail.runtime.job import Job
 from dovetail.runtime.launch import END_SECONDS, LocalProcess
 from dovetail.runtime.open_engine import EngineOptions
-from dovetail.runtime.ranks import Inlet, pack_value, receive_value
 from dovetail.runtime.request import FAILED, Metrics, Request
 from dovetail.runtime.timeline import Timeline
 

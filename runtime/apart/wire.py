@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from dovetail.ir import errors
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
+from dovetail.runtime.framing import MAX_MESSAGE, pack_value
 from dovetail.runtime.host import Ask, EngineLoad
 from dovetail.runtime.open_engine import EngineOptions
-from dovetail.runtime.ranks import MAX_MESSAGE, pack_value
 from dovetail.runtime.request import Metrics, SamplingParams, TokenLogprob
 from dovetail.runtime.timeline import Drawn
 

@@ -37,10 +37,10 @@ from dovetail.runtime.apart.wire import (
 )
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.engine import Engine
+from dovetail.runtime.framing import Inlet, pack_value, receive_value
 from dovetail.runtime.host import Ask
 from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.open_engine import open_engine
-from dovetail.runtime.ranks import Inlet, pack_value, receive_value
 from dovetail.runtime.request import Request, State
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware

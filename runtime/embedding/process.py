@@ -22,7 +22,7 @@ import numpy as np
 from dovetail.ir import errors
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.embedding.instance import EncoderSource, Ids, InstanceLost, Vectors
-from dovetail.runtime.ranks import receive, receive_value, send_value
+from dovetail.runtime.framing import receive, receive_value, send_value
 
 REQUEST = struct.Struct("<qqq")
 """Queries of a batch, their tokens, and 1 or 2 rows: ids, and segments where there are any.

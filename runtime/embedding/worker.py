@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.ir.errors import DovetailError
 from dovetail.runtime.embedding.instance import Encoder, Ids, InstanceLost
 from dovetail.runtime.embedding.process import REPLY, REQUEST, WorkerReply, WorkerSetup
-from dovetail.runtime.ranks import receive, receive_value, send_value
+from dovetail.runtime.framing import receive, receive_value, send_value
 
 
 def serve(link: socket.socket) -> None:

@@ -7,7 +7,6 @@ lost with a worker is simply sent to the next.
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Sequence
 from math import inf
 from typing import Any, TypeAlias, TypeVar
@@ -20,12 +19,11 @@ from dovetail.ir import errors
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.ir.index_file import Passage
 from dovetail.runtime.cuda import DRIVER
+from dovetail.runtime.framing import pack_value, receive_value
 from dovetail.runtime.machines import Machine
-from dovetail.runtime.ranks import receive
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.cursor import Hit
 
-LENGTH = struct.Struct("<Q")
 MAX_MESSAGE = 1 << 30
 
 T = TypeVar("T")
@@ -291,16 +289,12 @@ class Ready(msgspec.Struct, frozen=True):
 
 def send(link: socket.socket, value: msgspec.Struct) -> None:
     """Send a struct after its length; OSError where the peer is gone."""
-    data = msgspec.msgpack.encode(value)
-    link.sendall(LENGTH.pack(len(data)) + data)
+    link.sendall(pack_value(value))
 
 
 def receive_struct(link: socket.socket, kind: type[T]) -> T | None:
     """Return the next struct, or None when the peer has hung up."""
-    head = receive(link, LENGTH.size)
-    length = LENGTH.unpack(head)[0] if head else 0
-    data = receive(link, length) if 0 < length <= MAX_MESSAGE else b""
-    return msgspec.msgpack.decode(data, type=kind) if data else None
+    return receive_value(link, kind, MAX_MESSAGE)
 
 
 def pack_vector(vector: NDArray[np.float32]) -> bytes:

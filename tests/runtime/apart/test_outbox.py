@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.runtime.apart.outbox import Outbox
 from dovetail.runtime.apart.wire import MAX_ORDER, Drop, Order, Orders, Record, pack_order
-from dovetail.runtime.ranks import receive_value
+from dovetail.runtime.framing import receive_value
 
 WIDE = 1 << 40
 """A number that takes nine bytes; those below 128 take one."""

@@ -7,8 +7,8 @@ import socket
 import msgspec
 
 from dovetail.runtime.apart.wire import Ended, News, Record, Told, pack_told
+from dovetail.runtime.framing import INLET_BYTES, LENGTH, MAX_MESSAGE, Inlet, pack_value
 from dovetail.runtime.host import EngineLoad
-from dovetail.runtime.ranks import INLET_BYTES, LENGTH, MAX_MESSAGE, Inlet, pack_value
 from dovetail.runtime.request import Metrics, TokenLogprob
 from dovetail.runtime.timeline import Timeline
 

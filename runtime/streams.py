@@ -72,7 +72,7 @@ class GpuStreams:
             self._driver.call("cuMemcpyDtoHAsync_v2", *args)
 
     def event(self, stream: int) -> int:
-        """Mark the point that `stream` has come to; it is good until `recycle`."""
+        """Mark the point that `stream` has come to; it is good until `finish`."""
         event = (
             self._free.pop() if self._free else self._driver.handle("cuEventCreate", QUIET_EVENT)
         )

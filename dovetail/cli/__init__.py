@@ -1,5 +1,17 @@
 """The command line: one module per verb; `main` is the console script."""
 
-from dovetail.cli.app import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line on `arguments` (default: the process's); ends in SystemExit."""
+    try:
+        from dovetail.cli.app import app  # takes a moment, in which Ctrl-C may come, too
+
+        app(args=arguments, prog_name="dovetail")
+    except KeyboardInterrupt:
+        print("dovetail: interrupted", file=sys.stderr)
+        sys.exit(2)

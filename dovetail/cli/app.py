@@ -1,9 +1,8 @@
-"""The typer application: the table of verbs, and the entry point of the console script."""
+"""The typer application: the table of verbs."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -17,7 +16,6 @@ from dovetail.cli.index import index_build_command
 from dovetail.cli.inspect import inspect_command
 from dovetail.cli.kernel import build_command, check_command, lift_command
 from dovetail.cli.quickstart import quickstart_command
-from dovetail.cli.report import NOT_DONE
 from dovetail.cli.run import run_command
 from dovetail.cli.serve import serve_command
 from dovetail.cli.topo import topo_command
@@ -90,12 +88,3 @@ def _options(
     ] = False,
 ) -> None:
     """Options before the verb."""
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line on `arguments` (default: the process's); ends in SystemExit."""
-    try:
-        app(args=arguments, prog_name="dovetail")
-    except KeyboardInterrupt:
-        print("dovetail: interrupted", file=sys.stderr)
-        sys.exit(NOT_DONE)

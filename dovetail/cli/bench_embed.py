@@ -15,7 +15,13 @@ import typer
 from rich.table import Table
 
 from dovetail.cli.options import AsJson, Threads
-from dovetail.cli.report import print_json, read_duration, report_errors, stdout_console
+from dovetail.cli.report import (
+    print_json,
+    progress_bars,
+    read_duration,
+    report_errors,
+    stdout_console,
+)
 
 if TYPE_CHECKING:
     from dovetail.runtime.embedding.capacity import Capacity
@@ -95,11 +101,15 @@ def _measure(
 ) -> EmbedReport:
     from dovetail.runtime.embedding.capacity import measure_artifact, measure_gpu
 
-    results = [
-        measure_gpu(artifact, length, slo, repeats=repeats, threads=threads)
-        or measure_artifact(artifact, length, slo, repeats=repeats, threads=threads)
-        for slo in slos
-    ]
+    results: list[Capacity] = []
+    with progress_bars() as progress:  # a minute or more for each SLO
+        for slo in slos:
+            progress("measure", len(results), len(slos))
+            results.append(
+                measure_gpu(artifact, length, slo, repeats=repeats, threads=threads)
+                or measure_artifact(artifact, length, slo, repeats=repeats, threads=threads)
+            )
+        progress("measure", len(slos), len(slos))
     return EmbedReport(artifact.name, results[0].accelerator, results)
 
 

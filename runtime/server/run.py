@@ -59,7 +59,7 @@ def serve(
 
     `traffic` is told of requests; whoever holds it may have the models `take` others meanwhile.
 
-    Raises OSError where the address cannot be listened on, SpecError where TLS files are wrong.
+    Raises SpecError where the address cannot be listened on or TLS files are wrong.
     """
     context = ServerContext(models, settings, workflows, traffic=traffic or Traffic())
     with _listen(settings) as listening:
@@ -133,8 +133,9 @@ def _listen(settings: ServeSettings) -> socket.socket:
         return socket.create_server(
             (settings.host, settings.port), family=family, backlog=2048, reuse_port=False
         )
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         place = f"{settings.host}:{settings.port}"
+        why = getattr(error, "strerror", None) or error
         raise SpecError(
-            f"cannot listen on {place} ({error.strerror or error}); choose another --host or --port"
+            f"cannot listen on {place} ({why}); choose another --host or --port"
         ) from None

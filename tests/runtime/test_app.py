@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -242,8 +243,10 @@ def test_a_recording_holds_steps_and_requests(make_artifact: MakeArtifact, tmp_p
     facts = check_timeline(tmp_path / "t.json")
     steps = max(len(d.token_ids) for d in done)
     assert facts.spans > 5 * steps and facts.arrows == 6 and facts.tracks == 3
-    text = (tmp_path / "t.json").read_text()
-    assert '"ended":"recording"' in text or '"ended":"length"' in text
+    events = json.loads((tmp_path / "t.json").read_bytes())["traceEvents"]
+    ended = [e["args"]["ended"] for e in events if "ended" in e.get("args", {})]
+    assert ended[:2] == ["length"] * 2 and set(ended[2:]) <= {"length", "recording"}, ended
+    assert len(ended) == 3  # the last one was cut off where the recording ended, if it still ran
     assert not (tmp_path / "u.json").exists()
 
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.dovetail.commands import assert_one_sentence, dovetail
+
 WORKING = """
 import signal, sys, threading, time
 from dovetail.cli.report import report_errors
@@ -31,6 +33,20 @@ def work():
 
 work()
 """
+
+
+class Interrupt:
+    """Ctrl-C while the command line is imported."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "dovetail.cli.app":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_modules_are_loaded_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dovetail.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    assert_one_sentence(dovetail("--version"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

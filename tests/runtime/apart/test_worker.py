@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from dovetail.runtime.apart.wire import Drop, Order, Orders
 from dovetail.runtime.apart.worker import GATHER, Desk, take_orders
-from dovetail.runtime.ranks import pack_value
+from dovetail.runtime.framing import pack_value
 
 
 class Crowded(Desk):

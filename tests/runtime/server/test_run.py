@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ import msgspec
 import pytest
 
 from dovetail.codegen.toolchain import cache_directory
+from dovetail.ir.errors import SpecError
+from dovetail.runtime.server.models import Models
+from dovetail.runtime.server.run import serve
+from dovetail.runtime.server.settings import ServeSettings
 from dovetail.tiny_world import LLAMA
 from tests.dovetail.commands import dovetail
 from tests.runtime.server.live import Live, connect, http, serving
@@ -67,6 +72,15 @@ def test_a_wrong_file_of_flags_is_told(tmp_path: Path, text: str, said: str) -> 
     (tmp_path / "serve.yaml").write_text(text)
     done = dovetail("serve", "--config", tmp_path / "serve.yaml")
     assert done.code == 2 and said in " ".join(re.sub("[│─╭╮╰╯]", " ", done.err).split())
+
+
+@pytest.mark.parametrize("port", ["taken", -1, 65536])
+def test_a_port_that_cannot_be_had_is_one_sentence(port: str | int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        number = other.getsockname()[1] if port == "taken" else int(port)
+        said = f"cannot listen on 127.0.0.1:{number} .*choose another"
+        with pytest.raises(SpecError, match=said):
+            serve(Models([]), ServeSettings(port=number), workflows={}, ready=pytest.fail)
 
 
 def test_a_key_is_needed_but_for_health(guarded: Live) -> None:

@@ -171,6 +171,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
         ("compile", model, "-o", empty),
         ("inspect", tmp_path / "missing"),
         ("inspect", empty),
+        ("inspect", artifact, "--gpu", "h100"),
         ("run", empty, "--prompt", "x"),
         ("run", model, "--prompt", "x"),
         ("run", artifact),

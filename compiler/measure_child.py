@@ -262,9 +262,12 @@ class Child:
 
 
 def write_reply(reply: Reply) -> None:
-    """Write one line and flush it."""
-    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
-    sys.stdout.buffer.flush()
+    """Write one line and flush it; when the parent is gone, end without a word, as below."""
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os._exit(0)
 
 
 def read_lines(lines: SimpleQueue[bytes]) -> None:

@@ -28,4 +28,6 @@ def main(model: str, artifact: str, *prompts: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

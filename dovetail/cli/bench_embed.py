@@ -6,6 +6,7 @@ In: an encoder's artifact, or nothing. Out: depths measured on this machine besi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ def _measure(
     from dovetail.runtime.embedding.capacity import measure_artifact, measure_gpu
 
     results: list[Capacity] = []
-    with progress_bars() as progress:  # a minute or more for each SLO
+    with progress_bars(quiet=not sys.stderr.isatty()) as progress:  # a minute for each SLO
         for slo in slos:
             progress("measure", len(results), len(slos))
             results.append(

@@ -287,8 +287,8 @@ def test_summaries_are_medians_with_quartiles():
     assert summarize(Candidate("k", ()), [2.0]).low == 2.0
 
 
-def test_a_hanging_child_ends_with_its_parent(built):
-    hang = Job(case=CASE, candidates=(Candidate("hang", SCHEDULE),), rounds=2, seconds=1)
+def start_child(built):
+    """Start a child, and tell it what it measures with."""
     with tempfile.TemporaryFile() as mark:
         mark.truncate(MARK_BYTES)
         setup = ChildSetup(
@@ -298,13 +298,28 @@ def test_a_hanging_child_ends_with_its_parent(built):
             [sys.executable, "-P", "-m", "dovetail.compiler.measure_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=(mark.fileno(),),
         )
-    for line in (setup, hang):
-        child.stdin.write(msgspec.json.encode(line) + b"\n")
-        child.stdin.flush()
+    child.stdin.write(msgspec.json.encode(setup) + b"\n")
+    child.stdin.flush()
+    return child
+
+
+def test_a_child_that_nobody_hears_ends_without_a_word(built):
+    with start_child(built) as child:
+        child.stdout.close()  # before it is ready
+        assert (child.stderr.read(), child.wait(timeout=60)) == (b"", 0)
+
+
+def test_a_hanging_child_ends_with_its_parent(built):
+    hang = Job(case=CASE, candidates=(Candidate("hang", SCHEDULE),), rounds=2, seconds=1)
+    child = start_child(built)
+    child.stdin.write(msgspec.json.encode(hang) + b"\n")
+    child.stdin.flush()
     events = [msgspec.json.decode(child.stdout.readline(), type=Reply).event for _ in range(3)]
     assert events == ["ready", "bound", "start"]
     child.stdin.close()  # as when the parent is killed
     assert child.wait(timeout=60) == 0
     child.stdout.close()
+    child.stderr.close()

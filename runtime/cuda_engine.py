@@ -20,6 +20,7 @@ from dovetail.runtime.collective import Collective
 from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.cuda_lane import CudaLane
 from dovetail.runtime.cuda_pair import CudaPair, GpuParts
+from dovetail.runtime.kv_parts import WARP_TOKENS
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.machines import Machine, assumed_profile
 from dovetail.runtime.meeting import RankOptions
@@ -174,6 +175,11 @@ class CudaEngine(TwoPoolEngine):
             self._run_lanes(plan, [])
         return failed
 
+    def _part_tokens(self, home: Home, *, prefill: bool) -> int:
+        if home is Home.GPU:  # the tables' schedules are of the CPU's threads
+            return WARP_TOKENS
+        return super()._part_tokens(home, prefill=prefill)
+
     def _threads(self, home: Home, *, prefill: bool) -> int:
         if home is Home.GPU:
             return self.gpu.warps
@@ -213,7 +219,7 @@ class CudaEngine(TwoPoolEngine):
         others = batch.prefill or batch.cpu_decode or plan.moves or len(plan.batches) > 1
         if others or bucket > self._most:
             return False
-        splits = self.kv_splits(lane.pad(bucket), self.gpu.warps, apart=True)
+        splits = self.kv_splits(lane.pad(bucket), self.gpu.warps, WARP_TOKENS, apart=True)
         lane.args["kv_splits"] = splits
         key = (bucket, splits)
         if key not in self._graphs:

@@ -29,7 +29,7 @@ from dovetail.runtime.collective import SharedMemory
 from dovetail.runtime.cpu_time import read_busy
 from dovetail.runtime.device import Bytes, Device, Segment
 from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block_bytes
-from dovetail.runtime.kv_parts import PART_TOKENS, count_parts
+from dovetail.runtime.kv_parts import count_parts
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.logit_rules import LogitRules, Logits
@@ -290,7 +290,7 @@ class Engine:
         self,
         shape: StepShape,
         threads: int,
-        least: int = PART_TOKENS,
+        least: int,
         *,
         apart: bool = False,
     ) -> int:

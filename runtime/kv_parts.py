@@ -11,6 +11,8 @@ from dovetail.ir.model import MAX_KV_SPLITS
 
 PART_TOKENS = 64
 """Keys below which a part is not worth its merge, where no schedule says otherwise."""
+WARP_TOKENS = 64
+"""Keys below which a part is not worth its merge to a warp of a GPU: two chunks of its kernel."""
 LONG_TOKENS = 256
 """Keys from which on a part is worth its merge for the sake of reading heads in one stretch.
 

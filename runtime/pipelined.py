@@ -155,7 +155,7 @@ class TwoPoolEngine(Engine):
             home: self.kv_splits(
                 replace(shape, n_decode=len(numbers)),
                 self._threads(home, prefill=prefill),
-                self.part_tokens[prefill],
+                self._part_tokens(home, prefill=prefill),
                 apart=home is Home.GPU,
             )
             for home, numbers in decodes.items()
@@ -172,6 +172,10 @@ class TwoPoolEngine(Engine):
         )
         lane.set_args(sizes)
         return shape
+
+    def _part_tokens(self, home: Home, *, prefill: bool) -> int:
+        """Return the fewest keys of a part where `home` shares decode attention."""
+        return self.part_tokens[prefill]
 
     def _threads(self, home: Home, *, prefill: bool) -> int:
         """Return how many share the attention of decodes."""

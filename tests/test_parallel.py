@@ -18,6 +18,7 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError, RankError, SpecError
 from dovetail.runtime.app import load
+from dovetail.runtime.kv_parts import PART_TOKENS
 from dovetail.runtime.step import StepShape
 from tests.models import save_model
 from tests.processes import running, stop
@@ -104,7 +105,7 @@ def test_threads_share_the_heads_of_their_rank(artifact: Callable[[str], Path]) 
     shape = StepShape(1, 0, n_decode=1, prefill_tokens=0, longest_decode=200, outputs=())
     for processes, parts in ((1, 1), (2, 2)):
         with load(artifact("llama-4kv"), plan=plan(processes)) as app:
-            assert app.engine.kv_splits(shape, threads=4) == parts
+            assert app.engine.kv_splits(shape, 4, PART_TOKENS) == parts
 
 
 def test_heads_that_cannot_be_shared_are_refused(artifact: Callable[[str], Path]) -> None:

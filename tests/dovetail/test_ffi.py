@@ -57,6 +57,10 @@ def check_decodes(name, params, idle):
     room = torch.zeros(n_q * 2 * (hd + 16))
     must_refuse(name, busy, where["partial"], room[:-1], "partial")
     assert module[name](*change(params, busy, partial=room)) is None
+    out = torch.ones(4096)
+    no_key = change(params, busy, partial=room, seq_lengths=one_key - 1, out=out)
+    assert module[name](*no_key) is None
+    assert "merge" not in name or not out[: n_q * hd].any()
 
 
 

@@ -19,6 +19,7 @@ from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, SpecEr
 from dovetail.runtime.app import load
 from dovetail.runtime.cuda import CudaError
 from dovetail.runtime.cuda_engine import CudaOptions
+from dovetail.runtime.kv_parts import WARP_TOKENS
 from dovetail.runtime.machines import assumed_profile, find_machine
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.neo import NeoScheduler
@@ -90,6 +91,28 @@ def test_swaps_both_ways_and_graphs_are_run(
         seen["later"] += sum(c.start > 0 for p in plans for b in p.batches for c in b.prefill)
         seen["graphs"] += running.driver.counts.get("cuGraphLaunch", 0)
     assert min(seen.values()) > 0, seen
+
+
+def test_the_gpu_cuts_keys_by_a_measure_of_its_own(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the CPU's schedule cuts none; graphs and lanes alike."""
+    prompt = [(7 * n) % 50 for n in range(3 * WARP_TOKENS)]
+    cuts: dict[bool, set[int]] = {}
+    for graphs in (True, False):
+        with gpu.load(30, 1, graphs=graphs, offload="off") as running:
+            split = running.engine.kv_splits
+            found = cuts.setdefault(graphs, set())
+
+            def note(*args: Any, split: Any = split, found: set[int] = found, **how: Any) -> int:
+                parts: int = split(*args, **how)
+                found.add(parts if args[0].n_decode else 0)
+                return parts
+
+            running.engine.part_tokens = [0, 0]
+            monkeypatch.setattr(running.engine, "kv_splits", note)
+            running.tokens([prompt], max_tokens=4)
+    assert cuts[True] == cuts[False] and max(cuts[False]) > 1, cuts
 
 
 def test_prompts_of_the_cpu_land_in_turns_where_room_is_short(

@@ -99,6 +99,28 @@ def test_sliding_window(native: Runner, window: int) -> None:
     check(native, "f32", (4, 2), 32, [1, 16, 17, 90, 144], window, splits=2, nth=2)
 
 
+def check_without_keys(run: Runner, kernel: str, group: int, hd: int) -> None:
+    """A sequence of no keys beside one of some: zeros, and the other as ever."""
+    n_kv, splits = 2, 3
+    n_q, lengths = n_kv * group, [0, 20]
+    rng = np.random.default_rng(hd)
+    pool = paged(rng, [20], n_kv, hd, "f32")
+    q = rng.standard_normal((2, n_q * hd)).astype(np.float32)
+    partial = np.full((2, splits, n_q, hd + 16), np.nan, np.float32)
+    out = np.full_like(q, np.nan)
+    tables = (np.arange(2, dtype=np.int32), np.array(lengths, np.int32), pool.tables[[0, 0]])
+    args = (0, 2, n_q, n_kv, hd, 0.1, 0, splits, q, q.shape[1], *tables, pool.tables.shape[1])
+    for name in (kernel, "decode_attention_merge"):
+        run(f"{name}_f32", *args, pool.k, pool.v, partial, out, out.shape[1], nth=2)
+    want = attention(q[1:].reshape(1, n_q, hd), pool.keys[0], pool.values[0], 0.1, 0)[0]
+    assert (out[0] == 0).all()
+    np.testing.assert_allclose(out[1].reshape(want.shape), want, rtol=2e-5, atol=2e-5)
+
+
+def test_no_keys_give_zeros(native: Runner) -> None:
+    check_without_keys(native, "decode_attention", 2, 32)
+
+
 FIXED = [
     *(("f32", 64, 1), ("f32", 128, 7), ("f32", 64, 66), ("f32", 256, 6)),
     *(("bf16", 64, 1), ("bf16", 80, 2), ("bf16", 128, 7)),
@@ -149,6 +171,13 @@ def test_made_for_one_shape_of_heads(
     name = f"fixed_{hd}_{group}"
     heads = (3 * group, 3)
     check(fixed_runner(target), kv, heads, hd, lengths, window, splits=2, nth=2, kernel=name)
+
+
+@pytest.mark.parametrize(
+    "target", [n for n in NATIVE if n in TARGETS and TARGETS[n].isa in SHARED_ROWS]
+)
+def test_no_keys_give_zeros_to_one_shape_of_heads(target: str) -> None:
+    check_without_keys(fixed_runner(target), "fixed_128_7", 7, 128)
 
 
 @pytest.mark.parametrize(

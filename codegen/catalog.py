@@ -116,8 +116,9 @@ STEP_BYTES = 8192
 FETCHES_AHEAD = frozenset({"x86-64-avx512"})
 """Targets, by name, of CPUs that fetch ahead on their own, within 4 KiB, what is read on and on.
 
-They drop nothing they are asked for: asking again costs 4 to 10 %. Float32 groups take a block at a
-time, all heads of which lie together: measured with groups of 8 alone, on one Xeon.
+They drop nothing they are asked for, keys beside values: asking again costs 4 to 10 %. Float32
+groups take a block at a time, all heads of which lie together: measured with groups of 8 alone, on
+one Xeon.
 """
 LARGE_GROUP = 6
 """Query heads per KV head from which arithmetic in float32 is the limit, with vectors of 512 bits.

@@ -243,53 +243,52 @@ def test_pairs_are_multiplied_where_arithmetic_is_the_limit(
     assert ("_mm512_dpbf16_ps" in print_low(lower_request(request, target).unit)) == pairs
 
 
-def count_asks(target: Target, kv: str, group: int, fetch: int) -> int:
-    """Return how many cache lines a text asks for."""
-    request = kernel_request("decode_attention", target, kv, HeadShape(64, group))
-    request = replace(request, binding={**request.binding, "FETCH": fetch})
-    return print_low(lower_request(request, target).unit).count("_mm_prefetch")
+def next_lines(
+    target: Target, kv: str, heads: HeadShape, fetch: int
+) -> tuple[dict[str, list[int]], list[int]]:
+    """Return which cache lines of each pool a kernel asks for, and those of the second KV head.
 
-
-@pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
-def test_what_comes_next_is_asked_for_as_often_as_told(isa: str) -> None:
-    target = next(t for t in TARGETS.values() if t.isa == isa)
-    none, once, twice = (count_asks(target, "f32", 2, fetch) for fetch in (0, 1, 2))
-    assert none == 0 and 0 < once and twice == 2 * once
-
-
-@pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
-def test_no_line_is_asked_for_by_halves(isa: str) -> None:
-    target = next(t for t in TARGETS.values() if t.isa == isa)
-    loop = 1  # over the lines of values
-    wide, *halves = (count_asks(target, kv, 1, 1) - loop for kv in ("f32", "bf16", "f16"))
-    assert wide == 2 * halves[0] == 2 * halves[1]
-
-
-def test_keys_are_asked_for_once_and_as_they_lie() -> None:
-    hd, n_kv, group, length = 128, 2, 2, 32
-    target, asked = TARGETS["x86-64-avx512"], list[tuple[str, int]]()
-    request = kernel_request("decode_attention", target, "bf16", HeadShape(hd, group))
-    stretch = int(request.binding["DV"]) * target.lanes
-    assert stretch < hd  # each key's values are read in several
+    Two blocks of keys and two KV heads, in one chunk: the second head is what comes next.
+    """
+    hd, n_kv, length = heads.head_dim, 2, 32
+    asked: dict[str, list[int]] = {"kpool": [], "vpool": []}
+    request = kernel_request("decode_attention", target, kv, heads)
+    request = replace(request, binding={**request.binding, "FETCH": fetch, "CHUNK": 32})
     hint = replace(
         target.intrinsics["_mm_prefetch"],
-        meaning=lambda at, _: asked.append((at.memory.name, at.offset)),
+        meaning=lambda at, _: asked[at.memory.name].append(at.offset // 64),
     )
     listening = replace(target, intrinsics={**target.intrinsics, "_mm_prefetch": hint})
-    pool = paged(np.random.default_rng(1), [length], n_kv, hd, "bf16")
-    q = np.ones((1, group * n_kv * hd), np.float32)
-    partial = np.zeros((1, 1, group * n_kv, hd + 16), np.float32)
-    sizes = (0, 1, group * n_kv, n_kv, hd, 0.1, 0, 1)
+    pool = paged(np.random.default_rng(1), [length], n_kv, hd, kv)
+    n_q = heads.group * n_kv
+    q = np.ones((1, n_q * hd), np.float32)
+    partial = np.zeros((1, 1, n_q, hd + 16), np.float32)
     lengths = (np.array([0], np.int32), np.array([length], np.int32))
     tables = (*lengths, pool.tables, pool.tables.shape[1])
+    sizes = (0, 1, n_q, n_kv, hd, 0.1, 0, 1)
     args = (*sizes, q, q.size, *tables, pool.k, pool.v, partial, q, q.size, 0, 1)
     interpret(lower_request(request, target).unit, request.name, args, listening)
-    lines = 2 * 16 * hd // 64  # of a block
-    next_head = [
-        (block * n_kv + 1) * lines + n for block in pool.tables[0, :2] for n in range(lines)
-    ]
-    keys = [offset // 64 for name, offset in asked if name == "kpool"]
-    assert keys[: len(next_head)] == next_head
+    lines = 16 * hd * (4 if kv == "f32" else 2) // 64  # of a block
+    blocks = [block * n_kv + 1 for block in pool.tables[0, :2]]
+    return asked, [block * lines + n for block in blocks for n in range(lines)]
+
+
+@pytest.mark.parametrize("isa", sorted(SHARED_ROWS))
+@pytest.mark.parametrize("fetch", [0, 1, 2])
+def test_what_comes_next_is_asked_for_as_often_as_told(isa: str, fetch: int) -> None:
+    target = next(t for t in TARGETS.values() if t.isa == isa)
+    asked, lines = next_lines(target, "f32", HeadShape(64, 1), fetch)
+    for pool in asked.values():
+        assert [pool.count(line) for line in lines] == [fetch] * len(lines)
+
+
+@pytest.mark.parametrize(("kv", "hd", "group"), [("bf16", 128, 2), ("f16", 96, 1), ("f32", 64, 2)])
+def test_keys_and_values_are_asked_for_side_by_side_as_they_lie(
+    kv: str, hd: int, group: int
+) -> None:
+    asked, lines = next_lines(TARGETS["x86-64-avx512"], kv, HeadShape(hd, group), 1)
+    for pool in asked.values():
+        assert [line for line in pool if line in lines] == lines
 
 
 def test_processors_that_drop_nothing_are_asked_once() -> None:

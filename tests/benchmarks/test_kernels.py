@@ -21,6 +21,7 @@ SUMMARY = {
     "geomean_vs_best_peer",
     "geomean_vs_best_peer_small_m",
     "roofline_geomean",
+    "roofline_under_load_geomean",
 }
 
 
@@ -45,6 +46,9 @@ def test_a_run_compares_all_peers_and_resumes(tmp_path):
         n, k, m = row["n"], row["k"], row["m"]
         least = max(2 * n * k * m / flops, 4 * (n * k + m * k + m * n) / bandwidth)
         assert row["roofline_fraction"] == pytest.approx(least / row["ours_seconds"])
+        loaded = 2 * n * k * m / (1e9 * row["peak_under_load_gflops"])
+        least = max(loaded, 4 * (n * k + m * k + m * n) / bandwidth)
+        assert row["roofline_fraction_under_load"] == pytest.approx(least / row["ours_seconds"])
         speeds = {name: row[f"{name}_gflops"] for name in peers}
         assert min(row["ours_gflops"], row["roofline_fraction"], *speeds.values()) > 0
         assert row["ratio"] == pytest.approx(row["ours_gflops"] / speeds["torch"])

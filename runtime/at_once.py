@@ -2,6 +2,7 @@
 
 In: the `Demand` of `steady.py` and a predictor. Out: seconds of a layer. A short queue has no
 steady state: its end is what its prompts take, and then a step for each token of the last one.
+Or prompts are spread, so that each step has just enough of them to hide the CPU's decodes.
 """
 
 from __future__ import annotations
@@ -29,19 +30,27 @@ class _Group:
 
 
 class AtOnce:
-    """Plays a queue forward: prompts fill the steps, and every request decodes in every step."""
+    """Plays a queue forward: prompts fill the steps, and who runs decodes in every step."""
 
     def __init__(self, limits: Limits, step: MeanStep, on_gpu: int) -> None:
         """on_gpu: requests the GPU holds at most."""
         self.limits, self.step, self.on_gpu = limits, step, on_gpu
 
     def finish(
-        self, waiting: int, left: Sequence[int], parts: float, answer: float, most: int
+        self,
+        waiting: int,
+        left: Sequence[int],
+        parts: float,
+        answer: float,
+        most: int,
+        *,
+        spread: bool = False,
     ) -> float:
         """Return the time of a layer until all have ended.
 
         `waiting` prompts of `parts` chunks each are to come; who runs lacks `left` tokens.
         No more than `most` run at once: with those the GPU holds, it is the end without the CPU.
+        spread: a step takes no more prompts than hide the CPU's decodes, if any number does.
         """
         length, chunks, seconds = max(1, round(answer)), round(waiting * parts), 0.0
         size = max(1, math.ceil(len(left) / AGES))
@@ -52,6 +61,8 @@ class AtOnce:
             running = round(sum(group.count for group in groups))
             room = (self.limits.max_step_tokens - running) // self.step.prompt
             room = min(room, math.floor((most - running) * parts))
+            if spread:
+                room = self._enough(running, math.ceil(parts), min(chunks, room))
             taken = min(chunks, max(room, 0 if running else 1))
             steps = min((g.left for g in groups), default=1 if taken else 0)
             if taken:
@@ -63,3 +74,15 @@ class AtOnce:
                 groups.append(_Group(taken * steps / parts, length - 1))
             chunks -= taken * steps
         return seconds
+
+    def _enough(self, running: int, least: int, room: int) -> int:
+        """Return how many chunks hide the decodes on the CPU: `least` to `room` of them."""
+        on_gpu = min(running, self.on_gpu)
+        low, high = min(least, room), room
+        while low < high:
+            middle = (low + high) // 2
+            if self.step.hides(on_gpu, running - on_gpu, middle):
+                high = middle
+            else:
+                low = middle + 1
+        return low

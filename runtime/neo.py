@@ -232,16 +232,16 @@ class NeoScheduler(Scheduler):
     # ---- which CPU requests decode, and in which batch ----
 
     def _choose(self, draft: Draft) -> StepPlan:
-        """Build the schedules without CPU decodes, with one batch and with two; take the best.
+        """Build schedules without CPU decodes, with one batch and with two; take the best.
 
-        By the tables alone: lateness is paid by the step. A step's rate that counts it favours
-        steps without the CPU, whose time is then lost; how many requests it has is the answer.
+        They are filled by the tables alone, and weighed with what the CPU is late: what is left
+        free for lateness is lost. Where all run at once no step leaves the CPU out for it.
         """
-        self._times.forget()
-        self._times.pace = self.pace.factor
         forced = list(draft.decodes[Home.CPU])
         idle = not draft.chunks and not draft.decodes[Home.GPU]
         bounded = self.settings.offload == "auto" and not idle and not self._at_once
+        self._times.forget()
+        self._times.pace = self.pace.factor
         ready = self._find_ready(draft, forced)
         hidden = self._fill(draft, ready, forced, split=True, bounded=bounded)
         if bounded and self._reduce(draft, hidden[0]):
@@ -250,8 +250,13 @@ class NeoScheduler(Scheduler):
         options: list[Filled] = [] if forced else [(([], []), self._pipeline(draft, ([], [])))]
         options += [self._fill(draft, ready, forced, split=False, bounded=bounded), hidden]
         if bounded:
-            options.append(self._fill(draft, ready, forced, split=True, bounded=False))
+            options += [
+                self._fill(draft, ready, forced, split=split, bounded=False)
+                for split in (False, True)
+            ]
+        self._times.late = self.lateness.seconds if bounded else 0.0
         members, pipeline = max(options, key=lambda option: option[1].rate)
+        self._times.late = 0.0
         if not bounded or not pipeline.hidden:
             forced = [*members[0], *members[1]]
         return self._commit(draft, pipeline, members, forced)
@@ -312,7 +317,8 @@ class NeoScheduler(Scheduler):
         while draft.entrants and draft.entrants[-1].home is Home.CPU:
             request, chunk = draft.entrants[-1], draft.chunks[-1]
             rows -= chunk.length
-            if rows < self.settings.min_tokens or self.overdue(request):
+            first = len(draft.entrants) == 1  # others wait in order behind it
+            if rows < self.settings.min_tokens or (first and self.overdue(request)):
                 break
             draft.chunks.pop()
             if not self._pipeline(draft, members).hidden:

@@ -5,6 +5,7 @@ In: sizes of both sub-batches. Out: seconds, and whether the CPU's attention is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from dovetail.runtime.lateness import Stages
@@ -146,12 +147,26 @@ class Pipeline:
 
 
 class MeanStep:
-    """Steps of requests that are all alike: chunks of `prompt` tokens, `stored` tokens each."""
+    """Steps of requests that are all alike: chunks of `prompt` tokens, `stored` tokens each.
 
-    def __init__(self, times: LayerTimes, prompt: int, stored: int) -> None:
+    Chunks are from the middle of prompts of `whole` tokens: so their attention comes to theirs.
+    """
+
+    def __init__(
+        self, times: LayerTimes, prompt: int, stored: int, whole: int | None = None
+    ) -> None:
         self.times, self.prompt, self.stored = times, prompt, stored
+        self._start = max(0, (whole or prompt) - prompt) // 2
         self._known: dict[tuple[int, int, int], float] = {}
         self._alone: dict[tuple[int, int], Pipeline] = {}
+
+    def hides(self, on_gpu: int, on_cpu: int, chunks: int) -> bool:
+        """Tell whether the products of batch 0 hide all decodes on the CPU, as batch 1."""
+        pipeline = self._pipeline(on_gpu, chunks)
+        pipeline.add(1, on_cpu * self.stored, on_cpu)
+        found = pipeline.slack(1) >= 0.0
+        pipeline.add(1, -on_cpu * self.stored, -on_cpu)
+        return found
 
     def seconds(self, on_gpu: int, on_cpu: int, chunks: int) -> float:
         """Return the time of a layer, the CPU's decodes in one batch or split the best way."""
@@ -159,7 +174,8 @@ class MeanStep:
         found = self._known.get(key)
         if found is None:
             pipeline = self._pipeline(on_gpu, chunks)
-            firsts = {on_cpu, _balance(pipeline, on_cpu)}
+            even = _balance(pipeline, on_cpu)
+            firsts = {on_cpu, math.floor(even), math.ceil(even)}
             found = min(self._split(pipeline, on_cpu, first) for first in firsts)
             self._known[key] = found
         return found
@@ -168,7 +184,7 @@ class MeanStep:
         """Return the step without the CPU, which others share: what is added is taken out again."""
         found = self._alone.get((on_gpu, chunks))
         if found is None:
-            work = [PrefillChunk(0, 0, self.prompt)] * chunks
+            work = [PrefillChunk(0, self._start, self.prompt)] * chunks
             found = Pipeline(self.times, work, [self.stored] * on_gpu)
             self._alone[on_gpu, chunks] = found
         return found
@@ -183,9 +199,15 @@ class MeanStep:
         return found
 
 
-def _balance(pipeline: Pipeline, on_cpu: int) -> int:
-    """Return how many CPU decodes go to batch 0, by the time each batch can hide."""
-    pipeline.add(1, 0, 1)
+def _balance(pipeline: Pipeline, on_cpu: int) -> float:
+    """Return how many CPU decodes go to batch 0, by the time each batch can hide.
+
+    That depends on the rows of both, which are asked for with half of the decodes in each.
+    """
+    halves = (on_cpu // 2, on_cpu - on_cpu // 2)
+    for batch, count in enumerate(halves):
+        pipeline.add(batch, 0, count)
     hides = (pipeline.gpu(0), pipeline.gpu(1))
-    pipeline.add(1, 0, -1)
-    return round(on_cpu * hides[0] / max(sum(hides), NO_TIME))
+    for batch, count in enumerate(halves):
+        pipeline.add(batch, 0, -count)
+    return on_cpu * hides[0] / max(sum(hides), NO_TIME)

@@ -23,13 +23,8 @@ NEAR = 1.02
 
 Fewer requests on the CPU leave it idle whenever prompts come late, more are begun for nothing.
 """
-ROUGH = 0.08
-"""What the steady end must be better by than the one of `AtOnce`, beyond `NEAR`, where all run at
-once: a part of it, and less where many more wait.
-
-The steady one leaves out how steps fill up and empty: of simulated queues of 30 to 150 requests it
-promised 0 to 25 % more than came, the played one 2 to 14 %.
-"""
+FULL = 8
+"""Played prompts come in pieces no larger than a step by this number: steps cut them to be full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +93,17 @@ def weigh_offload(
     end, count, other = near[len(near) // 2]
     pays = least < alone
     if most:
-        on_cpu = min(demand.requests, limits.max_step_sequences, demand.cpu_tokens // held)
-        mixed, pure = steady.finish_at_once(on_gpu + most), steady.finish_at_once(on_cpu, on_gpu=0)
+        held_by_cpu = min(limits.max_step_sequences, demand.cpu_tokens // held)
+        mixed = steady.finish_at_once(on_gpu + most)
+        # Who lives on the accelerator stays there
+        pure = steady.finish_at_once(
+            min(demand.requests, held_by_cpu + demand.on_gpu), demand.on_gpu
+        )
         whole = min(mixed, pure)
-        flight = min(1.0, (on_gpu + count) / demand.requests)
-        if not pays or whole < least * (NEAR + ROUGH * flight):
+        spread = {n: steady.finish_at_once(on_gpu + n, spread=True) for n in {count, most}}
+        count = min(spread, key=spread.__getitem__)
+        margin = 1.0 if demand.started else NEAR  # what has begun goes on
+        if alone < min_gain * end or whole < spread[count] * margin:
             gain = steady.finish_at_once(on_gpu) / max(whole, NO_TIME)
             doubted = whole >= alone
             if gain > (max(1.0, min_gain) if doubted and pays else 1.0):
@@ -135,9 +136,12 @@ class _Steady:
         self.demand, self.limits, self.times = demand, limits, times
         self.on_gpu = on_gpu
         self.answer = max(1.0, demand.answer)
-        self.prompt = max(1, min(round(demand.prompt), limits.max_step_tokens))
+        whole = max(1, round(demand.prompt))
+        self.prompt = min(whole, limits.max_step_tokens)
         self.parts = max(1.0, demand.prompt / self.prompt)  # chunks of a prompt
-        self.step = MeanStep(times, self.prompt, stored)
+        self.step = MeanStep(times, self.prompt, stored, whole)
+        self.pieces = math.ceil(whole * FULL / limits.max_step_tokens)
+        self.piecewise = MeanStep(times, math.ceil(whole / self.pieces), stored, whole)
 
     def rate(self, beside: int, between: int) -> float:
         """Return prompts served per second of a layer.
@@ -181,12 +185,17 @@ class _Steady:
         extra = begun * self._prompt_seconds() + steps * self._seconds(between, 0)
         return left / rate + extra + self._drain(flight, {0, between, beside // 2})
 
-    def finish_at_once(self, most: int, on_gpu: int | None = None) -> float:
-        """Return the same, played forward: `most` run at once, and all of them in every step."""
+    def finish_at_once(
+        self, most: int, on_gpu: int | None = None, *, spread: bool = False
+    ) -> float:
+        """Return the same, played forward: `most` run at once, and all of them in every step.
+
+        spread: with no more prompts in a step than hide them.
+        """
         demand, on_gpu = self.demand, self.on_gpu if on_gpu is None else on_gpu
-        played = AtOnce(self.limits, self.step, on_gpu)
+        played = AtOnce(self.limits, self.piecewise, on_gpu)
         waiting = demand.requests - demand.started
-        return played.finish(waiting, demand.left, self.parts, self.answer, most)
+        return played.finish(waiting, demand.left, self.pieces, self.answer, most, spread=spread)
 
     def _prompt_seconds(self) -> float:
         """Return the time of a layer that a prompt adds to a step which is full of them."""

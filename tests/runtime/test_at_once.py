@@ -43,6 +43,16 @@ def test_who_is_not_on_the_accelerator_decodes_on_the_cpu() -> None:
     assert beside == 3 * (12 + 12)  # one in each batch, beside fewer seconds of products
 
 
+def test_prompts_can_be_spread_over_the_steps_whose_decodes_they_hide() -> None:
+    """One prompt hides one decode (12 beside 20), two hide three, three hide five."""
+    at_once, spread = (
+        play(0).finish(6, (), 1.0, 3.0, 9, spread=spread) for spread in (False, True)
+    )
+    assert at_once == 120 + 2 * (36 + 36)
+    # 1, then 1 beside 1, 2 beside 2, 2 beside 3 (of four one has ended), 4 are left, then 2
+    assert spread == pytest.approx(20 + (20 + 2) + (40 + 4) + (40 + 6) + 48 + 24)
+
+
 def test_a_long_queue_is_played_in_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     seconds = MeanStep.seconds

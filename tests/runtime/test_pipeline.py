@@ -74,3 +74,22 @@ def test_steps_that_differ_in_what_the_cpu_has_share_the_rest_and_leave_it_as_it
     assert made.prefills == 2
     by_hand = Pipeline(LayerTimes(Made()), [PrefillChunk(0, 0, 4)] * 2, [5] * 3)
     assert shared.seconds(3, 0, 2) == by_hand.layer_seconds
+
+
+def test_decodes_of_the_cpu_alone_are_split_over_both_batches() -> None:
+    """Each half then hides the products of the other, though the accelerator has nothing else."""
+
+    class Weights(Made):
+        def linear(self, tokens: int) -> Estimate:
+            return Estimate(600.0 if tokens else 0.0)
+
+    step = MeanStep(LayerTimes(Weights()), prompt=4, stored=5)
+    assert step.seconds(0, 80, 0) == 2 * (40 * 15 + 1) + 2  # not 600 + 80 * 15
+    assert step.seconds(0, 10, 0) == 600 + 10 * 15 + 1 + 1  # a second pass would cost more
+
+
+def test_pieces_of_a_prompt_attend_as_much_as_the_whole() -> None:
+    times = LayerTimes(Made())
+    whole = MeanStep(times, prompt=12, stored=5).seconds(0, 0, 1)
+    pieces = MeanStep(times, prompt=4, stored=5, whole=12)
+    assert 3 * (pieces.seconds(0, 0, 1) - 1) == whole - 1

@@ -77,8 +77,21 @@ def test_running_all_at_once_is_held_against_the_gpu_alone_played_in_the_same_wa
     assert not steady.at_once and 1.0 < steady.gain < 1.05  # what both estimates can agree on
     little = weigh("a10g", 248, 22, requests=141, blocks=531, cpu=0.5)
     assert little.doubted and 1.0 < little.gain < 1.02  # who has begun must be told
+    cut = weigh("t4", 499, 26, requests=146, blocks=1020, cpu=4.0)
+    assert cut.at_once and cut.cpu_only and cut.gain > 1.02  # steps are full of parts of prompts
     agreed = weigh("t4", 330, 45, requests=60)
     assert agreed.at_once and not agreed.doubted
+
+
+@pytest.mark.parametrize("started", [0, 65])
+def test_prompts_are_spread_where_that_ends_sooner_than_all_at_once(started: int) -> None:
+    found = weigh("h100", 840, 99, requests=140, started=started, blocks=129, cpu=4.0)
+    assert found.cpu_requests > 0 and not found.at_once
+
+
+def test_the_cpu_takes_all_where_the_accelerator_has_no_time_to_spare() -> None:
+    found = weigh("a10g", 767, 182, requests=100, blocks=1813, cpu=4.0)
+    assert found.at_once and found.cpu_only
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,12 @@ DOT_ROWS = 16
 """Rows from which a product is bound by arithmetic, and rounding activations to bfloat16 pays."""
 SPREAD_PREFETCH = -1
 """`prefetch` value: fetch the next group of panels, each row tile its share of it."""
-SINGLE_PREFETCH, SHORT_PREFETCH = 4096, 1024
-"""Bytes that float32 is fetched ahead where one tile takes all rows: weights pass once, and what is
-not there in time is waited for. Short panels get the second: what they begin with is missed."""
-SHORT_PANEL = 32 * SINGLE_PREFETCH
+SINGLE_PREFETCH = 2048
+"""Bytes that weights are fetched ahead where one tile takes all rows: they pass once, and what is
+not there in time is waited for (measured: 512 to 4096, rows of 768 to 4096)."""
 SLICED_ROWS, FEW_TILES = 256, 4
 SUMS = 32768
 """Elements that sums have room for where K is innermost (`gemm.dk`), else K stays whole."""
-START_PREFETCH = -16
-"""`prefetch` value: fetch the first 16th of the next group only, hardware will find the rest."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -305,18 +302,9 @@ def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
     return K_SLICES[target.isa][0] if default_block_k(op, target, m) else tiles[0]
 
 
-def default_prefetch(op: GemmOp, tile: MicroKernel, m: int) -> int:
-    """Return the prefetch distance: the next panels, but for few rows what hardware leaves out.
-
-    It does not read far enough ahead of a single pass, and is slow to find the next panels, which
-    counts where they are short: bfloat16 (measured).
-    """
-    form = FORMATS[op.dtype]
-    if form.dtype.size >= 4:
-        once = SHORT_PREFETCH if form.panel_bytes(op.k) < SHORT_PANEL else SINGLE_PREFETCH
-        return once if m <= tile.rows else SPREAD_PREFETCH
-    few = tile.panels > 1 and m <= min(tile.rows, form.few_rows)
-    return START_PREFETCH if few else SPREAD_PREFETCH
+def default_prefetch(tile: MicroKernel, m: int) -> int:
+    """Return the prefetch distance: of a single pass in bytes, else the next group of panels."""
+    return SINGLE_PREFETCH if m <= tile.rows else SPREAD_PREFETCH
 
 
 def default_block_k(op: GemmOp, target: Target, m: int) -> int:
@@ -346,7 +334,7 @@ def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int)
         grid_m=grid_m,
         grid_n=grid_n,
         block_n=LONG_GROUPS if long else 1,
-        prefetch=default_prefetch(op, tile, m),
+        prefetch=default_prefetch(tile, m),
         order=ORDERS.index("mnk") if block_k else 0,
     )
     return Row(m_lo=m, kernel=op.kernel(target, tile), schedule=schedule)
@@ -366,12 +354,12 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
-    """Return the M at which the rules may change their mind: past tiles, few rows, slices."""
+    """Return the M at which the rules may change their mind: past tiles and slices."""
     heights = {tile.rows for tile in rule_tiles(op, target)}
     slices = {SLICED_ROWS}
     if target.isa in K_SLICES:
         slices |= {FEW_TILES * K_SLICES[target.isa][0].rows}
-    return tuple(sorted({1, *(m + 1 for m in (FORMATS[op.dtype].few_rows, *heights, *slices))}))
+    return tuple(sorted({1, *(m + 1 for m in (*heights, *slices))}))
 
 
 def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:

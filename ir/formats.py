@@ -24,14 +24,12 @@ class WeightFormat:
     """Values of type `dtype`; `group` values of K that follow one another in a column lie together.
 
     A panel is [ceil(K / group)][16][group]; what is past K is zero. `name` is also the value of the
-    kernels' tunable `W`. few_rows: the rows up to which reading weights is all that counts
-    (measured). pair_dots: its groups are what instructions on pairs of bfloat16 take.
+    kernels' tunable `W`. pair_dots: its groups are what instructions on pairs of bfloat16 take.
     """
 
     name: str
     dtype: DType
     group: int
-    few_rows: int
     pair_dots: bool = False
 
     def panel_elements(self, k: int) -> int:
@@ -70,9 +68,9 @@ class WeightFormat:
 FORMATS: dict[str, WeightFormat] = {
     form.name: form
     for form in (
-        WeightFormat("f32", DTYPES["f32"], 1, few_rows=6),
+        WeightFormat("f32", DTYPES["f32"], 1),
         # pairs: what bfloat16 dot instructions read, and two float32 vectors by shift and mask
-        WeightFormat("bf16", DTYPES["bf16"], 2, few_rows=4, pair_dots=True),
+        WeightFormat("bf16", DTYPES["bf16"], 2, pair_dots=True),
     )
 }
 """Every weight format by name."""

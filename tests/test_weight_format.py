@@ -27,7 +27,7 @@ from tests.models import make_model
 from tests.runtime.test_shard import slots
 from tests.test_fidelity import load_exact, reference_logits
 
-HALF = WeightFormat("f16", DTYPES["f16"], 1, few_rows=4)
+HALF = WeightFormat("f16", DTYPES["f16"], 1)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,15 @@ from dovetail.compiler.schedules import (
     LINEAR,
     SILU,
     SPREAD_PREFETCH,
+    built_tiles,
     dot_rows,
+    kernel_name,
     make_schedule,
 )
+from dovetail.ir.formats import FORMATS
 from dovetail.runtime import abi
 from tests.codegen.kernels.gemm_problem import (
+    DTYPES,
     NATIVE,
     PLAIN,
     Problem,
@@ -91,6 +96,32 @@ def test_panels_may_lie_further_apart_than_k() -> None:
     library(target)[1][f"dt_entry_{name}"](slots, row, ctypes.c_int64(0), ctypes.c_int64(1))
     wanted = problem.a[:, :8].astype(np.float64) @ problem.weights[0][:, :8].T
     np.testing.assert_allclose(c, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_last_weights_of_a_group_fetch_the_first_of_the_next(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    name, panels, k, ahead = "x86-64-avx512", 2, 64, 1024
+    target, asked = TARGETS[name], list[int]()
+
+    hint = replace(
+        target.intrinsics["__builtin_prefetch"], meaning=lambda at: asked.append(at.offset // 64)
+    )
+    listening = replace(target, intrinsics={**target.intrinsics, "__builtin_prefetch": hint})
+    monkeypatch.setitem(TARGETS, name, listening)
+    tile = built_tiles(LINEAR, target)[panels]
+    kernel = kernel_name(LINEAR, dtype, tile)
+    problem = Problem(1, 2 * panels * 16, k, dtype)
+    got = problem.interpret(name, kernel, m_tile=1, block_n=1, prefetch=ahead)
+    problem.assert_right(got, name)
+    lines, first = FORMATS[dtype].panel_bytes(k) // 64, ahead // 64
+    wanted = [  # of each panel its later lines, then the first ones of that in the next group
+        panel * lines + line
+        for panel in range(2 * panels)
+        for line in (*range(first, lines), *range(panels * lines, panels * lines + first))
+    ]
+    assert sorted(asked) == sorted(wanted)
 
 
 EVERYWHERE = [*kernel_names(LINEAR, list(TARGETS)), *kernel_names(SILU, list(TARGETS))]

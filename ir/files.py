@@ -15,11 +15,11 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     Raises:
         OSError: as usual; it names `path`.
     """
-    target = Path(os.path.realpath(path))
-    part = target.with_name(f".{uuid4().hex}.part")
+    given, target = Path(path), Path(os.path.realpath(path))
+    part = target.parent / f".{uuid4().hex}.part"
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
+        if given.exists() and not given.is_file():  # the name of /dev/stdout's pipe leads nowhere
+            given.write_bytes(data)
             return
         try:
             part.write_bytes(data)

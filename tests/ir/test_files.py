@@ -58,6 +58,18 @@ def test_a_pipe_is_written_to(tmp_path):
     assert pipe.is_fifo()
 
 
-def test_a_folder_is_refused(tmp_path):
+def test_a_pipe_without_a_name_is_written_to():
+    """As /dev/stdout before a `|`, or a shell's `>(command)`."""
+    reader, writer = os.pipe()
+    try:
+        write_whole(f"/dev/fd/{writer}", b"new")
+        assert os.read(reader, 16) == b"new"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("folder", ["", "/"])
+def test_a_folder_is_refused(tmp_path, folder):
     with pytest.raises(IsADirectoryError):
-        write_whole(tmp_path, b"new")
+        write_whole(folder or tmp_path, b"new")

@@ -98,7 +98,6 @@ def _build(
     from dovetail.cli.serve_models import compile_once
     from dovetail.codegen.targets import get_target, host_target
     from dovetail.compiler.corpus import read_corpus
-    from dovetail.compiler.encoder_spec import is_encoder
     from dovetail.compiler.index_build import IndexRequest, build_index_folder
     from dovetail.runtime.app import load
 
@@ -106,8 +105,7 @@ def _build(
     passages = read_corpus(corpus, words)
     artifact = embedder
     if not (embedder / "manifest.json").exists():
-        if (embedder / "config.json").exists() and not is_encoder(embedder):
-            raise SpecError(_no_encoder(embedder))
+        _check_family(embedder)
         artifact = compile_once(embedder, {})
     with progress_bars() as progress, load(artifact, threads=threads) as app:
         entry = describe_encoder(app, embedder)
@@ -122,8 +120,15 @@ def _build(
         return build_index_folder(passages, app, entry, request, progress)
 
 
-def _no_encoder(path: Path) -> str:
-    return f"{path} has no encoder; give a model that embeds texts"
+def _check_family(model: Path) -> None:
+    """Raise SpecError for a model that is no supported encoder, before it is compiled."""
+    from dovetail.compiler.config import Config
+    from dovetail.compiler.encoder_families import find_family
+    from dovetail.compiler.encoder_spec import open_folder
+
+    file = open_folder(model).transformer / "config.json"
+    if file.is_file():
+        find_family(Config.read(file))
 
 
 def describe_encoder(app: App, path: Path) -> EmbedderEntry:
@@ -131,7 +136,7 @@ def describe_encoder(app: App, path: Path) -> EmbedderEntry:
     from dovetail.compiler.index_build import describe_embedder
 
     if not app.artifact.encoders:
-        raise SpecError(_no_encoder(path))
+        raise SpecError(f"{path} has no encoder; give a model that embeds texts")
     spec = next(iter(app.artifact.encoders.values())).file.spec
     name, mark = path.resolve().name.removesuffix(".dove"), app.artifact.manifest.model_fingerprint
     return describe_embedder(name, mark, spec.prompts, spec.default_prompt)

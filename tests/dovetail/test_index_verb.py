@@ -68,11 +68,16 @@ def test_bad_input_is_one_sentence(written: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "idx").exists()
 
 
-def test_a_model_that_writes_is_refused_before_it_is_compiled(
+def test_what_is_no_supported_encoder_is_refused_before_it_is_compiled(
     written: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "idx"
-    assert_one_sentence(dovetail("index", "build", written, "-o", output, "--embedder", LLAMA))
+    output, unknown = tmp_path / "idx", tmp_path / "unknown"
+    unknown.mkdir()
+    (unknown / "config.json").write_text('{"architectures": ["MPNetModel"]}')
+    for model, family in ((LLAMA, "LlamaForCausalLM"), (unknown, "MPNetModel")):
+        result = dovetail("index", "build", written, "-o", output, "--embedder", model)
+        assert_one_sentence(result)
+        assert f"architecture {family} is no supported encoder" in result.err
     assert not output.exists()
 
 

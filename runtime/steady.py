@@ -93,12 +93,9 @@ def weigh_offload(
     end, count, other = near[len(near) // 2]
     pays = least < alone
     if most:
-        held_by_cpu = min(limits.max_step_sequences, demand.cpu_tokens // held)
+        fit = min(limits.max_step_sequences, demand.cpu_tokens // held + demand.on_gpu)
         mixed = steady.finish_at_once(on_gpu + most)
-        # Who lives on the accelerator stays there
-        pure = steady.finish_at_once(
-            min(demand.requests, held_by_cpu + demand.on_gpu), demand.on_gpu
-        )
+        pure = steady.finish_at_once(min(demand.requests, fit), closed=True)
         whole = min(mixed, pure)
         spread = {n: steady.finish_at_once(on_gpu + n, spread=True) for n in {count, most}}
         count = min(spread, key=spread.__getitem__)
@@ -185,15 +182,15 @@ class _Steady:
         extra = begun * self._prompt_seconds() + steps * self._seconds(between, 0)
         return left / rate + extra + self._drain(flight, {0, between, beside // 2})
 
-    def finish_at_once(
-        self, most: int, on_gpu: int | None = None, *, spread: bool = False
-    ) -> float:
+    def finish_at_once(self, most: int, *, closed: bool = False, spread: bool = False) -> float:
         """Return the same, played forward: `most` run at once, and all of them in every step.
 
+        closed: who lives on the accelerator stays there, but it takes nobody else.
         spread: with no more prompts in a step than hide them.
         """
-        demand, on_gpu = self.demand, self.on_gpu if on_gpu is None else on_gpu
-        played = AtOnce(self.limits, self.piecewise, on_gpu)
+        demand = self.demand
+        on_gpu = demand.on_gpu if closed else self.on_gpu
+        played = AtOnce(self.limits, self.piecewise, on_gpu, closed=closed)
         waiting = demand.requests - demand.started
         return played.finish(waiting, demand.left, self.pieces, self.answer, most, spread=spread)
 

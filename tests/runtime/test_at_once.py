@@ -53,6 +53,26 @@ def test_prompts_can_be_spread_over_the_steps_whose_decodes_they_hide() -> None:
     assert spread == pytest.approx(20 + (20 + 2) + (40 + 4) + (40 + 6) + 48 + 24)
 
 
+def test_nobody_follows_on_a_closed_accelerator() -> None:
+    closed = AtOnce(play(1).limits, play(1).step, 1, closed=True)
+    # it decodes its own beside a prompt, then the CPU the new one: a second pass costs as much
+    assert closed.finish(1, (1,), 1.0, 2.0, 2) == 22 + (2 + 12)
+    assert play(1).finish(1, (1,), 1.0, 2.0, 2) == 22 + 2
+
+
+def test_what_hides_decodes_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    hides = MeanStep.hides
+
+    def follow(self: MeanStep, on_gpu: int, on_cpu: int, chunks: int) -> bool:
+        asked.append((on_gpu, on_cpu, chunks))
+        return hides(self, on_gpu, on_cpu, chunks)
+
+    monkeypatch.setattr(MeanStep, "hides", follow)
+    play(2).finish(500, (), 1.0, 8.0, 9, spread=True)
+    assert asked and len(asked) == len(set(asked))
+
+
 def test_a_long_queue_is_played_in_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     seconds = MeanStep.seconds

@@ -22,6 +22,7 @@ def weigh(
     *,
     requests: int = 400,
     started: int = 0,
+    on_gpu: int = 0,
     blocks: int | None = None,
     cpu: float = 1.0,
     cpu_blocks: int | None = None,
@@ -39,6 +40,7 @@ def weigh(
         left=tuple(1 + i * answer // started for i in range(started)),
         prompt=prompt,
         answer=answer,
+        on_gpu=on_gpu,
         gpu_tokens=KV_BLOCK * (blocks or machine.gpu_blocks),
         cpu_tokens=KV_BLOCK * (machine.cpu_blocks if cpu_blocks is None else cpu_blocks),
     )
@@ -92,6 +94,12 @@ def test_prompts_are_spread_where_that_ends_sooner_than_all_at_once(started: int
 def test_the_cpu_takes_all_where_the_accelerator_has_no_time_to_spare() -> None:
     found = weigh("a10g", 767, 182, requests=100, blocks=1813, cpu=4.0)
     assert found.at_once and found.cpu_only
+
+
+def test_a_full_accelerator_is_still_refilled_where_it_has_time_to_spare() -> None:
+    """On the CPU alone nobody follows those that it holds: that is what is played."""
+    found = weigh("t4", 389, 97, requests=134, started=45, on_gpu=45, blocks=1335, cpu=2.0)
+    assert found.at_once and not found.cpu_only
 
 
 @pytest.mark.parametrize(

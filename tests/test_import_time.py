@@ -1,4 +1,4 @@
-"""`import dovetail` is quick and loads only the face."""
+"""`import dovetail` is quick and loads only the face; the command line is as sparing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ def test_only_the_face_is_loaded() -> None:
     heads = {name.partition(".")[0] for name in loaded}
     assert not heads & {"torch", "faiss", "numpy", "lark", "typer", "rich", "tokenizers"}
     assert not {m for m in loaded if m.startswith("dovetail.")}
+
+
+def test_the_command_line_loads_what_computes_only_in_a_verb_that_needs_it() -> None:
+    loaded = set(run("import dovetail.cli.app, sys; print(*sys.modules)").split())
+    assert not loaded & {"torch", "numpy", "lark", "tokenizers"}
+    heads = ("dovetail.compiler", "dovetail.codegen", "dovetail.runtime", "dovetail.topology")
+    assert not {m for m in loaded if m.startswith(heads)}
 
 
 def test_loading_an_artifact_needs_neither_torch_nor_the_compiler() -> None:

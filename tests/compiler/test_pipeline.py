@@ -11,7 +11,7 @@ import textwrap
 import msgspec
 import pytest
 
-from dovetail.cli.inspect import inspect_artifact
+from dovetail.cli.inspection import inspect_artifact
 from dovetail.codegen.nvidia import ARCHITECTURES
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.database import TuningDatabase

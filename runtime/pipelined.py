@@ -153,7 +153,7 @@ class TwoPoolEngine(Engine):
         decodes = {Home.GPU: batch.gpu_decode, Home.CPU: batch.cpu_decode}
         splits = {
             home: self.kv_splits(
-                replace(shape, n_decode=len(numbers)),
+                self._decodes(shape, numbers),
                 self._threads(home, prefill=prefill),
                 self._part_tokens(home, prefill=prefill),
                 apart=home is Home.GPU,
@@ -172,6 +172,12 @@ class TwoPoolEngine(Engine):
         )
         lane.set_args(sizes)
         return shape
+
+    def _decodes(self, shape: StepShape, numbers: Sequence[int]) -> StepShape:
+        """Return the shape with no decodes but `numbers`, those that one device attends."""
+        requests = self.scheduler.requests
+        longest = max((len(requests[number].tokens) for number in numbers), default=0)
+        return replace(shape, n_decode=len(numbers), longest_decode=longest)
 
     def _part_tokens(self, home: Home, *, prefill: bool) -> int:
         """Return the fewest keys of a part where `home` shares decode attention."""

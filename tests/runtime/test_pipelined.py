@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,8 +26,8 @@ from dovetail.runtime.memory import allocate
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.orders import LaneSizes
 from dovetail.runtime.pair import KvLink, Lane
-from dovetail.runtime.pipelined import PipelinedEngine
-from dovetail.runtime.plan import Move, SchedulerSettings, StepPlan
+from dovetail.runtime.pipelined import PipelinedEngine, StepLane
+from dovetail.runtime.plan import Batch, Move, SchedulerSettings, StepPlan
 from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Draft
 from dovetail.runtime.steady import OffloadVerdict
@@ -142,6 +143,35 @@ def test_threads_share_long_keys_with_all_heads_and_warps_do_not(
         assert app.engine.model.spec.n_kv_heads == 2
         app.generate([PROMPTS[6]], max_tokens=2)
     assert found == {(1, 1), splits}  # of the prompt, and of the decode behind it
+
+
+def test_each_device_cuts_keys_for_its_own_decodes(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, int]] = []
+    wanted: list[tuple[int, int]] = []
+    monkeypatch.setattr(neo, "weigh_offload", lambda *_: OffloadVerdict(2.0, len(PROMPTS), 2.0))
+    with emulate(artifact, 8, 60, min_gain=0.0, patience=4) as (app, _):
+        engine = app.engine
+        assert isinstance(engine, PipelinedEngine)
+        prepare, split = engine._prepare, engine.kv_splits
+
+        def look(lane: StepLane, batch: Batch) -> StepShape:
+            for numbers in (batch.gpu_decode, batch.cpu_decode):
+                lengths = [len(engine.scheduler.requests[n].tokens) for n in numbers]
+                wanted.append((len(lengths), max(lengths, default=0)))
+            return prepare(lane, batch)
+
+        def note(shape: StepShape, *args: Any, **how: Any) -> int:
+            found.append((shape.n_decode, shape.longest_decode))
+            return split(shape, *args, **how)
+
+        monkeypatch.setattr(engine, "_prepare", look)
+        monkeypatch.setattr(engine, "kv_splits", note)
+        app.generate(PROMPTS, **ASKED)
+    assert found == wanted
+    pairs = zip(wanted[::2], wanted[1::2], strict=True)
+    assert any(0 < gpu[1] != cpu[1] > 0 for gpu, cpu in pairs)
 
 
 @pytest.mark.parametrize("lost", ["send", "bring", "attend_on"])

@@ -178,7 +178,7 @@ class CudaEngine(TwoPoolEngine):
     def _part_tokens(self, home: Home, *, prefill: bool) -> int:
         if home is Home.GPU:  # the tables' schedules are of the CPU's threads
             return WARP_TOKENS
-        return super()._part_tokens(home, prefill=prefill)
+        return super()._part_tokens(home, prefill=False)  # lanes attend as the decode phase does
 
     def _threads(self, home: Home, *, prefill: bool) -> int:
         if home is Home.GPU:

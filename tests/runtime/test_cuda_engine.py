@@ -115,6 +115,26 @@ def test_the_gpu_cuts_keys_by_a_measure_of_its_own(
     assert cuts[True] == cuts[False] and max(cuts[False]) > 1, cuts
 
 
+def test_the_cpu_cuts_keys_as_the_decode_phase_does(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside prompts, too: a lane binds its attention on the CPU to that phase alone."""
+    found: set[int] = set()
+    with gpu.load(1, 60, offload="full", chunked=True) as running:
+        engine = running.engine
+        split, engine.threshold, engine.part_tokens = engine.kv_splits, 1, [48, 0]
+
+        def note(*args: Any, apart: bool) -> int:
+            if not apart:
+                found.add(args[2])
+            return split(*args, apart=apart)
+
+        monkeypatch.setattr(engine, "kv_splits", note)
+        running.tokens(PROMPTS)
+    assert any(b.prefill and b.cpu_decode for plan in running.plans for b in plan.batches)
+    assert found == {48}
+
+
 def test_prompts_of_the_cpu_land_in_turns_where_room_is_short(
     gpu: Gpu, alone: list[tuple[int, ...]]
 ) -> None:

@@ -107,6 +107,6 @@ def test_what_cannot_be_shared_is_refused(make_artifact: Callable[..., Path]) ->
         GpuShare(index="idx", rate=0)
     unnamed, options = replace(SHARE, index=None), EngineOptions(emulation=Emulation(MACHINE))
     artifact = open_artifact(make_artifact(), read_hardware())
-    with pytest.raises(SpecError, match="name the index .* has none"):
+    with pytest.raises(SpecError, match=r"name the index .* has none"):
         take_share(unnamed, options, artifact, 1)
     assert take_share(unnamed, EngineOptions(), artifact, 1) == (None, EngineOptions())

@@ -274,6 +274,23 @@ def work_folder(kept: Path | None) -> Iterator[Path]:
             yield Path(folder)
 
 
+def keep_current(artifact: Path, make: Callable[[], object], settings: object = None) -> None:
+    """Have `make` write an artifact, unless the one there is of the same sources and settings.
+
+    A file beside it says of which, else older kernels would be timed in the newest ones' name.
+    """
+    from dovetail.codegen.text_cache import digest_sources
+    from dovetail.compiler.memory import PACKAGES
+
+    origin = artifact.with_name(f"{artifact.name}.origin")
+    now = f"{digest_sources(*PACKAGES)} {settings}"
+    if artifact.exists() and origin.exists() and origin.read_text() == now:
+        return
+    origin.unlink(missing_ok=True)
+    make()
+    origin.write_text(now)
+
+
 def parse_numbers(text: str) -> tuple[int, ...]:
     """Parse an option such as `1,2,4`; raises what argparse reports as a usage error."""
     try:

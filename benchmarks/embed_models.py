@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from common import keep_current
+
 BGE_LARGE = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -102,8 +104,9 @@ def prepare(name: str, where: Path) -> EncoderFiles:
         limit = {"max_seq_length": LONGEST, "do_lower_case": False}
         (part / "sentence_bert_config.json").write_text(json.dumps(limit))
         part.replace(files.folder)
-    if not files.artifact.exists():
-        compile_model(files.folder, output=files.artifact, effort="none")
+    keep_current(
+        files.artifact, lambda: compile_model(files.folder, output=files.artifact, effort="none")
+    )
     if not files.graph.exists():
         export_graph(files.folder, files.graph)
     return files

@@ -27,6 +27,7 @@ from common import (
     add_report_options,
     add_work_option,
     geometric_mean,
+    keep_current,
     open_report,
     parse_numbers,
     sample,
@@ -184,14 +185,17 @@ def make_files(checkpoint: Path, model: str, dtype: str, peers: Sequence[str]) -
 
 
 def compile_artifact(checkpoint: Path, effort: str, database: Path) -> Path:
-    """Return the checkpoint's artifact, compiled now if it is not there."""
+    """Return the checkpoint's artifact, compiled now if there is none of these sources."""
     artifact = checkpoint.with_name(f"{checkpoint.name}.dove")
-    if not artifact.exists():
+
+    def make() -> None:
         with Worker(Preparation) as worker:
             print(f"compiling {checkpoint.name}", flush=True)
             paths = str(checkpoint), str(artifact), str(database)
             seconds = worker.call("artifact", *paths, effort)
             print(f"compiled in {seconds:.1f} s", flush=True)
+
+    keep_current(artifact, make, effort)
     return artifact
 
 

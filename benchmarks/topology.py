@@ -21,7 +21,7 @@ import msgspec
 
 import allreduce
 import exhaustive
-from common import Report, add_work_option, parse_numbers, sample, work_folder
+from common import Report, add_work_option, keep_current, parse_numbers, sample, work_folder
 from dovetail.compiler.model_spec import read_dimensions
 from dovetail.ir.artifact import ServicePlan
 from dovetail.topology.hardware import load_hardware, read_hardware
@@ -81,8 +81,7 @@ def run_plans(options: argparse.Namespace, report: Report, work: Path) -> None:
     """
     checkpoint, artifact = work / options.model, work / f"{options.model}.dove"
     write_checkpoint(checkpoint, options.model, "f32", seed=0)
-    if not artifact.exists():
-        compile_model(str(checkpoint), str(artifact))
+    keep_current(artifact, lambda: compile_model(str(checkpoint), str(artifact)))
     chosen = planned_for(artifact)
     plans = every_plan(read_hardware(), read_dimensions(checkpoint))
     served = {name: plan for name, plan in plans.items() if not same_plan(plan, chosen)}

@@ -27,13 +27,14 @@ from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import HardwareKey
 from dovetail.topology.hardware import HardwareSpec
 
-_PACKAGES = (
+PACKAGES = (
     dovetail.codegen,
     dovetail.compiler,
     dovetail.ir,
     dovetail.runtime,
     dovetail.topology,
 )
+"""Whose sources a compile, and what it measures, depend on."""
 A = TypeVar("A", bound=msgspec.Struct)
 
 
@@ -64,7 +65,7 @@ class Memory:
             write_whole(self._file(question, type(answer)), msgspec.json.encode(answer))
 
     def _file(self, question: Any, kind: type[msgspec.Struct]) -> Path:
-        asked = [digest_sources(*_PACKAGES), self.machine, kind.__name__, question]
+        asked = [digest_sources(*PACKAGES), self.machine, kind.__name__, question]
         return self.folder / f"{content_key(msgspec.to_builtins(asked, str_keys=True))}.json"
 
 

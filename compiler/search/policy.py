@@ -90,7 +90,8 @@ class SearchTask:
         """Return a program with the prefetch distance that the rules give its tile."""
         whole_k = replace(part, k=0) if self.fixed_order and order[-1] != "k" else part
         part = self.problem(m).canonical(tile, whole_k, scheme)
-        return Program(tile, part, scheme, default_prefetch(tile, m), order)
+        prefetch = default_prefetch(self.op, self.target, tile, m, part.k)
+        return Program(tile, part, scheme, prefetch, order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.measure import Candidate, GemmCase
 from dovetail.compiler.schedules import (
+    FAR_PREFETCH,
     GATED,
     SINGLE_PREFETCH,
     SPREAD_PREFETCH,
@@ -27,7 +28,7 @@ from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES
 K_UNIT = 64
 """Step of the slice along K, in values: whole cache lines of activations (Sandwich: b_K is aligned
 with the line); shorter slices pass C through the caches more often than they are worth."""
-PREFETCHES = (0, SINGLE_PREFETCH, SPREAD_PREFETCH)
+PREFETCHES = (0, SINGLE_PREFETCH, SPREAD_PREFETCH, FAR_PREFETCH)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.schedules import (
+    FAR_PREFETCH,
     LINEAR,
     MOST_ROWS,
     SILU,
@@ -66,7 +67,11 @@ PAIRS = ((1, 4), (2, 3), (6, 1), (6, 1))
 @pytest.mark.parametrize(
     ("kind", "dtype", "rows"),
     [
-        (LINEAR, "f32", [*((6 // n, n, SINGLE_PREFETCH) for n in (4, 3, 2, 1)), (6, 1, -1)]),
+        (
+            LINEAR,
+            "f32",
+            [*((6 // n, n, SINGLE_PREFETCH) for n in (4, 3, 2, 1)), (6, 1, SPREAD_PREFETCH)],
+        ),
         (
             LINEAR,
             "bf16",
@@ -74,11 +79,11 @@ PAIRS = ((1, 4), (2, 3), (6, 1), (6, 1))
                 (1, 4, SINGLE_PREFETCH),
                 (2, 3, SINGLE_PREFETCH),
                 *[(6, 1, SINGLE_PREFETCH)] * 2,
-                (6, 1, -1),
+                (6, 1, FAR_PREFETCH),
             ],
         ),
-        (SILU, "f32", [*[(3, 2, SINGLE_PREFETCH)] * 3, *[(3, 2, SPREAD_PREFETCH)] * 2]),
-        (SILU, "bf16", [*[(2, 2, SINGLE_PREFETCH)] * 2, *[(2, 2, SPREAD_PREFETCH)] * 3]),
+        (SILU, "f32", [*[(3, 2, SINGLE_PREFETCH)] * 3, *[(3, 2, FAR_PREFETCH)] * 2]),
+        (SILU, "bf16", [*[(2, 2, SINGLE_PREFETCH)] * 2, *[(2, 2, FAR_PREFETCH)] * 3]),
     ],
 )
 def test_avx2_rules_stream_few_rows_and_spread_the_fetching_of_more(kind, dtype, rows):
@@ -90,6 +95,21 @@ def test_avx2_rules_stream_few_rows_and_spread_the_fetching_of_more(kind, dtype,
         values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
         found.append((values["m_tile"], panels[row.kernel], values["prefetch"]))
     assert found == rows
+
+
+@pytest.mark.parametrize("target", ["x86-64-avx512", "x86-64-avx2"])
+@pytest.mark.parametrize(("kind", "dtype"), [(LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "bf16")])
+def test_weights_come_from_the_second_cache_where_all_of_k_outgrows_the_first(kind, dtype, target):
+    op, found = GemmOp("x", kind, 256, 2048, dtype), {}
+    for m in (32, 48, 49, 512):
+        row = default_row(op, TARGETS[target], m, 1, 1 << 25)
+        values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+        found[m] = values["prefetch"], values["block_k"]
+    widened = (kind, dtype, target) == (LINEAR, "bf16", "x86-64-avx2")
+    for m, (prefetch, block_k) in found.items():
+        near = block_k or (widened and m > 48)
+        assert prefetch == (SPREAD_PREFETCH if near else FAR_PREFETCH)
+    assert {49} <= {*breakpoints(op, TARGETS[target])}
 
 
 def slices(op: GemmOp, target: str, *ms: int) -> list[tuple[int, int, int, str]]:
@@ -109,7 +129,7 @@ def slices(op: GemmOp, target: str, *ms: int) -> list[tuple[int, int, int, str]]
 def test_several_tiles_of_float32_rows_take_k_in_slices_innermost():
     op = GemmOp("x", LINEAR, 256, 2048, "f32")
     few, many, whole = (9, 3, 128, "mnk"), (9, 3, 256, "mnk"), (14, 2, 0, "mkn")
-    ms = (14, 15, 36, 37, 256, 257)
+    ms = (14, 15, 63, 64, 256, 257)
     assert slices(op, "x86-64-avx512", *ms) == [whole, few, few, many, many, whole]
     low, high = (6, 1, 256, "mnk"), (6, 1, 0, "mkn")
     assert slices(op, "x86-64-avx2", 6, 7, 256, 257) == [high, low, low, high]
@@ -144,8 +164,8 @@ def test_other_products_take_k_whole(kind: str, dtype: str, target: str) -> None
 def test_rules_may_change_their_mind_where_slices_do():
     op = GemmOp("x", LINEAR, 256, 2048, "f32")
     rows = default_gemm_rows(op, TARGETS["x86-64-avx512"], 1, 1 << 25)
-    assert {15, 37, 257} <= {*breakpoints(op, TARGETS["x86-64-avx512"])}
-    assert [row.m_lo for row in rows][-3:] == [15, 37, 257]
+    assert {15, 64, 257} <= {*breakpoints(op, TARGETS["x86-64-avx512"])}
+    assert [row.m_lo for row in rows][-3:] == [15, 64, 257]
 
 
 @given(

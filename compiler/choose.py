@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -97,11 +97,12 @@ class Chosen:
 class PastChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What was chosen by measuring, on what trials, and when; notes: of that search.
 
-    disturbed: trials that do not count. tries: compiles that searched until most of them counted.
+    trials: which of the records in the question, in their order there. disturbed: trials that do
+    not count. tries: compiles that searched until most of them counted.
     """
 
     tables: tuple[ScheduleTable, ...]
-    records: tuple[TuningRecord, ...]
+    trials: tuple[int, ...]
     notes: tuple[str, ...]
     disturbed: int
     tries: int
@@ -110,16 +111,17 @@ class PastChoice(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def settled(self) -> bool:
         """Whether it stays on a quiet machine: most trials counted, or enough was tried."""
-        return self.disturbed <= len(self.records) or self.tries >= SEARCHES
+        return self.disturbed <= len(self.trials) or self.tries >= SEARCHES
 
-    def repeat(self, warning: str | None) -> Chosen:
-        """Return the choice again, with a note that says where it is from."""
+    def repeat(self, known: Mapping[bytes, TuningRecord], warning: str | None) -> Chosen:
+        """Return the choice again from the records by line, with a note on where it is from."""
         note = (
             f"the schedules were chosen on {spell_time(self.when)} by an earlier compile from the "
-            f"{len(self.records)} trials on record; nothing was measured"
+            f"{len(self.trials)} trials on record; nothing was measured"
         )
+        records = tuple(known.values())
         notes = (*((warning,) if warning else ()), note, *self.notes)
-        return Chosen(self.tables, self.records, 0, notes)
+        return Chosen(self.tables, tuple(records[i] for i in self.trials), 0, notes)
 
 
 def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progress) -> Chosen:
@@ -136,38 +138,47 @@ def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progr
     if not request.measurable:
         return _search(scope, request, parts, database, progress)
     memory = Memory.of(scope.hardware, request.cache)
-    past = memory.recall(_question(scope, request, parts, database), PastChoice)
+    known = _known_lines(parts, database)
+    past = memory.recall(_question(scope, request, parts, known), PastChoice)
     if past and (past.settled or busy_cores(scope.hardware.allowed_pus) > QUIET_CORES):
-        return past.repeat(database.warning)
+        return past.repeat(known, database.warning)
     found = _search(scope, request, parts, database, progress)
     if {item.work for part in parts for item in part.items} <= {r.work for r in found.records}:
-        notes = tuple(note for note in found.notes if note != database.warning)
+        known = _known_lines(parts, database)
+        places = {line: i for i, line in enumerate(known)}
         made = PastChoice(
             tables=found.tables,
-            records=found.records,
-            notes=notes,
+            trials=tuple(places[encode_record(record)] for record in found.records),
+            notes=tuple(note for note in found.notes if note != database.warning),
             disturbed=found.disturbed,
             tries=past.tries + 1 if past else 1,
             when=datetime.now(UTC),
         )
-        memory.remember(_question(scope, request, parts, database), made)
+        memory.remember(_question(scope, request, parts, known), made)
     return found
+
+
+def _known_lines(
+    parts: tuple[TuningPart, ...], database: TuningDatabase
+) -> dict[bytes, TuningRecord]:
+    """Return the records that a search of `parts` can use by line, in the order of the lines."""
+    works = {item.work for part in parts for item in part.items}
+    records = (r for part in parts for r in part.identity.matching(database.records()))
+    lines = {encode_record(record): record for record in records if record.work in works}
+    return {line: lines[line] for line in sorted(lines)}
 
 
 def _question(
     scope: SearchScope,
     request: ChoiceRequest,
     parts: tuple[TuningPart, ...],
-    database: TuningDatabase,
+    known: Iterable[bytes],
 ) -> Any:
     """Return all that a measured choice depends on, the records it is made from among it."""
-    works = {item.work for part in parts for item in part.items}
-    records = (r for part in parts for r in part.identity.matching(database))
-    lines = sorted({encode_record(record) for record in records if record.work in works})
-    known = hashlib.sha256(b"".join(lines)).hexdigest()
+    digest = hashlib.sha256(b"".join(known)).hexdigest()
     limits = (request.effort, request.budget, request.fixed_order)
     job = job_name(parts, request.effort)
-    return (job, scope.spec, scope.payload, scope.plans, scope.others, limits, known)
+    return (job, scope.spec, scope.payload, scope.plans, scope.others, limits, digest)
 
 
 def _search(

@@ -54,8 +54,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class TuningDatabase:
     """The records of one file.
 
-    skipped: how many lines are no records to trust, by reason. replaced: how many gave way to
-    another of the same key.
+    skipped: how many lines are no records to trust, by reason.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -65,7 +64,6 @@ class TuningDatabase:
         """
         self.path = Path(path)
         self.skipped: Counter[str] = Counter()
-        self.replaced = 0
         self._set = RecordSet()
         with self._errors("read"), self._locked():
             self._load()
@@ -87,6 +85,10 @@ class TuningDatabase:
     def lookup(self, key: RecordKey) -> TuningRecord | None:
         """Return the record that answers for `key`."""
         return self._set.lookup(key)
+
+    def records(self) -> Iterator[TuningRecord]:
+        """Yield all records, those that gave way to others among them."""
+        return self._set.records()
 
     def trusts(self, record: TuningRecord) -> bool:
         """Tell whether a record's times were taken while the machine did nothing else."""
@@ -113,8 +115,8 @@ class TuningDatabase:
         Both answer alike afterwards when each has merged the other.
         """
         union = RecordSet()
-        ours = {encode_record(record) for record in self._set.records()}
-        for record in (*self._set.records(), *other._set.records()):
+        ours = {encode_record(record) for record in self.records()}
+        for record in (*self.records(), *other.records()):
             union.add(record)
         news = {encode_record(record): record for record in union.needed()}
         added = [record for line, record in news.items() if line not in ours]
@@ -128,7 +130,7 @@ class TuningDatabase:
         """
         with self._errors("write"), self._locked():
             self._load()
-            lines = len(self) + self.replaced + self.skipped.total()
+            lines = sum(1 for _ in self.records()) + self.skipped.total()
             kept = [record for record in self._set.needed() if keep(record)]
             if lines > len(kept):
                 _replace_file(self.path, (encode_record(record) for record in kept))
@@ -148,7 +150,7 @@ class TuningDatabase:
         )
 
     def _load(self) -> None:
-        self._set, self.skipped, self.replaced = RecordSet(), Counter(), 0
+        self._set, self.skipped = RecordSet(), Counter()
         try:
             with self.path.open("rb") as file:
                 for line in _lines(file):
@@ -158,11 +160,9 @@ class TuningDatabase:
 
     def _take(self, line: bytes) -> None:
         try:
-            record = decode_record(line)
+            self._set.add(decode_record(line))
         except LineFaultError as fault:
             self.skipped[fault.reason] += 1
-            return
-        self.replaced += self._set.add(record)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import msgspec
 
 from dovetail.compiler.payload import GemmUse, Payload
 from dovetail.ir.schedule import Row, ScheduleTable
-from dovetail.ir.tuning import OK, Reference, TuningRecord
+from dovetail.ir.tuning import OK, Reference, TuningRecord, WorkKey
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,10 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     of_points: int
 
 
+Trials = dict[tuple[str, WorkKey, int | None], list[TuningRecord]]
+"""Good trials by target, product and M."""
+
+
 class Times(NamedTuple):
     """Quartiles and median of a schedule, in seconds."""
 
@@ -40,13 +44,17 @@ class Times(NamedTuple):
 
 
 def measure_gain(
-    payload: Payload, tables: Iterable[ScheduleTable], records: Sequence[TuningRecord]
+    payload: Payload, tables: Iterable[ScheduleTable], records: Iterable[TuningRecord]
 ) -> Gain | None:
     """Compare default and chosen schedules at every M that both were timed at.
 
     Where the phases have tables of their own, both count.
     """
-    measured = {record.target for record in records}
+    trials: Trials = defaultdict(list)
+    for record in records:
+        if record.status == OK:
+            trials[record.target, record.work, record.shape.get("m")].append(record)
+    measured = {target for target, *_ in trials}
     by_shape: dict[tuple[str, int, int], list[ScheduleTable]] = defaultdict(list)
     for table in tables:
         if table.target in measured:
@@ -55,7 +63,7 @@ def measure_gain(
     for use in payload.uses:
         for m, share in use.sizes.items():
             for table in by_shape[use.gemm.op, use.gemm.n, use.gemm.k]:
-                if found := _timed_pair(use, m, table, records):
+                if found := _timed_pair(use, m, table, trials):
                     pairs.append((use.calls * share, *found))
                     points.add((use.gemm, m))
     if not pairs:
@@ -70,22 +78,17 @@ def measure_gain(
 
 
 def _timed_pair(
-    use: GemmUse, m: int, table: ScheduleTable, records: Sequence[TuningRecord]
+    use: GemmUse, m: int, table: ScheduleTable, trials: Trials
 ) -> tuple[Times, Times] | None:
     """Return times of the default and of the chosen schedule; the latest trial of each counts."""
-    gemm = use.gemm
-    work = (gemm.kind, {"n": gemm.n, "k": gemm.k, "m": m}, gemm.dtype, table.threads, table.target)
-    trials = [
-        r
-        for r in records
-        if (r.kind, r.shape, r.dtype, r.threads, r.target) == work and r.status == OK
-    ]
-    if not trials:
+    tried = trials.get((table.target, use.gemm.work(table.threads), m))
+    if not tried:
         return None
-    base = trials[0].reference
-    latest = {(r.kernel, r.schedule): r for r in trials}
+    first = tried[0]  # the search tries the default first
+    base = first.reference
+    latest = {(r.kernel, r.schedule): r for r in tried}
     row = row_at(table, m)
-    default = latest[trials[0].kernel, trials[0].schedule]  # the search tries the default first
+    default = latest[first.kernel, first.schedule]
     chosen = latest.get((row.kernel, row.schedule))
     return (_times(default, base), _times(chosen, base)) if chosen else None
 

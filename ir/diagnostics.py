@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +16,13 @@ class Source:
 
     def line(self, number: int) -> str:
         """Return line `number` (1-based) without its end, or an empty string past the end."""
-        lines = self.text.splitlines()
+        lines = _lines(self.text)
         return lines[number - 1] if 1 <= number <= len(lines) else ""
+
+
+@lru_cache(maxsize=8)  # a parser asks for the line of every node
+def _lines(text: str) -> list[str]:
+    return text.splitlines()
 
 
 @dataclass(frozen=True, slots=True)

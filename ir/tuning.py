@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
+from threading import Lock
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -35,7 +36,7 @@ Aware = Annotated[datetime, Meta(tz=True)]
 Name = Annotated[str, Meta(max_length=200)]
 
 
-class HardwareKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HardwareKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """The machine a time holds for: CPU features that targets use, model, caches, cores used.
 
     caches: bytes of L1d, L2 and the last level. abi: of the thread team and tapes.
@@ -55,7 +56,7 @@ class HardwareKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return f"dovetail-{hashlib.sha256(machine).hexdigest()[:12]}"
 
 
-class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """What was timed in turns with a trial, so that times of other days can be compared."""
 
     kernel: Name
@@ -94,7 +95,7 @@ class RecordKey(NamedTuple):
     rounds: int
 
 
-class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TuningRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One trial: a kernel with schedule values on one shape, and what came out.
 
     build: digest of the kernel's C text, compiler and flags. kind, shape, dtype: the work, e.g.
@@ -184,9 +185,13 @@ class RecordSet:
     """Records by key, of each the latest that was not taken on a busy machine.
 
     Which that is can change with any other record, so that all are kept; their order says nothing.
+    They are sorted by key when that is first asked for: where nothing is measured, never. Threads
+    may share a set.
     """
 
     def __init__(self) -> None:
+        self._lock = Lock()
+        self._new: list[TuningRecord] = []
         self._all: dict[RecordKey, list[TuningRecord]] = {}
         self._rounds: set[int] = set()
         self._best: dict[RecordKey, TuningRecord] = {}
@@ -194,21 +199,16 @@ class RecordSet:
     @property
     def known(self) -> dict[RecordKey, TuningRecord]:
         """The record of each key."""
-        return {key: self._pick(records) for key, records in self._all.items()}
+        return {key: self._pick(records) for key, records in self._by_key().items()}
 
-    def add(self, record: TuningRecord) -> bool:
-        """Take a record in; return whether its key was there already, for which one answers."""
-        key, seconds = record.reference_key, _reference_seconds(record)
-        if key and seconds < _reference_seconds(self._best.get(key)):
-            self._best[key] = record
-        before = self._all.setdefault(record.key, [])
-        before.append(record)
-        self._rounds.add(record.rounds)
-        return len(before) > 1
+    def add(self, record: TuningRecord) -> None:
+        """Take a record in."""
+        with self._lock:
+            self._new.append(record)
 
     def records(self) -> Iterator[TuningRecord]:
         """Yield all that was added."""
-        return chain.from_iterable(self._all.values())
+        return chain(*self._all.values(), self._new)
 
     def needed(self) -> tuple[TuningRecord, ...]:
         """Return the records that can answer, and those which tell that others were disturbed.
@@ -216,14 +216,27 @@ class RecordSet:
         A record can answer while no later one of its key was taken as calmly: should another prove
         the later ones disturbed, which can happen with any record to come, it is their stand-in.
         """
+        by_key = self._by_key()
         kept = {id(record) for record in self._best.values()}
-        for records in self._all.values():
+        for records in by_key.values():
             calmest = math.inf
             for record in sorted(records, key=_age, reverse=True):
                 if self.trusts(record) and (unrest := _unrest(record)) < calmest:
                     calmest = unrest
                     kept.add(id(record))
         return tuple(record for record in self.records() if id(record) in kept)
+
+    def _by_key(self) -> dict[RecordKey, list[TuningRecord]]:
+        """Return all records by key, with `_rounds` and `_best` as they make them."""
+        with self._lock:
+            for record in self._new:
+                key, seconds = record.reference_key, _reference_seconds(record)
+                if key and seconds < _reference_seconds(self._best.get(key)):
+                    self._best[key] = record
+                self._all.setdefault(record.key, []).append(record)
+                self._rounds.add(record.rounds)
+            self._new.clear()
+        return self._all
 
     def _pick(self, records: Sequence[TuningRecord]) -> TuningRecord:
         if len(records) == 1:
@@ -240,6 +253,7 @@ class RecordSet:
             return True
         if record.high > SPREAD * record.low + JITTER:
             return False
+        self._by_key()
         key = record.reference_key
         if key is None or key not in self._best:
             return True
@@ -251,9 +265,10 @@ class RecordSet:
 
         A trial that failed is known to fail, however many rounds were asked for.
         """
+        by_key = self._by_key()
         more = sorted(self._rounds, key=lambda rounds: (rounds < key.rounds, rounds))
         for rounds in more:
-            records = self._all.get(key._replace(rounds=rounds))
+            records = by_key.get(key._replace(rounds=rounds))
             record = self._pick(records) if records else None
             enough = record is not None and (rounds >= key.rounds or record.status != OK)
             if record is not None and enough and self.trusts(record):

@@ -42,6 +42,12 @@ def test_gain_is_weighed_by_the_workload():
     assert (gain.points, gain.of_points) == (2, 3)
 
 
+def test_the_trials_are_gone_through_once():
+    records = [trial(m, candidate, 1.0) for m in (1, 8) for candidate in (SLOW, FAST)]
+    gain = measure_gain(payload({1: 0.5, 8: 0.5}), [table((1, FAST))], iter(records))
+    assert gain.points == 2
+
+
 def test_the_confirming_run_counts():
     records = [trial(1, SLOW, 1.0), trial(1, FAST, 0.5), trial(1, SLOW, 2.0), trial(1, FAST, 1.0)]
     gain = measure_gain(payload({1: 1.0}), [table((1, FAST))], records)

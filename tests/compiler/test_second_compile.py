@@ -16,6 +16,7 @@ from dovetail.compiler.memory import Memory
 from dovetail.compiler.replay import ReplayTimes, measure_choice
 from dovetail.ir.artifact import FileEntry, Manifest
 from dovetail.ir.plans import MEASURED, SIMULATED, PlanChoice
+from dovetail.ir.tuning import RecordSet
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.search.landscape import Landscape
 from tests.compiler.test_choose import SCOPE, TARGET, WIDE
@@ -52,15 +53,20 @@ def choose_again(folder: Path, landscape: Landscape, **changes: object) -> Chose
     return choose_schedules(SCOPE, replace(request, **changes), lambda done, total: None)  # type: ignore[arg-type]
 
 
-def test_a_measured_choice_is_not_searched_again(tmp_path: Path, landscape: Landscape) -> None:
+def test_a_measured_choice_is_not_searched_again(
+    tmp_path: Path, landscape: Landscape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = choose_again(tmp_path, landscape)
     assert first.measured > 0 and landscape.asked
     database = (tmp_path / "tuning.jsonl").read_bytes()
+    monkeypatch.delattr(RecordSet, "_by_key")  # nor is any trial looked up
     second = choose_again(tmp_path, landscape)
     assert (second.measured, landscape.asked) == (0, [])
     assert (second.tables, second.records) == (first.tables, first.records)
     assert any("by an earlier compile" in note for note in second.notes)
     assert (tmp_path / "tuning.jsonl").read_bytes() == database
+    (answer,) = (tmp_path / "answers").iterdir()
+    assert answer.stat().st_size < len(database) / 4  # it names the trials
 
 
 def test_new_records_or_another_order_of_sums_make_a_new_choice(

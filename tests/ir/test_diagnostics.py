@@ -16,6 +16,11 @@ def test_the_caret_stands_under_the_place_even_behind_tabs():
     ]
 
 
+def test_a_text_is_split_into_lines_once():
+    assert SOURCE.line(2) is SOURCE.line(2)
+    assert [SOURCE.line(number) for number in (0, 3, 4)] == ["", "last", ""]
+
+
 def test_a_span_over_several_lines_is_marked_to_the_end_of_the_first():
     found = Diagnostic("low-x", "wrong", Span(1, 5, 2, 3), SOURCE)
     assert found.render().splitlines()[2] == "      ^^"

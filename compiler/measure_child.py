@@ -53,7 +53,8 @@ KnownProducts = dict[tuple[str, int, int, str, bool], ExpectedProduct]
 class WeightPool:
     """Random packed weights, larger than the caches; copies of a weight are windows of the pool.
 
-    They lie as an artifact's do, in pages of a mapped file: huge ones would flatter many streams.
+    They lie in pages of 4 KiB, as an artifact's do where its file system has no larger ones: huge
+    ones would flatter many streams.
     """
 
     def __init__(self, dtype: str, pool_bytes: int) -> None:
@@ -91,7 +92,7 @@ class WeightPool:
 
 
 def map_pages(size: int) -> npt.NDArray[np.uint8]:
-    """Return bytes in shared pages, as the page cache holds a file's."""
+    """Return bytes in shared pages of 4 KiB, as the page cache holds many a file's."""
     file = os.memfd_create("dovetail-weights", os.MFD_CLOEXEC)
     try:
         os.ftruncate(file, size)

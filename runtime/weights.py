@@ -37,6 +37,8 @@ class Weights:
                 f"{part.weights}: cannot be mapped ({error}); "
                 f"run `dovetail verify {part.folder.parent.parent}`"
             ) from None
+        with suppress(OSError):  # a kernel without huge pages: slower, not wrong
+            self._map.madvise(mmap.MADV_HUGEPAGE)  # what is read from now on comes into huge ones
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._base = int(self._bytes.ctypes.data)
 

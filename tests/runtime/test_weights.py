@@ -25,6 +25,17 @@ def test_weights_are_shared_pages_of_the_file(make_artifact: Callable[..., Path]
     assert any("r--s" in line and line.endswith("weights.bin") for line in maps)
 
 
+def test_weights_are_read_into_huge_pages(make_artifact: Callable[..., Path]) -> None:
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no transparent huge pages")
+    part = open_artifact(make_artifact(), read_hardware()).models["llm"]
+    weights = Weights(part)
+    maps = Path("/proc/self/smaps").read_text()
+    own = maps[maps.index(f"{weights.address('w') - weights.entries['w'].offset:x}-") :]
+    flags = next(line for line in own.splitlines() if line.startswith("VmFlags:"))
+    assert "hg" in flags.split()
+
+
 def test_empty_weights_are_an_artifact_error(make_artifact: Callable[..., Path]) -> None:
     part = open_artifact(make_artifact(), read_hardware()).models["llm"]
     part.weights.write_bytes(b"")

@@ -119,6 +119,21 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(native: Runner, kv: str, wind
     assert whole.tobytes() == chunks.tobytes() == tokens.tobytes()
 
 
+def test_a_decode_without_keys_gives_zeros(native: Runner) -> None:
+    n_q, n_kv, hd = 4, 2, 32
+    rng = np.random.default_rng(3)
+    pool = paged(rng, [20], n_kv, hd, "f32")
+    q = rng.standard_normal((2, n_q * hd)).astype(np.float32)
+    out = np.full_like(q, np.nan)
+    starts, lengths = np.zeros(1, np.int32), np.array([0, 20], np.int32)
+    tables = (starts, lengths, pool.tables[[0, 0]], pool.tables.shape[1], pool.k, pool.v, None)
+    heads, row = (n_q, n_kv, hd, 0.1, 0), n_q * hd
+    native("decode_attention_rows_f32", 0, 2, *heads, 5, q, row, *tables, out, row, nth=2)
+    want = attention(q[1:].reshape(1, n_q, hd), pool.keys[0], pool.values[0], 0.1, 0)[0]
+    assert (out[0] == 0).all()
+    np.testing.assert_allclose(out[1].reshape(want.shape), want, rtol=2e-5, atol=2e-5)
+
+
 def test_small_shapes_in_every_target(interpreted: Runner) -> None:
     check(interpreted, "f32", (2, 1), 16, [2, 1], [3, 17], 4)
     check(interpreted, "bf16", (1, 1), 16, [2], [2])

@@ -4,9 +4,11 @@ Run `python benchmarks/tuning.py --json F`; `--parts` picks some of policies, ab
 `--resume` keeps what F has already: a whole shape's policies, all ablations, one cell of TVM's. All
 policies choose among the same micro-kernels with the same measuring; ours, whole and in its
 ablations, also tries the slice of the rules with each of them, its rivals do not. What they chose
-is then timed in turns. `vs_tvm_tuning_cost` is the tuning time of a whole table per M it covers,
-over the time that MetaSchedule takes for one M. MetaSchedule's tuning (minutes per cell, 2 to 5 at
-200 trials) is kept in the cache directory. `--quick` takes one shape, few M and no MetaSchedule.
+is then timed in turns. Each ablation switches one part of ours off (micro-kernel choice, thread
+grids, split-K, loop orders, reuse) or changes its window. `vs_tvm_tuning_cost` is the tuning time
+of a whole table per M it covers, over the time that MetaSchedule takes for one M. MetaSchedule's
+tuning (minutes per cell, 2 to 5 at 200 trials) is kept in the cache directory. `--quick` takes one
+shape, few M and no MetaSchedule.
 """
 
 from __future__ import annotations
@@ -111,6 +113,7 @@ def ablations(options: argparse.Namespace) -> dict[str, Policy]:
         "no micro-kernel choice": replace(whole, micro_kernel_choice=False),
         "no polymerization": replace(whole, polymerization=False),
         "no split-K": replace(whole, split_k=False),
+        "no loop orders": replace(whole, orders=False),
         "no reuse": replace(whole, reuse=False),
         **{f"window {sigma}": replace(whole, window=sigma) for sigma in WINDOWS},
     }

@@ -10,7 +10,6 @@ measured stays a documented default.
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ToolchainError
+from dovetail.ir.files import write_whole
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.tuning import OK
 from dovetail.runtime import abi
@@ -65,9 +65,7 @@ def calibrate(
     if not found and busy_cores(hardware.allowed_pus) <= QUIET_CORES:
         found = measure_figures(hardware, dtype, target, cache)
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-        part.replace(file)
+        write_whole(file, msgspec.json.format(msgspec.json.encode(found)))
     return default_parameters(hardware).measured(**found)
 
 

@@ -6,11 +6,10 @@ Lines are only ever added, each whole, under a file lock; `prune` alone writes t
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from dovetail.codegen.toolchain import cache_directory
 from dovetail.ir.errors import SpecError
+from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import (
     MAX_LINE_BYTES,
     LineFaultError,
@@ -133,7 +133,7 @@ class TuningDatabase:
             lines = sum(1 for _ in self.records()) + self.skipped.total()
             kept = [record for record in self._set.needed() if keep(record)]
             if lines > len(kept):
-                _replace_file(self.path, (encode_record(record) for record in kept))
+                write_whole(self.path, b"".join(map(encode_record, kept)))
                 self._load()
         return lines - len(kept)
 
@@ -167,6 +167,8 @@ class TuningDatabase:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the file's lock, where its folder can hold one; a read-only one needs none."""
+        if self.path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         parent = self.path.parent
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             yield
@@ -209,19 +211,6 @@ def _append_lines(path: Path, lines: Sequence[bytes]) -> None:
             file.write(b"\n")
         for line in lines:
             file.write(line)
-
-
-def _replace_file(path: Path, lines: Iterable[bytes]) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        made = Path(file.name)
-        try:
-            file.writelines(lines)
-            file.close()
-            shutil.copymode(path, made)
-            made.replace(path)
-        except BaseException:
-            made.unlink()
-            raise
 
 
 def _differ(ours: TuningRecord, theirs: TuningRecord) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,7 +11,8 @@ from uuid import uuid4
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` to `path`; a write that fails leaves what was there, and nothing beside it.
 
-    A link stays one. What is no file (a pipe, a device) cannot be exchanged, so it is written to.
+    A link stays one, and a file that was there keeps its mode. What is no file (a pipe, a device)
+    cannot be exchanged, so it is written to.
 
     Raises:
         OSError: as usual; it names `path`.
@@ -23,6 +25,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             return
         try:
             part.write_bytes(data)
+            if target.exists():
+                shutil.copymode(target, part)
             part.replace(target)
         except BaseException:
             part.unlink(missing_ok=True)

@@ -18,8 +18,9 @@ import typer
 from rich.table import Table
 
 from dovetail.cli.options import AsJson
-from dovetail.cli.report import print_json, report_errors, stdout_console
+from dovetail.cli.report import print_json, report_errors, stdout_console, writing
 from dovetail.errors import SpecError
+from dovetail.ir.files import write_whole
 
 RECORDED = "trace"
 """The rate that sends requests when the trace says."""
@@ -141,8 +142,9 @@ def serve_bench_command(
     shown = results[0] if len(results) == 1 else results
     if save_result:
         path = result_dir / (result_filename or _name_file(results))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, msgspec.json.format(msgspec.json.encode(shown), indent=2))
     if plot is not None:
         draw_curves(results, plot)
     if json:

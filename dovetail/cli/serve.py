@@ -188,7 +188,7 @@ def serve_command(
     from dovetail.runtime.plan import ON_CPU
 
     try:
-        from dovetail.runtime.server.run import open_models, serve
+        from dovetail.runtime.server.run import check_address, open_models, serve
         from dovetail.runtime.server.settings import ServeSettings
         from dovetail.runtime.server.traffic import Traffic
         from dovetail.runtime.server.workflows import add_workflows
@@ -221,6 +221,7 @@ def serve_command(
         ssl_certfile=ssl_certfile,
         log_requests=log_requests,
     )
+    check_address(settings)
     _write_log()
     options = {"weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "max_context": max_model_len}
     artifacts = find_artifacts(models, served_model_name or [], options)

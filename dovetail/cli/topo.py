@@ -71,13 +71,13 @@ def topo_command(
     if plan is not None:
         planned = _plan(hardware, spec, plan, workload, batch, weight_dtype, every_divisor)
     report = report_topology(spec, planned)
-    if svg is not None:
-        with writing(svg):
-            write_whole(svg, _draw(report).encode())
     if json:
         print_json(report)
     else:
         print_topology(report, stdout_console())
+    if svg is not None:
+        with writing(svg):
+            write_whole(svg, _draw(report).encode())
 
 
 def _plan(

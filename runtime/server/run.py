@@ -47,6 +47,11 @@ def open_models(artifacts: Mapping[str, Path], load: Callable[[Path], App]) -> M
     return Models(opened)
 
 
+def check_address(settings: ServeSettings) -> None:
+    """Raise SpecError where the address cannot be listened on: before models are loaded for it."""
+    _listen(settings).close()
+
+
 def serve(
     models: Models,
     settings: ServeSettings,

@@ -53,6 +53,18 @@ def test_figures_on_record_are_used_and_say_so(here: HardwareSpec, tmp_path: Pat
     assert other == default_parameters(here)
 
 
+def test_figures_that_cannot_be_kept_leave_nothing_behind(
+    here: HardwareSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "busy_cores", lambda pus: 0.0)
+    monkeypatch.setattr(calibrate, "measure_figures", lambda *_: {"core_flops": 12e9})
+    file = calibrate.calibration_file(here, "f32", host_target(), tmp_path)
+    file.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        calibrate.calibrate(here, "f32", host_target(), tmp_path)
+    assert list(file.parent.iterdir()) == [file]
+
+
 def test_damaged_records_are_none(here: HardwareSpec, tmp_path: Path) -> None:
     write({"core_flops": -1.0}, here, tmp_path)
     file = calibrate.calibration_file(here, "f32", host_target(), tmp_path)

@@ -195,8 +195,10 @@ def test_diff_tells_noise_from_change(tmp_path):
 
 
 def test_unusable_files_are_one_sentence(tmp_path):
+    (tmp_path / "folder").mkdir()
     with pytest.raises(SpecError, match="read the tuning database"):
-        TuningDatabase(tmp_path)
+        TuningDatabase(tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]  # and no lock beside it
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match="read the tuning database"):
         TuningDatabase(tmp_path / "file/tuning.jsonl")

@@ -20,6 +20,15 @@ def test_a_file_is_exchanged_with_the_rights_of_a_new_one(tmp_path):
     assert path.stat().st_mode == other.stat().st_mode
 
 
+def test_a_file_keeps_its_mode(tmp_path):
+    path = tmp_path / "a.json"
+    path.touch()
+    for mode in (0o600, 0o754):
+        path.chmod(mode)
+        write_whole(path, b"new")
+        assert path.stat().st_mode & 0o777 == mode
+
+
 def test_a_failed_write_leaves_the_old_file_and_names_it(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     path.write_bytes(b"old")

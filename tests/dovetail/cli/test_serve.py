@@ -1,7 +1,8 @@
-"""The server's file of flags: what it sets, and what it leaves as it is."""
+"""The server's flags: what a file of them sets, and an address that cannot be had."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import typer
 
 from dovetail.cli.app import app
 from dovetail.cli.serve import read_config
+from tests.dovetail.commands import assert_one_sentence, dovetail
 
 
 @pytest.fixture
@@ -33,3 +35,11 @@ def test_a_list_of_keys_has_no_empty_ones(
     file.write_text(f"api-key: [first, {item}]\n")
     with pytest.raises(typer.BadParameter, match="api_key must be"):
         read_config(context, file)
+
+
+def test_a_busy_port_is_told_of_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        number = other.getsockname()[1]
+        result = dovetail("serve", tmp_path / "no model", "--port", number)
+    assert_one_sentence(result)
+    assert f"cannot listen on 127.0.0.1:{number}" in result.err

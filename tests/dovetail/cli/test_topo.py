@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dovetail.cli import topo
+from dovetail.errors import SpecError
 from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.dovetail.commands import assert_one_sentence, dovetail
 from tests.topology.corpus import TOPOLOGIES, corpus_file, truths
@@ -95,6 +97,18 @@ def test_a_picture_of_the_plan(tmp_path: Path) -> None:
     assert "decode plan" not in file.read_text()
     assert dovetail("topo", *options, "--plan", "tinyllama").code == 0
     assert "decode plan for tinyllama" in file.read_text()
+
+
+def test_no_picture_of_a_report_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(report: object) -> None:
+        raise SpecError("no room")
+
+    monkeypatch.setattr(topo, "print_json", fail)
+    options = ("--hardware", "core:4", "--svg", tmp_path / "tree.svg", "--json")
+    assert_one_sentence(dovetail("topo", *options))
+    assert not list(tmp_path.iterdir())
 
 
 def test_workload_batch_and_model_directory(tmp_path: Path) -> None:

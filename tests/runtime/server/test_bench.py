@@ -32,10 +32,12 @@ def test_load_is_sent_and_measured(live: Live, tmp_path: Path, backend: str) -> 
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_failures_are_counted(live: Live, tmp_path: Path) -> None:
+def test_failures_are_counted_and_an_older_result_is_exchanged(live: Live, tmp_path: Path) -> None:
+    (tmp_path / "one.json").touch()
+    (tmp_path / "older").hardlink_to(tmp_path / "one.json")
     saving = ("--save-result", "--result-dir", tmp_path, "--result-filename", "one.json")
     flags = ("--num-prompts", 2, "--endpoint", "/v1/nothing", "--json", *saving)
     done = dovetail("bench", "serve", "--port", live.url.rsplit(":", 1)[1], *flags)
-    assert (tmp_path / "one.json").is_file()
+    assert (tmp_path / "one.json").read_bytes() and not (tmp_path / "older").read_bytes()
     result = msgspec.json.decode(done.out)
     assert (result["completed"], result["failed"]) == (0, 2) and "404" in result["errors"][0]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from dovetail.codegen.catalog import KernelRequest, kernel_request
 from dovetail.codegen.isa.target import Target
@@ -39,7 +40,6 @@ not there in time is waited for (measured: 512 to 4096, rows of 768 to 4096)."""
 WIDENED_ROWS = 48
 """Rows up to which 16 registers, half of them busy widening, gain by taking weights ahead from the
 second cache (measured on AVX2: 1.0x at 32 rows, 0.92x at 128)."""
-SLICED_ROWS, FEW_TILES = 256, 7
 SUMS = 32768
 """Elements that sums have room for where K is innermost (`gemm.dk`), else K stays whole."""
 
@@ -91,16 +91,30 @@ RULE_TILES: dict[tuple[str, str, int], tuple[MicroKernel, ...]] = {
 bandwidth at small M (many panels are many streams) and the multiply-add rate at large M (high tiles
 take least from the second cache, where panels wait for the next tile)."""
 
-K_SLICES = {"avx512": (MicroKernel(9, 3), 128, 256), "avx2": (MicroKernel(6, 1), 256, 256)}
-"""Instruction set to the tile of up to `SLICED_ROWS` float32 rows that several tiles take, and the
-values of K in a slice where these are `FEW_TILES`, and more (measured where a thread has all rows;
-where panels are so few that it has a share, all still count). A slice of the panels waits in the
-first cache for the next tile, its successor is near in memory, and hardware finds it."""
 
-LONG_K, LONG_ROWS, LONG_GROUPS = {"avx512": 8192}, 128, 4
-"""Instruction set to the K from which more rows than `SLICED_ROWS` are sliced, too, in blocks of so
-many rows and groups of panels (measured at K = 14336, M = 384 and 512): else rows so long come from
-memory for each group."""
+class KBlock(NamedTuple):
+    """How K is sliced, up to so many rows, from so long a K on; `rows` 0 = as whole K has them."""
+
+    most_rows: float
+    least_k: int
+    rows: int
+    groups: int
+    values: int
+
+
+K_BLOCKS = {
+    ("avx512", 4): (
+        MicroKernel(9, 3),
+        (KBlock(81, 0, 0, 1, 128), KBlock(math.inf, 8192, 128, 4, 256)),
+    ),
+    ("avx512", 2): (MicroKernel(9, 3), (KBlock(64, 0, 0, 1, 512),)),
+    ("avx2", 4): (MicroKernel(6, 1), (KBlock(24, 0, 0, 1, 256),)),
+}
+"""Instruction set and bytes of a stored weight to the tile of rows that take several, and the
+slices of K (measured where a thread has all rows; where panels are so few that it has a share, all
+still count). A slice of the panels waits in the first cache for the next tile, its successor is
+near in memory, and hardware finds it. Rows of a very long K would come from memory for each group
+of panels: they are cut into blocks of rows and groups, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +317,7 @@ def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
     tall_enough = [tile for tile in tiles if tile.rows >= m]
     if tall_enough:
         return min(tall_enough, key=lambda tile: tile.rows)
-    return K_SLICES[target.isa][0] if default_block_k(op, target, m) else tiles[0]
+    return K_BLOCKS[_stored(op, target)][0] if default_block(op, target, m) else tiles[0]
 
 
 def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, block_k: int) -> int:
@@ -313,39 +327,40 @@ def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, bloc
     """
     if m <= tile.rows:
         return SINGLE_PREFETCH
-    narrow = op.kind not in GATED and FORMATS[op.dtype].dtype.size < 4 and target.isa == "avx2"
+    narrow = op.kind not in GATED and _stored(op, target) == ("avx2", 2)
     return SPREAD_PREFETCH if block_k or (narrow and m > WIDENED_ROWS) else FAR_PREFETCH
 
 
-def default_block_k(op: GemmOp, target: Target, m: int) -> int:
-    """Return the slice of K, 0 = whole: where weights pass once, or slices do not pay or hold K."""
-    if op.kind in GATED or FORMATS[op.dtype].dtype.size < 4 or target.isa not in K_SLICES:
-        return 0
-    one_tile = max(tile.rows for tile in rule_tiles(op, target))
-    most = math.inf if op.k >= LONG_K.get(target.isa, math.inf) else SLICED_ROWS
-    if not one_tile < m <= most:
-        return 0
-    tile, few, many = K_SLICES[target.isa]
-    size = few if m <= FEW_TILES * tile.rows else many
-    return size if size < op.k else 0
+def default_block(op: GemmOp, target: Target, m: int) -> KBlock | None:
+    """Return how K is sliced; None where weights pass once, or slices do not pay or hold K."""
+    if op.kind in GATED or _stored(op, target) not in K_BLOCKS or dot_rows(op.dtype, target):
+        return None
+    if m <= max(tile.rows for tile in rule_tiles(op, target)):
+        return None
+    _, blocks = K_BLOCKS[_stored(op, target)]
+    fitting = (b for b in blocks if m <= b.most_rows and b.least_k <= op.k and b.values < op.k)
+    return next(fitting, None)
+
+
+def _stored(op: GemmOp, target: Target) -> tuple[str, int]:
+    return target.isa, FORMATS[op.dtype].dtype.size
 
 
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
     """Return the row that the rules give `m` tokens: panels outside, slices of K innermost."""
     tile = default_tile(op, target, m)
-    block_k = default_block_k(op, target, m)
+    block = default_block(op, target, m) or KBlock(m, 0, 0, 1, 0)
     grid_m, grid_n = thread_grid(op, m, threads)
     block_m = max(l3_bytes // 2 // (4 * op.k), 16 * tile.rows) if l3_bytes else 0
-    long = block_k > 0 and m > SLICED_ROWS
     schedule = make_schedule(
         m_tile=tile.rows,
-        block_m=LONG_ROWS if long else block_m,
-        block_k=block_k,
+        block_m=block.rows or block_m,
+        block_k=block.values,
         grid_m=grid_m,
         grid_n=grid_n,
-        block_n=LONG_GROUPS if long else 1,
-        prefetch=default_prefetch(op, target, tile, m, block_k),
-        order=ORDERS.index("mnk") if block_k else 0,
+        block_n=block.groups,
+        prefetch=default_prefetch(op, target, tile, m, block.values),
+        order=ORDERS.index("mnk") if block.values else 0,
     )
     return Row(m_lo=m, kernel=op.kernel(target, tile), schedule=schedule)
 
@@ -366,10 +381,9 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
     """Return the M at which the rules may change their mind: past tiles and slices."""
     heights = {tile.rows for tile in rule_tiles(op, target)}
-    slices = {SLICED_ROWS, WIDENED_ROWS}
-    if target.isa in K_SLICES:
-        slices |= {FEW_TILES * K_SLICES[target.isa][0].rows}
-    return tuple(sorted({1, *(m + 1 for m in (*heights, *slices))}))
+    _, blocks = K_BLOCKS.get(_stored(op, target), (None, ()))
+    sliced = {int(block.most_rows) for block in blocks if block.most_rows < math.inf}
+    return tuple(sorted({1, *(m + 1 for m in (*heights, *sliced, WIDENED_ROWS))}))
 
 
 def default_gemm_rows(op: GemmOp, target: Target, threads: int, l3_bytes: int) -> tuple[Row, ...]:

@@ -19,7 +19,7 @@ from dovetail.compiler.schedules import (
     MicroKernel,
     breakpoints,
     built_tiles,
-    default_block_k,
+    default_block,
     default_gemm_rows,
     default_row,
     default_tile,
@@ -126,46 +126,49 @@ def slices(op: GemmOp, target: str, *ms: int) -> list[tuple[int, int, int, str]]
     return found
 
 
-def test_several_tiles_of_float32_rows_take_k_in_slices_innermost():
-    op = GemmOp("x", LINEAR, 256, 2048, "f32")
-    few, many, whole = (9, 3, 128, "mnk"), (9, 3, 256, "mnk"), (14, 2, 0, "mkn")
-    ms = (14, 15, 63, 64, 256, 257)
-    assert slices(op, "x86-64-avx512", *ms) == [whole, few, few, many, many, whole]
-    low, high = (6, 1, 256, "mnk"), (6, 1, 0, "mkn")
-    assert slices(op, "x86-64-avx2", 6, 7, 256, 257) == [high, low, low, high]
+def test_a_few_tiles_of_rows_take_k_in_slices_innermost():
+    op, half = (GemmOp("x", LINEAR, 256, 2048, dtype) for dtype in ("f32", "bf16"))
+    sliced, whole = (9, 3, 128, "mnk"), (14, 2, 0, "mkn")
+    assert slices(op, "x86-64-avx512", 14, 15, 81, 82) == [whole, sliced, sliced, whole]
+    assert slices(half, "x86-64-avx512", 15, 64, 65) == [(9, 3, 512, "mnk")] * 2 + [whole]
+    sliced, whole = (6, 1, 256, "mnk"), (6, 1, 0, "mkn")
+    assert slices(op, "x86-64-avx2", 6, 7, 24, 25) == [whole, sliced, sliced, whole]
 
 
 def test_many_rows_of_a_long_k_are_cut_into_blocks_with_room_for_their_sums():
     target = TARGETS["x86-64-avx512"]
     long, short = (GemmOp("x", LINEAR, 4096, k, "f32") for k in (14336, 4096))
-    assert slices(long, target.name, 256, 512) == [(9, 3, 256, "mnk")] * 2
+    assert slices(long, target.name, 81, 82, 512) == [
+        (9, 3, values, "mnk") for values in (128, 256, 256)
+    ]
     assert slices(short, target.name, 512) == [(14, 2, 0, "mkn")]
     row = default_row(long, target, 512, 1, 1 << 25)
     block = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
     assert 1 < block["block_n"] and block["block_m"] * block["block_n"] * 3 * PANEL <= SUMS
-    assert default_gemm_rows(long, target, 1, 1 << 25)[-1].m_lo == 257
+    assert default_gemm_rows(long, target, 1, 1 << 25)[-1].m_lo == 82
 
 
-@pytest.mark.parametrize("target", ["x86-64-avx512", "x86-64-avx2", "aarch64-neon", "generic"])
+@pytest.mark.parametrize("target", sorted(TARGETS))
 @pytest.mark.parametrize(("kind", "dtype"), [(LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "f32")])
 def test_other_products_take_k_whole(kind: str, dtype: str, target: str) -> None:
-    """Of 16 bits, gated, on other targets; and float32 ones that a slice holds."""
-    sliced = (kind, dtype) == (LINEAR, "f32") and target in ("x86-64-avx512", "x86-64-avx2")
-    for m in (16, 64, 256):
-        assert (
-            default_block_k(GemmOp("x", kind, 256, 2048, dtype), TARGETS[target], m) > 0
-        ) == sliced
-    for m, k in ((16, 128), (64, 256)):
+    """Gated, of pairs, of 16 bits on AVX2, on other targets; and those that a slice holds."""
+    sliced = {("x86-64-avx512bf16", "f32"), ("x86-64-avx512", "f32"), ("x86-64-avx2", "f32")}
+    sliced |= {("x86-64-avx512", "bf16")}
+    op = GemmOp("x", kind, 256, 2048, dtype)
+    assert (default_block(op, TARGETS[target], 16) is not None) == (
+        kind == LINEAR and (target, dtype) in sliced
+    )
+    for m, k in ((16, 128), (256, 2048)):
         op = GemmOp("x", kind, 256, k, dtype)
-        assert default_block_k(op, TARGETS[target], m) == 0
+        assert default_block(op, TARGETS[target], m) is None
         assert default_tile(op, TARGETS[target], m) == rule_tiles(op, TARGETS[target])[0]
 
 
 def test_rules_may_change_their_mind_where_slices_do():
     op = GemmOp("x", LINEAR, 256, 2048, "f32")
     rows = default_gemm_rows(op, TARGETS["x86-64-avx512"], 1, 1 << 25)
-    assert {15, 64, 257} <= {*breakpoints(op, TARGETS["x86-64-avx512"])}
-    assert [row.m_lo for row in rows][-3:] == [15, 64, 257]
+    assert {15, 82} <= {*breakpoints(op, TARGETS["x86-64-avx512"])}
+    assert [row.m_lo for row in rows][-2:] == [15, 82]
 
 
 @given(

@@ -12,9 +12,9 @@ import pytest
 from dovetail.codegen.library import LibrarySpec, index_library
 from dovetail.compiler.measure import SKIPPED, Measurement
 from dovetail.compiler.recorder import Identity, MemoryRecords, Recorder
-from dovetail.compiler.schedules import gemm_requests
+from dovetail.compiler.schedules import MicroKernel, gemm_requests
 from dovetail.compiler.search.policies import POLICIES
-from dovetail.compiler.search.policy import STAGES, Bench
+from dovetail.compiler.search.policy import CANDIDATE_GAIN, STAGES, Bench
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.space import WHOLE, Scheme
 from dovetail.topology.hardware import read_hardware
@@ -130,6 +130,48 @@ def test_what_there_is_no_time_to_compare_is_not_chosen():
 
     found = [Sandwich().search(one, land(faster_with_two_panels)) for land in (Landscape, Brief)]
     assert [f.choices[M].program == one.default(M) for f in found] == [False, True]
+
+
+def programs_of(one, m):
+    """A program of every micro-kernel."""
+    return [one.program(m, tile, WHOLE, Scheme(1, 2, 1)) for tile in one.problem(m).tiles()]
+
+
+def test_no_more_is_timed_than_there_is_time_for():
+    one, land = task(points=(M,)), Landscape(lambda *_: 0.01)
+    bench, programs = Bench(one, land, M, 1.0), programs_of(task(), M)
+    bench.time(programs)
+    assert land.clock < 1.5 and 2 < len(land.asked) < len(programs)
+
+
+def test_the_last_of_the_time_is_kept_to_compare_with_the_default():
+    one, land = task(points=(M,)), Landscape(faster_with_two_panels)
+    bench = Bench(one, land, M, 1.0)
+    bench.time(programs_of(one, M))
+    land.clock = bench.end  # the search would go on, and may not
+    assert bench.time(programs_of(one, M), rounds=9) and land.clock == bench.end < 0.9
+    assert bench.choice().program.tile.panels == 2
+
+
+@pytest.mark.parametrize(("gain", "guides"), [(CANDIDATE_GAIN - 0.01, False), (0.05, True)])
+def test_a_small_advantage_does_not_guide_the_search(gain, guides):
+    one = task(points=(M,))
+    land = Landscape(lambda case, panels, values: 1e-4 * (1 - gain if panels == 2 else 1))
+    bench = Bench(one, land, M)
+    bench.time(programs_of(one, M))
+    assert (bench.best() != bench.default) == guides
+
+
+def test_programs_that_do_the_same_are_compared_once():
+    """8 rows are one tile in micro-kernels of 13 and of 14 rows."""
+    one, land = task(points=(8,)), Landscape(faster_with_two_panels)
+    bench = Bench(one, land, 8)
+    alike = [one.program(8, MicroKernel(rows, 2), WHOLE, Scheme(1, 2, 1)) for rows in (13, 14)]
+    bench.time(alike)
+    assert bench.choice().program in alike
+    timed = [candidate for _, candidate in land.asked]
+    first, second = sorted(timed.count(bench.problem.candidate(p)) for p in alike)
+    assert first == 1 < second
 
 
 def test_comparisons_are_kept_and_recalled():

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.compiler.schedules import LINEAR, SILU
-from dovetail.compiler.search.policy import CANDIDATE_GAIN, DEFAULT, LEAST_GAIN, REUSED
+from dovetail.compiler.schedules import SILU
+from dovetail.compiler.search.policy import CANDIDATE_GAIN, DEFAULT, LEAST_GAIN, MEASURED, REUSED
 from dovetail.compiler.search.rows import make_rows
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.space import PREFETCHES, Program, Slice
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.schedule import ORDERS
-from tests.compiler.search.landscape import OVERHEAD, Landscape, bowl, task
+from tests.compiler.search.landscape import Landscape, bowl, panels_of, task
 
 LONG = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -101,6 +101,52 @@ def test_slices_grow_from_those_that_are_good_in_their_own_order():
     assert (choice.program.order, choice.program.slice.k) == ("mkn", 384)
 
 
+@pytest.mark.parametrize("ahead", PREFETCHES)
+def test_it_takes_the_prefetch_distance_that_pays(ahead):
+    def cost(case, panels, values):
+        return bowl(case, panels, values) / (2 if values["prefetch"] == ahead else 1)
+
+    (choice,) = Sandwich().search(task(points=(64,)), Landscape(cost)).choices.values()
+    assert choice.program.prefetch == ahead
+
+
+def test_few_programs_are_timed_before_slices_grow():
+    """As many as `breadth` says, and the default."""
+
+    class First(Landscape):
+        count = 0
+
+        def measure(self, case, candidates, **limits):
+            self.count = self.count or len(candidates)
+            return super().measure(case, candidates, **limits)
+
+    counts = []
+    for breadth in (3, 64):
+        land = First()
+        Sandwich(breadth=breadth).search(task(points=(64,)), land)
+        counts.append(land.count)
+    assert counts[0] <= 3 + 1 < counts[1]
+
+
+def test_slices_grow_for_micro_kernels_near_the_best_only():
+    def cost(case, panels, values):
+        return bowl(case, panels, values) * (1 if panels == 2 else 2)
+
+    one, seeds, grown = task(points=(64,)), {0, 256}, []  # slices of K that all are timed with
+    for slack in (0.3, 9.0):
+        land = Landscape(cost)
+        Sandwich(slack=slack, growing=99, polymerization=False).search(one, land)
+        grown.append({panels_of(c) for _, c in land.asked if c.schedule[2] not in seeds})
+    assert grown[0] == {2} < grown[1]
+
+
+def test_large_m_get_more_of_the_budget():
+    one, land = task(points=(1, 512), seconds=8.0), Landscape(lambda *_: 0.01)
+    Sandwich().search(one, land)
+    small = [case for case, _ in land.asked if case.m == 1]
+    assert 0 < len(small) < len(land.asked) / 4
+
+
 def test_ablations_leave_out_their_part():
     one, land = task(points=(1, 8, 64)), Landscape()
     fixed = Sandwich(micro_kernel_choice=False).search(one, land)
@@ -136,6 +182,21 @@ def test_slices_that_settled_are_reused():
             best = optimum(one, m, land)
             assert seconds(one, m, land, found.choices[m].program) <= 1.05 * best
     assert costs[True] < costs[False] / 2
+
+
+@pytest.mark.parametrize("name", ["block_k", "grid_m"])
+def test_what_changes_with_m_is_not_reused(name):
+    """The best slice, or the best thread grid, is another at every other M."""
+
+    def cost(case, panels, values):
+        odd = LONG.index(case.m) % 2
+        if name == "block_k":
+            values = {**values, "block_k": values["block_k"] * (4 if odd else 1)}
+            return bowl(case, panels, values)
+        return bowl(case, panels, values) / (9 if values["grid_m"] == 1 + odd else 1)
+
+    found = Sandwich(window=99).search(task(points=LONG), Landscape(cost))
+    assert {choice.source for choice in found.choices.values()} == {MEASURED}
 
 
 def test_a_budget_is_kept_and_the_rest_gets_the_rules():
@@ -200,10 +261,3 @@ def test_a_fixed_order_of_sums_does_not_split_k_and_slices_it_innermost_only():
 def test_same_measurements_same_choices():
     one = task(seconds=3.0)
     assert Sandwich().search(one, Landscape()) == Sandwich().search(one, Landscape())
-
-
-def test_trials_cost_overhead():
-    """What the landscape charges is what budgets count."""
-    land = Landscape()
-    Sandwich().search(task(points=(1,)), land)
-    assert land.clock >= OVERHEAD * len(land.asked) and task().op.kind == LINEAR

@@ -252,6 +252,7 @@ def measure_cell(
     """Measure all sides and the read bandwidth in turns; return one row."""
     sides = {name: Side() for name in workers}
     bandwidth: list[float] = []
+    pages: list[float] = []
     new = options.new_tokens
     for worker in workers.values():  # warm-up: pages, thread pools, allocators
         worker.call("run", make_prompt(cell, -1), 4, cell.threads)
@@ -260,6 +261,7 @@ def measure_cell(
         for name, side in sides.items():
             side.add(workers[name], prompt, new, cell.threads)
         bandwidth.append(workers["ours"].call("bandwidth", cell.threads))
+        pages.append(workers["ours"].call("weights_bandwidth", cell.threads))
     ours = sides.pop("ours")
     prefill, decode = ours.samples()
     visible = cell.prompt + (new + 1) / 2  # mean tokens a decode step sees
@@ -273,6 +275,7 @@ def measure_cell(
         "decode_spread": decode.spread,
         "prefill_ms": prefill.median * 1e3,
         "read_gb_s": read / 1e9,
+        "weights_gb_s": sample(pages).median / 1e9,
         "bandwidth_fraction": moved / decode.median / read,
         "noisy": ours.noisy + sum(side.noisy for side in sides.values()),
     }
@@ -362,7 +365,8 @@ def describe(row: dict[str, Any]) -> str:
     return (
         f"{row['model']} {row['dtype']} prompt {row['prompt']} threads {row['threads']}: "
         f"decode {row['decode_ms']:.1f} ms, prefill {row['prefill_ms']:.0f} ms, {ratios}"
-        f"{row['bandwidth_fraction']:.0%} of {row['read_gb_s']:.1f} GB/s"
+        f"{row['bandwidth_fraction']:.0%} of {row['read_gb_s']:.1f} GB/s, "
+        f"weights are read at {row['weights_gb_s']:.1f}"
     )
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from common import timed_region
 from dovetail.runtime.plan import SchedulerSettings
 
@@ -107,6 +109,17 @@ class Dovetail:
         from dovetail.compiler.roofline import measure_read_bandwidth
 
         return measure_read_bandwidth(threads)
+
+    def weights_bandwidth(self, threads: int) -> float:
+        """Return the bytes per second that `threads` threads read of the very pages of weights.
+
+        On a guest these may be slower than others: 8 of 33 GB/s were seen, for as long as they
+        lay in the page cache.
+        """
+        from dovetail.compiler.roofline import measure_read_bandwidth
+
+        (file,) = Path(self._artifact).glob("models/*/weights/weights.bin")
+        return measure_read_bandwidth(threads, data=np.memmap(file, np.float32, "r"))
 
 
 class Transformers:

@@ -49,8 +49,12 @@ FMA_CHAINS, FMA_REPEATS = 12, 1_000_000
 """Chains per repeat in roofline.dk, and repeats of one pass (milliseconds)."""
 
 
-def measure_read_bandwidth(threads: int, passes: int = PASSES) -> float:
+def measure_read_bandwidth(
+    threads: int, passes: int = PASSES, data: npt.NDArray[np.float32] | None = None
+) -> float:
     """Return bytes per second that `threads` pinned threads read together, the median of `passes`.
+
+    data: what is read, larger than the caches; memory of our own where it is left out.
 
     The median, because what it stands beside is one, too: the best pass of a long run is a figure
     that nothing else reaches. A pass lasts from the first thread's start to the last one's end.
@@ -60,7 +64,8 @@ def measure_read_bandwidth(threads: int, passes: int = PASSES) -> float:
         ToolchainError: there is no C compiler.
     """
     hardware = read_hardware()
-    data, read_stream = _stream(threads), _library(host_target().name).read_stream
+    data = _stream(threads) if data is None else data
+    read_stream = _library(host_target().name).read_stream
     sums = np.zeros(16 * threads, np.float32)
 
     def read(thread: int) -> None:

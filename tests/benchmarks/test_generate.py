@@ -39,6 +39,7 @@ def test_a_short_run_writes_its_report(tmp_path: Path, peers: Iterable[str]) -> 
         ("tiny", "bf16", 17),
     ]
     f32, bf16 = report["rows"]
+    assert f32["weights_gb_s"] > 0 and bf16["weights_gb_s"] > 0
     for peer in peers:
         if not find_spec(MODULES[peer]):
             assert f"{peer} is left out" in done.stdout

@@ -132,7 +132,8 @@ def test_slices_grow_for_micro_kernels_near_the_best_only():
     def cost(case, panels, values):
         return bowl(case, panels, values) * (1 if panels == 2 else 2)
 
-    one, seeds, grown = task(points=(64,)), {0, 256}, []  # slices of K that all are timed with
+    one, grown = task(points=(64,)), []
+    seeds = {0, one.default(64).slice.k}  # slices of K that all are timed with
     for slack in (0.3, 9.0):
         land = Landscape(cost)
         Sandwich(slack=slack, growing=99, polymerization=False).search(one, land)

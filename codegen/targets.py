@@ -6,12 +6,13 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
-from dovetail.codegen.isa import avx2, avx512, avx512_bf16, cuda, generic, neon
+from dovetail.codegen.isa import amx, avx2, avx512, avx512_bf16, cuda, generic, neon
 from dovetail.codegen.isa.target import Target
+from dovetail.ir.cpu import usable_flags
 from dovetail.ir.errors import SpecError
 
 TARGETS: dict[str, Target] = {
-    t.name: t for t in (avx512_bf16.TARGET, avx512.TARGET, avx2.TARGET, neon.TARGET, generic.TARGET)
+    module.TARGET.name: module.TARGET for module in (amx, avx512_bf16, avx512, avx2, neon, generic)
 }
 """Targets of CPUs, best first."""
 
@@ -30,12 +31,15 @@ def get_target(name: str) -> Target:
 
 @lru_cache
 def host_features() -> frozenset[str]:
-    """Return this CPU's features as /proc/cpuinfo spells them; empty where it cannot be read."""
+    """Return what this process may use of its CPU's features, as /proc/cpuinfo spells them.
+
+    Empty where that cannot be read.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return frozenset()
-    return parse_features(text)
+    return usable_flags(parse_features(text))
 
 
 def parse_features(cpuinfo: str) -> frozenset[str]:

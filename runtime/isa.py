@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail.ir.cpu import TILE_FLAGS
 from dovetail.ir.errors import ArtifactError
 from dovetail.topology.hardware import HardwareSpec
 
@@ -26,19 +27,17 @@ class Requirement:
     faster: str = ""
 
 
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"})
+
 REQUIREMENTS: dict[str, Requirement] = {
+    "x86-64-amx": Requirement("x86_64", _AVX512 | TILE_FLAGS),
     "x86-64-avx512bf16": Requirement(
         "x86_64",
-        frozenset(
-            {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx2", "fma", "f16c"}
-        ),
+        _AVX512 | {"avx512_bf16"},
         slow=frozenset({"avx512_fp16"}),
         faster="x86-64-avx512",
     ),
-    "x86-64-avx512": Requirement(
-        "x86_64",
-        frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"}),
-    ),
+    "x86-64-avx512": Requirement("x86_64", _AVX512),
     "x86-64-avx2": Requirement("x86_64", frozenset({"avx2", "fma", "f16c"})),
     "aarch64-neon": Requirement("aarch64", frozenset({"asimd"})),
     "generic": Requirement(None, frozenset()),

@@ -9,6 +9,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail.ir.cpu import usable_flags
 from dovetail.ir.errors import SpecError
 from dovetail.topology.builder import MAX_PUS, scale_capacity
 from dovetail.topology.cgroup import CgroupLimits, read_limits
@@ -82,13 +83,14 @@ def _read_cpuinfo(root: Path) -> _CpuInfo:
             first.setdefault(key, value)
     arm = "Features" in first
     part = f"{first.get('CPU implementer', '')} part {first.get('CPU part', '?')}"
+    flags = set(first.get("flags", first.get("Features", "")).split())
     vendor = first.get("vendor_id") or _ARM_VENDORS.get(first.get("CPU implementer", ""), "unknown")
     return _CpuInfo(
         processors=tuple(sorted(set(processors))),
         arch="aarch64" if arm else "x86_64" if "flags" in first else platform.machine(),
         vendor=vendor,
         model=first.get("model name") or (part if arm else "unknown"),
-        flags=tuple(sorted(set(first.get("flags", first.get("Features", "")).split()))),
+        flags=tuple(sorted(usable_flags(flags) if root == Path("/") else flags)),
     )
 
 

@@ -66,6 +66,6 @@ TARGET = Target(
     zig_target=f"x86_64-linux-gnu.{GLIBC}",
     cpu_features=frozenset({"avx2", "fma", "f16c"}),
     intrinsics=INTRINSICS,
-    prelude_file="prelude_avx2.c",
+    prelude_files=("prelude_avx2.c",),
     constants=CONSTANTS,
 )

@@ -75,6 +75,6 @@ TARGET = Target(
     zig_target=f"x86_64-linux-gnu.{GLIBC}",
     cpu_features=frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}),
     intrinsics={**avx2.TARGET.intrinsics, **INTRINSICS},
-    prelude_file="prelude_avx512.c",
+    prelude_files=("prelude_avx512.c",),
     constants=avx2.TARGET.constants,
 )

@@ -52,7 +52,7 @@ TARGET = Target(
     zig_target="",
     cpu_features=frozenset(),
     intrinsics=INTRINSICS,
-    prelude_file="prelude_cuda.c",
+    prelude_files=("prelude_cuda.c",),
     device=True,
 )
 """`--fmad=false`: the compiler computes what the text says; `vfma` fuses by name."""

@@ -99,5 +99,5 @@ TARGET = Target(
     zig_target=f"{platform.machine()}-linux-gnu.{GLIBC}",
     cpu_features=frozenset(),
     intrinsics=INTRINSICS,
-    prelude_file="prelude_generic.c",
+    prelude_files=("prelude_generic.c",),
 )

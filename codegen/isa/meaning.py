@@ -44,6 +44,22 @@ def dot_pairs(c: Array, a: Array, b: Array) -> Array:
     return total
 
 
+def dot_tiles(c: Array, a: Array, b: Array) -> Array:
+    """Return c + a b for float32 c [M][N] and pairs of bfloat16 a [M][K], b [K][N], as AMX does.
+
+    Subnormals count as zero. The first products of pairs and the second ones are summed apart, from
+    zero and along K, each step rounded once; then both sums are added, and that to c.
+    """
+    total = np.zeros_like(c)
+    for part in (even_bf16, odd_bf16):
+        sums = np.zeros_like(c)
+        left, right = flush(part(a)), flush(part(b))
+        for k in range(a.shape[1]):
+            sums = flush(fma(left[:, k : k + 1], right[k : k + 1], sums))
+        total = flush(total + sums)
+    return flush(flush(c) + total)
+
+
 def even_bf16(pairs: Array) -> Array:
     """Return the lower bfloat16 of each 32-bit lane as float32."""
     return (pairs.view(np.uint32) << np.uint32(16)).view(F32)

@@ -67,5 +67,5 @@ TARGET = Target(
     zig_target=f"aarch64-linux-gnu.{GLIBC}",
     cpu_features=frozenset({"asimd"}),
     intrinsics=INTRINSICS,
-    prelude_file="prelude_neon.c",
+    prelude_files=("prelude_neon.c",),
 )

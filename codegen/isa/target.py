@@ -23,8 +23,9 @@ class Target:
     `vload.bf16` ...) a C expression over `{0}`, `{1}` ...; what one instruction cannot do calls a
     `dt_*` helper of the prelude. `cpu_features` are /proc/cpuinfo flags. `device` targets are
     accelerators: they have another emitter and toolchain. `bf16_dot`: `vdot_pairs` is one
-    instruction, twice the rate of float32. CPUs with one of `slow_flags` run the target, but slower
-    than a lesser one.
+    instruction, twice the rate of float32. `tiles`: it has tile registers, which multiply bfloat16
+    matrices (`tile_dots`). CPUs with one of `slow_flags` run the target, but slower than a lesser
+    one.
     """
 
     name: str
@@ -39,18 +40,25 @@ class Target:
     zig_target: str
     cpu_features: frozenset[str]
     intrinsics: Mapping[str, Intrinsic]
-    prelude_file: str
+    prelude_files: tuple[str, ...]
     constants: Mapping[str, int] = field(default_factory=dict)
     device: bool = False
     bf16_dot: bool = False
+    tiles: bool = False
     slow_flags: frozenset[str] = frozenset()
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether products of many rows and bfloat16 weights round the activations, too."""
+        return self.bf16_dot or self.tiles
 
     @cached_property
     def prelude(self) -> dict[str, Function]:
         """The `dt_*` helpers by name, in the order of the prelude text."""
-        path = files("dovetail.codegen.isa") / self.prelude_file
-        unit = parse_low(Source(self.prelude_file, path.read_text(encoding="utf-8")))
-        return {item.name: item for item in unit.items if isinstance(item, Function)}
+        folder = files("dovetail.codegen.isa")
+        texts = [Source(n, (folder / n).read_text(encoding="utf-8")) for n in self.prelude_files]
+        items = [item for text in texts for item in parse_low(text).items]
+        return {item.name: item for item in items if isinstance(item, Function)}
 
     def prelude_functions(self, names: Iterable[str]) -> tuple[Function, ...]:
         """Return the helpers among `names` and all helpers these call, each before its users."""

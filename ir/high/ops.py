@@ -75,7 +75,13 @@ _VECTOR = (
     *(Op(name, (I, I), I) for name in ("vpair_firsts", "vpair_seconds")),
     Op("vdot_pairs", (I, I, F), F),
 )
-OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR)}
+_PLACE = ("ptr.bf16", "int")
+_TILE = (
+    Op("tiles_begin", (), "void"),
+    Op("tiles_end", (), "void"),
+    Op("tile_dots", ("ptr.f32", *("int",) * 4, *_PLACE * 3), "void"),
+)
+OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR, *_TILE)}
 """Every builtin by name. `cast(type, x)` is syntax, not in the table."""
 
 FOLDABLE = frozenset(("min", "max", "abs", "exp", "log", "sqrt", "cos", "sin", "tanh", "floor"))

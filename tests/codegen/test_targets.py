@@ -28,6 +28,10 @@ def test_all_targets_define_the_same_operations():
     keys = {name: set(target.ops) for name, target in ALL_TARGETS.items()}
     for name in DEVICE_TARGETS:  # panels of pairs are read on CPUs only
         keys[name] |= {key for key in keys["generic"] if "pair" in key or key in SUMS}
+    for name, target in ALL_TARGETS.items():
+        tiles = {key for key in keys[name] if key.startswith("tile")}
+        assert bool(tiles) == target.tiles
+        keys[name] -= tiles
     assert len(set(map(frozenset, keys.values()))) == 1, keys
 
 
@@ -54,6 +58,8 @@ def test_prelude_functions_come_with_what_they_call(name):
 def test_host_features_pick_the_best_target():
     assert best("x86_64", parse_features(EPYC)) == "x86-64-avx2"
     assert best("x86_64", TARGETS["x86-64-avx512"].cpu_features) == "x86-64-avx512"
+    amx = TARGETS["x86-64-amx"]
+    assert best("x86_64", amx.cpu_features) == amx.name
     bf16 = TARGETS["x86-64-avx512bf16"]
     assert best("x86_64", bf16.cpu_features) == bf16.name
     assert best("x86_64", bf16.cpu_features | bf16.slow_flags) == "x86-64-avx512"

@@ -228,7 +228,10 @@ def test_the_best_target_that_runs_is_taken() -> None:
 
     x86 = ("generic", "x86-64-avx2", "x86-64-avx512")
     wide = REQUIREMENTS["x86-64-avx512"].flags
+    tiles = replace(HARDWARE, arch="x86_64", isa_flags=tuple(REQUIREMENTS["x86-64-amx"].flags))
     cases = (
+        (tiles, ("x86-64-amx", *x86), "x86-64-amx"),
+        (tiles, x86, "x86-64-avx512"),
         (replace(HARDWARE, arch="x86_64", isa_flags=tuple(wide)), x86, "x86-64-avx512"),
         (replace(HARDWARE, arch="x86_64", isa_flags=("avx2", "fma", "f16c")), x86, "x86-64-avx2"),
         (replace(HARDWARE, arch="x86_64", isa_flags=("sse2",)), x86, "generic"),
@@ -242,7 +245,7 @@ def test_the_best_target_that_runs_is_taken() -> None:
         assert choose_target(Path("a.dove"), targets, hardware) == expected
         assert supports(expected, hardware)
     with pytest.raises(ArtifactError, match=r"kernels.*x86-64-avx512.*dovetail compile"):
-        choose_target(Path("a.dove"), ("x86-64-avx512",), cases[1][0])
+        choose_target(Path("a.dove"), ("x86-64-avx512",), cases[3][0])
 
 
 def test_a_target_that_a_cpu_runs_slowly_is_taken_unless_the_faster_one_is_there() -> None:

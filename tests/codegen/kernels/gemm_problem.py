@@ -40,16 +40,18 @@ GUARD = np.float32(1e30)
 
 @cache
 def library(target: str) -> tuple[BuiltLibrary, ctypes.CDLL]:
-    requests = gemm_requests(DTYPES, TARGETS[target])
+    requests = gemm_requests(own_dtypes(target), TARGETS[target])
     built = build_library(LibrarySpec(target=TARGETS[target], kernels=requests, tvm_ffi=False))
     return built, ctypes.CDLL(str(built.path))
 
 
 def own_dtypes(target: str) -> tuple[str, ...]:
     """The dtypes whose kernels the target has to itself: the rest is its fallback's text."""
-    return ("bf16",) if TARGETS[target].bf16_dot else DTYPES
+    return ("bf16",) if TARGETS[target].rounds_rows else DTYPES
 
 
+TEXTS = [target for target, t in TARGETS.items() if not t.tiles]
+"""Targets with a text of their own for few rows: those with tiles have that of their fallback."""
 OWN = [(target, dtype) for target in NATIVE for dtype in own_dtypes(target)]
 PLAIN = [target for target, dtype in OWN if dtype == "f32"]
 

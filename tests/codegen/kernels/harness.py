@@ -94,7 +94,7 @@ def vtanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
 ACTIVATIONS = {"activate_rows": ("tanh", "gelu", "gelu_tanh"), "gate_rows": ("silu", "gelu")}
 GPU = "gpu"
-DISTINCT = {n: t for n, t in TARGETS.items() if not t.bf16_dot}
+DISTINCT = {n: t for n, t in TARGETS.items() if not t.rounds_rows}
 """Targets that differ in more than the matrix products, which have tests of their own."""
 NATIVE = [
     *(n for n, t in DISTINCT.items() if runs_on(t, platform.machine(), host_features())),

@@ -24,7 +24,7 @@ from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.runtime import abi
 
-PLAIN = [n for n, t in TARGETS.items() if not t.bf16_dot]
+PLAIN = [n for n, t in TARGETS.items() if not t.rounds_rows]
 NATIVE = [n for n in PLAIN if runs_on(TARGETS[n], platform.machine(), host_features())]
 CASES = [("gelu", "f32"), ("gelu_tanh", "bf16")]
 

@@ -7,6 +7,7 @@ from dovetail.codegen.targets import ALL_TARGETS, TARGETS
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.ops import OPS
 from tests.codegen.lower.native import NATIVE, RUNNING, run
+from tests.codegen.lower.test_tiles import TILE_TEXT
 
 RNG = np.random.default_rng(7)
 N = 37
@@ -238,7 +239,7 @@ def test_pairs_and_many_sums_at_once(target):
 
 
 def test_every_builtin_is_exercised_here():
-    text = " ".join([VECTOR_TEXT, REDUCE_TEXT, SCALAR_TEXT, MEMORY_TEXT, PAIR_TEXT])
+    text = " ".join([VECTOR_TEXT, REDUCE_TEXT, SCALAR_TEXT, MEMORY_TEXT, PAIR_TEXT, TILE_TEXT])
     text += "vload_i32( vstore_i32( viota( vtail("
     missing = [name for name in OPS if f"{name}(" not in text]
     assert missing == []

@@ -1,0 +1,93 @@
+"""Tile registers: interpreted, against float64; bit for bit as compiled, where a CPU has them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dovetail.codegen.interp.values import InterpretError
+from dovetail.codegen.interpret import interpret
+from dovetail.codegen.lower import lower
+from dovetail.codegen.targets import TARGETS
+from dovetail.ir.diagnostics import Source
+from dovetail.ir.dtypes import narrow_bf16, widen_bf16
+from dovetail.ir.high.parse import parse_high
+from tests.codegen.lower.native import NATIVE, run
+
+TARGET = "x86-64-amx"
+TILE_TEXT = """
+@kernel
+def k(s: ptr[f32], lds: i64, begun: i64, rows: i64, n: i64, a: ptr[bf16], a_stride: i64,
+      b: ptr[bf16], panel_stride: i64):
+    tiles_begin()
+    tile_dots(s, lds, begun, rows, n, a, a_stride, b, panel_stride, b, 2)
+    tiles_end()
+
+@kernel
+def unprepared(s: ptr[f32], a: ptr[bf16], b: ptr[bf16]):
+    tile_dots(s, 32, 0, 16, 32, a, 0, b, 0, b, 0)
+"""
+RNG = np.random.default_rng(3)
+SHAPES = [(1, 1, 0), (16, 32, 0), (17, 33, 1), (32, 70, 1), (5, 64, 1)]
+"""Rows, values of K, whether sums are there already."""
+
+
+def interpreted(kernel: str, *args: object) -> None:
+    unit = parse_high(Source("test.dk", TILE_TEXT))
+    interpret(lower(unit, kernel, {}, TARGETS[TARGET], name=kernel), kernel, args, TARGETS[TARGET])
+
+
+def operands(rows: int, k: int, a: np.ndarray, b: np.ndarray, s: np.ndarray, begun: int) -> tuple:
+    """A [32][k] in tiles, zero past k; panels of b [2][k][16], which end where K does, in pairs."""
+    deep, pairs = -(-k // 32) * 32, -(-k // 2)
+    left = np.zeros((32, deep), np.uint16)
+    left[:rows, :k] = a[:rows, :k]
+    tiles = left.reshape(2, 16, -1, 32).swapaxes(1, 2)
+    panels = np.zeros((2, 2 * pairs, 16), np.uint16)
+    panels[:, :k] = b[:, :k]
+    panels = panels.reshape(2, pairs, 2, 16).swapaxes(2, 3)
+    high = 16 if rows <= 16 else 32
+    sums = s[:high].copy()  # what is past them would be a fault
+    return (
+        *(sums, 34, begun, rows, k, np.ascontiguousarray(tiles)[: high // 16].copy(), 16 * deep),
+        *(np.ascontiguousarray(panels), 2 * pairs * 16),
+    )
+
+
+@pytest.mark.parametrize(("rows", "k", "begun"), SHAPES)
+def test_blocks_of_products(rows: int, k: int, begun: int) -> None:
+    a, b = (narrow_bf16(RNG.standard_normal(n, np.float32)) for n in ((32, 96), (2, 96, 16)))
+    before = RNG.standard_normal((32, 34), np.float32)
+    given = operands(rows, k, a, b, before, begun)
+    interpreted("k", *given)
+    columns = widen_bf16(b).astype(np.float64)[:, :k].swapaxes(0, 1).reshape(k, 32)
+    wanted = widen_bf16(a).astype(np.float64)[:rows, :k] @ columns + begun * before[:rows, :32]
+    np.testing.assert_allclose(given[0][:rows, :32], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(given[0][:, 32:], before[: len(given[0]), 32:])
+
+
+@pytest.mark.parametrize(("rows", "k", "begun"), SHAPES)
+def test_the_meaning_has_the_bits_of_the_instructions(rows: int, k: int, begun: int) -> None:
+    """Of all bfloat16 there are, too: infinite, subnormal, no numbers."""
+    if TARGET not in NATIVE:
+        pytest.skip(f"this machine does not run {TARGET}, or refuses tile registers")
+    for all_bits in (False, True):
+        sides = [narrow_bf16(RNG.standard_normal(n, np.float32)) for n in ((32, 96), (2, 96, 16))]
+        if all_bits:
+            sides = [RNG.integers(0, 1 << 16, side.shape, np.uint16) for side in sides]
+            few = RNG.random(sides[0].shape) < 0.97  # else each sum has one that is no number
+            sides[0] = np.where(few, sides[0] & 0x3FFF, sides[0]).astype(np.uint16)
+            sides[1] &= 0xBFFF
+        before = RNG.standard_normal((32, 34), np.float32)
+        before[:2] *= np.float32(1e-39)
+        given, other = (operands(rows, k, *sides, before, begun) for _ in range(2))
+        interpreted("k", *given)
+        run(TILE_TEXT, "k", TARGET, *other)
+        same = given[0].view(np.uint32) == other[0].view(np.uint32)
+        assert (same | (np.isnan(given[0]) & np.isnan(other[0])))[:rows].all()
+
+
+def test_tiles_are_used_between_begin_and_end() -> None:
+    a, b = np.zeros(512, np.uint16), np.zeros(512, np.uint16)
+    with pytest.raises(InterpretError, match="before they are configured"):
+        interpreted("unprepared", np.zeros((16, 32), np.float32), a, b)

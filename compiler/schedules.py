@@ -116,6 +116,11 @@ still count). A slice of the panels waits in the first cache for the next tile, 
 near in memory, and hardware finds it. Rows of a very long K would come from memory for each group
 of panels: they are cut into blocks of rows and groups, too."""
 
+TILE_BLOCKS = KBlock(math.inf, 12289, 256, 1, 0), KBlock(math.inf, 0, 128, 1, 0)
+"""Of rows in tile registers: rounded, they stay in the second cache while all panels pass, a slice
+of two of them in the first, the next on its way; of a K that leaves room for few, a slice does
+(measured: 64 to 512 rows)."""
+
 
 @dataclass(frozen=True, slots=True)
 class GemmOp:
@@ -263,13 +268,19 @@ def _requests(kind: str, dtype: str, target: Target) -> Iterator[KernelRequest]:
     for tile in built_tiles(kind, target).values():
         binding: dict[str, int | str] = {"W": dtype, "MR": tile.rows, "NP": tile.panels}
         binding |= {"DOT": dot_rows(dtype, target), **act}
+        binding |= {"TILES": 1} if binding["DOT"] and target.tiles else {}
         binding |= {} if kind in GATED else {"SUMS": SUMS}
         yield KernelRequest("gemm", family, binding, kernel_name(kind, dtype, tile))
 
 
 def dot_rows(dtype: str, target: Target) -> int:
     """Return the M from which `dtype` weights are multiplied in bfloat16 pairs; 0 = never."""
-    return DOT_ROWS if FORMATS[dtype].pair_dots and target.bf16_dot else 0
+    return DOT_ROWS if FORMATS[dtype].pair_dots and target.rounds_rows else 0
+
+
+def takes_tiles(op: GemmOp, target: Target, m: int) -> bool:
+    """Return whether `m` rows are multiplied in tile registers, whatever kernel it is."""
+    return target.tiles and 0 < dot_rows(op.dtype, target) <= m
 
 
 def gemm_kernels(
@@ -349,7 +360,10 @@ def _stored(op: GemmOp, target: Target) -> tuple[str, int]:
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
     """Return the row that the rules give `m` tokens: panels outside, slices of K innermost."""
     tile = default_tile(op, target, m)
+    tiled = takes_tiles(op, target, m)
     block = default_block(op, target, m) or KBlock(m, 0, 0, 1, 0)
+    if tiled:
+        block = next(block for block in TILE_BLOCKS if block.least_k <= op.k)
     grid_m, grid_n = thread_grid(op, m, threads)
     block_m = max(l3_bytes // 2 // (4 * op.k), 16 * tile.rows) if l3_bytes else 0
     schedule = make_schedule(
@@ -359,7 +373,7 @@ def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int)
         grid_m=grid_m,
         grid_n=grid_n,
         block_n=block.groups,
-        prefetch=default_prefetch(op, target, tile, m, block.values),
+        prefetch=SPREAD_PREFETCH if tiled else default_prefetch(op, target, tile, m, block.values),
         order=ORDERS.index("mnk") if block.values else 0,
     )
     return Row(m_lo=m, kernel=op.kernel(target, tile), schedule=schedule)
@@ -383,6 +397,7 @@ def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
     heights = {tile.rows for tile in rule_tiles(op, target)}
     _, blocks = K_BLOCKS.get(_stored(op, target), (None, ()))
     sliced = {int(block.most_rows) for block in blocks if block.most_rows < math.inf}
+    sliced |= {DOT_ROWS - 1} if target.tiles else set()
     return tuple(sorted({1, *(m + 1 for m in (*heights, *sliced, WIDENED_ROWS))}))
 
 

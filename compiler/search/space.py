@@ -19,8 +19,10 @@ from dovetail.compiler.schedules import (
     GemmOp,
     MicroKernel,
     built_tiles,
+    default_tile,
     make_schedule,
     micro_kernels,
+    takes_tiles,
 )
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES
@@ -176,12 +178,13 @@ class Problem:
         """Return the micro-kernels that differ at this M.
 
         M rows are cut into tiles of nearly equal height, so that all heights which give the same
-        number of tiles are one program; the true height stands for them.
+        number of tiles are one program; the true height stands for them. In tile registers all
+        kernels do the same: that of the rules stands for them.
         """
-        heights = {
-            (tile.panels, ceil_div(self.m, ceil_div(self.m, tile.rows)))
-            for tile in micro_kernels(self.op.kind, self.target)
-        }
+        tiles = micro_kernels(self.op.kind, self.target)
+        if takes_tiles(self.op, self.target, self.m):
+            tiles = (default_tile(self.op, self.target, self.m),)
+        heights = {(tile.panels, ceil_div(self.m, ceil_div(self.m, tile.rows))) for tile in tiles}
         return tuple(MicroKernel(rows, panels) for panels, rows in sorted(heights))
 
     def schemes(self, *, split_k: bool = True) -> tuple[Scheme, ...]:

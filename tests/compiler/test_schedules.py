@@ -112,6 +112,23 @@ def test_weights_come_from_the_second_cache_where_all_of_k_outgrows_the_first(ki
     assert {49} <= {*breakpoints(op, TARGETS[target])}
 
 
+def test_rounded_rows_in_tile_registers_come_in_blocks():
+    """And what is not rounded, float32 or few rows, as on the target without them."""
+    amx, plain = TARGETS["x86-64-amx"], TARGETS["x86-64-avx512"]
+    for kind, dtype in ((LINEAR, "bf16"), (SILU, "bf16"), (LINEAR, "f32")):
+        op = GemmOp("x", kind, 256, 2048, dtype)
+        for m in (1, 14, 16, 512):
+            row = default_row(op, amx, m, 1, 1 << 25)
+            values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+            if dtype == "bf16" and m >= 16:
+                assert (values["block_m"], values["prefetch"]) == (128, SPREAD_PREFETCH)
+            else:
+                assert row == default_row(op, plain, m, 1, 1 << 25)
+        assert 16 in breakpoints(op, amx)
+    long = default_row(GemmOp("x", LINEAR, 256, 14336, "bf16"), amx, 512, 1, 1 << 25)
+    assert dict(zip(SCHEDULE_VALUES, long.schedule, strict=True))["block_m"] == 256
+
+
 def slices(op: GemmOp, target: str, *ms: int) -> list[tuple[int, int, int, str]]:
     """Rows and panels of the tile, slice of K and order that the rules give each M."""
     panels = {
@@ -153,7 +170,7 @@ def test_many_rows_of_a_long_k_are_cut_into_blocks_with_room_for_their_sums():
 def test_other_products_take_k_whole(kind: str, dtype: str, target: str) -> None:
     """Gated, of pairs, of 16 bits on AVX2, on other targets; and those that a slice holds."""
     sliced = {("x86-64-avx512bf16", "f32"), ("x86-64-avx512", "f32"), ("x86-64-avx2", "f32")}
-    sliced |= {("x86-64-avx512", "bf16")}
+    sliced |= {("x86-64-avx512", "bf16"), ("x86-64-amx", "f32")}
     op = GemmOp("x", kind, 256, 2048, dtype)
     assert (default_block(op, TARGETS[target], 16) is not None) == (
         kind == LINEAR and (target, dtype) in sliced

@@ -25,8 +25,10 @@ from dovetail.compiler.schedules import (
 from dovetail.ir.schedule import ORDERS
 from dovetail.runtime import abi
 from tests.codegen.kernels.gemm_problem import (
+    NATIVE,
     OWN,
     PLAIN,
+    TEXTS,
     Problem,
     kernel_names,
     library,
@@ -141,7 +143,29 @@ def test_bits_of_a_row_do_not_depend_on_how_many_there_are(target: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [LINEAR, SILU])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [t for t in NATIVE if TARGETS[t].rounds_rows])
+def test_bits_of_rounded_rows_depend_on_nothing(target: str, kind: str) -> None:
+    """With m_tile below 0 neither on M, where rows are padded, nor on blocks, slices, threads."""
+    whole = Problem(130, 16 * 5 + 3, 301, "bf16", kind, bias=True, residual=kind == LINEAR)
+    names = [name for _, name in kernel_names(kind, [target])]
+    reference = whole.run(target, names[0], m_tile=-4, block_n=1)
+    whole.assert_right(reference, target)
+    for m, name, block, threads in (
+        (1, names[0], 0, 1),
+        (15, names[-1], 1, 2),
+        (130, names[1], 2, 3),
+    ):
+        some = copy(whole)
+        some.m = m
+        schedule = {"block_m": 48 * block, "block_n": block, "block_k": 64 * block, "order": 1}
+        got = some.run(
+            target, name, threads, m_tile=-9, grid_n=threads, prefetch=-block, **schedule
+        )
+        assert (got.view(np.uint32) == reference[:m].view(np.uint32)).all()
+
+
+@pytest.mark.parametrize("kind", [LINEAR, SILU])
+@pytest.mark.parametrize("target", TEXTS)
 def test_orders_are_right_on_every_target(target: str, kind: str) -> None:
     name = kernel_names(kind, [target])[0][1]
     problem = Problem(5, 33, 20, name.split("_")[2], kind)
@@ -208,7 +232,7 @@ def test_k_is_not_split_without_room_for_its_parts(target: str) -> None:
         assert (got == whole).all() == (room < 3 * 48)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", TEXTS)
 def test_split_k_is_right_on_every_target(target: str) -> None:
     name = kernel_names(LINEAR, [target])[0][1]
     problem = Problem(2, 21, 37, name.split("_")[2], bias=True, residual=True)

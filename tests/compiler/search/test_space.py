@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.measure import Candidate
 from dovetail.compiler.schedules import LINEAR, SILU, MicroKernel, micro_kernels
 from dovetail.compiler.search.space import Program, Scheme, Slice
@@ -22,6 +23,15 @@ def test_every_micro_kernel_is_there_once_by_its_true_height(m, kind):
     cuts = {(t.panels, -(-m // t.rows)) for t in tiles}
     assert len(cuts) == len(tiles)
     assert cuts == {(t.panels, -(-m // t.rows)) for t in micro_kernels(kind, TARGET)}
+
+
+def test_rows_in_tile_registers_have_one_micro_kernel():
+    for m, dtype, count in ((15, "bf16", 2), (16, "bf16", 1), (512, "bf16", 1), (512, "f32", 2)):
+        problem = task(kind=SILU).problem(m)
+        op = replace(problem.op, dtype=dtype)
+        problem = replace(problem, target=TARGETS["x86-64-amx"], op=op)
+        assert len({tile.panels for tile in problem.tiles()}) == count
+        assert len(problem.tiles()) == 1 or count > 1
 
 
 @given(m=st.integers(1, 2000), n=st.integers(1, 5000), k=st.integers(1, 5000), t=st.integers(1, 12))

@@ -89,7 +89,8 @@ class BuildSpec:
 def find_compiler(target: Target) -> Compiler:
     """Return the compiler for `target`: $DOVETAIL_CC, gcc or clang on PATH, the zig wheel.
 
-    One that builds for another machine than the target's is passed over; zig builds for all.
+    One that builds for another machine than the target's, or is too old to know the target's
+    instructions, is passed over; zig builds for all.
     """
     chosen = os.environ.get("DOVETAIL_CC", "").strip()
     if chosen:
@@ -100,7 +101,9 @@ def find_compiler(target: Target) -> Compiler:
         for name in ("gcc", "clang"):
             path = shutil.which(name)
             if path is not None:
-                return _identify((path,))
+                compiler = _identify((path,))
+                if _knows(compiler, target.cflags):
+                    return compiler
     if find_spec("ziglang") is not None:
         return _identify(_command(ZIG))
     raise ToolchainError(f"no C compiler was found for target {target.name}; {ADVICE}")
@@ -133,6 +136,16 @@ def _identified(command: tuple[str, ...], _modified: int) -> Compiler:
     triple = run_tool((*command, "-dumpmachine"), None, "the C compiler does not tell its target")
     machine = triple.strip().partition("-")[0]
     return Compiler(command, "clang" if "clang" in text else "gcc", version, machine)
+
+
+@lru_cache
+def _knows(compiler: Compiler, flags: tuple[str, ...]) -> bool:
+    try:
+        ask = (*compiler.command, *flags, "-fsyntax-only", "-x", "c", os.devnull)
+        run_tool(ask, None, "the C compiler does not know the target")
+    except ToolchainError:
+        return False
+    return True
 
 
 def cache_directory() -> Path:

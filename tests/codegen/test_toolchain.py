@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +150,19 @@ def test_zig_serves_without_a_compiler_on_path_and_for_other_machines(tmp_path, 
     compiler = find_compiler(TARGET)
     assert compiler.kind == "zig"
     assert "-target" in compiler.flags_for(TARGET)
+
+
+def test_a_compiler_too_old_for_the_target_is_passed_over(tmp_path, monkeypatch):
+    pytest.importorskip("ziglang")
+    real = shutil.which("gcc")
+    if real is None:
+        pytest.skip("there is no gcc")
+    monkeypatch.delenv("DOVETAIL_CC", raising=False)
+    old = f'for flag in "$@"; do [ "$flag" = -mnews ] && exit 1; done; exec {real} "$@"'
+    fake_compiler(tmp_path, old).rename(tmp_path / "gcc")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    newer = replace(TARGET, cflags=(*TARGET.cflags, "-mnews"))
+    assert [find_compiler(target).kind for target in (TARGET, newer)] == ["gcc", "zig"]
 
 
 def test_no_compiler_says_what_to_do(tmp_path, monkeypatch):

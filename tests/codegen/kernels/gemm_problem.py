@@ -160,6 +160,8 @@ class Problem:
             c[: self.m, : self.n] = self.r[:, : self.n]
             r = c
         bias = np.ascontiguousarray(self.biases.reshape(len(self.weights), -1, 16).swapaxes(0, 1))
+        if self.kind == LINEAR:  # which ends with the last column, not with the last panel
+            bias = self.biases[0][: self.n].copy()
         values = [
             self.m,
             self.n,

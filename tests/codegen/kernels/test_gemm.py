@@ -76,6 +76,17 @@ def test_rounded_rows_are_right_in_the_text(target: str, name: str) -> None:
     problem.assert_right(problem.interpret(target, name, m_tile=rows, block_n=1), target)
 
 
+@pytest.mark.parametrize("kind", [LINEAR, SILU])
+def test_tiles_are_right_in_the_text(kind: str) -> None:
+    """One past a tile of rows, a panel and a slice of K, or with K in two parts."""
+    target, linear = "x86-64-amx", kind == LINEAR
+    name = kernel_names(kind, [target])[0][1]
+    problem = Problem(17, 17, 33, "bf16", kind, bias=True, residual=linear)
+    schedule = {"block_m": 16, "block_k": 32, "block_n": 1, "grid_k": 1 + linear, "order": 3}
+    got = problem.interpret(target, name, m_tile=4, prefetch=-1, **schedule)
+    problem.assert_right(got, target)
+
+
 def test_rows_that_do_not_fit_are_rounded_in_parts() -> None:
     """K so large that the buffer of rounded rows holds 3 of them, or some of a block in tiles."""
     for target in NATIVE:

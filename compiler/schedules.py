@@ -336,6 +336,8 @@ def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, bloc
 
     Panels of all K outgrow the first cache, a slice of K waits in it for the next tile.
     """
+    if takes_tiles(op, target, m):
+        return SPREAD_PREFETCH
     if m <= tile.rows:
         return SINGLE_PREFETCH
     narrow = op.kind not in GATED and _stored(op, target) == ("avx2", 2)
@@ -360,9 +362,8 @@ def _stored(op: GemmOp, target: Target) -> tuple[str, int]:
 def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int) -> Row:
     """Return the row that the rules give `m` tokens: panels outside, slices of K innermost."""
     tile = default_tile(op, target, m)
-    tiled = takes_tiles(op, target, m)
     block = default_block(op, target, m) or KBlock(m, 0, 0, 1, 0)
-    if tiled:
+    if takes_tiles(op, target, m):
         block = next(block for block in TILE_BLOCKS if block.least_k <= op.k)
     grid_m, grid_n = thread_grid(op, m, threads)
     block_m = max(l3_bytes // 2 // (4 * op.k), 16 * tile.rows) if l3_bytes else 0
@@ -373,7 +374,7 @@ def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int)
         grid_m=grid_m,
         grid_n=grid_n,
         block_n=block.groups,
-        prefetch=SPREAD_PREFETCH if tiled else default_prefetch(op, target, tile, m, block.values),
+        prefetch=default_prefetch(op, target, tile, m, block.values),
         order=ORDERS.index("mnk") if block.values else 0,
     )
     return Row(m_lo=m, kernel=op.kernel(target, tile), schedule=schedule)

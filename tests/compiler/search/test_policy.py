@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import zlib
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 
 from dovetail.codegen.library import LibrarySpec, index_library
+from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.measure import SKIPPED, Measurement
 from dovetail.compiler.recorder import Identity, MemoryRecords, Recorder
-from dovetail.compiler.schedules import MicroKernel, gemm_requests
+from dovetail.compiler.schedules import SILU, MicroKernel, gemm_requests
 from dovetail.compiler.search.policies import POLICIES
 from dovetail.compiler.search.policy import CANDIDATE_GAIN, STAGES, Bench
 from dovetail.compiler.search.sandwich import Sandwich
@@ -160,6 +162,15 @@ def test_a_small_advantage_does_not_guide_the_search(gain, guides):
     bench = Bench(one, land, M)
     bench.time(programs_of(one, M))
     assert (bench.best() != bench.default) == guides
+
+
+def test_rows_in_tile_registers_are_fetched_for_as_the_rules_say():
+    one = task(kind=SILU)
+    one = replace(one, target=TARGETS["x86-64-amx"], op=replace(one.op, dtype="bf16"))
+    for m in (1, 15, 16, 17, 64):
+        default = one.default(m)
+        program = one.program(m, default.tile, default.slice, default.scheme, default.order)
+        assert program.prefetch == default.prefetch
 
 
 def test_programs_that_do_the_same_are_compared_once():

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from dovetail.codegen.catalog import KernelRequest
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
+from dovetail.compiler import measure
 from dovetail.compiler.measure import (
     MARK_BYTES,
     AttentionCase,
@@ -24,18 +27,33 @@ from dovetail.compiler.measure import (
     Job,
     Meter,
     Reply,
+    pool_bytes,
     summarize,
 )
 from dovetail.compiler.measure_attention import EXACT, ROUNDED, tolerance
+from dovetail.compiler.paired import PairedRatio
 from dovetail.compiler.schedules import gemm_requests, make_schedule
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ToolchainError
 from dovetail.ir.high.parse import parse_high
+from dovetail.topology.hardware import read_hardware
+from dovetail.topology.values import CacheSpec
 
 HEAD = (
     "M: i64, N: i64, K: i64, A: ptr[f32], lda: i64, B: ptr[f32], panel_stride: i64, "
     "bias: ptr[f32], R: ptr[f32], ldr: i64, C: ptr[f32], ldc: i64, tid: thread, nth: thread"
 )
+PRODUCT = """
+@inline
+def product(M: i64, N: i64, K: i64, A: ptr[f32], lda: i64, B: ptr[f32], panel_stride: i64,
+            C: ptr[f32], ldc: i64):
+    for i in range(M):
+        for j in range(N):
+            total: f32 = 0.0
+            for k in range(K):
+                total += A[i * lda + k] * B[j // 16 * panel_stride + k * 16 + j % 16]
+            C[i * ldc + j] = total
+"""
 FAULTY = f"""
 @kernel
 def wrong({HEAD}):
@@ -49,17 +67,7 @@ def lazy({HEAD}):
 @kernel
 def crash({HEAD}):
     R[tid] = 1.0
-
-@inline
-def product(M: i64, N: i64, K: i64, A: ptr[f32], lda: i64, B: ptr[f32], panel_stride: i64,
-            C: ptr[f32], ldc: i64):
-    for i in range(M):
-        for j in range(N):
-            total: f32 = 0.0
-            for k in range(K):
-                total += A[i * lda + k] * B[j // 16 * panel_stride + k * 16 + j % 16]
-            C[i * ldc + j] = total
-
+{PRODUCT}
 @kernel
 def plain({HEAD}):
     if tid == 0:
@@ -285,6 +293,40 @@ def test_summaries_are_medians_with_quartiles():
     found = summarize(Candidate("k", ()), [5.0, 1.0, 3.0, 2.0, 4.0])
     assert (found.seconds, found.low, found.high, found.runs) == (3.0, 2.0, 4.0, 5)
     assert summarize(Candidate("k", ()), [2.0]).low == 2.0
+    assert found.ratio == PairedRatio()
+    assert summarize(Candidate("k", ()), [3.0, 1.0], [2.0, 2.0]).ratio == PairedRatio(1.0, 0.0)
+
+
+def test_weights_fill_four_times_the_last_level_cache():
+    machine = read_hardware()
+    for l3_bytes, size in ((4 << 20, 64 << 20), (20 << 20, 80 << 20)):
+        cache = CacheSpec(
+            level=3, kind="unified", bytes=l3_bytes, line_bytes=64, pus=machine.allowed_pus
+        )
+        assert pool_bytes(msgspec.structs.replace(machine, caches=(cache,))) == size
+
+
+class Timed(Meter):
+    """A meter on a clock that stands still but while it waits for some words of the child."""
+
+    clock = 0.0
+    lasting: ClassVar = {"ready": 1000.0, "bound": 100.0, "times": 1.0}
+
+    def _receive(self, seconds: float) -> Reply:
+        reply = super()._receive(seconds)
+        self.clock += self.lasting.get(reply.event, 0.0)
+        return reply
+
+
+def test_ratios_are_to_the_first_and_getting_ready_is_off_the_clock(built, monkeypatch):
+    wrong, *good = Candidate("wrong", SCHEDULE), *candidates(built, "linear", "f32")[:2]
+    with Timed(built.path, built.index, pool_bytes=1 << 20) as meter:
+        monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: meter.clock))
+        first, second = meter.measure(CASE, good, rounds=7, seconds=1e6)
+        assert first.ratio == PairedRatio(1.0, 1.0) and meter.now() == 1.0
+        assert 0 < second.ratio.median <= second.ratio.bound
+        _, beside = meter.measure(CASE, (wrong, good[0]), rounds=7, seconds=1e6)
+        assert beside.ratio == PairedRatio() and meter.now() == 102.0
 
 
 def start_child(built):

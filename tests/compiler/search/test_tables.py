@@ -11,7 +11,8 @@ from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import Meter
 from dovetail.compiler.payload import Payload, make_payload
 from dovetail.compiler.schedules import gemm_ops
-from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice
+from dovetail.compiler.search.policy import DEFAULT, MEASURED, Choice, SearchResult
+from dovetail.compiler.search.space import WHOLE
 from dovetail.compiler.search.tables import (
     EFFORTS,
     heaviest_points,
@@ -24,7 +25,7 @@ from dovetail.compiler.tables import default_tables
 from dovetail.compiler.workload import DEFAULT_WORKLOAD
 from dovetail.ir.errors import SpecError
 from dovetail.topology.hardware import read_hardware
-from tests.compiler.search.landscape import TARGET, Landscape, task
+from tests.compiler.search.landscape import TARGET, Landscape, panels_of, task
 from tests.compiler.test_tables import SPEC, plan
 
 PAYLOAD = make_payload(SPEC, DEFAULT_WORKLOAD, 64, 8)
@@ -79,6 +80,49 @@ def test_equal_products_are_searched_once():
     searched(one, payload=Payload((use,)))
     assert len(again.asked) == len(one.asked) < count
     assert tables[0].rows == tables[1].rows and tables[1].op == "other"
+
+
+class Scripted:
+    """A policy whose choices are known; it uses up its seconds, and notes them by columns."""
+
+    def __init__(self, choose=lambda task, m: Choice(task.default(m), DEFAULT)):
+        self.choose, self.seconds = choose, {}
+
+    def search(self, task, measurer):
+        measurer.clock += task.seconds
+        self.seconds[task.op.n] = task.seconds
+        return SearchResult({m: self.choose(task, m) for m in task.points}, 0, task.seconds)
+
+
+def test_larger_products_get_more_of_the_budget_but_not_in_proportion():
+    policy, use = Scripted(), PAYLOAD.uses[0]
+    uses = tuple(replace(use, gemm=replace(use.gemm, n=n)) for n in (64, 6400))
+    searched(
+        Landscape(), payload=Payload(uses), budget_seconds=100.0, choose_policy=lambda _: policy
+    )
+    small, large = policy.seconds[64], policy.seconds[6400]
+    assert 2 * small < large < 50 * small
+    assert large == pytest.approx((1 - EFFORTS["fast"].loss_share) * (100.0 - small))
+
+
+def test_a_kernel_that_the_workload_hardly_needs_does_not_serve():
+    """One panel is a little faster than the rules at all M but 8, where all the work is."""
+
+    def choose(task, m):
+        panels, default = 2 if m == 8 else 1, task.default(m)
+        tile = next(tile for tile in task.problem(m).tiles() if tile.panels == panels)
+        best = task.program(m, tile, WHOLE, default.scheme)
+        by_panels = {panels: (best, 0.9), default.tile.panels: (default, 1.0)}
+        return Choice(best, MEASURED, 0.9, by_panels)
+
+    use = replace(PAYLOAD.uses[-1], sizes={8: 1.0})
+    table = searched(
+        Landscape(lambda *_: 0.1),
+        payload=Payload((use,)),
+        choose_policy=lambda _: Scripted(choose),
+    )[0]
+    used = {panels_of(row) for row in table.rows}
+    assert table.op == "head" and 2 in used and 1 not in used
 
 
 def test_sample_points_carry_their_loss():

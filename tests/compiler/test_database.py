@@ -11,9 +11,11 @@ from itertools import permutations
 
 import msgspec
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.compiler import database as database_module
 from dovetail.compiler.database import TuningDatabase, default_path
 from dovetail.ir.errors import SpecError
 from dovetail.ir.tuning import Reference, encode_record
@@ -23,6 +25,7 @@ from tests.ir.test_tuning import FEW, MANY, edits, valid_records
 WRITER = """
 import sys
 from msgspec.structs import replace
+from dovetail.compiler import database as database_module
 from dovetail.compiler.database import TuningDatabase
 from dovetail.ir.tuning import decode_record
 path, name, line = sys.argv[1:]
@@ -60,6 +63,28 @@ def test_what_is_appended_is_there_for_the_next_process(path):
     assert again.lookup(records[1].key) == records[1] and again.warning is None
 
 
+def test_a_new_database_is_made_with_its_folders_once_there_is_a_record(tmp_path):
+    database = TuningDatabase(tmp_path / "new/folder/tuning.jsonl")
+    database.append([])
+    assert not (tmp_path / "new").exists()
+    database.append([make_record()])
+    assert list(TuningDatabase(database.path)) == [make_record()]
+
+
+def test_who_holds_a_database_too_long_is_not_waited_for(path, monkeypatch):
+    monkeypatch.setattr(database_module, "LOCK_SECONDS", 0.0)
+    database = TuningDatabase(path)
+    with FileLock(f"{path}.lock"):
+        for use in (
+            lambda: TuningDatabase(path),
+            database.prune,
+            lambda: database.append([make_record()]),
+        ):
+            with pytest.raises(SpecError, match="was locked by another process"):
+                use()
+    assert len(database) == 0 and not path.exists()
+
+
 def test_the_later_record_of_a_key_stands_wherever_it_lies(path):
     old = make_record()
     new = later(old, 1.0)
@@ -82,6 +107,7 @@ def test_bad_lines_are_counted_and_the_others_used(path):
     assert set(database.skipped) == {
         "not a whole record", "changed since it was written", "too long"
     }  # fmt: skip
+    assert "skipped 6 lines (1 changed since it was written, 4 not a whole rec" in database.warning
 
 
 def test_a_torn_last_line_does_not_spoil_the_next_record(path):
@@ -180,18 +206,23 @@ def test_prune_keeps_the_latest_that_are_wanted(path):
     assert [r.seconds for r in TuningDatabase(path)] == [1.0, 2.0]
     assert path.stat().st_mode & 0o777 == 0o640
     assert database.prune(lambda record: record.kernel == "b") == 1
+    inode = path.stat().st_ino
     assert list(TuningDatabase(path)) == [b] and database.prune() == 0
+    assert path.stat().st_ino == inode  # what needs no change is left alone
 
 
 def test_diff_tells_noise_from_change(tmp_path):
-    records = [make_record(kernel=name) for name in "abcd"]
+    noise, slow, fast, worse, ours_only, theirs_only = records = [
+        make_record(kernel=name) for name in "abcdef"
+    ]
     ours, theirs = TuningDatabase(tmp_path / "ours"), TuningDatabase(tmp_path / "theirs")
-    ours.append(records[:3])
-    slower = later(records[1], 9.0)
-    theirs.append([later(records[0], 2.2), slower, records[3]])
+    ours.append(records[:5])
+    slower, faster = later(slow, 9.0), later(fast, 0.5)
+    failed = msgspec.structs.replace(worse, status="crash", seconds=0, low=0, high=0, runs=0)
+    theirs.append([later(noise, 2.2), slower, faster, failed, theirs_only])
     found = ours.diff(theirs)
-    assert (found.ours, found.theirs, found.same) == ((records[2],), (records[3],), 1)
-    assert found.changed == ((records[1], slower),)
+    assert (found.ours, found.theirs, found.same) == ((ours_only,), (theirs_only,), 1)
+    assert found.changed == ((slow, slower), (fast, faster), (worse, failed))
 
 
 def test_unusable_files_are_one_sentence(tmp_path):
@@ -212,6 +243,13 @@ def beside(seconds, hours, **fields):
     """A record whose reference took so long, made so many hours later."""
     reference = Reference(kernel="r", build="b", schedule=(), seconds=seconds)
     return make_record(reference=reference, when=WHEN + timedelta(hours=hours), **fields)
+
+
+def test_disturbed_records_are_none_of_the_trusted(path):
+    calm, busy = beside(1.0, 0, kernel="a"), beside(2.0, 1, kernel="b")
+    database = TuningDatabase(path)
+    database.append([calm, busy])
+    assert list(database) == [calm, busy] and database.trusted() == (calm,)
 
 
 def answers(database, records):

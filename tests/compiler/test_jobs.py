@@ -73,8 +73,9 @@ def test_a_job_is_known_again_by_its_work_and_kernels():
         job_name([Searches(ITEMS[1:], identity("a", "b"))], "fast"),
         job_name([Searches(ITEMS, identity("a", "b", digest="e"))], "fast"),
         job_name([Searches(ITEMS, identity("a", "b"))], "full"),
+        job_name([Searches(ITEMS, identity("a", "b", target="x"))], "fast"),
     ]
-    assert len({name, *others}) == 4
+    assert len({name, *others}) == 5
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,12 @@ def test_workers_share_no_core(cores, threads, workers, expected):
     assert found == expected
     assert (note is None) == (len(expected) == workers)
     assert note is None or note.startswith(f"{len(expected)} of {workers} workers")
+
+
+def test_workers_are_as_many_as_the_quota_has_cores_for():
+    limited = msgspec.structs.replace(machine(8), cpu_quota=4.0)
+    found, note = core_sets(limited, 2, 4)
+    assert len(found) == 2 and "2 of 4 workers" in note
 
 
 def test_more_threads_than_the_machine_allows_are_refused():
@@ -118,6 +125,9 @@ def test_what_was_spent_counts_for_these_kernels_shapes_and_machine_only():
     others = [{"build": "x"}, {"shape": {"n": 1, "k": 1, "m": 3}}, {"threads": 2}, {"kind": "silu"}]
     assert [spent(**other) for other in others] == [0.0] * 4
     assert spent(WHEN.replace(year=2027)) == 0.0
+    two = (make_record(**usual) for _ in range(2))
+    parts = [Searches(items, here) for items in (ITEMS[:1], ITEMS)]
+    assert spent_seconds(two, parts)[item.work] == 4.0
 
 
 def test_what_was_never_tried_has_its_part_of_the_budget():
@@ -142,11 +152,48 @@ def test_gains_are_medians_over_the_default_with_the_band_of_the_quartiles():
     assert (at.trials, at.eta, at.best_gflops) == (4, 20.0, board.points()[1].gflops)
 
 
+def test_the_default_is_the_reference_wherever_it_is_met():
+    board = Scoreboard()
+    other = (1,) * 9
+    for record in (trial("rule", 1.6, schedule=other), trial("fast", 1.0), trial("rule", 2.0)):
+        board.add(record)
+    assert board.points()[0].gain == 2.0
+    alone = Scoreboard()
+    alone.add(trial("rule", 2.0))
+    (point,) = alone.points()
+    assert (point.gain, point.gain_low, point.gain_high) == (1.0, 1.0, 1.0)
+
+
+def test_the_best_is_what_is_least_disturbed():
+    board = Scoreboard()
+    for record in (trial("steady", 1.0), trial("late", 1.1, low=0.8), trial("rule", 2.0)):
+        board.add(record)
+    assert board.points()[0].kernel == "late"
+
+
+def test_work_is_told_apart_by_all_that_its_times_depend_on():
+    board = Scoreboard()
+    usual = trial("rule", 2.0)
+    apart = [
+        {"kind": "silu"},
+        {"dtype": "bf16"},
+        {"threads": 2},
+        {"shape": {"n": 1, "k": 1, "m": 1}},
+    ]
+    for fields in ({}, *apart):
+        board.add(msgspec.structs.replace(usual, **fields))
+    assert len(board.points()) == 5
+    at = board.progress(done=1, items=9, elapsed=60.0, budget=100.0)
+    assert (at.eta, at.best_gflops) == (40.0, max(p.gflops for p in board.points()))
+    assert board.progress(done=1, items=9, elapsed=120.0, budget=100.0).eta == 0.0
+
+
 def test_trials_of_a_slower_day_compare_by_their_reference():
     board = Scoreboard()
     board.add(trial("rule", 2.0))
     board.add(trial("fast", 3.0, beside=6.0))
-    assert board.points()[0].gain == pytest.approx(2.0)
+    board.add(trial("slow", 1.8))
+    assert (board.points()[0].kernel, board.points()[0].gain) == ("fast", pytest.approx(2.0))
 
 
 def test_the_trial_of_more_rounds_stands():

@@ -24,7 +24,7 @@ from dovetail.compiler.recorder import (
 from dovetail.compiler.schedules import gemm_requests, make_schedule
 from dovetail.ir.artifact import KernelEntry, KernelIndex
 from dovetail.topology.hardware import read_hardware
-from tests.compiler.records import TrustingRecords
+from tests.compiler.records import TrustingRecords, make_record
 
 CASE = GemmCase(kind="linear", n=32, k=16, m=4, dtype="f32", threads=1)
 DEFAULT = Candidate("default", ())
@@ -35,13 +35,14 @@ class Script:
 
     def __init__(self, **seconds: float) -> None:
         self.seconds = {"default": 1.0, "fast": 0.5, "bad": 0.0} | seconds
-        self.slowness, self.time, self.asked = 1.0, 0.0, []
+        self.slowness, self.time, self.asked, self.given = 1.0, 0.0, [], []
 
     def now(self):
         return self.time
 
     def measure(self, case, candidates, *, rounds, seconds):
         self.asked.append([c.kernel for c in candidates])
+        self.given.append(seconds)
         self.time += 10.0
         return tuple(self.one(c, rounds) for c in candidates)
 
@@ -55,13 +56,12 @@ class Script:
         )  # fmt: skip
 
 
-def identity(*names: str, compiler: str = "cc 1", digest: str = "d") -> Identity:
+def identity(*names: str, digest: str = "d", **changed) -> Identity:
     kernels = tuple(
         KernelEntry(name=name, family="f", params=(), binding={}, digest=digest) for name in names
     )
-    index = KernelIndex(
-        target="generic", library="l", source="s", compiler=compiler, flags=(), kernels=kernels
-    )
+    usual = {"target": "generic", "library": "l", "source": "s", "compiler": "cc 1", "flags": ()}
+    index = KernelIndex(**usual | changed, kernels=kernels)
     return Identity.of(read_hardware(), index)
 
 
@@ -107,8 +107,21 @@ def test_times_of_a_slower_day_are_scaled_by_the_reference():
     later = recorder(script, records)
     found = later.measure(CASE, names("default", "fast", "other"), rounds=3, seconds=1)
     assert [m.seconds for m in found] == pytest.approx([1.0, 0.5, 0.8])
+    assert [(m.low, m.high) for m in found] == [(m.seconds, m.seconds) for m in found]
+    assert found[2].ratio == PairedRatio(1.4 * 0.8, 1.4 * 0.8)  # taken in turns: nothing to scale
     assert later.trials[-1].seconds == pytest.approx(1.12)  # the record says what was measured
     assert later.trials[-1].reference.seconds == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize("kernels", [("default", "fast", "other"), ("fast", "other")])
+def test_a_reference_that_is_built_anew_is_none(kernels):
+    records, script = MemoryRecords(), Script(other=0.8)
+    recorder(script, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    anew = identity(*kernels)
+    if "default" in kernels:
+        anew.builds["default"] = "new"
+    Recorder(script, anew, records).measure(CASE, names("fast", "other"), rounds=3, seconds=1)
+    assert script.asked[1] == ["fast", "other"]
 
 
 class Busy(Script):
@@ -121,6 +134,15 @@ class Busy(Script):
     def measure(self, case, candidates, *, rounds, seconds):
         self.slowness = self.slownesses.pop(0)
         return super().measure(case, candidates, rounds=rounds, seconds=seconds)
+
+
+def test_what_a_case_is_compared_with_first_stays_what_it_is_compared_with():
+    now = recorder(Busy(1.0, 1.25, 1.4, other=0.8), MemoryRecords())
+    now.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
+    now.measure(CASE, names("default"), rounds=5, seconds=1)
+    found = now.measure(CASE, names("other"), rounds=3, seconds=1)
+    assert found[0].seconds == pytest.approx(0.8)
+    assert now.inner.asked[2] == ["default", "other"]
 
 
 def test_trials_of_a_busy_machine_are_run_again():
@@ -168,7 +190,7 @@ def test_a_spent_budget_leaves_what_is_on_record():
     assert [m.status for m in found] == ["ok", "ok"]  # begun before five seconds had passed
     found = now.measure(CASE, names("more", "fast", "default"), rounds=3, seconds=1)
     assert [m.status for m in found] == ["skipped", "ok", "ok"]
-    assert now.measured == 1 and now.now() == 20.0
+    assert (now.measured, now.disturbed, now.now()) == (1, 0, 20.0)
     assert [record.cost for record in now.trials] == [5.0, 10.0, 5.0, 5.0]
 
 
@@ -188,21 +210,48 @@ def test_other_code_shapes_and_older_records_do_not_answer():
     recorder(script, records).measure(CASE, names("default"), rounds=3, seconds=1)
     wider = msgspec.structs.replace(CASE, n=48)
     recorder(script, records).measure(wider, names("default"), rounds=3, seconds=1)
-    for other in (identity("default", digest="e"), identity("default", compiler="cc 2")):
+    others = ({"digest": "e"}, {"compiler": "cc 2"}, {"flags": ("-O3",)})
+    for other in (identity("default", **changed) for changed in others):
         Recorder(script, other, records).measure(CASE, names("default"), rounds=3, seconds=1)
     later = datetime.now(UTC) + timedelta(seconds=1)
     recorder(script, records, since=later).measure(CASE, names("default"), rounds=3, seconds=1)
-    assert len(script.asked) == 5
+    assert len(script.asked) == 6
 
 
 def test_large_sets_are_recorded_in_batches_that_share_the_reference():
     kernels = {f"k{i}": 1.0 + i for i in range(2 * BATCH)}
     script, seen = Script(**kernels), []
     now = recorder(script, MemoryRecords(), notify=lambda record: seen.append(record.kernel))
-    found = now.measure(CASE, names("default", *kernels), rounds=3, seconds=1)
+    found = now.measure(CASE, names("default", *kernels, "k0"), rounds=3, seconds=66.0)[:-1]
     assert [len(asked) for asked in script.asked] == [BATCH, BATCH + 1, 2]
+    assert script.given == [2.0 * BATCH, 2.0 * BATCH, 2.0]  # equal parts of the seconds
     assert all(asked[0] == "default" for asked in script.asked)
     assert [m.candidate.kernel for m in found] == seen == ["default", *kernels]
+
+
+def test_records_of_this_machine_and_these_kernels_match():
+    here = identity("k", "other")
+    fields = {"kernel": "k", "build": here.builds["k"]}
+    own = [make_record(hardware=here.machine(n), threads=n, **fields) for n in (1, 2)]
+    others = [{"target": "x"}, {"build": "x"}, {"kernel": "x"}, {"threads": 2}]
+    others += [{"hardware": here.machine(2)}, {"kernel": "other", "build": here.builds["other"]}]
+    usual = {"hardware": here.machine(1), **fields}
+    records = [*own, *(make_record(**usual | other) for other in others)]
+    assert list(here.matching(records)) == [*own, records[-1]]
+
+
+def test_machines_differ_in_what_kernels_are_fast_by():
+    machine = read_hardware()
+    key = hardware_key(machine, 1, 1)
+    assert key.caches == tuple(map(machine.cache_bytes, (1, 2, 3))) and key.cpu == machine.cpu_model
+    assert hardware_key(machine, 2, 1) != key != hardware_key(machine, 1, 2)
+    flags = (*machine.isa_flags, "a-flag-that-no-target-asks-for")
+    assert hardware_key(msgspec.structs.replace(machine, isa_flags=flags), 1, 1) == key
+
+
+def test_an_allowance_is_spent_but_for_what_untried_work_has():
+    assert Allowance(5.0, {CASE.work: 3.0}).less(2.0) == Allowance(3.0, {CASE.work: 3.0})
+    assert Allowance(5.0).less(7.0) == Allowance(0.0)
 
 
 def test_over_a_real_meter():

@@ -104,17 +104,18 @@ class KBlock(NamedTuple):
 
 K_BLOCKS = {
     ("avx512", 4): (
-        MicroKernel(9, 3),
+        *(MicroKernel(9, 3), 15),
         (KBlock(81, 0, 0, 1, 128), KBlock(math.inf, 8192, 128, 4, 256)),
     ),
-    ("avx512", 2): (MicroKernel(9, 3), (KBlock(64, 0, 0, 1, 512),)),
-    ("avx2", 4): (MicroKernel(6, 1), (KBlock(24, 0, 0, 1, 256),)),
+    ("avx512", 2): (MicroKernel(9, 3), 15, (KBlock(64, 0, 0, 1, 512),)),
+    ("avx2", 4): (MicroKernel(3, 2), 4, (KBlock(18, 0, 0, 1, 256),)),
 }
-"""Instruction set and bytes of a stored weight to the tile of rows that take several, and the
-slices of K (measured where a thread has all rows; where panels are so few that it has a share, all
-still count). A slice of the panels waits in the first cache for the next tile, its successor is
-near in memory, and hardware finds it. Rows of a very long K would come from memory for each group
-of panels: they are cut into blocks of rows and groups, too."""
+"""Instruction set and bytes of a stored weight to a tile, the rows from which several of it are
+faster than one that takes all, and the slices of K (measured where a thread has all rows; where
+panels are so few that it has a share, all still count). A slice of the panels waits in the first
+cache for the next tile, its successor is near in memory, and hardware finds it. Rows of a very long
+K would come from memory for each group of panels: they are cut into blocks, too."""
+
 
 TILE_BLOCKS = KBlock(math.inf, 12289, 256, 1, 0), KBlock(math.inf, 0, 128, 1, 0)
 """Of rows in tile registers: rounded, they stay in the second cache while all panels pass, a slice
@@ -323,12 +324,12 @@ def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
 
 
 def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
-    """Return the lowest tile that takes `m` rows at once, else the one for so many."""
+    """Return the tile of sliced rows, else the lowest that takes `m` at once, or all there are."""
+    if default_block(op, target, m):
+        return K_BLOCKS[_stored(op, target)][0]
     tiles = rule_tiles(op, target)
     tall_enough = [tile for tile in tiles if tile.rows >= m]
-    if tall_enough:
-        return min(tall_enough, key=lambda tile: tile.rows)
-    return K_BLOCKS[_stored(op, target)][0] if default_block(op, target, m) else tiles[0]
+    return min(tall_enough, key=lambda tile: tile.rows) if tall_enough else tiles[0]
 
 
 def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, block_k: int) -> int:
@@ -348,11 +349,9 @@ def default_block(op: GemmOp, target: Target, m: int) -> KBlock | None:
     """Return how K is sliced; None where weights pass once, or slices do not pay or hold K."""
     if op.kind in GATED or _stored(op, target) not in K_BLOCKS or dot_rows(op.dtype, target):
         return None
-    if m <= max(tile.rows for tile in rule_tiles(op, target)):
-        return None
-    _, blocks = K_BLOCKS[_stored(op, target)]
+    _, least, blocks = K_BLOCKS[_stored(op, target)]
     fitting = (b for b in blocks if m <= b.most_rows and b.least_k <= op.k and b.values < op.k)
-    return next(fitting, None)
+    return next(fitting, None) if m >= least else None
 
 
 def _stored(op: GemmOp, target: Target) -> tuple[str, int]:
@@ -396,8 +395,8 @@ def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
 def breakpoints(op: GemmOp, target: Target) -> tuple[int, ...]:
     """Return the M at which the rules may change their mind: past tiles and slices."""
     heights = {tile.rows for tile in rule_tiles(op, target)}
-    _, blocks = K_BLOCKS.get(_stored(op, target), (None, ()))
-    sliced = {int(block.most_rows) for block in blocks if block.most_rows < math.inf}
+    _, least, blocks = K_BLOCKS.get(_stored(op, target), (None, 1, ()))
+    sliced = {least - 1, *(int(b.most_rows) for b in blocks if b.most_rows < math.inf)}
     sliced |= {DOT_ROWS - 1} if target.tiles else set()
     return tuple(sorted({1, *(m + 1 for m in (*heights, *sliced, WIDENED_ROWS))}))
 

@@ -70,7 +70,10 @@ PAIRS = ((1, 4), (2, 3), (6, 1), (6, 1))
         (
             LINEAR,
             "f32",
-            [*((6 // n, n, SINGLE_PREFETCH) for n in (4, 3, 2, 1)), (6, 1, SPREAD_PREFETCH)],
+            [
+                *((6 // n, n, SINGLE_PREFETCH) for n in (4, 3, 2)),
+                *[(3, 2, SPREAD_PREFETCH)] * 2,
+            ],
         ),
         (
             LINEAR,
@@ -148,8 +151,8 @@ def test_a_few_tiles_of_rows_take_k_in_slices_innermost():
     sliced, whole = (9, 3, 128, "mnk"), (14, 2, 0, "mkn")
     assert slices(op, "x86-64-avx512", 14, 15, 81, 82) == [whole, sliced, sliced, whole]
     assert slices(half, "x86-64-avx512", 15, 64, 65) == [(9, 3, 512, "mnk")] * 2 + [whole]
-    sliced, whole = (6, 1, 256, "mnk"), (6, 1, 0, "mkn")
-    assert slices(op, "x86-64-avx2", 6, 7, 24, 25) == [whole, sliced, sliced, whole]
+    sliced, low, high = (3, 2, 256, "mnk"), (3, 2, 0, "mkn"), (6, 1, 0, "mkn")
+    assert slices(op, "x86-64-avx2", 3, 4, 18, 19) == [low, sliced, sliced, high]
 
 
 def test_many_rows_of_a_long_k_are_cut_into_blocks_with_room_for_their_sums():

@@ -116,7 +116,6 @@ panels are so few that it has a share, all still count). A slice of the panels w
 cache for the next tile, its successor is near in memory, and hardware finds it. Rows of a very long
 K would come from memory for each group of panels: they are cut into blocks, too."""
 
-
 TILE_BLOCKS = KBlock(math.inf, 12289, 256, 1, 0), KBlock(math.inf, 0, 128, 1, 0)
 """Of rows in tile registers: rounded, they stay in the second cache while all panels pass, a slice
 of two of them in the first, the next on its way; of a K that leaves room for few, a slice does
@@ -299,9 +298,6 @@ def deterministic_kernels(spec: ModelSpec, target: Target) -> tuple[KernelReques
     return (kernel_request("decode_attention_rows", target, spec.kv_dtype),)
 
 
-# ---- one schedule ----
-
-
 def make_schedule(**values: int) -> tuple[int, ...]:
     """Return schedule values in their fixed order; what is not named is 0 (grid sides: 1)."""
     unknown = set(values) - set(SCHEDULE_VALUES)
@@ -377,9 +373,6 @@ def default_row(op: GemmOp, target: Target, m: int, threads: int, l3_bytes: int)
         order=ORDERS.index("mnk") if block.values else 0,
     )
     return Row(m_lo=m, kernel=op.kernel(target, tile), schedule=schedule)
-
-
-# ---- tables ----
 
 
 def merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:

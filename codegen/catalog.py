@@ -12,10 +12,12 @@ from functools import lru_cache
 from importlib.resources import files
 
 from dovetail.codegen.isa.target import Target
+from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Function, Unit
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.model import ModelSpec
@@ -179,12 +181,19 @@ def kernel_request(
     if family not in DTYPE_PARAMETER:
         return KernelRequest(module, family, binding, family)
     assert dtype is not None, f"{family} needs a dtype"
-    binding[DTYPE_PARAMETER[family]] = dtype
+    stored = DTYPE_PARAMETER[family]
+    binding |= weight_binding(dtype) if stored == "W" else {stored: dtype}
     if family == "decode_attention" and heads is not None:
         binding |= fixed_tiles(target, dtype, heads)
     if family == "prefill_attention_lanes" and heads is not None:
         binding |= lane_tiles(target, heads)
     return KernelRequest(module, family, binding, f"{family}_{dtype}")
+
+
+def weight_binding(dtype: str) -> dict[str, int | str]:
+    """Return the values of the tunables that tell a kernel the format of a weight."""
+    form = FORMATS.get(dtype)
+    return dict(form.binding) if isinstance(form, BlockFormat) else {"W": dtype}
 
 
 def lane_tiles(target: Target, heads: HeadShape) -> dict[str, int]:
@@ -244,9 +253,10 @@ def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     if isinstance(spec, EncoderSpec):
         dtypes = {"embed_sum": spec.weight_dtype, "activate_rows": "tanh"}
         return tuple(kernel_request(f, target, dtypes.get(f)) for f in ENCODER_FAMILIES)
-    table = "embed_packed" if spec.tied_head else "embed"
+    stored = spec.weight_format("head" if spec.tied_head else "embed")
+    table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
     families = [table, *(family for family in KERNELS if not family.startswith("embed"))]
-    dtypes = {"W": spec.weight_dtype, "KV": spec.kv_dtype}
+    dtypes = {"W": stored, "KV": spec.kv_dtype}
     heads = head_shape(spec)
     return tuple(
         kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)

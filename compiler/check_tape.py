@@ -33,7 +33,7 @@ def verify_tape(
         for number, entry in enumerate(tape.entries)
         for fault in _entry_faults(entry, tape, index)
     ]
-    faults = faults or [*_table_faults(tape, tables), *_buffer_faults(tape)]
+    faults = faults or [*_table_faults(tape, tables, index), *_buffer_faults(tape)]
     if faults:
         raise ScheduleError("; ".join(faults))
 
@@ -45,6 +45,13 @@ def table_key(entry: Entry) -> tuple[str, int, int]:
         return entry.op, 0, 0
     n, k = (slot.value for slot in entry.slots[_GEMM_N : _GEMM_K + 1] if isinstance(slot, IntConst))
     return entry.op, n, k
+
+
+def _stored(entry: Entry, weights: dict[str, WeightEntry]) -> str:
+    """Return the format of the weight of a product, nothing for other entries."""
+    names = [operand.name for operand in OPERATORS[entry.op].operands]
+    slot = entry.slots[names.index("B")] if "B" in names else None
+    return weights[slot.name].dtype if isinstance(slot, WeightRef) and slot.name else ""
 
 
 def tape_stages(tape: Tape) -> list[Stage]:
@@ -71,11 +78,13 @@ def _where(tape: Tape, number: int) -> str:
     return f"{tape.name} entry {number} ({tape.entries[number].op})"
 
 
-def _table_faults(tape: Tape, tables: Iterable[ScheduleTable]) -> Iterator[str]:
-    known = {(table.op, table.n, table.k) for table in tables}
+def _table_faults(
+    tape: Tape, tables: Iterable[ScheduleTable], weights: dict[str, WeightEntry]
+) -> Iterator[str]:
+    known = {(table.op, table.n, table.k, table.dtype if table.n else "") for table in tables}
     for number, entry in enumerate(tape.entries):
-        if known and (key := table_key(entry)) not in known:
-            yield f"{_where(tape, number)}: no schedule table for (op, N, K) = {key}"
+        if known and (key := (*table_key(entry), _stored(entry, weights))) not in known:
+            yield f"{_where(tape, number)}: no schedule table for (op, N, K, format) = {key}"
 
 
 def _buffer_faults(tape: Tape) -> Iterator[str]:

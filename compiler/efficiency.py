@@ -53,9 +53,8 @@ def predict_shares(
     points = tuple(sorted({*rows, FULL_ROWS}))
     seconds = dict.fromkeys(points, 0.0)
     for op, count in count_gemms(spec).items():
-        times = count if op.op == "head" else count * spec.n_layers
         for m, value in _seconds(op, hardware, target.name, points).items():
-            seconds[m] += times * value
+            seconds[m] += count * value
     full = seconds[FULL_ROWS] / FULL_ROWS
     return {m: full * m / seconds[m] for m in points}
 

@@ -174,7 +174,7 @@ def pack_encoder(
     spec, checkpoint = inputs.spec, open_checkpoint(inputs.folder.transformer)
     sources = encoder_sources(spec, checkpoint)
     path, tables = artifact.path_for(name), encoder_tables(spec)
-    packed = pack_sources(sources, spec.weight_dtype, checkpoint, path, tables, steps.advance)
+    packed = pack_sources(sources, lambda _name: spec.weight_dtype, checkpoint, path, tables, steps.advance)
     artifact.add_weights(name)
     return packed
 

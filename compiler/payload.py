@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dovetail.compiler.schedules import HEADS, GemmOp, count_gemms, gemm_ops
+from dovetail.compiler.schedules import HEADS, GemmOp, count_gemms
 from dovetail.compiler.workload import WorkloadSpec
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.model import ModelSpec
@@ -64,7 +64,7 @@ def make_payload(
         return tuple(
             GemmUse(
                 gemm=gemm,
-                calls=times if gemm.op == "head" else times * spec.n_layers,
+                calls=times,
                 bias=biases.get(gemm.op, False),
                 residual=gemm.op in ("o", "down"),
                 sizes=rows if gemm.op == "head" else steps,
@@ -84,12 +84,12 @@ def make_encoder_payload(spec: EncoderSpec, max_step_tokens: int) -> Payload:
         tuple(
             GemmUse(
                 gemm=gemm,
-                calls=1 if gemm.op in HEADS else spec.n_layers,
+                calls=times,
                 bias=True,
                 residual=gemm.op in ("o", "down"),
                 sizes=texts if gemm.op in HEADS else sizes,
             )
-            for gemm in gemm_ops(spec)
+            for gemm, times in count_gemms(spec).items()
         )
     )
 

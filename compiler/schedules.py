@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from dovetail.codegen.catalog import KernelRequest, kernel_request
+from dovetail.codegen.catalog import KernelRequest, kernel_request, weight_binding
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.formats import FORMATS
+from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
+from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
@@ -56,11 +57,17 @@ class MicroKernel:
         vectors = self.panels * PANEL // lanes
         return self.rows * vectors + min(self.rows, vectors) + 1
 
+    def integer_registers(self, lanes: int) -> int:
+        """As many of a product of quantised weights: sums of one vector, and codes, beside them."""
+        return self.rows * (self.panels * PANEL // lanes + 1) + 4
+
 
 MOST_ROWS = dict.fromkeys(GATED, 14) | dict.fromkeys((LINEAR, *ACTIVATED), 16)
 PANEL_COUNTS = dict.fromkeys(GATED, (2, 4)) | dict.fromkeys((LINEAR, *ACTIVATED), (1, 2, 3, 4))
 """The tiles considered; a gated product takes gate and up panels in pairs. Higher ones of one panel
 hold no more accumulators than 14 x 2, and would take the C compiler more time than all others."""
+QUANTISED_PANELS = dict.fromkeys(GATED, (2,)) | dict.fromkeys((LINEAR, *ACTIVATED), (1, 2))
+"""Those of quantised weights, of which a vector at a time has integer sums."""
 SCALAR_ROWS = dict.fromkeys(((kind, 2) for kind in GATED), 1) | dict.fromkeys(
     ((kind, 1) for kind in (LINEAR, *ACTIVATED)), 2
 )
@@ -77,9 +84,17 @@ _RULES = (
     (SILU, "avx2", 2, ((2, 2),)),
     (SILU, "neon", None, ((3, 2),)),
     (SILU, "generic", None, ((1, 2),)),
+    (LINEAR, "avx512", 1, ((14, 1), (9, 2))),
+    (LINEAR, "avx2", 1, ((4, 1), (2, 2))),
+    (LINEAR, "neon", 1, ((4, 1),)),
+    (LINEAR, "generic", 1, ((2, 1),)),
+    (SILU, "avx512", 1, ((9, 2),)),
+    (SILU, "avx2", 1, ((2, 2),)),
+    (SILU, "neon", 1, ((2, 2),)),
+    (SILU, "generic", 1, ((1, 2),)),
 )
-"""Kind, instruction set, bytes of a stored weight (None = any), tiles as rows by panels. Widening
-weights takes two of 16 registers: 3 x 2 would spill."""
+"""Kind, instruction set, bytes of a stored weight (None = 2 and 4; 1 = quantised), tiles as rows by
+panels. Widening weights takes two of 16 registers: 3 x 2 would spill."""
 
 RULE_TILES: dict[tuple[str, str, int], tuple[MicroKernel, ...]] = {
     (kind, isa, size): tuple(MicroKernel(*shape) for shape in shapes)
@@ -148,7 +163,8 @@ class GemmOp:
 
     def kernel(self, target: Target, tile: MicroKernel) -> str:
         """Return the name of the kernel that holds `tile`."""
-        return kernel_name(self.kind, self.dtype, built_tiles(self.kind, target)[tile.panels])
+        built = built_tiles(self.kind, target, self.dtype)
+        return kernel_name(self.kind, self.dtype, built[tile.panels])
 
 
 def gemm_ops(spec: Spec, processes: int = 1) -> tuple[GemmOp, ...]:
@@ -160,27 +176,33 @@ def gemm_ops(spec: Spec, processes: int = 1) -> tuple[GemmOp, ...]:
 
 
 def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
-    """Return how often each of `gemm_ops` runs in one layer; what `HEADS` names, once a step."""
+    """Return how often each of `gemm_ops` runs in one step."""
     if isinstance(spec, EncoderSpec):
         assert processes == 1, "encoders are not shared"
-        return dict.fromkeys(_encoder_gemms(spec), 1)
+        return {op: 1 if op.op in HEADS else spec.n_layers for op in _encoder_gemms(spec)}
     shards = [split_model(spec, rank, processes) for rank in range(processes)]
-    heads = max(len(shard.heads) for shard in shards)
-    kv_heads = max(len(shard.kv_heads) for shard in shards)
+    size, hidden = spec.head_dim, spec.hidden_size
+    heads = max(len(shard.heads) for shard in shards) * size
+    kv_heads = max(len(shard.kv_heads) for shard in shards) * size
     inner = max(len(shard.inner) for shard in shards)
     vocabulary = max(len(shard.vocab) for shard in shards)
-    qkv = Counter({heads: 1})
-    qkv[kv_heads] += 2
-    if processes == 1:
-        qkv = Counter({heads + 2 * kv_heads: 1})
-    hidden, size, dtype = spec.hidden_size, spec.head_dim, spec.weight_dtype
-    return {
-        **{GemmOp("qkv", LINEAR, n * size, hidden, dtype): count for n, count in qkv.items()},
-        GemmOp("o", LINEAR, hidden, heads * size, dtype): 1,
-        GemmOp("gate_up", SILU, inner, hidden, dtype): 1,
-        GemmOp("down", LINEAR, hidden, inner, dtype): 1,
-        GemmOp("head", LINEAR, vocabulary, hidden, dtype): 1,
-    }
+    found: Counter[GemmOp] = Counter()
+    for layer in range(spec.n_layers):
+        here, parts = f"layers.{layer}", spec.qkv_parts(layer)
+        sides = (heads, kv_heads, kv_heads)
+        if len(parts) == processes == 1:
+            sides = (sum(sides),)
+        for i, n in enumerate(sides):
+            stored = spec.weight_format(parts[i % len(parts)])
+            found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
+        for name, kind, n, k in (
+            ("o", LINEAR, hidden, heads),
+            ("gate_up", SILU, inner, hidden),
+            ("down", LINEAR, hidden, inner),
+        ):
+            found[GemmOp(name, kind, n, k, spec.weight_format(f"{here}.{name}"))] += 1
+    found[GemmOp("head", LINEAR, vocabulary, hidden, spec.weight_format("head"))] += 1
+    return dict(found)
 
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
@@ -206,33 +228,42 @@ def gemm_kinds(spec: Spec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(op.kind for op in gemm_ops(spec)))
 
 
-def micro_kernels(kind: str, target: Target) -> tuple[MicroKernel, ...]:
+def gemm_formats(spec: Spec) -> tuple[str, ...]:
+    """Return the weight formats of a model's products."""
+    return tuple(dict.fromkeys(op.dtype for op in gemm_ops(spec)))
+
+
+def micro_kernels(kind: str, target: Target, dtype: str = "f32") -> tuple[MicroKernel, ...]:
     """Return every tile that fits the register file of `target`, by panels and rows.
 
     What must fit without spilling: accumulators, B vectors and broadcast (Sandwich §6).
     """
-    return _fitting_tiles(kind, target.lanes, target.registers)
+    return _fitting_tiles(kind, target.lanes, target.registers, is_quantised(dtype))
 
 
 @lru_cache
-def _fitting_tiles(kind: str, lanes: int, registers: int) -> tuple[MicroKernel, ...]:
+def _fitting_tiles(
+    kind: str, lanes: int, registers: int, quantised: bool
+) -> tuple[MicroKernel, ...]:
+    counts = QUANTISED_PANELS if quantised else PANEL_COUNTS
     return tuple(
         tile
-        for panels in PANEL_COUNTS[kind]
+        for panels in counts[kind]
         for rows in range(1, MOST_ROWS[kind] + 1)
-        if _fits(kind, tile := MicroKernel(rows, panels), lanes, registers)
+        if _fits(kind, tile := MicroKernel(rows, panels), lanes, registers, quantised)
     )
 
 
-def _fits(kind: str, tile: MicroKernel, lanes: int, registers: int) -> bool:
+def _fits(kind: str, tile: MicroKernel, lanes: int, registers: int, quantised: bool) -> bool:
     if lanes == 1:
         return tile.rows <= SCALAR_ROWS.get((kind, tile.panels), 0)
-    return tile.registers(lanes) <= registers
+    needed = tile.integer_registers(lanes) if quantised else tile.registers(lanes)
+    return needed <= registers
 
 
-def built_tiles(kind: str, target: Target) -> dict[int, MicroKernel]:
+def built_tiles(kind: str, target: Target, dtype: str = "f32") -> dict[int, MicroKernel]:
     """Return the tallest tile of each panel count: its kernel holds all lower ones."""
-    return {tile.panels: tile for tile in micro_kernels(kind, target)}
+    return {tile.panels: tile for tile in micro_kernels(kind, target, dtype)}
 
 
 def kernel_name(kind: str, dtype: str, tile: MicroKernel) -> str:
@@ -262,20 +293,41 @@ _ACTS = {GEGLU: "gelu"} | {kind: kind for kind in ACTIVATED}
 def _requests(kind: str, dtype: str, target: Target) -> Iterator[KernelRequest]:
     family = "gemm_silu" if kind in GATED else "gemm_linear"
     act: dict[str, int | str] = {"ACT": _ACTS[kind]} if kind in _ACTS else {}
+    stored = weight_binding(dtype)
     if kind not in GATED:
         name = f"gemm_{kind}_reduce_{dtype}"
-        yield KernelRequest("gemm", "gemm_linear_reduce", {"W": dtype, **act}, name)
-    for tile in built_tiles(kind, target).values():
-        binding: dict[str, int | str] = {"W": dtype, "MR": tile.rows, "NP": tile.panels}
-        binding |= {"DOT": dot_rows(dtype, target), **act}
-        binding |= {"TILES": 1} if binding["DOT"] and target.tiles else {}
+        yield KernelRequest("gemm", "gemm_linear_reduce", {**stored, **act}, name)
+    for tile in built_tiles(kind, target, dtype).values():
+        binding = stored | {"MR": tile.rows, "NP": tile.panels} | act
+        binding |= _rounding(dtype, target)
         binding |= {} if kind in GATED else {"SUMS": SUMS}
         yield KernelRequest("gemm", family, binding, kernel_name(kind, dtype, tile))
 
 
+def _rounding(dtype: str, target: Target) -> dict[str, int | str]:
+    """Return the tunables that say how activations meet weights of a format."""
+    form = FORMATS[dtype]
+    if isinstance(form, BlockFormat):
+        wide = int(target.quads == "wide")
+        return {"DOT": 1, "ROUNDED": "i8", "WIDE": wide, "SUM16": _sum16(form, target)}
+    rows = dot_rows(dtype, target)
+    return {"DOT": rows, "TILES": 1} if rows and target.tiles else {"DOT": rows}
+
+
+SUMMED_QUADS = {4: 8, 5: 4, 6: 2}
+"""Bits of codes to the quads whose products with int8 fit 16 bits together: 15 * 127 * 2 * 8."""
+
+
+def _sum16(form: BlockFormat, target: Target) -> int:
+    """Return how many quads are summed in 16 bits: where no instruction sums four products."""
+    quads = min(form.block, GROUP) // QUAD
+    return min(SUMMED_QUADS.get(form.bits, 0), quads) if target.sums_16 else 0
+
+
 def dot_rows(dtype: str, target: Target) -> int:
     """Return the M from which `dtype` weights are multiplied in bfloat16 pairs; 0 = never."""
-    return DOT_ROWS if FORMATS[dtype].pair_dots and target.rounds_rows else 0
+    form = FORMATS[dtype]
+    return DOT_ROWS if isinstance(form, FloatFormat) and form.pair_dots and target.rounds_rows else 0
 
 
 def takes_tiles(op: GemmOp, target: Target, m: int) -> bool:
@@ -289,7 +341,7 @@ def gemm_kernels(
     """Return the GEMM kernels that the schedule tables of `spec` for `target` name, no others."""
     rows = [row for table in tables if table.target == target.name for row in table.rows]
     used = {row.kernel for row in rows} | {row.reduce_kernel for row in rows}
-    requests = gemm_requests((spec.weight_dtype,), target, gemm_kinds(spec))
+    requests = gemm_requests(gemm_formats(spec), target, gemm_kinds(spec))
     return tuple(request for request in requests if request.name in used)
 
 
@@ -316,7 +368,7 @@ def thread_grid(op: GemmOp, m: int, threads: int) -> tuple[int, int]:
 
 def rule_tiles(op: GemmOp, target: Target) -> tuple[MicroKernel, ...]:
     """Return the tiles that the rules choose from for a product."""
-    return RULE_TILES[op.kind, target.isa, 4 if FORMATS[op.dtype].dtype.size >= 4 else 2]
+    return RULE_TILES[op.kind, target.isa, FORMATS[op.dtype].dtype.size]
 
 
 def default_tile(op: GemmOp, target: Target, m: int) -> MicroKernel:
@@ -337,6 +389,8 @@ def default_prefetch(op: GemmOp, target: Target, tile: MicroKernel, m: int, bloc
         return SPREAD_PREFETCH
     if m <= tile.rows:
         return SINGLE_PREFETCH
+    if is_quantised(op.dtype):
+        return SPREAD_PREFETCH
     narrow = op.kind not in GATED and _stored(op, target) == ("avx2", 2)
     return SPREAD_PREFETCH if block_k or (narrow and m > WIDENED_ROWS) else FAR_PREFETCH
 

@@ -190,7 +190,7 @@ class _Forward:
         """Norm, the fused q, k, v projection, rotary embedding, and k and v into the pools."""
         spec, name, segment = self.spec, f"layers.{layer}", f"pre_attn({layer})"
         self.norm(segment, f"{name}.input_norm", self.x, self.normed)
-        self.linear(layer, "qkv", self.normed, self.qkv)
+        self.project(layer)
         tables = (self.weight("rope_cos"), self.weight("rope_sin"))
         norms = (self.weight(f"{name}.q_norm"), self.weight(f"{name}.k_norm"))
         self.tape.add(
@@ -198,6 +198,21 @@ class _Forward:
             _T, *self.rows(self.qkv), *self.heads(), spec.rope.rotary_dim, _arg("positions"),
             *tables, *norms, spec.norm_eps, _arg("kv_slots"), *_pools(layer),
         )  # fmt: skip
+
+    def project(self, layer: int) -> None:
+        """Append q, k and v, one product or three side by side, which may not share partial sums."""
+        if len(parts := self.spec.qkv_parts(layer)) == 1:
+            self.linear(layer, "qkv", self.normed, self.qkv)
+            return
+        bias, column, size = f"layers.{layer}.qkv_bias", 0, DTYPES["f32"].size
+        for name in parts:
+            n = self.weights[name].n
+            gemm = self.gemm(name, n, self.normed, _T)
+            added = WeightRef(name=bias if bias in self.weights else None, offset=column * size)
+            out = replace(self.qkv, offset=column * size)
+            values = (*gemm[:-1], added, WeightRef(name=None), 0, out, self.tape.stride(self.qkv))
+            self.tape.add("qkv", f"pre_attn({layer})", "n_tokens", *values, self.sums, 0)
+            column += n
 
     def attend(self, layer: int) -> None:
         """Prefill and decode attention, side by side: they write different rows."""

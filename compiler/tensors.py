@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import is_quantised
 from dovetail.ir.model import ModelSpec
 
 
@@ -98,7 +99,8 @@ def _ignorable(name: str, spec: ModelSpec) -> bool:
 def _all_sources(spec: ModelSpec) -> Iterator[WeightSource]:
     hidden, vocab = spec.hidden_size, spec.vocab_size
     if not spec.tied_head:
-        yield WeightSource("embed", "rows", vocab, hidden, ("model.embed_tokens.weight",), (vocab,))
+        layout = "packed" if is_quantised(spec.weight_format("embed")) else "rows"
+        yield WeightSource("embed", layout, vocab, hidden, ("model.embed_tokens.weight",), (vocab,))
     half = spec.rope.rotary_dim // 2
     yield WeightSource("rope_cos", "rows", spec.max_context, half)
     yield WeightSource("rope_sin", "rows", spec.max_context, half)
@@ -119,7 +121,11 @@ def _layer_sources(spec: ModelSpec, layer: int) -> Iterator[WeightSource]:
     out, down = f"{there}.self_attn.o_proj", f"{there}.mlp.down_proj"
 
     yield _vector(f"{here}.input_norm", f"{there}.input_layernorm.weight", hidden)
-    yield WeightSource(f"{here}.qkv", "packed", spec.qkv_size, hidden, _weights(qkv), (q, kv, kv))
+    if len(parts := spec.qkv_parts(layer)) > 1:
+        for name, tensor, rows in zip(parts, _weights(qkv), (q, kv, kv), strict=True):
+            yield WeightSource(name, "packed", rows, hidden, (tensor,), (rows,))
+    else:
+        yield WeightSource(parts[0], "packed", q + 2 * kv, hidden, _weights(qkv), (q, kv, kv))
     if spec.attention_bias:
         yield WeightSource(
             f"{here}.qkv_bias", "vector", spec.qkv_size, 1, _biases(qkv), (q, kv, kv)

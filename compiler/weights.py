@@ -38,13 +38,18 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 
-def plan_sources(sources: Sequence[WeightSource], weight_dtype: str) -> tuple[WeightEntry, ...]:
-    """Return where the packed weights go: offsets are multiples of 4096, in the order given."""
+def plan_sources(
+    sources: Sequence[WeightSource], format_of: Callable[[str], str]
+) -> tuple[WeightEntry, ...]:
+    """Return where the packed weights go: offsets are multiples of 4096, in the order given.
+
+    format_of: name of a weight to its format; what is no matrix is float32.
+    """
     entries, offset = [], 0
     for source in sources:
-        dtype = weight_dtype if _is_matrix(source) else "f32"
+        dtype = format_of(source.name) if _is_matrix(source) else "f32"
         n, count = _packed_extent(source, dtype)
-        size = count * DTYPES[dtype].size
+        size = count * FORMATS[dtype].dtype.size
         layout = "vector" if source.layout == "pair_vector" else source.layout
         entries.append(
             WeightEntry(
@@ -72,12 +77,12 @@ def pack_weights(
     """Write `path` for a decoder; see `pack_sources`."""
     tables = zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
     sources = weight_sources(spec)
-    return pack_sources(sources, spec.weight_dtype, checkpoint, path, dict(tables), progress)
+    return pack_sources(sources, spec.weight_format, checkpoint, path, dict(tables), progress)
 
 
 def pack_sources(
     sources: tuple[WeightSource, ...],
-    weight_dtype: str,
+    format_of: Callable[[str], str],
     checkpoint: Checkpoint,
     path: Path,
     tables: Mapping[str, Array],
@@ -88,7 +93,7 @@ def pack_sources(
     tables: the weights that no tensor holds, by name. Raises SpecError for weights with NaN or
     infinite values, OSError when the disk is full or read-only.
     """
-    entries = plan_sources(sources, weight_dtype)
+    entries = plan_sources(sources, format_of)
     total = total_bytes(entries)
     packer = _Packer(sources, entries, checkpoint, tables)
     least, most = THREADS
@@ -160,6 +165,8 @@ class _Packer:
             return self.tables[source.name][first:last]
         parts = [_Part(self.checkpoint, dtype, *part) for part in source.parts]
         top, bottom = first * PANEL, last * PANEL
+        if is_quantised(dtype) and source.layout in ("packed", "packed_pair"):
+            return _quantised_units(parts, source, dtype, top, bottom)
         if source.layout == "vector":
             return _stacked_rows(parts, source.rows, 0, source.n)
         if source.layout == "pair_vector":
@@ -202,16 +209,44 @@ class _Part:
             raise SpecError(f"{info.path}: tensor {self.name} has NaN or infinite values")
         return convert(values, info.dtype.name, self.wanted)
 
+    def blocks(self, form: BlockFormat, first: int, last: int) -> Blocks:
+        """Return rows as the file has them in `form`, else quantised from their values."""
+        first, last = (self.start + min(row, self.count) for row in (first, last))
+        kind = GGUF_KINDS.get(self.checkpoint.info(self.name).kind)
+        if kind is None or kind.form != form:
+            return quantise_rows(self.floats(first, last), form)
+        return kind.read(self.checkpoint.blocks(self.name, first, last))
+
 
 def _stacked_rows(parts: list[_Part], sizes: tuple[int, ...], first: int, last: int) -> Array:
     """Return rows [first, last) of the tensors stacked on one another."""
-    pieces, base = [], 0
+    pieces = [part.rows(*span) for part, span in _spans(parts, sizes, first, last)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _quantised_units(
+    parts: list[_Part], source: WeightSource, dtype: str, first: int, last: int
+) -> Array:
+    """Return the panels of rows [first, last), or of two tensors' in turns, in blocks."""
+    form = FORMATS[dtype]
+    assert isinstance(form, BlockFormat)
+    if source.layout == "packed_pair":
+        gate, up = (form.pack(part.blocks(form, first, last)) for part in parts)
+        return np.stack((gate, up), axis=1)
+    spans = _spans(parts, source.rows, first, last)
+    return form.pack(stack_blocks([part.blocks(form, *span) for part, span in spans]))
+
+
+def _spans(
+    parts: list[_Part], sizes: tuple[int, ...], first: int, last: int
+) -> Iterator[tuple[_Part, tuple[int, int]]]:
+    """Yield the tensors, stacked on one another, that hold rows [first, last), and their rows."""
+    base = 0
     for part, size in zip(parts, sizes, strict=True):
         low, high = max(first - base, 0), min(last - base, size)
         if low < high:
-            pieces.append(part.rows(low, high))
+            yield part, (low, high)
         base += size
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _interleave(pair: list[Array], dtype: str) -> Array:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.dtypes import DTYPES, DType
 from dovetail.ir.model import PANEL
 
@@ -20,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class WeightFormat:
+class FloatFormat:
     """Values of type `dtype`; `group` values of K that follow one another in a column lie together.
 
     A panel is [ceil(K / group)][16][group]; what is past K is zero. `name` is also the value of the
@@ -32,6 +33,11 @@ class WeightFormat:
     group: int
     pair_dots: bool = False
 
+    @property
+    def unit(self) -> int:
+        """Values of K that lie together: where K may be cut."""
+        return self.group
+
     def panel_elements(self, k: int) -> int:
         """Return the elements of a panel of K = `k`: the panel stride of a whole weight."""
         return ceil(k / self.group) * self.group * PANEL
@@ -41,7 +47,7 @@ class WeightFormat:
         return self.panel_elements(k) * self.dtype.size
 
     def row_bytes(self, k: int) -> int:
-        """Return the bytes of a panel before row `k` of K, a multiple of `group`."""
+        """Return the bytes of a panel before row `k` of K, a multiple of `unit`."""
         return k // self.group * self.group * PANEL * self.dtype.size
 
     def pack(self, rows: Array) -> Array:
@@ -65,12 +71,28 @@ class WeightFormat:
         return rows[:n, :k]
 
 
+WeightFormat = FloatFormat | BlockFormat
+
 FORMATS: dict[str, WeightFormat] = {
     form.name: form
     for form in (
-        WeightFormat("f32", DTYPES["f32"], 1),
+        FloatFormat("f32", DTYPES["f32"], 1),
         # pairs: what bfloat16 dot instructions read, and two float32 vectors by shift and mask
-        WeightFormat("bf16", DTYPES["bf16"], 2, pair_dots=True),
+        FloatFormat("bf16", DTYPES["bf16"], 2, pair_dots=True),
+        BlockFormat(8, 32),
+        BlockFormat(4, 32),
+        BlockFormat(4, 32, minimum=True),
+        BlockFormat(5, 32),
+        BlockFormat(5, 32, minimum=True),
+        BlockFormat(4, 32, nested=True, minimum=True),
+        BlockFormat(5, 32, nested=True, minimum=True),
+        BlockFormat(6, 16, nested=True),
     )
 }
-"""Every weight format by name."""
+"""Every weight format by name. Those of blocks are, in this order, the exact content of GGUF's Q8_0,
+Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K; int8 and int4 of our own are the first two."""
+
+
+def is_quantised(name: str) -> bool:
+    """Return whether weights of this format are integers with scales."""
+    return isinstance(FORMATS.get(name), BlockFormat)

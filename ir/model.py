@@ -49,6 +49,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     norm_eps: float
     rope: RopeSpec
     weight_dtype: str  # of ir.formats: how packed weights are stored
+    formats: tuple[tuple[str, str], ...] = ()  # (weight, its format) of those stored otherwise
     checkpoint_dtype: str
     kv_dtype: str = "f32"
     sliding_window: int = 0  # keys a query may see, itself included; 0 = all
@@ -65,6 +66,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def qkv_size(self) -> int:
         """Columns of the fused q, k, v projection: (n_heads + 2 n_kv_heads) head_dim."""
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
+
+    def weight_format(self, weight: str) -> str:
+        """Return the format of a weight by its name in the index."""
+        return next((form for name, form in self.formats if name == weight), self.weight_dtype)
+
+    def qkv_parts(self, layer: int) -> tuple[str, ...]:
+        """Return the weights that hold q, k and v of a layer: one, or three of several formats."""
+        parts = tuple(f"layers.{layer}.{part}" for part in "qkv")
+        listed = any(name == parts[0] for name, _ in self.formats)
+        return parts if listed else (f"layers.{layer}.qkv",)
 
     def layer_window(self, layer: int) -> int:
         """Return the sliding window of `layer`, 0 for none."""
@@ -86,15 +97,17 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         shapes["embed"] = (spec.vocab_size, hidden)
     layer = {
         "input_norm": (hidden, 1),
-        "qkv": (spec.qkv_size, hidden),
         "o": (hidden, spec.n_heads * spec.head_dim),
         "post_norm": (hidden, 1),
         "gate_up": (2 * spec.intermediate_size, hidden),
         "down": (hidden, spec.intermediate_size),
     }
-    return shapes | {
-        f"layers.{i}.{name}": shape for i in range(spec.n_layers) for name, shape in layer.items()
-    }
+    query, kv = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    for i in range(spec.n_layers):
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+        rows = (query, kv, kv) if len(names := spec.qkv_parts(i)) > 1 else (spec.qkv_size,)
+        shapes |= {name: (n, hidden) for name, n in zip(names, rows, strict=True)}
+    return shapes
 
 
 class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ class Operands:
 
 
 Tables = Mapping[str, Sequence[ScheduleTable]]
-"""The tables of each operator that fit threads and phase best, one for each shape."""
+"""The tables of each operator that fit threads and phase best, one for each shape and format."""
 
 
 def pick_tables(
@@ -67,14 +67,14 @@ def pick_tables(
         fits = table.threads <= threads
         return fits, table.threads if fits else -table.threads, table.phase == phase
 
-    chosen: dict[str, dict[tuple[int, int], ScheduleTable]] = {}
+    chosen: dict[str, dict[tuple[int, int, str], ScheduleTable]] = {}
     for table in tables:
         if table.target != target or table.phase not in (phase, "any"):
             continue
         shapes = chosen.setdefault(table.op, {})
-        known = shapes.setdefault((table.n, table.k), table)
-        if rank(table) > rank(known):
-            shapes[table.n, table.k] = table
+        key = table.n, table.k, table.dtype
+        if rank(table) > rank(shapes.setdefault(key, table)):
+            shapes[key] = table
     return {op: tuple(shapes.values()) for op, shapes in chosen.items()}
 
 
@@ -101,7 +101,7 @@ class BoundTape:
         self.tape, self._library, self._operands = tape, library, operands
         self._arg_index = {name: i for i, name in enumerate(tape.args)}
         self._buffers = {buffer.name: buffer for buffer in tape.buffers}
-        self._rows: dict[tuple[str, int, int], ctypes.Array[abi.Row]] = {}
+        self._rows: dict[tuple[str, int, int, str], ctypes.Array[abi.Row]] = {}
         self._patches: list[abi.Patch] = []
         self._check_buffers()
         slots = [slot for entry in tape.entries for slot in entry.slots]
@@ -227,7 +227,7 @@ class BoundTape:
             raise self._error(f"the breakpoints of {entry.op!r} do not cover every M")
         for row in table.rows:
             self._check_operands(entry, row)
-        key = (table.op, table.n, table.k)
+        key = (table.op, table.n, table.k, table.dtype)
         if key not in self._rows:
             self._rows[key] = (abi.Row * len(table.rows))(*map(self._bind_row, table.rows))
         return self._rows[key]
@@ -242,7 +242,14 @@ class BoundTape:
         names = self._library.slots(first) if first else ()
         values = dict(zip(names, entry.slots, strict=False))
         n, k = (slot.value if isinstance(slot, IntConst) else 0 for slot in map(values.get, "NK"))
-        return nearest_table(tables, n, k)
+        stored = self._stored(values.get("B"))
+        return nearest_table([t for t in tables if t.dtype == stored] or tables, n, k)
+
+    def _stored(self, weight: Slot | None) -> str:
+        """Return the format of the weight of a product."""
+        named = isinstance(weight, WeightRef) and weight.name
+        entry = self._operands.weights.entries.get(named) if named else None
+        return entry.dtype if entry else ""
 
     def _check_operands(self, entry: Entry, row: Row) -> None:
         for kernel in (row.kernel, row.reduce_kernel):

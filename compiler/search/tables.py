@@ -15,7 +15,7 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec
 from dovetail.compiler.measure import Measurer
 from dovetail.compiler.payload import GemmUse, Payload
-from dovetail.compiler.schedules import GemmOp, gemm_kinds, gemm_requests
+from dovetail.compiler.schedules import GemmOp, gemm_formats, gemm_kinds, gemm_requests
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.panels import choose_panels, keep_panels
 from dovetail.compiler.search.policy import DEFAULT, Choice, Policy, SearchTask
@@ -84,11 +84,11 @@ Progress = Callable[[int, int, str], None]
 
 
 def tuning_library(spec: Spec, target: Target) -> LibrarySpec:
-    """Return the library that the search measures with: every micro-kernel of the weights' dtype.
+    """Return the library that the search measures with: every micro-kernel of the weights' formats.
 
     It depends on target, dtype and kinds of products only, so the build cache has it for the next.
     """
-    kernels = gemm_requests((spec.weight_dtype,), target, gemm_kinds(spec))
+    kernels = gemm_requests(gemm_formats(spec), target, gemm_kinds(spec))
     return LibrarySpec(target, kernels, name="tuning", tvm_ffi=False)
 
 

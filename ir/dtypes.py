@@ -65,6 +65,7 @@ DTYPES: dict[str, DType] = {
         DType("u16", 2, "uint16", "U16"),
         DType("u32", 4, "uint32", "U32"),
         DType("u8", 1, "uint8", "U8"),
+        DType("i8", 1, "int8", "I8"),
     )
 }
 BY_SAFETENSORS = {d.safetensors: d for d in DTYPES.values()}

@@ -27,6 +27,8 @@ SCALARS: Mapping[str, Any] = {
     "f64": ctypes.c_double,
     "i32": ctypes.c_int32,
     "i64": ctypes.c_int64,
+    "u8": ctypes.c_uint8,
+    "i8": ctypes.c_int8,
     "u16": ctypes.c_uint16,
     "u32": ctypes.c_uint32,
 }

@@ -14,6 +14,7 @@ from dovetail.codegen.isa import generic
 from dovetail.codegen.isa import meaning as m
 from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic, table
 from dovetail.codegen.isa.memory import Pointer
+from dovetail.codegen.isa.x86_bytes import byte_rows, sign_rows
 from dovetail.codegen.isa.x86_rows import (
     ROUNDINGS,
     first,
@@ -291,6 +292,8 @@ INTRINSICS = {
             *(row for lanes in (4, 8) for row in float_rows(lanes)),
             *(row for lanes in (4, 8) for row in integer_rows(lanes)),
             *(row for lanes in (4, 8) for row in widening_rows(lanes)),
+            *(row for lanes in (4, 8) for row in byte_rows(lanes)),
+            *(row for lanes in (4, 8) for row in sign_rows(lanes)),
             *(row for lanes in (4, 8) for row in _vector_pair(lanes)),
             *_sse_compares(),
             *_lane_zero(),

@@ -15,7 +15,7 @@ _VECTOR_OPS: dict[str, int] = {
     **dict.fromkeys(("vbroadcast", "vbroadcast_i32", "vabs", "vneg", "vsqrt", "vround"), 1),
     **dict.fromkeys(("vcvt_i32", "vcvt_f32", "vbitcast_f32", "vbitcast_i32"), 1),
     **dict.fromkeys(("vadd", "vsub", "vmul", "vdiv", "vmin", "vmax"), 2),
-    **dict.fromkeys(("vadd_i32", "vsub_i32", "vshl_i32"), 2),
+    **dict.fromkeys((f"v{op}_i32" for op in "add sub mul and or xor shl shr".split()), 2),
     **dict.fromkeys(("vfma", "vfnma"), 3),
 }
 """Operations whose helper takes the operands as they are, and how many."""

@@ -15,7 +15,7 @@ from dovetail.codegen.isa import meaning as m
 from dovetail.codegen.isa.generic import INTRINSICS as SCALAR_BITS
 from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic, table
 from dovetail.codegen.isa.memory import Pointer
-from dovetail.codegen.isa.x86_rows import splat
+from dovetail.codegen.isa.x86_rows import shift_right, splat
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 
 LANES = 32
@@ -43,6 +43,8 @@ SCALARS: dict[str, tuple[str, Any]] = {
     "f64": ("double", np.float64),
     "i32": ("int32_t", I32),
     "i64": ("int64_t", np.int64),
+    "u8": ("uint8_t", np.uint8),
+    "i8": ("int8_t", np.int8),
     "u16": ("uint16_t", U16),
     "u32": ("uint32_t", np.uint32),
 }
@@ -109,6 +111,14 @@ _LANEWISE: dict[str, Meaning] = {
     "vselect_gt": lambda a, b, x, y: np.where(a > b, x, y),
 }
 _ARITY = {"vfma": 3, "vfnma": 3, "vselect_gt": 4}
+_INTEGERS: dict[str, Meaning] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 _ONE_OPERAND = ("vabs", "vneg", "vsqrt", "vround")
 
 
@@ -129,9 +139,10 @@ def _vector_rows() -> Iterator[Intrinsic]:
     yield intrinsic("dt_viota", f"-> {INTS}", lambda: np.arange(LANES, dtype=I32))
     yield intrinsic("dt_vcvt_i32", f"{FLOATS} -> {INTS}", m.to_i32_saturating)
     yield intrinsic("dt_vcvt_f32", f"{INTS} -> {FLOATS}", lambda v: v.astype(F32))
-    yield intrinsic("dt_vadd_i32", f"{INTS}, {INTS} -> {INTS}", np.add)
-    yield intrinsic("dt_vsub_i32", f"{INTS}, {INTS} -> {INTS}", np.subtract)
+    for name, act in _INTEGERS.items():
+        yield intrinsic(f"dt_v{name}_i32", f"{INTS}, {INTS} -> {INTS}", act)
     yield intrinsic("dt_vshl_i32", f"{INTS}, imm -> {INTS}", np.left_shift)
+    yield intrinsic("dt_vshr_i32", f"{INTS}, imm -> {INTS}", shift_right)
     yield intrinsic("dt_vbitcast_f32", f"{INTS} -> {FLOATS}", m.reinterpret(F32))
     yield intrinsic("dt_vbitcast_i32", f"{FLOATS} -> {INTS}", m.reinterpret(I32))
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dovetail.ir.high.ops import INTS, REALS
+
 SCALAR_SPELLING: Mapping[str, str] = {
     "f32": "float",
     "f64": "double",
     "i32": "int32_t",
     "i64": "int64_t",
+    "u8": "uint8_t",
+    "i8": "int8_t",
     "u16": "uint16_t",
     "u32": "uint32_t",
     "bf16": "uint16_t",
@@ -22,7 +26,7 @@ SCALAR_OPS: Mapping[str, str] = {
     "load.f32": "({0})[0]",
     "load.bf16": "dt_load_bf16({0})",
     "load.f16": "dt_load_f16({0})",
-    **{f"store.{t}": "({0})[0] = ({1})" for t in ("f32", "f64", "i32", "i64", "u16", "u32")},
+    **{f"store.{t}": "({0})[0] = ({1})" for t in (*INTS, *REALS)},
     "store.bf16": "dt_store_bf16({0}, {1})",
     "store.f16": "dt_store_f16({0}, {1})",
     "prefetch": "__builtin_prefetch({0})",
@@ -65,8 +69,10 @@ CPU_OPS: Mapping[str, str] = {
     "vpair_firsts": "dt_vpair_firsts({0}, {1})",
     "vpair_seconds": "dt_vpair_seconds({0}, {1})",
     "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
+    "vdot_quads": "dt_vdot_quads({0}, {1}, {2})",
+    "vstore_i8": "dt_vstore_i8({0}, {1})",
 }
-"""Helpers of CPUs alone: sums of several vectors at once, pairs of bfloat16."""
+"""Helpers of CPUs alone: sums of several vectors at once, pairs of bfloat16, quads of bytes."""
 
 COMMON_CFLAGS: tuple[str, ...] = (
     "-O3",

@@ -134,6 +134,18 @@ static inline __m256 dt_vdot_pairs(__m256i a, __m256i b, __m256 c) {
   return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), sum);
 }
 
+/* Products of the bytes of w, 0 to 127, or 128 where it is a magnitude, and of x, -127 to 127: neighbours' sums fit 16 bits. */
+static inline __m256i dt_vdot_quads(__m256i w, __m256i x, __m256i acc) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+
+/* The low byte of each lane. */
+static inline void dt_vstore_i8(int8_t* p, __m256i v) {
+  __m256i bytes = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
+  __m128i low = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+  _mm_storel_epi64((__m128i*)p, low);
+}
+
 /* Four sums at once: neighbours are added within halves of 4 lanes, then the halves. */
 static inline void dt_vreduce_add4(float* p, __m256 a, __m256 b, __m256 c, __m256 d) {
   __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));

@@ -126,6 +126,26 @@ static inline float dt_vdot_pairs(int32_t a, int32_t b, float c) {
   return dt_f32_of_bits((uint32_t)a << 16) * dt_f32_of_bits((uint32_t)b << 16) + (high + c);
 }
 
+/* Four bytes as one integer, the first lowest. */
+static inline int32_t dt_load_quad(const uint8_t* p) {
+  return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
+}
+
+/* The products of the bytes of a quad w, without a sign or with one, and of x, with one; and acc. */
+static inline int32_t dt_vdot_quads(int32_t w, int32_t x, int32_t acc) {
+  for (int32_t at = 0; at < 32; at += 8) {
+    acc += (int32_t)(uint8_t)(w >> at) * (int32_t)(int8_t)(x >> at);
+  }
+  return acc;
+}
+
+static inline int32_t dt_vdot_quads_signed(int32_t w, int32_t x, int32_t acc) {
+  for (int32_t at = 0; at < 32; at += 8) {
+    acc += (int32_t)(int8_t)(w >> at) * (int32_t)(int8_t)(x >> at);
+  }
+  return acc;
+}
+
 static inline void dt_vreduce_add4(float* p, float a, float b, float c, float d) {
   p[0] = a;
   p[1] = b;

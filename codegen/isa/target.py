@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
+from typing import Literal
 
 from dovetail.codegen.isa.intrinsics import Intrinsic
 from dovetail.ir.diagnostics import Source
@@ -24,8 +25,9 @@ class Target:
     `dt_*` helper of the prelude. `cpu_features` are /proc/cpuinfo flags. `device` targets are
     accelerators: they have another emitter and toolchain. `bf16_dot`: `vdot_pairs` is one
     instruction, twice the rate of float32. `tiles`: it has tile registers, which multiply bfloat16
-    matrices (`tile_dots`). CPUs with one of `slow_flags` run the target, but slower than a lesser
-    one.
+    matrices (`tile_dots`). `quads` says which codes `vdot_quads` takes: 0 to 127 where it is
+    "narrow" (two products are added in 16 bits, or signed bytes multiplied), 0 to 255 where it is
+    "wide". CPUs with one of `slow_flags` run the target, but slower than a lesser one.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Target:
     device: bool = False
     bf16_dot: bool = False
     tiles: bool = False
+    quads: Literal["narrow", "wide"] = "narrow"
     slow_flags: frozenset[str] = frozenset()
 
     @property

@@ -121,16 +121,17 @@ def integer_rows(lanes: int) -> Iterator[Intrinsic]:
     two = f"{vec}, {vec} -> {vec}"
     yield i(f"{prefix}_add_epi32", two, np.add, op="vadd_i32({0}, {1})")
     yield i(f"{prefix}_sub_epi32", two, np.subtract, op="vsub_i32({0}, {1})")
-    yield i(f"{prefix}_mullo_epi32", two, np.multiply)
+    yield i(f"{prefix}_mullo_epi32", two, np.multiply, op="vmul_i32({0}, {1})")
     yield i(f"{prefix}_min_epi32", two, np.minimum)
     yield i(f"{prefix}_max_epi32", two, np.maximum)
-    yield i(f"{prefix}_and_{si}", two, m.bitwise(np.bitwise_and))
-    yield i(f"{prefix}_or_{si}", two, m.bitwise(np.bitwise_or))
-    yield i(f"{prefix}_xor_{si}", two, m.bitwise(np.bitwise_xor))
+    for name, op in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
+        yield i(f"{prefix}_{name}_{si}", two, m.bitwise(op), op=f"v{name}_i32({{0}}, {{1}})")
     yield i(f"{prefix}_andnot_{si}", two, m.bitwise(m.and_not))
     shifted = f"{vec}, imm -> {vec}"
     yield i(f"{prefix}_slli_epi32", shifted, shift_left, op="vshl_i32({0}, {1})", immediates=SHIFTS)
-    yield i(f"{prefix}_srli_epi32", shifted, shift_right, immediates=SHIFTS)
+    yield i(
+        f"{prefix}_srli_epi32", shifted, shift_right, op="vshr_i32({0}, {1})", immediates=SHIFTS
+    )
     yield i(f"{prefix}_srai_epi32", shifted, shift_right_signed, immediates=SHIFTS)
     zero = np.zeros(lanes, I32)
     yield i(f"{prefix}_setzero_{si}", f"-> {vec}", zero.copy, op="vbroadcast_i32(0)")

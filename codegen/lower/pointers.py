@@ -6,7 +6,15 @@ from dovetail.ir.expr import Call, Cast, Expr, Index, Name, Ternary
 from dovetail.ir.high.nodes import Assign, ExprStmt, Stmt
 from dovetail.ir.high.scopes import Body, all_statements
 
-STORES = ("vstore", "vstore_i32", "store", "vreduce_add4", "vreduce_add16", "tile_dots")
+STORES = (
+    "vstore",
+    "vstore_i32",
+    "vstore_i8",
+    "store",
+    "vreduce_add4",
+    "vreduce_add16",
+    "tile_dots",
+)
 
 
 def written_pointers(body: Body) -> set[str]:

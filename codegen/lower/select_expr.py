@@ -17,6 +17,7 @@ from dovetail.ir.high.nodes import Text
 from dovetail.ir.high.ops import OPS, STORAGE, Op
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.rules import (
+    NARROW,
     TypeFault,
     binary_type,
     call_type,
@@ -186,7 +187,7 @@ class ExprSelector:
         if op.name == "abs" and not is_int(type_):
             return ex.Call(name=MATH[type_].format("fabs"), args=args)
         if op.name in ("min", "max", "abs"):
-            return ex.Call(name=f"dt_{op.name}_{'i32' if type_ == 'u16' else type_}", args=args)
+            return ex.Call(name=f"dt_{op.name}_{'i32' if type_ in NARROW else type_}", args=args)
         return ex.Call(name=MATH[type_].format(op.name), args=args)
 
 

@@ -75,6 +75,8 @@ DT_STORE(f32, float, float, )
 DT_STORE(f64, double, double, )
 DT_STORE(i32, int32_t, int32_t, )
 DT_STORE(i64, int64_t, int64_t, )
+DT_STORE(u8, uint8_t, uint8_t, )
+DT_STORE(i8, int8_t, int8_t, )
 DT_STORE(u16, uint16_t, uint16_t, )
 DT_STORE(u32, uint32_t, uint32_t, )
 DT_STORE(bf16, uint16_t, float, dt_narrow_bf16)
@@ -124,7 +126,12 @@ static DT_DEVICE dt_i32x32 dt_vcvt_i32(dt_f32x32 v) { return __float2int_rn(v); 
 static DT_DEVICE dt_f32x32 dt_vcvt_f32(dt_i32x32 v) { return (float)v; }
 static DT_DEVICE dt_i32x32 dt_vadd_i32(dt_i32x32 a, dt_i32x32 b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
 static DT_DEVICE dt_i32x32 dt_vsub_i32(dt_i32x32 a, dt_i32x32 b) { return (int32_t)((uint32_t)a - (uint32_t)b); }
+static DT_DEVICE dt_i32x32 dt_vmul_i32(dt_i32x32 a, dt_i32x32 b) { return (int32_t)((uint32_t)a * (uint32_t)b); }
+static DT_DEVICE dt_i32x32 dt_vand_i32(dt_i32x32 a, dt_i32x32 b) { return a & b; }
+static DT_DEVICE dt_i32x32 dt_vor_i32(dt_i32x32 a, dt_i32x32 b) { return a | b; }
+static DT_DEVICE dt_i32x32 dt_vxor_i32(dt_i32x32 a, dt_i32x32 b) { return a ^ b; }
 static DT_DEVICE dt_i32x32 dt_vshl_i32(dt_i32x32 v, int n) { return (int32_t)((uint32_t)v << n); }
+static DT_DEVICE dt_i32x32 dt_vshr_i32(dt_i32x32 v, int n) { return (int32_t)((uint32_t)v >> n); }
 static DT_DEVICE dt_f32x32 dt_vbitcast_f32(dt_i32x32 v) { return __int_as_float(v); }
 static DT_DEVICE dt_i32x32 dt_vbitcast_i32(dt_f32x32 v) { return __float_as_int(v); }
 

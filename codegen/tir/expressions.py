@@ -272,6 +272,9 @@ class Expressions:
             flags = (number(flag, "int32") for flag in (READ, LOCALITY[call.name], DATA))
             return tir.Evaluate(tir.call_llvm_intrin("void", "llvm.prefetch", pointer, *flags))
         elem = element(args[0].type)
+        if call.name == "vstore_i8":
+            low = tir.Cast(wide("int8", self.lanes), args[1].expr)
+            return self.store(args[0].expr, "i8", low, "vec[i8]", None)
         whole = {"vstore": "vec[f32]", "vstore_i32": "vec[i32]"}.get(call.name)
         type_ = whole or ("f32" if elem in ("bf16", "f16") else elem)
         count = fit(args[2], "i64") if len(args) > 2 else None
@@ -288,14 +291,29 @@ def _loader(type_: str) -> Callable[[Expressions, list[Typed]], Typed]:
     return load
 
 
+def _byte_loader(self: Expressions, args: list[Typed]) -> Typed:
+    stored = self.load(args[0].expr, element(args[0].type), "vec[i32]")
+    return Typed(tir.Cast(wide("int32", self.lanes), stored), "vec[i32]")
+
+
 _MEMORY: dict[str, Callable[[Expressions, list[Typed]], Typed]] = {
     "load": _loader(""),
     "vload": _loader("vec[f32]"),
     "vload_i32": _loader("vec[i32]"),
-    "vload_pairs": lambda self, args: Typed(self.load(args[0].expr, "i32", "vec[i32]"), "vec[i32]"),
-    "vbroadcast_pair": lambda self, args: Typed(
-        spread(self.load(args[0].expr, "i32", "i32"), self.lanes), "vec[i32]"
-    ),
+    "vload_u8": _byte_loader,
+    "vload_i8": _byte_loader,
+    **{
+        f"vload_{group}s": lambda self, args: Typed(
+            self.load(args[0].expr, "i32", "vec[i32]"), "vec[i32]"
+        )
+        for group in ("pair", "quad")
+    },
+    **{
+        f"vbroadcast_{group}": lambda self, args: Typed(
+            spread(self.load(args[0].expr, "i32", "i32"), self.lanes), "vec[i32]"
+        )
+        for group in ("pair", "quad")
+    },
 }
 
 

@@ -7,6 +7,7 @@ intrinsics, so that results do not hang on what an optimiser contracts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tvm import tirx as tir
 
@@ -125,6 +126,28 @@ def dot_pairs(lanes: int, a: Tir, b: Tir, c: Tir) -> Tir:
     return fused(lanes, pair_low(lanes, a), pair_low(lanes, b), upper)
 
 
+def shifted_down(lanes: int, value: Tir, n: Tir) -> Tir:
+    """Return integers shifted right, filled with zeros."""
+    words = tir.reinterpret(wide("uint32", lanes), value)
+    moved = tir.shift_right(words, spread(tir.Cast("uint32", n), lanes))
+    return tir.reinterpret(wide("int32", lanes), moved)
+
+
+def dot_quads(lanes: int, w: Tir, x: Tir, acc: Tir, *, signed: bool = False) -> Tir:
+    """Return acc + w . x of the four bytes of each lane; those of x, and of w if so, signed."""
+
+    def bits(count: int) -> Tir:
+        return spread(tir.const(count, "int32"), lanes)
+
+    def signed_byte(quads: Tir, at: int) -> Tir:
+        return tir.shift_right(tir.shift_left(quads, bits(24 - at)), bits(24))
+
+    for at in range(0, 32, 8):
+        byte = tir.bitwise_and(tir.shift_right(w, bits(at)), bits(255))
+        acc = acc + (signed_byte(w, at) if signed else byte) * signed_byte(x, at)
+    return acc
+
+
 def _unary(name: str) -> Callable[..., Tir]:
     return lambda lanes, a: intrinsic(name, wide("float32", lanes), a)
 
@@ -156,7 +179,12 @@ OPERATIONS: dict[str, Callable[..., Tir]] = {
     "vcvt_f32": lambda lanes, a: tir.Cast(wide("float32", lanes), a),
     "vadd_i32": lambda lanes, a, b: a + b,
     "vsub_i32": lambda lanes, a, b: a - b,
+    "vmul_i32": lambda lanes, a, b: a * b,
+    "vand_i32": lambda lanes, a, b: tir.bitwise_and(a, b),
+    "vor_i32": lambda lanes, a, b: tir.bitwise_or(a, b),
+    "vxor_i32": lambda lanes, a, b: tir.bitwise_xor(a, b),
     "vshl_i32": lambda lanes, a, n: tir.shift_left(a, spread(tir.Cast("int32", n), lanes)),
+    "vshr_i32": shifted_down,
     "vbitcast_f32": lambda lanes, a: tir.reinterpret(wide("float32", lanes), a),
     "vbitcast_i32": lambda lanes, a: tir.reinterpret(wide("int32", lanes), a),
     "vpair_low": pair_low,
@@ -164,6 +192,8 @@ OPERATIONS: dict[str, Callable[..., Tir]] = {
     "vpair_firsts": pair_firsts,
     "vpair_seconds": pair_seconds,
     "vdot_pairs": dot_pairs,
+    "vdot_quads": dot_quads,
+    "vdot_quads_signed": partial(dot_quads, signed=True),
     "viota": lambda lanes: ramp(tir.const(0, "int32"), lanes, "int32"),
 }
 """Builtin to its expression; the first argument is the number of lanes."""

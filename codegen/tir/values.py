@@ -23,6 +23,8 @@ SCALARS = {
     "f64": "float64",
     "i32": "int32",
     "i64": "int64",
+    "u8": "uint8",
+    "i8": "int8",
     "u16": "uint16",
     "u32": "uint32",
     "bool": "int32",
@@ -30,7 +32,8 @@ SCALARS = {
 """Type to dtype; truth values are kept as C keeps them."""
 STORED = {**SCALARS, "bf16": "uint16", "f16": "float16"}
 """Element type to dtype in memory."""
-SIZES = {"f32": 4, "f64": 8, "i32": 4, "i64": 8, "u16": 2, "u32": 4, "bf16": 2, "f16": 2}
+SIZES = {"u8": 1, "i8": 1, "u16": 2, "bf16": 2, "f16": 2, "i32": 4, "u32": 4, "f32": 4}
+SIZES |= {"i64": 8, "f64": 8}
 
 
 class Typed(NamedTuple):

@@ -2,7 +2,8 @@
 
 Kinds: `f32`, `i32`, `vec[f32]`, `vec[i32]` as written; `int` any integer; `const` a compile-time
 integer; `number` any scalar and `real` any floating scalar, all such arguments alike; `ptr.any` a
-pointer, `ptr.real` to f32, bf16 or f16, `ptr.i32` to i32, `ptr.bf16` and `ptr.f32` to those.
+pointer, `ptr.real` to f32, bf16 or f16, `ptr.byte` to u8 or i8, `ptr.i32` to i32, `ptr.bf16` and
+so on to those.
 Results: a type, `same` as the number or real arguments, `elem` of the pointer as a scalar, or
 `void`.
 """
@@ -51,6 +52,11 @@ _MEMORY = (
     Op("vstore_i32", ("ptr.i32", I, "int"), "void", optional=1, family="vstore"),
     Op("vload_pairs", ("ptr.bf16",), I),
     Op("vbroadcast_pair", ("ptr.bf16",), I),
+    Op("vload_quads", ("ptr.byte",), I),
+    Op("vbroadcast_quad", ("ptr.byte",), I),
+    Op("vload_u8", ("ptr.u8",), I),
+    Op("vload_i8", ("ptr.i8",), I),
+    Op("vstore_i8", ("ptr.i8", I), "void"),
 )
 _VECTOR = (
     Op("vzero", (), F),
@@ -65,8 +71,8 @@ _VECTOR = (
     Op("vtail", (F, "f32"), F),
     Op("vcvt_i32", (F,), I),
     Op("vcvt_f32", (I,), F),
-    *(Op(name, (I, I), I) for name in ("vadd_i32", "vsub_i32")),
-    Op("vshl_i32", (I, "const"), I),
+    *(Op(f"v{name}_i32", (I, I), I) for name in ("add", "sub", "mul", "and", "or", "xor")),
+    *(Op(name, (I, "const"), I) for name in ("vshl_i32", "vshr_i32")),
     Op("vbitcast_f32", (I,), F),
     Op("vbitcast_i32", (F,), I),
     Op("vbroadcast_i32", ("i32",), I),
@@ -74,6 +80,7 @@ _VECTOR = (
     *(Op(name, (I,), F) for name in ("vpair_low", "vpair_high")),
     *(Op(name, (I, I), I) for name in ("vpair_firsts", "vpair_seconds")),
     Op("vdot_pairs", (I, I, F), F),
+    *(Op(name, (I, I, I), I) for name in ("vdot_quads", "vdot_quads_signed")),
 )
 _PLACE = ("ptr.bf16", "int")
 _TILE = (
@@ -87,7 +94,7 @@ OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR, *_TIL
 FOLDABLE = frozenset(("min", "max", "abs", "exp", "log", "sqrt", "cos", "sin", "tanh", "floor"))
 """Builtins whose result is compile-time when all arguments are."""
 
-INTS = ("u16", "i32", "u32", "i64")
+INTS = ("u8", "i8", "u16", "i32", "u32", "i64")
 REALS = ("f32", "f64")
 STORAGE = ("bf16", "f16")
 """Types that exist in memory only: loads and stores convert from and to f32."""

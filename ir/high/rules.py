@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dovetail.ir.high.ops import ELEMENTS, INTS, REALS, STORAGE, VECTORS, Op
 
 UNKNOWN = "?"
-_RANK = {"bool": 0, "int": 1, "u16": 2, "i32": 2, "u32": 3, "i64": 4}
+_RANK = {"bool": 0, "int": 1, "u8": 2, "i8": 2, "u16": 2, "i32": 2, "u32": 3, "i64": 4}
+NARROW = ("u8", "i8", "u16")
+"""Integers that become i32 in arithmetic, as in C."""
 _REAL_RANK = {"int": 0, "float": 1, "f32": 2, "f64": 2}
 _COMPARE = ("==", "!=", "<", "<=", ">", ">=")
 _INT_ONLY = ("//", "%", "<<", ">>", "&", "|", "^")
@@ -56,7 +58,7 @@ def unify(left: str, right: str) -> str | None:
     """Return the type of arithmetic on two scalars, None where a cast is needed."""
     if left in _RANK and right in _RANK:
         wider = left if _RANK[left] >= _RANK[right] else right
-        return {"u16": "i32", "bool": "int"}.get(wider, wider)
+        return "i32" if wider in NARROW else "int" if wider == "bool" else wider
     if left in _REAL_RANK and right in _REAL_RANK:
         if left != right and _REAL_RANK[left] == _REAL_RANK[right]:
             return None
@@ -218,6 +220,7 @@ def call_type(op: Op, args: Sequence[str]) -> str:
     return same if op.result == "same" else op.result
 
 
+_ALONE = ("i32", "u8", "i8", "bf16", "f32")
 _WORDS = {
     "int": "an integer",
     "const": "a compile-time integer",
@@ -225,17 +228,15 @@ _WORDS = {
     "real": "a floating scalar",
     "ptr.any": "a pointer",
     "ptr.real": "a pointer to f32, bf16 or f16",
-    "ptr.i32": "a pointer to i32",
-    "ptr.bf16": "a pointer to bf16",
-    "ptr.f32": "a pointer to f32",
+    "ptr.byte": "a pointer to u8 or i8",
+    **{f"ptr.{elem}": f"a pointer to {elem}" for elem in _ALONE},
 }
 
 
 _POINTEES = {
     "ptr.real": ("f32", *STORAGE),
-    "ptr.i32": ("i32",),
-    "ptr.bf16": ("bf16",),
-    "ptr.f32": ("f32",),
+    "ptr.byte": ("u8", "i8"),
+    **{f"ptr.{elem}": (elem,) for elem in _ALONE},
 }
 
 

@@ -17,7 +17,7 @@ from dovetail.ir.errors import SpecError
 
 EPYC = "processor\t: 0\nflags\t\t: fpu fma f16c avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n"
 GRAVITON = "processor\t: 0\nFeatures\t: fp asimd fphp\n"
-SUMS = ("vreduce_add4", "vreduce_add16")
+CPU_ONLY = re.compile(r"pair|quad|vload_[ui]8|vstore_i8|vreduce_add\d")
 
 
 def best(machine: str, features: frozenset[str]) -> str:
@@ -26,8 +26,8 @@ def best(machine: str, features: frozenset[str]) -> str:
 
 def test_all_targets_define_the_same_operations():
     keys = {name: set(target.ops) for name, target in ALL_TARGETS.items()}
-    for name in DEVICE_TARGETS:  # panels of pairs are read on CPUs only
-        keys[name] |= {key for key in keys["generic"] if "pair" in key or key in SUMS}
+    for name in DEVICE_TARGETS:  # panels of pairs and of quads are read on CPUs only
+        keys[name] |= {key for key in keys["generic"] if CPU_ONLY.search(key)}
     for name, target in ALL_TARGETS.items():
         tiles = {key for key in keys[name] if key.startswith("tile")}
         assert bool(tiles) == target.tiles

@@ -38,6 +38,8 @@ DT_STORE(f32, float, float, )
 DT_STORE(f64, double, double, )
 DT_STORE(i32, int32_t, int32_t, )
 DT_STORE(i64, int64_t, int64_t, )
+DT_STORE(u8, uint8_t, uint8_t, )
+DT_STORE(i8, int8_t, int8_t, )
 DT_STORE(u16, uint16_t, uint16_t, )
 DT_STORE(u32, uint32_t, uint32_t, )
 DT_STORE(bf16, uint16_t, float, dt_narrow_bf16)
@@ -86,8 +88,13 @@ DT_TWO(vmin, dt_f32x32, a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i])
 DT_TWO(vmax, dt_f32x32, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i])
 DT_TWO(vadd_i32, dt_i32x32, (int32_t)((uint32_t)a.lane[i] + (uint32_t)b.lane[i]))
 DT_TWO(vsub_i32, dt_i32x32, (int32_t)((uint32_t)a.lane[i] - (uint32_t)b.lane[i]))
+DT_TWO(vmul_i32, dt_i32x32, (int32_t)((uint32_t)a.lane[i] * (uint32_t)b.lane[i]))
+DT_TWO(vand_i32, dt_i32x32, a.lane[i] & b.lane[i])
+DT_TWO(vor_i32, dt_i32x32, a.lane[i] | b.lane[i])
+DT_TWO(vxor_i32, dt_i32x32, a.lane[i] ^ b.lane[i])
 static inline dt_i32x32 dt_viota(void) { DT_LANES(dt_i32x32, i); }
 static inline dt_i32x32 dt_vshl_i32(dt_i32x32 v, int n) { DT_LANES(dt_i32x32, (int32_t)((uint32_t)v.lane[i] << n)); }
+static inline dt_i32x32 dt_vshr_i32(dt_i32x32 v, int n) { DT_LANES(dt_i32x32, (int32_t)((uint32_t)v.lane[i] >> n)); }
 static inline dt_i32x32 dt_vcvt_i32(dt_f32x32 v) {
   DT_LANES(dt_i32x32, v.lane[i] != v.lane[i]        ? 0
                       : v.lane[i] >= 2147483648.0f  ? INT32_MAX

@@ -7,6 +7,7 @@ from dovetail.codegen.targets import ALL_TARGETS, TARGETS
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.ops import OPS
 from tests.codegen.lower.native import NATIVE, RUNNING, run
+from tests.codegen.lower.test_quads import QUAD_TEXT
 from tests.codegen.lower.test_tiles import TILE_TEXT
 
 RNG = np.random.default_rng(7)
@@ -36,7 +37,12 @@ VECTOR = {
     "vcvt_f32(vcvt_i32(vmul(a, vbroadcast(4.0))))": np.rint(A * 4),
     "vcvt_f32(vadd_i32(i, j))": I + J,
     "vcvt_f32(vsub_i32(i, j))": I - J,
+    "vcvt_f32(vmul_i32(i, j))": I * J,
+    "vcvt_f32(vand_i32(i, j))": I & J,
+    "vcvt_f32(vor_i32(i, j))": I | J,
+    "vcvt_f32(vxor_i32(i, j))": I ^ J,
     "vcvt_f32(vshl_i32(i, 3))": I << 3,
+    "vcvt_f32(vshr_i32(i, 9))": I.view(np.uint32) >> 9,
     "vcvt_f32(vbroadcast_i32(7))": 0 * I + 7,
     "vbitcast_f32(vbitcast_i32(a))": A,
 }
@@ -239,7 +245,8 @@ def test_pairs_and_many_sums_at_once(target):
 
 
 def test_every_builtin_is_exercised_here():
-    text = " ".join([VECTOR_TEXT, REDUCE_TEXT, SCALAR_TEXT, MEMORY_TEXT, PAIR_TEXT, TILE_TEXT])
+    texts = (VECTOR_TEXT, REDUCE_TEXT, SCALAR_TEXT, MEMORY_TEXT, PAIR_TEXT, QUAD_TEXT, TILE_TEXT)
+    text = " ".join(texts)
     text += "vload_i32( vstore_i32( viota( vtail("
     missing = [name for name in OPS if f"{name}(" not in text]
     assert missing == []

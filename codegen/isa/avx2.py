@@ -56,6 +56,9 @@ OPS = {
     "vload_quads": "_mm256_loadu_si256((const __m256i*)({0}))",
     "vbroadcast_quad": "_mm256_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vdot_quads_signed": "dt_vdot_quads(_mm256_abs_epi8({0}), _mm256_sign_epi8({1}, {0}), {2})",
+    "vmul_quads": "_mm256_maddubs_epi16({0}, {1})",
+    "vadd_i16": "_mm256_add_epi16({0}, {1})",
+    "vfold_i16": "_mm256_madd_epi16({0}, _mm256_set1_epi16(1))",
     "vload_u8": "_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)({0})))",
     "vload_i8": "_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)({0})))",
     "vpair_low": "_mm256_castsi256_ps(_mm256_slli_epi32({0}, 16))",
@@ -78,4 +81,5 @@ TARGET = Target(
     intrinsics=INTRINSICS,
     prelude_files=("prelude_avx2.c",),
     constants=CONSTANTS,
+    sums_16=True,
 )

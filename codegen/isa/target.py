@@ -27,7 +27,8 @@ class Target:
     instruction, twice the rate of float32. `tiles`: it has tile registers, which multiply bfloat16
     matrices (`tile_dots`). `quads` says which codes `vdot_quads` takes: 0 to 127 where it is
     "narrow" (two products are added in 16 bits, or signed bytes multiplied), 0 to 255 where it is
-    "wide". CPUs with one of `slow_flags` run the target, but slower than a lesser one.
+    "wide". `sums_16`: products of quads are added in 16 bits first (`vmul_quads`), where several of
+    them fit, since no instruction adds four of them in 32. CPUs with one of `slow_flags` run the target, but slower than a lesser one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Target:
     bf16_dot: bool = False
     tiles: bool = False
     quads: Literal["narrow", "wide"] = "narrow"
+    sums_16: bool = False
     slow_flags: frozenset[str] = frozenset()
 
     @property

@@ -81,6 +81,8 @@ _VECTOR = (
     *(Op(name, (I, I), I) for name in ("vpair_firsts", "vpair_seconds")),
     Op("vdot_pairs", (I, I, F), F),
     *(Op(name, (I, I, I), I) for name in ("vdot_quads", "vdot_quads_signed")),
+    *(Op(name, (I, I), I) for name in ("vmul_quads", "vadd_i16")),
+    Op("vfold_i16", (I,), I),
 )
 _PLACE = ("ptr.bf16", "int")
 _TILE = (

@@ -6,26 +6,13 @@ apart, as the targets that have them do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
 from dovetail.codegen.isa import meaning as m
 from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic
-
-LOW_BITS = "vand_i32({}, vbroadcast_i32(2139062143))"  # 0x7f7f7f7f
-HIGH_BIT = "vand_i32(vshr_i32({}, 7), vbroadcast_i32(16843009))"  # 0x01010101
-
-
-def exact_dot(acc: str, w: str, x: str, join: str) -> str:
-    """Return acc + w . x of quads for w of all 256 codes, in ops that narrow targets do, too.
-
-    The upper bit of a code counts 128 where it is unsigned (`join` is add), else -128 (sub).
-    """
-    low = f"vdot_quads({LOW_BITS.format(w)}, {x}, {acc})"
-    high = f"vdot_quads({HIGH_BIT.format(w)}, {x}, vbroadcast_i32(0))"
-    return f"v{join}_i32({low}, vshl_i32({high}, 7))"
 
 
 def byte_rows() -> Iterator[Intrinsic]:
@@ -59,7 +46,8 @@ def byte_rows() -> Iterator[Intrinsic]:
 
 
 def _product(wide: str, a: m.Array, b: m.Array) -> m.Array:
-    return a.astype(wide) * b.astype(wide)
+    out: m.Array = a.astype(wide) * b.astype(wide)
+    return out
 
 
 def _add_neighbours(a: m.Array, b: m.Array) -> m.Array:
@@ -73,20 +61,15 @@ def _widened_sums(wide: str, v: m.Array) -> m.Array:
     return out
 
 
-def dot_quads(acc: m.Array, a: m.Array, b: m.Array) -> m.Array:
-    """Return acc + a . b of the four bytes of each lane, wrapping; bytes have their arrays' sign."""
-    products = (a.astype(np.int64) * b.astype(np.int64)).reshape(-1, 4).sum(axis=1)
-    return (acc + products).astype(acc.dtype)
-
-
 def _dot_lane(acc: m.Array, a: m.Array, b: m.Array, lane: int) -> m.Array:
-    return dot_quads(acc, a, np.tile(b.reshape(-1, 4)[lane], acc.size))
+    return m.dot_quads(acc, a, np.tile(b.reshape(-1, 4)[lane], acc.size))
 
 
 def multiply_tiles(acc: m.Array, a: m.Array, b: m.Array) -> m.Array:
     """Return acc + a b^T: acc 2 x 2, a and b two rows of eight bytes, wrapping."""
     left, right = (v.astype(np.int64).reshape(2, 8) for v in (a, b))
-    return (acc + (left @ right.T).reshape(-1)).astype(acc.dtype)
+    total: m.Array = (acc + (left @ right.T).reshape(-1)).astype(acc.dtype)
+    return total
 
 
 def _vector(kind: str, bits: int) -> str:
@@ -100,14 +83,14 @@ def _dots(name: str, acc: str, left: str, right: str, form: str = "") -> Iterato
         total, a, b = _vector(acc, bits), _vector(left, bits), _vector(right, bits)
         op, lanes = (form, 4) if bits == 128 else ("", 0)
         yield intrinsic(
-            f"v{name}{q}_{acc}", f"{total}, {a}, {b} -> {total}", dot_quads, op=op, lanes=lanes
+            f"v{name}{q}_{acc}", f"{total}, {a}, {b} -> {total}", m.dot_quads, op=op, lanes=lanes
         )
 
 
-def _lane_dots(name: str, acc: str, left: str, right: str, whole: bool) -> Iterator[Intrinsic]:
+def _lane_dots(name: str, acc: str, left: str, right: str) -> Iterator[Intrinsic]:
     """Yield dot products of quads with one quad of the second operand."""
     for q, bits in (("", 64), ("q", 128)):
-        for suffix, width in (("lane", 64), ("laneq", 128))[: 1 + whole]:
+        for suffix, width in (("lane", 64), ("laneq", 128)):
             total, a, b = _vector(acc, bits), _vector(left, bits), _vector(right, width)
             yield intrinsic(
                 f"v{name}{q}_{suffix}_{acc}",
@@ -119,20 +102,17 @@ def _lane_dots(name: str, acc: str, left: str, right: str, whole: bool) -> Itera
 
 def dotprod_rows() -> Iterator[Intrinsic]:
     """Yield what DotProd adds: quads of bytes of one sign."""
-    yield from _dots("dot", "s32", "s8", "s8", exact_dot("{0}", "{1}", "{2}", "sub"))
+    yield from _dots("dot", "s32", "s8", "s8", m.dot_form("{0}", "{1}", "{2}", "sub"))
     yield from _dots("dot", "u32", "u8", "u8")
     for sign in "su":
-        yield from _lane_dots("dot", f"{sign}32", f"{sign}8", f"{sign}8", whole=True)
+        yield from _lane_dots("dot", f"{sign}32", f"{sign}8", f"{sign}8")
 
 
 def i8mm_rows() -> Iterator[Intrinsic]:
-    """Yield what I8MM adds: quads of unsigned and signed bytes, products of 2 x 8 and 8 x 2.
-
-    `vusdotq_laneq` is left out: gcc 12 lacks it.
-    """
-    yield from _dots("usdot", "s32", "u8", "s8", exact_dot("{0}", "{1}", "{2}", "add"))
-    yield from _lane_dots("usdot", "s32", "u8", "s8", whole=False)
-    yield from _lane_dots("sudot", "s32", "s8", "u8", whole=False)
+    """Yield what I8MM adds: quads of unsigned and signed bytes, products of 2 x 8 and 8 x 2."""
+    yield from _dots("usdot", "s32", "u8", "s8", m.dot_form("{0}", "{1}", "{2}", "add"))
+    yield from _lane_dots("usdot", "s32", "u8", "s8")
+    yield from _lane_dots("sudot", "s32", "s8", "u8")
     for name, acc, left, right in (
         ("mmla", "s32", "s8", "s8"),
         ("mmla", "u32", "u8", "u8"),

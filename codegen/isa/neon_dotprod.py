@@ -1,7 +1,6 @@
-"""The targets aarch64-dotprod and aarch64-i8mm: NEON with dot products of quads of bytes.
+"""The target aarch64-dotprod: NEON with dot products of quads of bytes of one sign (DotProd).
 
-DotProd (ARMv8.2, Cortex-A75 and Neoverse N1 on) multiplies bytes of one sign; I8MM (ARMv8.6,
-Neoverse V1 on) unsigned with signed ones, so that codes use all 8 bits.
+ARMv8.2: Cortex-A75, Neoverse N1 and Apple M1 on. Codes stay below 128, where both signs agree.
 """
 
 from __future__ import annotations
@@ -10,26 +9,16 @@ from dataclasses import replace
 
 from dovetail.codegen.isa import neon
 from dovetail.codegen.isa.intrinsics import table
-from dovetail.codegen.isa.neon_bytes import dotprod_rows, i8mm_rows
+from dovetail.codegen.isa.neon_bytes import dotprod_rows
 
-SIGNED_DOT = "vdotq_s32({2}, vreinterpretq_s8_s32({0}), vreinterpretq_s8_s32({1}))"
-MIXED_DOT = "vusdotq_s32({2}, vreinterpretq_u8_s32({0}), vreinterpretq_s8_s32({1}))"
+_DOT = "vdotq_s32({2}, vreinterpretq_s8_s32({0}), vreinterpretq_s8_s32({1}))"
 
-DOTPROD = replace(
+TARGET = replace(
     neon.TARGET,
     name="aarch64-dotprod",
-    ops={**neon.OPS, "vdot_quads": SIGNED_DOT, "vdot_quads_signed": SIGNED_DOT},
+    ops={**neon.OPS, "vdot_quads": _DOT, "vdot_quads_signed": _DOT},
     cflags=(*neon.TARGET.cflags, "-march=armv8.2-a+dotprod"),
+    zig_cpu="generic+v8_2a+dotprod",
     cpu_features=neon.TARGET.cpu_features | {"asimddp"},
     intrinsics={**neon.TARGET.intrinsics, **table(dotprod_rows())},
-)
-
-I8MM = replace(
-    DOTPROD,
-    name="aarch64-i8mm",
-    ops={**DOTPROD.ops, "vdot_quads": MIXED_DOT},
-    cflags=(*neon.TARGET.cflags, "-march=armv8.2-a+dotprod+i8mm"),
-    cpu_features=DOTPROD.cpu_features | {"i8mm"},
-    intrinsics={**DOTPROD.intrinsics, **table(i8mm_rows())},
-    quads="wide",
 )

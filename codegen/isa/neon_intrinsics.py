@@ -295,7 +295,7 @@ def _cast_rows(bits: int) -> Iterator[Intrinsic]:
 
 
 def _width_rows() -> Iterator[Intrinsic]:
-    """Yield conversions between widths: 8 to 16 to 32 bits and back, float16 to float32 and back."""
+    """Yield conversions between widths: 8, 16 and 32 bits, float16 and float32."""
     for kind, wide in (("u16", "u32"), ("s16", "s32"), ("u8", "u16"), ("s8", "s16")):
         dtype = KINDS[wide][0]
         yield intrinsic(

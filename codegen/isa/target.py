@@ -27,7 +27,8 @@ class Target:
     instruction, twice the rate of float32. `tiles`: it has tile registers, which multiply bfloat16
     matrices (`tile_dots`). `quads` says which codes `vdot_quads` takes: 0 to 127 where it is
     "narrow" (two products are added in 16 bits, or signed bytes multiplied), 0 to 255 where it is
-    "wide". CPUs with one of `slow_flags` run the target, but slower than a lesser one.
+    "wide". `zig_cpu` stands for a `-march` of `cflags`, which zig spells its own way.
+    CPUs with one of `slow_flags` run the target, but slower than a lesser one.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Target:
     bf16_dot: bool = False
     tiles: bool = False
     quads: Literal["narrow", "wide"] = "narrow"
+    zig_cpu: str = ""
     slow_flags: frozenset[str] = frozenset()
 
     @property

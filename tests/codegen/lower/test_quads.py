@@ -10,7 +10,7 @@ from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
-from tests.codegen.lower.native import NATIVE, run
+from tests.codegen.lower.native import EVERY, run
 
 QUAD_TEXT = """
 @kernel
@@ -69,7 +69,7 @@ def native(kernel, target, *args):
     run(QUAD_TEXT, kernel, target, *args)
 
 
-RUNS = [(interpreted, name) for name in TARGETS] + [(native, name) for name in NATIVE]
+RUNS = [(interpreted, name) for name in TARGETS] + [(native, name) for name in EVERY]
 on_all = pytest.mark.parametrize(("call", "target"), RUNS, ids=lambda v: getattr(v, "__name__", v))
 
 

@@ -115,7 +115,7 @@ SHARED_ROWS = {"avx512": 4, "avx2": 2}
 """Instruction set to the most query heads that take a key together, where tiles are unrolled."""
 STEP_BYTES = 8192
 """Keys between two updates of the maximum, without groups; with groups twice as many."""
-FETCHES_AHEAD = frozenset({"x86-64-amx", "x86-64-avx512"})
+FETCHES_AHEAD = frozenset({"x86-64-amx", "x86-64-avx512vnni", "x86-64-avx512"})
 """Targets, by name, of CPUs that fetch ahead on their own, within 4 KiB, what is read on and on.
 
 They drop nothing they are asked for, keys beside values: asking again costs 4 to 10 %. Float32

@@ -6,14 +6,26 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
-from dovetail.codegen.isa import amx, avx2, avx512, avx512_bf16, cuda, generic, neon
+from dovetail.codegen.isa import (
+    amx,
+    avx2,
+    avx512,
+    avx512_bf16,
+    avx512_vnni,
+    avxvnni,
+    cuda,
+    generic,
+    neon,
+    neon_dotprod,
+    neon_i8mm,
+)
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.cpu import usable_flags
 from dovetail.ir.errors import SpecError
 
-TARGETS: dict[str, Target] = {
-    module.TARGET.name: module.TARGET for module in (amx, avx512_bf16, avx512, avx2, neon, generic)
-}
+_X86 = (amx, avx512_bf16, avx512_vnni, avx512, avxvnni, avx2)
+_CPUS = (*_X86, neon_i8mm, neon_dotprod, neon, generic)
+TARGETS: dict[str, Target] = {module.TARGET.name: module.TARGET for module in _CPUS}
 """Targets of CPUs, best first."""
 
 DEVICE_TARGETS: dict[str, Target] = {t.name: t for t in (cuda.TARGET,)}

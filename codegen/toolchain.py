@@ -53,7 +53,9 @@ class Compiler:
         if self.kind != "zig":
             return target.cflags
         system = target.zig_target.split("-gnu")[0] + "-musl" if static else target.zig_target
-        return ("-target", system, *target.cflags, "-fno-sanitize=undefined", "-g0")
+        plain = (flag for flag in target.cflags if not flag.startswith("-march="))
+        cpu = (f"-mcpu={target.zig_cpu}",) if target.zig_cpu else ()
+        return ("-target", system, *plain, *cpu, "-fno-sanitize=undefined", "-g0")
 
 
 @dataclass(frozen=True, slots=True)

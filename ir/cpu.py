@@ -10,8 +10,8 @@ import sys
 from collections.abc import Set
 from functools import lru_cache
 
-TILE_FLAGS = frozenset({"amx_tile", "amx_bf16"})
-"""Flags of CPUs with tile registers (AMX) that multiply bfloat16."""
+TILE_FLAGS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
+"""Flags of CPUs with tile registers (AMX) that multiply bfloat16 and bytes."""
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """arch_prctl(2) on x86-64, its ARCH_REQ_XCOMP_PERM, and the state component it is asked for."""
 

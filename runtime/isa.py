@@ -27,18 +27,24 @@ class Requirement:
     faster: str = ""
 
 
-_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"})
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_VNNI = _AVX512 | {"avx512_vnni"}
 
 REQUIREMENTS: dict[str, Requirement] = {
-    "x86-64-amx": Requirement("x86_64", _AVX512 | TILE_FLAGS),
+    "x86-64-amx": Requirement("x86_64", _VNNI | TILE_FLAGS),
     "x86-64-avx512bf16": Requirement(
         "x86_64",
-        _AVX512 | {"avx512_bf16"},
+        _VNNI | {"avx512_bf16"},
         slow=frozenset({"avx512_fp16"}),
-        faster="x86-64-avx512",
+        faster="x86-64-avx512vnni",
     ),
+    "x86-64-avx512vnni": Requirement("x86_64", _VNNI),
     "x86-64-avx512": Requirement("x86_64", _AVX512),
-    "x86-64-avx2": Requirement("x86_64", frozenset({"avx2", "fma", "f16c"})),
+    "x86-64-avxvnni": Requirement("x86_64", _AVX2 | {"avx_vnni"}),
+    "x86-64-avx2": Requirement("x86_64", _AVX2),
+    "aarch64-i8mm": Requirement("aarch64", frozenset({"asimd", "asimddp", "i8mm"})),
+    "aarch64-dotprod": Requirement("aarch64", frozenset({"asimd", "asimddp"})),
     "aarch64-neon": Requirement("aarch64", frozenset({"asimd"})),
     "generic": Requirement(None, frozenset()),
 }

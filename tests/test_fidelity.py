@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App, load
 from dovetail.runtime.isa import supports
 from dovetail.runtime.request import SamplingParams
 from dovetail.topology.hardware import read_hardware
+from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.models import make_model
 
 ANSWER = 64
@@ -188,7 +188,7 @@ def test_logits(family: str, dtype: str, kv_dtype: str, bound: float, tmp_path: 
                 assert np.abs(got - wanted).max() <= bound * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize("target", list(FLOAT_TARGETS))
 def test_every_target_that_runs_here(target: str, tmp_path: Path) -> None:
     if not supports(target, read_hardware()):
         pytest.skip(f"this CPU does not run {target}")

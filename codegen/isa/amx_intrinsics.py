@@ -5,6 +5,9 @@ As on hardware, what a thread does with its tiles lasts from `_tile_loadconfig` 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 
 from dovetail.codegen.isa import meaning as m
@@ -12,6 +15,8 @@ from dovetail.codegen.isa.intrinsics import intrinsic, table
 from dovetail.codegen.isa.memory import MemoryFault, Pointer
 
 COUNT, ROW_BYTES = 8, 64
+BYTES = {"s": np.int8, "u": np.uint8}
+"""How a name spells the sign of an operand's bytes."""
 
 
 class TileFile:
@@ -55,6 +60,16 @@ class TileFile:
         sums, a, b = (self._tile(tile).view(np.float32) for tile in (to, left, right))
         sums[:] = m.dot_tiles(sums, a, b)
 
+    def dot_bytes(self, left: Any, right: Any, to: int, rows: int, columns: int) -> None:
+        """Add the products of quads of bytes, of these signs; sums wrap."""
+        sums = self._tile(to).view(np.int32)
+        a, b = (
+            self._tile(tile).view(dtype).astype(np.int64)
+            for tile, dtype in ((rows, left), (columns, right))
+        )
+        quads = b.reshape(len(b), -1, 4).transpose(0, 2, 1).reshape(a.shape[1], -1)
+        sums[:] = (sums + a @ quads).astype(np.int32)
+
     def _tile(self, tile: int) -> m.Array:
         if not self._tiles:
             raise MemoryFault("tile registers are used before they are configured")
@@ -71,5 +86,14 @@ INTRINSICS = table(
         intrinsic("_tile_stored", "imm, void*, long -> void", TILES.store),
         intrinsic("_tile_zero", "imm -> void", TILES.zero),
         intrinsic("_tile_dpbf16ps", "imm, imm, imm -> void", TILES.dot),
+        *(
+            intrinsic(
+                f"_tile_dpb{a}{b}d",
+                "imm, imm, imm -> void",
+                partial(TILES.dot_bytes, BYTES[a], BYTES[b]),
+            )
+            for a in BYTES
+            for b in BYTES
+        ),
     ]
 )

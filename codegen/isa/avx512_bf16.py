@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.codegen.isa import avx512
+from dovetail.codegen.isa import avx512_vnni
 from dovetail.codegen.isa import meaning as m
 from dovetail.codegen.isa.intrinsics import intrinsic, table
 
@@ -20,15 +20,15 @@ INTRINSICS = table(
 )
 
 TARGET = replace(
-    avx512.TARGET,
+    avx512_vnni.TARGET,
     name="x86-64-avx512bf16",
     ops={
-        **avx512.OPS,
+        **avx512_vnni.TARGET.ops,
         "vdot_pairs": "_mm512_dpbf16_ps({2}, (__m512bh)({0}), (__m512bh)({1}))",
     },
-    cflags=(*avx512.TARGET.cflags, "-mavx512bf16"),
-    cpu_features=avx512.TARGET.cpu_features | {"avx512_bf16"},
-    intrinsics={**avx512.TARGET.intrinsics, **INTRINSICS},
+    cflags=(*avx512_vnni.TARGET.cflags, "-mavx512bf16"),
+    cpu_features=avx512_vnni.TARGET.cpu_features | {"avx512_bf16"},
+    intrinsics={**avx512_vnni.TARGET.intrinsics, **INTRINSICS},
     bf16_dot=True,
     slow_flags=frozenset({"avx512_fp16"}),
 )

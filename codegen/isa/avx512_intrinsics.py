@@ -10,6 +10,7 @@ import numpy as np
 from dovetail.codegen.isa import meaning as m
 from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic, table
 from dovetail.codegen.isa.memory import Pointer
+from dovetail.codegen.isa.x86_bytes import byte_rows, lanewise
 from dovetail.codegen.isa.x86_rows import (
     ROUNDINGS,
     first,
@@ -101,6 +102,23 @@ def _masked_arithmetic() -> Iterator[Intrinsic]:
     )
 
 
+def _masked_bytes() -> Iterator[Intrinsic]:
+    """Yield operations on 64 bytes under a mask, and that of their signs."""
+    for name, op in (("add", np.add), ("sub", np.subtract)):
+        yield intrinsic(
+            f"_mm512_mask_{name}_epi8",
+            "__m512i, __mmask64, __m512i, __m512i -> __m512i",
+            lambda s, k, a, b, op=op: lanewise(
+                np.int8, lambda s, a, b: np.where(m.bits_of(k, 64), op(a, b), s)
+            )(s, a, b),
+        )
+    yield intrinsic(
+        "_mm512_movepi8_mask",
+        "__m512i -> __mmask64",
+        lambda v: np.uint64(m.mask_of(v.view(np.int8) < 0)),
+    )
+
+
 def _reductions() -> Iterator[Intrinsic]:
     """Yield the reductions: upper half onto lower half until one lane is left."""
     for name, op in (("add", np.add), ("max", m.max_second), ("min", m.min_second)):
@@ -155,16 +173,17 @@ def _parts() -> Iterator[Intrinsic]:
         "__m512, __m512i, __m512 -> __m512",
         lambda a, i, b: np.concatenate([a, b])[i & 31],
     )
-    yield intrinsic("_mm512_cvtepi32_epi16", "__m512i -> __m256i", _narrow)
+    for bits, dtype, half in ((16, U16, "__m256i"), (8, np.uint8, "__m128i")):
+        yield intrinsic(
+            f"_mm512_cvtepi32_epi{bits}",
+            f"__m512i -> {half}",
+            lambda v, dtype=dtype: v.view(np.uint32).astype(dtype).view(I32),
+        )
     yield intrinsic("_mm512_cvtsi512_si32", "__m512i -> int", first)
 
 
 def _pad_f32(v: m.Array) -> m.Array:
     return np.concatenate([v, np.zeros(16 - v.size, F32)])
-
-
-def _narrow(v: m.Array) -> m.Array:
-    return v.view(np.uint32).astype(U16).view(I32)
 
 
 INTRINSICS = table(
@@ -176,6 +195,8 @@ INTRINSICS = table(
         *(row for bits in (128, 256, 512) for row in _masked_memory(bits, "epi32")),
         *(row for bits in (128, 256) for row in _masked_memory(bits, "epi16")),
         *_masked_arithmetic(),
+        *byte_rows(16),
+        *_masked_bytes(),
         *_reductions(),
         *_parts(),
         intrinsic("_mm512_abs_ps", "__m512 -> __m512", np.abs, op="vabs({0})", lanes=16),

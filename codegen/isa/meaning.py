@@ -14,6 +14,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 F32, I32 = np.float32, np.int32
 INT_MIN = -(2**31)
+_LOW_BITS = "vand_i32({}, vbroadcast_i32(2139062143))"  # 0x7f7f7f7f
+_HIGH_BIT = "vand_i32(vshr_i32({}, 7), vbroadcast_i32(16843009))"  # 0x01010101
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
@@ -42,6 +44,23 @@ def dot_pairs(c: Array, a: Array, b: Array) -> Array:
     for part in (odd_bf16, even_bf16):
         total = flush(fma(flush(part(a)), flush(part(b)), total))
     return total
+
+
+def dot_quads(acc: Array, a: Array, b: Array) -> Array:
+    """Return acc + a . b of each lane's four bytes, wrapping; a and b are of int8 or uint8."""
+    products = (a.astype(np.int64) * b.astype(np.int64)).reshape(-1, 4).sum(axis=1)
+    total: Array = (acc + products).astype(acc.dtype)
+    return total
+
+
+def dot_form(acc: str, w: str, x: str, join: str) -> str:
+    """Return acc + w . x of quads for w of all 256 codes, in ops that narrow targets do, too.
+
+    The upper bit of a code counts 128 where it is unsigned (`join` is add), else -128 (sub).
+    """
+    low = f"vdot_quads({_LOW_BITS.format(w)}, {x}, {acc})"
+    high = f"vdot_quads({_HIGH_BIT.format(w)}, {x}, vbroadcast_i32(0))"
+    return f"v{join}_i32({low}, vshl_i32({high}, 7))"
 
 
 def dot_tiles(c: Array, a: Array, b: Array) -> Array:

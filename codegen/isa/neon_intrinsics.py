@@ -12,6 +12,7 @@ from dovetail.codegen.isa import generic
 from dovetail.codegen.isa import meaning as m
 from dovetail.codegen.isa.intrinsics import VECTOR_TYPES, Intrinsic, intrinsic, table
 from dovetail.codegen.isa.memory import Pointer
+from dovetail.codegen.isa.neon_bytes import byte_rows
 
 F32 = np.float32
 KINDS = {
@@ -24,7 +25,7 @@ KINDS = {
     "s8": ("int8", "int8_t"),
 }
 """NEON suffix: numpy dtype, C element type."""
-INTEGERS = ("s32", "u32", "u16", "s16")
+INTEGERS = ("s32", "u32", "u16", "s16", "u8", "s8")
 
 
 def vector_name(kind: str, bits: int) -> str:
@@ -232,16 +233,17 @@ def _integer_rows(kind: str, bits: int) -> Iterator[Intrinsic]:
     i = partial(intrinsic, lanes=bits // width)
     yield i(f"vadd{q}_{kind}", two, np.add, op="vadd_i32({0}, {1})" if full else "")
     yield i(f"vsub{q}_{kind}", two, np.subtract, op="vsub_i32({0}, {1})" if full else "")
-    for name, op in (
-        ("mul", np.multiply),
-        ("min", np.minimum),
-        ("max", np.maximum),
-        ("and", np.bitwise_and),
-        ("orr", np.bitwise_or),
-        ("eor", np.bitwise_xor),
-        ("bic", lambda a, b: a & ~b),
+    for name, op, form in (
+        ("mul", np.multiply, "mul"),
+        ("min", np.minimum, ""),
+        ("max", np.maximum, ""),
+        ("and", np.bitwise_and, "and"),
+        ("orr", np.bitwise_or, "or"),
+        ("eor", np.bitwise_xor, "xor"),
+        ("bic", lambda a, b: a & ~b, ""),
     ):
-        yield i(f"v{name}{q}_{kind}", two, op)
+        known = f"v{form}_i32({{0}}, {{1}})" if full and form else ""
+        yield i(f"v{name}{q}_{kind}", two, op, op=known)
     shifted = f"{vec}, imm -> {vec}"
     yield i(
         f"vshl{q}_n_{kind}",
@@ -293,8 +295,8 @@ def _cast_rows(bits: int) -> Iterator[Intrinsic]:
 
 
 def _width_rows() -> Iterator[Intrinsic]:
-    """Yield conversions between widths: 16 to 32 bits and back, float16 to float32 and back."""
-    for kind, wide in (("u16", "u32"), ("s16", "s32")):
+    """Yield conversions between widths: 8, 16 and 32 bits, float16 and float32."""
+    for kind, wide in (("u16", "u32"), ("s16", "s32"), ("u8", "u16"), ("s8", "s16")):
         dtype = KINDS[wide][0]
         yield intrinsic(
             f"vmovl_{kind}",
@@ -342,6 +344,7 @@ INTRINSICS = {
             ),
             *(row for bits in (64, 128) for row in _cast_rows(bits)),
             *_width_rows(),
+            *byte_rows(),
             *_extract_rows(),
         ]
     ),

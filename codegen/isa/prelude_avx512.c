@@ -103,6 +103,21 @@ static inline __m512 dt_vdot_pairs(__m512i a, __m512i b, __m512 c) {
   return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
 }
 
+/* Products of the bytes of w, 0 to 127, or 128 where it is a magnitude, and of x, -127 to 127: neighbours' sums fit 16 bits. */
+static inline __m512i dt_vdot_quads(__m512i w, __m512i x, __m512i acc) {
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1)));
+}
+
+/* The bytes of x, negated where those of w are below 0. */
+static inline __m512i dt_with_sign(__m512i x, __m512i w) {
+  return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+}
+
+/* The low byte of each lane. */
+static inline void dt_vstore_i8(int8_t* p, __m512i v) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v));
+}
+
 /* Four sums at once: halves first, so that the shuffles are of 8 lanes. */
 static inline __m256 dt_fold(__m512 v) {
   return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));

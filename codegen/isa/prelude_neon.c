@@ -143,6 +143,37 @@ static inline float32x4_t dt_vdot_pairs(int32x4_t a, int32x4_t b, float32x4_t c)
   return vfmaq_f32(sum, vreinterpretq_f32_s32(vshlq_n_s32(a, 16)), vreinterpretq_f32_s32(vshlq_n_s32(b, 16)));
 }
 
+/* Four bytes as one integer, the first lowest. */
+static inline int32_t dt_load_quad(const uint8_t* p) {
+  return (int32_t)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
+}
+
+/* Products of the bytes of w, -128 to 127, and of x, -127 to 127: neighbours' sums fit 16 bits. */
+static inline int32x4_t dt_vdot_quads(int32x4_t w, int32x4_t x, int32x4_t acc) {
+  int8x16_t a = vreinterpretq_s8_s32(w);
+  int8x16_t b = vreinterpretq_s8_s32(x);
+  int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+  int16x8_t high = vmull_s8(vget_high_s8(a), vget_high_s8(b));
+  return vpadalq_s16(acc, vpaddq_s16(low, high));
+}
+
+static inline int32x4_t dt_vload_u8(const uint8_t* p) {
+  uint8x8_t bytes = vreinterpret_u8_s32(vdup_n_s32(dt_load_quad(p)));
+  return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
+}
+
+static inline int32x4_t dt_vload_i8(const int8_t* p) {
+  int8x8_t bytes = vreinterpret_s8_s32(vdup_n_s32(dt_load_quad((const uint8_t*)p)));
+  return vmovl_s16(vget_low_s16(vmovl_s8(bytes)));
+}
+
+/* The low byte of each lane. */
+static inline void dt_vstore_i8(int8_t* p, int32x4_t v) {
+  int16x4_t words = vmovn_s32(v);
+  int8x8_t bytes = vmovn_s16(vcombine_s16(words, words));
+  memcpy(p, &bytes, 4);
+}
+
 /* Four sums at once, by adding neighbours. */
 static inline void dt_vreduce_add4(float* p, float32x4_t a, float32x4_t b, float32x4_t c, float32x4_t d) {
   vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));

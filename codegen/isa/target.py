@@ -28,7 +28,9 @@ class Target:
     matrices (`tile_dots`). `quads` says which codes `vdot_quads` takes: 0 to 127 where it is
     "narrow" (two products are added in 16 bits, or signed bytes multiplied), 0 to 255 where it is
     "wide". `sums_16`: products of quads are added in 16 bits first (`vmul_quads`), where several of
-    them fit, since no instruction adds four of them in 32. CPUs with one of `slow_flags` run the target, but slower than a lesser one.
+    them fit, since no instruction adds four of them in 32. `zig_cpu` stands for a `-march` of
+    `cflags`, which zig spells its own way. CPUs with one of `slow_flags` run the target, but slower
+    than a lesser one.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Target:
     tiles: bool = False
     quads: Literal["narrow", "wide"] = "narrow"
     sums_16: bool = False
+    zig_cpu: str = ""
     slow_flags: frozenset[str] = frozenset()
 
     @property

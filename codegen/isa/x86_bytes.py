@@ -6,6 +6,7 @@ In: lane count, of 32 bits. Out: `Intrinsic` rows. Registers are int32 lanes, se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,15 @@ def add_products_of_bytes(a: m.Array, b: m.Array) -> m.Array:
     """Return sums of two products of unsigned bytes of a and signed ones of b, saturated."""
     products = a.view(U8).astype(I32) * b.view(I8).astype(I32)
     sums = products.reshape(-1, 2).sum(axis=1)
-    return np.clip(sums, -(2**15), 2**15 - 1).astype(I16).view(I32)
+    out: m.Array = np.clip(sums, -(2**15), 2**15 - 1).astype(I16).view(I32)
+    return out
 
 
 def add_products_of_words(a: m.Array, b: m.Array) -> m.Array:
     """Return sums of two products of signed 16-bit integers; the least one wraps, as hardware."""
     products = a.view(I16).astype(np.int64) * b.view(I16).astype(np.int64)
-    return products.reshape(-1, 2).sum(axis=1).astype(I32)
+    out: m.Array = products.reshape(-1, 2).sum(axis=1).astype(I32)
+    return out
 
 
 def take_bytes(v: m.Array, pick: m.Array) -> m.Array:
@@ -77,3 +80,31 @@ def sign_rows(lanes: int) -> Iterator[Intrinsic]:
     yield intrinsic(
         f"{prefix}_unpacklo_epi32", f"{vec}, {vec} -> {vec}", lambda a, b: m.unpack(a, b, 0)
     )
+
+
+def vnni_rows(lanes: int, suffix: str) -> Iterator[Intrinsic]:
+    """Yield VNNI's dot products of bytes and of words, which wrap (`s`: which saturate)."""
+    prefix, vec = PREFIXES[lanes], f"__m{32 * lanes}i"
+    three = f"{vec}, {vec}, {vec} -> {vec}"
+    for name, left, right in (("dpbusd", U8, I8), ("dpwssd", I16, I16)):
+        op = m.dot_form("{0}", "{1}", "{2}", "add") if name == "dpbusd" else ""
+        dot = partial(dot_of, left, right)
+        yield intrinsic(
+            f"{prefix}_{name}_{suffix}",
+            three,
+            lambda acc, a, b, dot=dot: (acc + dot(a, b)).astype(I32),
+            op=op,
+            lanes=lanes,
+        )
+        yield intrinsic(
+            f"{prefix}_{name}s_{suffix}",
+            three,
+            lambda acc, a, b, dot=dot: np.clip(acc + dot(a, b), m.INT_MIN, 2**31 - 1).astype(I32),
+        )
+
+
+def dot_of(left: Any, right: Any, a: m.Array, b: m.Array) -> m.Array:
+    """Return the dot product of the parts of each 32-bit lane, exact."""
+    products = a.view(left).astype(np.int64) * b.view(right).astype(np.int64)
+    sums: m.Array = products.reshape(a.size, -1).sum(axis=1)
+    return sums

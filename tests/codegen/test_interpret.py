@@ -11,13 +11,14 @@ from dovetail.codegen.interpret import InterpretError, interpret
 from dovetail.codegen.isa.generic import TARGET as GENERIC
 from dovetail.codegen.isa.memory import Memory, Pointer
 from dovetail.codegen.lower import lower
-from dovetail.codegen.targets import ALL_TARGETS, TARGETS
+from dovetail.codegen.targets import ALL_TARGETS, DEVICE_TARGETS, TARGETS
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
+from tests.codegen.float_targets import FLOAT_TARGETS
 
 SEMANTICS = """
 struct point { char tag; double x; int32_t cells[3]; };
@@ -191,7 +192,7 @@ def half_bits(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), bits & 0x7FFF, bits)
 
 
-@pytest.mark.parametrize("name", ALL_TARGETS)
+@pytest.mark.parametrize("name", [*FLOAT_TARGETS, *DEVICE_TARGETS])
 def test_scalar_half_formats_are_exact(name):
     target = ALL_TARGETS[name]
     text = "".join(
@@ -242,7 +243,7 @@ STORAGE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-@pytest.mark.parametrize("name", ALL_TARGETS)
+@pytest.mark.parametrize("name", [*FLOAT_TARGETS, *DEVICE_TARGETS])
 def test_lowered_kernels_run_at_tile_edges_without_touching_more(name, dtype):
     target = ALL_TARGETS[name]
     unit = lower(TRIAD, "triad", {"X": dtype}, target, name="triad")

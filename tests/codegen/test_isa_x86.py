@@ -10,7 +10,9 @@ from tests.codegen.isa_probe import check_table
 BESIDE = {
     "x86-64-avx2": "generic",
     "x86-64-avx512": "x86-64-avx2",
-    "x86-64-avx512bf16": "x86-64-avx512",
+    "x86-64-avxvnni": "x86-64-avx2",
+    "x86-64-avx512vnni": "x86-64-avx512",
+    "x86-64-avx512bf16": "x86-64-avx512vnni",
 }
 """Target to the one whose instructions need no second check."""
 

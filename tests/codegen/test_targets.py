@@ -14,6 +14,7 @@ from dovetail.codegen.targets import (
     runs_on,
 )
 from dovetail.ir.errors import SpecError
+from tests.codegen.float_targets import FLOATS_OF
 
 EPYC = "processor\t: 0\nflags\t\t: fpu fma f16c avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n"
 GRAVITON = "processor\t: 0\nFeatures\t: fp asimd fphp\n"
@@ -33,6 +34,19 @@ def test_all_targets_define_the_same_operations():
         assert bool(tiles) == target.tiles
         keys[name] -= tiles
     assert len(set(map(frozenset, keys.values()))) == 1, keys
+
+
+def test_targets_with_the_same_floats_differ_in_products_of_bytes_alone():
+    for name, base in FLOATS_OF.items():
+        one, other = TARGETS[name], TARGETS[base]
+        differing = {key for key in one.ops if one.ops[key] != other.ops[key]}
+        assert differing and all(key.startswith("vdot_quads") for key in differing)
+        assert (one.lanes, one.isa, one.prelude) == (other.lanes, other.isa, other.prelude)
+        assert one.cpu_features > other.cpu_features
+    for target in TARGETS.values():
+        assert (target.quads == "wide") == any(
+            word in target.ops["vdot_quads"] for word in ("dpbusd", "usdot")
+        )
 
 
 @pytest.mark.parametrize("name", ALL_TARGETS)
@@ -62,9 +76,11 @@ def test_host_features_pick_the_best_target():
     assert best("x86_64", amx.cpu_features) == amx.name
     bf16 = TARGETS["x86-64-avx512bf16"]
     assert best("x86_64", bf16.cpu_features) == bf16.name
-    assert best("x86_64", bf16.cpu_features | bf16.slow_flags) == "x86-64-avx512"
+    assert best("x86_64", bf16.cpu_features | bf16.slow_flags) == "x86-64-avx512vnni"
     assert best("x86_64", frozenset()) == "generic"
     assert best("aarch64", parse_features(GRAVITON)) == "aarch64-neon"
+    for name in ("x86-64-avxvnni", "x86-64-avx512vnni", "aarch64-dotprod", "aarch64-i8mm"):
+        assert best(TARGETS[name].machine, TARGETS[name].cpu_features) == name
     assert best("riscv64", frozenset()) == "generic"
     assert parse_features("nothing here") == frozenset()
 

@@ -31,6 +31,7 @@ from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec, RopeSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.topology.hardware import read_hardware
+from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.compiler.records import TrustingRecords
 from tests.compiler.test_recorder import Script
 
@@ -103,7 +104,7 @@ QUICK = PREFILL
     [
         pytest.param(f, n, marks=() if n in LEAST_ROOM or f == QUICK else pytest.mark.long)
         for f in (DECODE, PREFILL)
-        for n in TARGETS
+        for n in FLOAT_TARGETS
     ],
 )
 def test_every_target_has_variants_of_the_kernels_own_choices(family: str, name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dovetail.codegen.targets import TARGETS
 from dovetail.compiler.check_tape import table_key, verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.encoder_spec import read_encoder_spec
@@ -18,6 +17,7 @@ from dovetail.compiler.weights import plan_sources
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import read_hardware
+from tests.codegen.float_targets import FLOAT_TARGETS
 
 SPEC = read_encoder_spec(ENCODER)
 WEIGHTS = plan_sources(encoder_sources(SPEC, open_checkpoint(ENCODER)), "f32")
@@ -27,7 +27,7 @@ PLAN = ServicePlan(prefill=PHASE, decode=PHASE)
 
 def test_every_entry_has_a_table_and_every_row_a_kernel() -> None:
     tape = build_encode_tape(SPEC, WEIGHTS, 512, 8)
-    for target in TARGETS.values():
+    for target in FLOAT_TARGETS.values():
         tables = default_tables(SPEC, target, [PLAN], read_hardware()).tables
         verify_tape(tape, WEIGHTS, tables)
         built = {request.name for request in gemm_kernels(SPEC, target, tables)}

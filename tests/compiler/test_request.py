@@ -37,7 +37,7 @@ def inputs_of(model: Path, **options: object) -> Inputs:
 
 
 def test_a_machine_gets_the_target_that_is_fast_on_it() -> None:
-    dots, plain = get_target("x86-64-avx512bf16"), get_target("x86-64-avx512")
+    dots, plain = get_target("x86-64-avx512bf16"), get_target("x86-64-avx512vnni")
 
     def chosen(*flags: str) -> str:
         machine = msgspec.structs.replace(read_hardware(), arch="x86_64", isa_flags=flags)

@@ -32,9 +32,10 @@ from dovetail.compiler.schedules import (
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import PANEL
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row
+from tests.codegen.float_targets import FLOAT_TARGETS
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("target", FLOAT_TARGETS.values(), ids=lambda t: t.name)
 @pytest.mark.parametrize("kind", [LINEAR, SILU])
 def test_micro_kernels_are_all_that_fit_the_register_file(target, kind):
     tiles = micro_kernels(kind, target)
@@ -168,7 +169,7 @@ def test_many_rows_of_a_long_k_are_cut_into_blocks_with_room_for_their_sums():
     assert default_gemm_rows(long, target, 1, 1 << 25)[-1].m_lo == 82
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("target", sorted(FLOAT_TARGETS))
 @pytest.mark.parametrize(("kind", "dtype"), [(LINEAR, "f32"), (LINEAR, "bf16"), (SILU, "f32")])
 def test_other_products_take_k_whole(kind: str, dtype: str, target: str) -> None:
     """Gated, of pairs, of 16 bits on AVX2, on other targets; and those that a slice holds."""
@@ -196,7 +197,7 @@ def test_rules_may_change_their_mind_where_slices_do():
     k=st.integers(1, 5000),
     threads=st.integers(1, 64),
     kind=st.sampled_from([LINEAR, SILU]),
-    target=st.sampled_from(sorted(TARGETS)),
+    target=st.sampled_from(sorted(FLOAT_TARGETS)),
     l3=st.sampled_from([0, 1 << 20, 1 << 25]),
 )
 def test_rows_cover_every_m_and_fit_the_threads(n, k, threads, kind, target, l3):

@@ -11,6 +11,7 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.model import ModelSpec, RopeSpec
 from dovetail.ir.tape import FORWARD_ARGS
 from dovetail.topology.hardware import read_hardware
+from tests.codegen.float_targets import FLOAT_TARGETS
 
 SPEC = ModelSpec(
     family="llama",
@@ -36,7 +37,7 @@ def plan(prefill: int, decode: int) -> ServicePlan:
     )
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("target", FLOAT_TARGETS.values(), ids=lambda t: t.name)
 def test_every_operator_has_one_table_per_phase(target):
     tables = default_tables(SPEC, target, [plan(4, 2)], read_hardware()).tables
     keys = [(t.op, t.phase, t.threads) for t in tables]
@@ -55,7 +56,7 @@ def test_equal_phases_share_tables():
     assert {(t.phase, t.threads) for t in tables} == {("any", 3)}
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("target", FLOAT_TARGETS.values(), ids=lambda t: t.name)
 def test_rows_name_kernels_that_are_built(target):
     """And no others: the library holds what its tables use."""
     tables = default_tables(SPEC, target, [plan(2, 1)], read_hardware()).tables

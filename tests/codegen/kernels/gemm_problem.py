@@ -30,8 +30,9 @@ from dovetail.ir.formats import FORMATS
 from dovetail.ir.low.nodes import Unit
 from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.runtime import abi
+from tests.codegen.float_targets import FLOAT_TARGETS
 
-NATIVE = [n for n, t in TARGETS.items() if runs_on(t, platform.machine(), host_features())]
+NATIVE = [n for n, t in FLOAT_TARGETS.items() if runs_on(t, platform.machine(), host_features())]
 DTYPES = ("f32", "bf16")
 Call = Callable[[str, list[int | np.ndarray | None], int], None]
 GUARD = np.float32(1e30)
@@ -50,7 +51,7 @@ def own_dtypes(target: str) -> tuple[str, ...]:
     return ("bf16",) if TARGETS[target].rounds_rows else DTYPES
 
 
-TEXTS = [target for target, t in TARGETS.items() if not t.tiles]
+TEXTS = [target for target, t in FLOAT_TARGETS.items() if not t.tiles]
 """Targets with a text of their own for few rows: those with tiles have that of their fallback."""
 OWN = [(target, dtype) for target in NATIVE for dtype in own_dtypes(target)]
 PLAIN = [target for target, dtype in OWN if dtype == "f32"]

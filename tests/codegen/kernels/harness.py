@@ -40,6 +40,7 @@ from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
 from dovetail.runtime import abi
 from dovetail.runtime.cuda import CudaDevice
+from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.warp_host import WarpLibrary
 from tests.gpus import count_devices
@@ -94,7 +95,7 @@ def vtanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
 ACTIVATIONS = {"activate_rows": ("tanh", "gelu", "gelu_tanh"), "gate_rows": ("silu", "gelu")}
 GPU = "gpu"
-DISTINCT = {n: t for n, t in TARGETS.items() if not t.rounds_rows}
+DISTINCT = {n: t for n, t in FLOAT_TARGETS.items() if not t.rounds_rows}
 """Targets that differ in more than the matrix products, which have tests of their own."""
 NATIVE = [
     *(n for n, t in DISTINCT.items() if runs_on(t, platform.machine(), host_features())),

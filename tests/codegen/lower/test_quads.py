@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.interpret import interpret
+from dovetail.codegen.isa.intrinsics import VECTOR_TYPES
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
-from tests.codegen.lower.native import NATIVE, run
+from tests.codegen.lower.native import EVERY, run
 
 QUAD_TEXT = """
 @kernel
@@ -69,7 +70,7 @@ def native(kernel, target, *args):
     run(QUAD_TEXT, kernel, target, *args)
 
 
-RUNS = [(interpreted, name) for name in TARGETS] + [(native, name) for name in NATIVE]
+RUNS = [(interpreted, name) for name in TARGETS] + [(native, name) for name in EVERY]
 on_all = pytest.mark.parametrize(("call", "target"), RUNS, ids=lambda v: getattr(v, "__name__", v))
 
 
@@ -135,3 +136,32 @@ def test_scalar_bytes_are_computed_with_as_integers(call, target):
     np.testing.assert_array_equal(sums, p.astype(np.int32) + 2 * q.astype(np.int32))
     np.testing.assert_array_equal(up, np.maximum(p, 7))
     np.testing.assert_array_equal(to, np.abs(q) - 1)
+
+
+FORMS = {
+    row.name: row
+    for target in TARGETS.values()
+    for row in target.intrinsics.values()
+    if "vdot_quads" in row.op
+}
+FORM_KERNEL = """
+@kernel
+def form(acc: ptr[i32], a: ptr[u8], b: ptr[u8], out: ptr[i32]):
+    vstore_i32(out, {})
+"""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_instructions_for_all_codes_have_forms_that_narrow_targets_compute_exactly(name):
+    """Also with values of -128, which quantised activations leave out."""
+    row, target = FORMS[name], TARGETS["x86-64-avx2"]
+    operands = ("vload_i32(acc)", "vload_quads(a)", "vload_quads(b)")
+    unit = parse_high(Source("form.dk", FORM_KERNEL.format(row.op.format(*operands))))
+    lowered = lower(unit, "form", {}, target, name="form")
+    types = [np.dtype(VECTOR_TYPES[kind].dtype) for kind in row.params]
+    for high in (256, 1):  # drawn; all at the ends
+        quads = [RNG.integers(0, high, 32, np.uint8) ^ np.uint8(128) for _ in range(2)]
+        acc, out = RNG.integers(-(2**31), 2**31, 8, np.int32), np.zeros(8, np.int32)
+        interpret(lowered, "form", (acc, *quads, out), target)
+        given = [v.view(t) for v, t in zip((acc, *quads), types, strict=True)]
+        np.testing.assert_array_equal(out, row.meaning(*given))

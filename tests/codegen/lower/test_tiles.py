@@ -12,6 +12,10 @@ from dovetail.codegen.targets import TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.parse import parse_high
+from dovetail.ir.low.nodes import Unit
+from dovetail.ir.low.parse import parse_low
+from dovetail.ir.low.print import print_low
+from tests.codegen.lift.native import build
 from tests.codegen.lower.native import NATIVE, run
 
 TARGET = "x86-64-amx"
@@ -85,6 +89,48 @@ def test_the_meaning_has_the_bits_of_the_instructions(rows: int, k: int, begun: 
         run(TILE_TEXT, "k", TARGET, *other)
         same = given[0].view(np.uint32) == other[0].view(np.uint32)
         assert (same | (np.isnan(given[0]) & np.isnan(other[0])))[:rows].all()
+
+
+BYTES = """
+void {signs}(int32_t* s, const uint8_t* a, const uint8_t* b) {{
+  dt_tiles_begin();
+  _tile_loadd(0, s, 64);
+  _tile_loadd(4, a, 64);
+  _tile_loadd(6, b, 64);
+  _tile_dpb{signs}d(0, 4, 6);
+  _tile_stored(0, s, 64);
+  _tile_release();
+}}
+"""
+SIGNS = ("ss", "su", "us", "uu")
+
+
+def byte_products() -> Unit:
+    """A C function for each instruction that multiplies tiles of bytes, called as its signs."""
+    text = "".join(BYTES.format(signs=signs) for signs in SIGNS)
+    begin = TARGETS[TARGET].prelude_functions(["dt_tiles_begin"])
+    return Unit(items=(*begin, *parse_low(Source("bytes.c", text)).items))
+
+
+@pytest.mark.parametrize("signs", SIGNS)
+def test_products_of_tiles_of_bytes(signs: str) -> None:
+    a, b = (RNG.integers(0, 256, 1024, np.uint8) for _ in range(2))
+    a[:64] = 128
+    b[::16] = 255
+    before = RNG.integers(-(2**31), 2**31, (16, 16), np.int32)
+    left, right = (
+        v.view(np.uint8 if sign == "u" else np.int8).astype(np.int64)
+        for v, sign in zip((a, b), signs, strict=True)
+    )
+    columns = right.reshape(16, 16, 4).swapaxes(1, 2).reshape(64, 16)
+    wanted = (before + left.reshape(16, 64) @ columns).astype(np.int32)
+    unit, sums = byte_products(), before.copy()
+    interpret(unit, signs, (sums, a, b), TARGETS[TARGET])
+    np.testing.assert_array_equal(sums, wanted)
+    if TARGET in NATIVE:
+        sums = before.copy()
+        getattr(build(print_low(unit), TARGET), signs)(*(v.ctypes for v in (sums, a, b)))
+        np.testing.assert_array_equal(sums, wanted)
 
 
 def test_tiles_are_used_between_begin_and_end() -> None:

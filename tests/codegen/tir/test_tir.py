@@ -17,6 +17,7 @@ from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ScheduleError, SpecError, ToolchainError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.high.parse import parse_high
+from tests.codegen.lower.test_quads import QUAD_TEXT
 
 needs_tvm = pytest.mark.skipif(not has_tvm(), reason="the extra `tvm` is not installed")
 
@@ -182,6 +183,24 @@ def test_vectors_whole_and_partial(target, dtype):
     assert got[5].any() and (np.isnan(got[5]) == np.isnan(wanted[5])).all()
     np.testing.assert_array_equal(got[6], wanted[6])
     np.testing.assert_array_equal(got[7], wanted[7])
+
+
+@needs_tvm
+@pytest.mark.parametrize("target", [host_target().name, "generic"])
+@pytest.mark.parametrize("kernel", ["dots", "nibbles", "bytes"])
+def test_quads_and_bytes(kernel, target):
+    rng, lanes = np.random.default_rng(5), TARGETS[target].lanes
+    codes = rng.integers(0, 128, 8 * lanes, np.uint8)
+    signed = rng.integers(-127, 128, (2, 8 * lanes), np.int8)
+    args = {
+        "dots": [2, codes, *signed, np.arange(4 * lanes, dtype=np.int32)],
+        "nibbles": [codes, signed[0], np.zeros(lanes, np.int32)],
+        "bytes": [codes, signed[0], np.zeros(2 * lanes, np.int32), np.zeros(2 * lanes, np.int8)],
+    }[kernel]
+    request = KernelRequest("quads", kernel, {}, kernel)
+    for wanted, got in zip(*both(request, args, module(QUAD_TEXT), TARGETS[target]), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    assert got.any()
 
 
 SCHEDULE = {"m_tile": 4, "block_k": 7, "grid_m": 1, "grid_n": 1, "grid_k": 1, "n_outer": 1}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.targets import DEVICE_TARGETS, best_target, get_target, runs_on
+from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
@@ -29,6 +29,7 @@ from dovetail.compiler.service import (
     sample_trace,
     service_plan,
     service_plans,
+    unmeasured,
 )
 from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.ir.artifact import ServicePlan
@@ -166,7 +167,7 @@ class Inputs:
 
     @property
     def plan(self) -> ServicePlan:
-        """The plan that the contention model finds best, or that was asked for."""
+        """The plan that serves where nothing is measured, or that was asked for."""
         return service_plan(self.choice)
 
     @property
@@ -178,16 +179,15 @@ class Inputs:
     def searched(self) -> PlanChoice:
         """The pairs whose kernels are searched for."""
         effort = SEARCH_EFFORTS.get(self.request.effort)
-        return contenders(self.choice, effort.plan_slack if effort else 1.0)
+        return contenders(self.choice, effort.plan_slack) if effort else unmeasured(self.choice)
 
     @property
     def plans(self) -> tuple[ServicePlan, ...]:
-        """The plans that may be chosen, the one simulated to be best first; one has one process.
+        """The plans that may be chosen, the one that serves unmeasured first; one has one process.
 
         The artifact's tape is that of a whole model, and serves where CPUs are gone at load.
         """
-        choice = self.choice if self.measurable else contenders(self.choice, 1.0)
-        plans = service_plans(choice)
+        plans = service_plans(self.choice if self.measurable else unmeasured(self.choice))
         return plans if any(plan.processes == 1 for plan in plans) else (*plans, alone(plans[0]))
 
     @property
@@ -268,14 +268,14 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
 
 
 def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Target, ...]:
-    """Return the CPU targets to build: those named, else the best one that the machine runs."""
+    """Return the CPU targets to build: those named, else the forced or best one of the machine."""
     if names:
         targets = tuple(get_target(name) for name in dict.fromkeys(names))
         for target in targets:
             if target.device:
                 raise SpecError(f"schedules are for CPUs, which {target.name} is none of")
         return targets
-    return (best_target(hardware.arch, frozenset(hardware.isa_flags)),)
+    return (target_for(hardware.arch, frozenset(hardware.isa_flags)),)
 
 
 def split_targets(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Target, ...]]:

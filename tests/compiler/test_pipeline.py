@@ -174,7 +174,7 @@ def test_schedules_are_for_cpus():
 
 def test_a_short_search_leaves_its_records(model, tmp_path, monkeypatch):
     asked = use_virtual_meters(monkeypatch)
-    options = {"budget": 1.0, "threads": 1, "database": tmp_path / "db"}
+    options = {"budget": 10.0, "threads": 1, "database": tmp_path / "db"}
     report = compile_model(model, output=tmp_path / "a.dove", **options)
     lines = (tmp_path / "a.dove/tuning.jsonl").read_bytes().splitlines()
     kept = {decode_record(line).key for line in lines}

@@ -31,8 +31,10 @@ from dovetail.compiler.service import (
     service_plans,
     unmeasured,
 )
+from dovetail.compiler.weight_dtype import AUTO, describe_weight_dtype
 from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import PlanChoice
@@ -69,7 +71,7 @@ class ModelRequest:
     hardware: `auto` or a HardwareSpec file. workload: a trace. effort: `none` (schedules by rules),
     `fast` or `full` (and a search on this machine). budget: seconds to measure in all, by default
     the effort's own. database: of tuning records, by default the one in the build cache. threads:
-    of both phases.
+    of both phases. weight_dtype: a weight format, or `auto` (`resolve_weight_dtype`).
     """
 
     model: str | Path
@@ -80,7 +82,7 @@ class ModelRequest:
     database: str | Path | None = None
     threads: int | None = None
     max_context: int | None = None
-    weight_dtype: str | None = None
+    weight_dtype: str | None = AUTO
     kv_dtype: str | None = None
     max_step_tokens: int = MAX_STEP_TOKENS
     max_step_sequences: int = MAX_STEP_SEQUENCES
@@ -98,14 +100,21 @@ class ModelRequest:
         """Most tokens and sequences of a step."""
         return self.max_step_tokens, self.max_step_sequences
 
-    def read_spec(self) -> ModelSpec:
-        """Read the model; SpecError where it is none."""
+    def read_spec(self, target: Target) -> ModelSpec:
+        """Read the model, to be stored as is best for `target`; SpecError where it is none."""
         return read_model_spec(
             self.model,
             max_context=self.max_context,
             kv_dtype=self.kv_dtype,
             weight_dtype=self.weight_dtype,
+            target=target,
         )
+
+    def describe_dtype(self, name: str, spec: Spec, target: Target) -> tuple[str, ...]:
+        """Return a line on how weights are stored where that was left to `auto`."""
+        if self.weight_dtype not in (None, AUTO):
+            return ()
+        return (describe_weight_dtype(name, spec.weight_dtype, spec.checkpoint_dtype, target),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +219,13 @@ class Inputs:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of this model."""
+        if self.packed is not None:
+            dtype: tuple[str, ...] = ()
+        else:
+            dtype = self.request.describe_dtype(self.name, self.spec, self.targets[0])
         if (self.directory / TOKENIZER).is_file():
-            return ()
-        return (f"{self.directory} has no {TOKENIZER}: prompts must be token ids",)
+            return dtype
+        return (f"{self.directory} has no {TOKENIZER}: prompts must be token ids", *dtype)
 
     def scope(self, target: Target) -> SearchScope:
         """Return what schedules are searched for."""
@@ -232,14 +245,14 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
     packed: the model in an artifact, in the place of the request's.
     """
     check_request(request)
-    spec = request.read_spec() if packed is None else packed.file.spec
-    directory = Path(request.model) if packed is None else packed.folder
     hardware = read_hardware(request.hardware)
+    cpus, devices = split_targets(request.targets)
+    targets = choose_targets(cpus, hardware)
+    spec = request.read_spec(targets[0]) if packed is None else packed.file.spec
+    directory = Path(request.model) if packed is None else packed.folder
     workload = read_workload(request.workload)
     check_tokenizer(directory / TOKENIZER)
     trace = sample_trace(workload, request.max_step_sequences)
-    cpus, devices = split_targets(request.targets)
-    targets = choose_targets(cpus, hardware)
     searched = request.threads is None and request.plan is None
     measured = searched and can_measure(targets[0], request)
     figures = figures_of(

@@ -109,7 +109,9 @@ def whole_first(choice: PlanChoice, hardware: HardwareSpec) -> PlanChoice:
 
     for pair in choice.pairs:
         if is_whole(choice.prefill[pair.prefill]) and is_whole(choice.decode[pair.decode]):
-            return replace(choice, pairs=(pair, *(other for other in choice.pairs if other != pair)))
+            return replace(
+                choice, pairs=(pair, *(other for other in choice.pairs if other != pair))
+            )
     plain = asked_choice(plan_service(hardware), hardware)
     pair = PairChoice(prefill=len(choice.prefill), decode=len(choice.decode))
     return replace(

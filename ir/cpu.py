@@ -61,4 +61,6 @@ def forced_target(names: Collection[str], runs: Callable[[str], bool]) -> str | 
         return name
     fault = "which this CPU cannot run" if name in names else "which is no target"
     fitting = ", ".join(filter(runs, names))
-    raise SpecError(f"{FORCED_TARGET} is {name!r}, {fault}; set it to one of {fitting}, or unset it")
+    raise SpecError(
+        f"{FORCED_TARGET} is {name!r}, {fault}; set it to one of {fitting}, or unset it"
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from dovetail.ir.artifact import PhasePlan

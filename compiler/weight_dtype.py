@@ -21,18 +21,17 @@ def resolve_weight_dtype(wanted: str | None, stored: str, target: Target | None)
     are: a float dtype or a quantised format. target: the first one of a compile, or None where
     only dimensions matter.
 
-    `auto` never quantises. What is quantised keeps its format, and bfloat16 stays, which costs no
-    value and half the bytes; other floats become bfloat16 where the target multiplies these in
+    `auto` never quantises. What has a format narrower than float32 keeps it, quantised or bfloat16:
+    a wider one would hold the same values. Others become bfloat16 where the target multiplies it in
     hardware, else float32.
 
     Raises SpecError for a name that is no format.
     """
     if wanted is not None and wanted != AUTO:
         return _known(wanted)
-    if stored not in FLOATS:
+    if stored not in FLOATS or (stored in FORMATS and stored != "f32"):
         return _known(stored)
-    rounds = target is not None and target.rounds_rows
-    return "bf16" if stored == "bf16" or rounds else "f32"
+    return "bf16" if target is not None and target.rounds_rows else "f32"
 
 
 def describe_weight_dtype(name: str, chosen: str, stored: str, target: Target) -> str:

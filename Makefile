@@ -3,6 +3,8 @@ PYTHON ?= python3
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+# what `make test-long` runs once per target of this CPU
+EACH_TARGET := tests/codegen/kernels tests/test_fidelity.py tests/compiler/test_pipeline.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: quickstart test test-long lint format clean
@@ -15,6 +17,10 @@ test: $(VENV)/.installed
 
 test-long: $(VENV)/.installed
 	$(BIN)/pytest -m long --timeout 3600
+	for target in $$($(BIN)/python -c 'from dovetail.codegen.targets import host_targets; \
+	    print(*(t.name for t in host_targets() if t.machine))'); do \
+	  DOVETAIL_TARGET=$$target $(BIN)/pytest -n $(JOBS) $(EACH_TARGET) || exit 1; \
+	done
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -20,7 +20,7 @@ from dovetail.codegen.isa import (
     neon_i8mm,
 )
 from dovetail.codegen.isa.target import Target
-from dovetail.ir.cpu import usable_flags
+from dovetail.ir.cpu import forced_target, usable_flags
 from dovetail.ir.errors import SpecError
 
 _X86 = (amx, avx512_bf16, avx512_vnni, avx512, avxvnni, avx2)
@@ -69,8 +69,26 @@ def runs_on(target: Target, machine: str, features: frozenset[str]) -> bool:
 
 
 def host_target() -> Target:
-    """Return the best target this machine runs."""
-    return best_target(platform.machine(), host_features())
+    """Return the target that DOVETAIL_TARGET names, else the best one that this machine runs.
+
+    Raises SpecError where the name is none of a target that this machine runs.
+    """
+    return target_for(platform.machine(), host_features())
+
+
+def host_targets() -> tuple[Target, ...]:
+    """Return all targets that this machine runs, best first."""
+    return tuple(t for t in TARGETS.values() if _runs_here(t.name))
+
+
+def _runs_here(name: str) -> bool:
+    return runs_on(TARGETS[name], platform.machine(), host_features())
+
+
+def target_for(machine: str, features: frozenset[str]) -> Target:
+    """Return the forced target, as `host_target`, else the best one of a CPU."""
+    forced = forced_target(TARGETS, _runs_here)
+    return best_target(machine, features) if forced is None else TARGETS[forced]
 
 
 def best_target(machine: str, features: frozenset[str]) -> Target:

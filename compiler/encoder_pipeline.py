@@ -87,9 +87,13 @@ class EncoderInputs:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of this encoder."""
+        if self.packed is not None:
+            dtype: tuple[str, ...] = ()
+        else:
+            dtype = self.request.describe_dtype(self.name, self.spec, self.targets[0])
         if (self.folder.transformer / TOKENIZER).is_file():
-            return ()
-        return (f"{self.folder.transformer} has no {TOKENIZER}: texts must be token ids",)
+            return dtype
+        return (f"{self.folder.transformer} has no {TOKENIZER}: texts must be token ids", *dtype)
 
     def scope(self, target: Target) -> SearchScope:
         """Return what schedules are searched for."""
@@ -110,23 +114,27 @@ def read_encoder_inputs(
     packed: the encoder in an artifact, in the place of the request's model.
     """
     check_request(request)
+    hardware = read_hardware(request.hardware)
+    cpus, devices = split_targets(request.targets)
+    targets = choose_targets(cpus, hardware)
     if packed is None:
         folder = open_folder(Path(request.model))
         spec = read_encoder_spec(
-            request.model, weight_dtype=request.weight_dtype, max_tokens=request.max_context
+            request.model,
+            weight_dtype=request.weight_dtype,
+            max_tokens=request.max_context,
+            target=targets[0],
         )
     else:
         folder, spec = EncoderFolder(packed.folder, packed.folder), packed.file.spec
     check_tokenizer(folder.transformer / TOKENIZER)
-    hardware = read_hardware(request.hardware)
-    cpus, devices = split_targets(request.targets)
     return EncoderInputs(
         request=request,
         name=request.name or ENCODER_NAME,
         folder=folder,
         spec=spec,
         hardware=hardware,
-        targets=choose_targets(cpus, hardware),
+        targets=targets,
         devices=devices,
         plan=request.plan or plan_service(hardware, request.threads),
         packed=packed,

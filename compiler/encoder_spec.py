@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
+from dovetail.codegen.isa.target import Target
+from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, read_bounded
 from dovetail.compiler.encoder_families import (
     ENCODER_FAMILIES,
@@ -21,7 +22,8 @@ from dovetail.compiler.encoder_families import (
     read_rotation,
 )
 from dovetail.compiler.encoder_tensors import check_encoder_tensors
-from dovetail.compiler.model_spec import choose_dtype, stored_dtype
+from dovetail.compiler.model_spec import stored_dtype
+from dovetail.compiler.weight_dtype import resolve_weight_dtype
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
 
@@ -105,18 +107,24 @@ def _read_modules(root: Path) -> list[tuple[str, str]]:
 
 
 def read_encoder_spec(
-    path: str | Path, *, weight_dtype: str | None = None, max_tokens: int | None = None
+    path: str | Path,
+    *,
+    weight_dtype: str | None = None,
+    max_tokens: int | None = None,
+    target: Target | None = None,
 ) -> EncoderSpec:
     """Read and check the directory of an encoder.
 
-    weight_dtype: as for decoders. max_tokens: of one text; by default what the model says.
+    weight_dtype, target: as for decoders. max_tokens: of one text; by default what the model says.
 
     Raises SpecError naming the file and the key or tensor at fault.
     """
     folder = open_folder(Path(path))
     config = Config.read(folder.transformer / "config.json")
     checkpoint = open_checkpoint(folder.transformer)
-    spec = _architecture(config, folder, checkpoint, weight_dtype, max_tokens)
+    stored = stored_dtype(checkpoint)
+    dtypes = (resolve_weight_dtype(weight_dtype, stored, target), stored)
+    spec = _architecture(config, folder, dtypes, max_tokens)
     check_encoder_tensors(spec, checkpoint)
     return spec
 
@@ -124,17 +132,17 @@ def read_encoder_spec(
 def _architecture(
     config: Config,
     folder: EncoderFolder,
-    checkpoint: Checkpoint,
-    weight_dtype: str | None,
+    dtypes: tuple[str, str],
     max_tokens: int | None,
 ) -> EncoderSpec:
+    """Return the spec; dtypes: of the packed weights and of the checkpoint's."""
     name, family = find_family(config)
     check_fixed(config, family)
     hidden = config.integer("hidden_size", 1, 1 << 15)
     heads = config.integer("num_attention_heads", 1, 1024)
     rows = config.integer("max_position_embeddings", 1, MAX_TOKENS)
     first = config.integer("pad_token_id", 0, 1 << 24, 1) + 1 if family.skips_padding else 0
-    stored = stored_dtype(checkpoint)
+    packed, stored = dtypes
     labelled = name.endswith("ForSequenceClassification")
     prompts, default = _read_prompts(folder, config)
     head_dim = _head_dim(config, hidden, heads)
@@ -167,7 +175,7 @@ def _architecture(
         sigmoid=labelled and _scores_by_sigmoid(config),
         prompts=prompts,
         default_prompt=default,
-        weight_dtype=choose_dtype(weight_dtype, stored),
+        weight_dtype=packed,
         checkpoint_dtype=stored,
     )
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dovetail.codegen.isa.target import Target
 from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
 from dovetail.compiler.config import Config
 from dovetail.compiler.rope import MAX_POSITION, read_rope, usable_positions
 from dovetail.compiler.tensors import check_tensors
+from dovetail.compiler.weight_dtype import resolve_weight_dtype
 from dovetail.ir.errors import SpecError
-from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
@@ -93,12 +94,12 @@ def read_model_spec(
     max_context: int | None = None,
     kv_dtype: str | None = None,
     weight_dtype: str | None = None,
+    target: Target | None = None,
 ) -> ModelSpec:
     """Read and check a model directory.
 
     max_context: positions to plan for (default: all the model has, at most 131072).
-    kv_dtype: f32 (default), bf16 or f16. weight_dtype: a weight format (default: the checkpoint's
-    dtype where it is one, else f32).
+    kv_dtype: f32 (default), bf16 or f16. weight_dtype, target: see `resolve_weight_dtype`.
 
     Raises SpecError naming the file and the key or tensor at fault.
     """
@@ -112,8 +113,8 @@ def read_model_spec(
     spec = _architecture(
         config,
         family,
-        weight_dtype=choose_dtype(weight_dtype, stored),
-        kv_dtype=_choose(kv_dtype, KV_DTYPES, "f32", "KV dtype"),
+        weight_dtype=resolve_weight_dtype(weight_dtype, stored, target),
+        kv_dtype=_choose_kv_dtype(kv_dtype),
         checkpoint_dtype=stored,
         max_context=max_context,
         eos_token_ids=_eos_ids(directory, config),
@@ -122,10 +123,12 @@ def read_model_spec(
     return spec
 
 
-def read_dimensions(path: str | Path, *, weight_dtype: str | None = None) -> ModelSpec:
+def read_dimensions(
+    path: str | Path, *, weight_dtype: str | None = None, target: Target | None = None
+) -> ModelSpec:
     """Read a model's dimensions from config.json alone (a directory that has one, or the file).
 
-    For planning without weights; their dtype is the one config.json names unless it is given.
+    For planning without weights; what the checkpoint has is what config.json names.
     """
     file = Path(path)
     config = Config.read(file / _CONFIG if file.is_dir() else file)
@@ -134,7 +137,7 @@ def read_dimensions(path: str | Path, *, weight_dtype: str | None = None) -> Mod
     return _architecture(
         config,
         _family(config),
-        weight_dtype=choose_dtype(weight_dtype, stored),
+        weight_dtype=resolve_weight_dtype(weight_dtype, stored, target),
         kv_dtype="f32",
         checkpoint_dtype=stored,
         max_context=None,
@@ -251,17 +254,13 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return names.pop() if len(names) == 1 else "f32"
 
 
-def choose_dtype(asked: str | None, stored: str) -> str:
-    """Return the weight format: the one asked for, else the stored dtype if it is one, else f32."""
-    packed = stored if stored in FORMATS else "f32"
-    return _choose(asked, tuple(FORMATS), packed, "weight dtype")
-
-
-def _choose(asked: str | None, allowed: tuple[str, ...], default: str, what: str) -> str:
+def _choose_kv_dtype(asked: str | None) -> str:
     if asked is None:
-        return default
-    if asked not in allowed:
-        raise SpecError(f"{what} {asked!r} is not supported; choose one of {', '.join(allowed)}")
+        return KV_DTYPES[0]
+    if asked not in KV_DTYPES:
+        raise SpecError(
+            f"KV dtype {asked!r} is not supported; choose one of {', '.join(KV_DTYPES)}"
+        )
     return asked
 
 

@@ -14,6 +14,7 @@ import msgspec
 from dovetail.compiler.config import read_bounded
 from dovetail.compiler.encoder_pipeline import EncoderInputs, read_encoder_inputs, whole_plan
 from dovetail.compiler.request import CompileRequest, Inputs, read_inputs
+from dovetail.compiler.weight_dtype import AUTO
 from dovetail.compiler.writer import MANIFEST, ArtifactWriter
 from dovetail.ir.artifact import FileEntry, ServicePlan
 from dovetail.ir.errors import SpecError
@@ -24,6 +25,7 @@ from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 SETTLED = ("name", "beside", "max_context", "weight_dtype", "kv_dtype", "workflows", "index")
 """Options of a compile that an artifact leaves no choice of."""
+_LEFT_OPEN: tuple[object, ...] = (None, AUTO, (), [], {})
 TAKEN = ("graph/", "indexes/")
 """Folders of what does not depend on kernels."""
 PLACED = "graph/serve.json"
@@ -42,7 +44,7 @@ def read_artifact(request: CompileRequest) -> tuple[Inputs | EncoderInputs, ...]
     Targets and sizes of steps are the artifact's, and its plan where that was asked for. Raises
     SpecError for options that are settled, ArtifactError for a damaged artifact.
     """
-    if given := [name for name in SETTLED if getattr(request, name)]:
+    if given := [name for name in SETTLED if getattr(request, name) not in _LEFT_OPEN]:
         raise SpecError(
             f"{request.model} is an artifact, in which {', '.join(given)} cannot change; "
             "compile its checkpoint"

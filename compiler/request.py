@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.targets import DEVICE_TARGETS, best_target, get_target, runs_on
+from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.config import parse_json_object, read_bounded
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
@@ -29,9 +29,12 @@ from dovetail.compiler.service import (
     sample_trace,
     service_plan,
     service_plans,
+    unmeasured,
 )
+from dovetail.compiler.weight_dtype import AUTO, describe_weight_dtype
 from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.encoder import Spec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import PlanChoice
@@ -68,7 +71,7 @@ class ModelRequest:
     hardware: `auto` or a HardwareSpec file. workload: a trace. effort: `none` (schedules by rules),
     `fast` or `full` (and a search on this machine). budget: seconds to measure in all, by default
     the effort's own. database: of tuning records, by default the one in the build cache. threads:
-    of both phases.
+    of both phases. weight_dtype: a weight format, or `auto` (`resolve_weight_dtype`).
     """
 
     model: str | Path
@@ -79,7 +82,7 @@ class ModelRequest:
     database: str | Path | None = None
     threads: int | None = None
     max_context: int | None = None
-    weight_dtype: str | None = None
+    weight_dtype: str | None = AUTO
     kv_dtype: str | None = None
     max_step_tokens: int = MAX_STEP_TOKENS
     max_step_sequences: int = MAX_STEP_SEQUENCES
@@ -97,14 +100,21 @@ class ModelRequest:
         """Most tokens and sequences of a step."""
         return self.max_step_tokens, self.max_step_sequences
 
-    def read_spec(self) -> ModelSpec:
-        """Read the model; SpecError where it is none."""
+    def read_spec(self, target: Target) -> ModelSpec:
+        """Read the model, to be stored as is best for `target`; SpecError where it is none."""
         return read_model_spec(
             self.model,
             max_context=self.max_context,
             kv_dtype=self.kv_dtype,
             weight_dtype=self.weight_dtype,
+            target=target,
         )
+
+    def describe_dtype(self, name: str, spec: Spec, target: Target) -> tuple[str, ...]:
+        """Return a line on how weights are stored where that was left to `auto`."""
+        if self.weight_dtype not in (None, AUTO):
+            return ()
+        return (describe_weight_dtype(name, spec.weight_dtype, spec.checkpoint_dtype, target),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +176,7 @@ class Inputs:
 
     @property
     def plan(self) -> ServicePlan:
-        """The plan that the contention model finds best, or that was asked for."""
+        """The plan that serves where nothing is measured, or that was asked for."""
         return service_plan(self.choice)
 
     @property
@@ -178,16 +188,15 @@ class Inputs:
     def searched(self) -> PlanChoice:
         """The pairs whose kernels are searched for."""
         effort = SEARCH_EFFORTS.get(self.request.effort)
-        return contenders(self.choice, effort.plan_slack if effort else 1.0)
+        return contenders(self.choice, effort.plan_slack) if effort else unmeasured(self.choice)
 
     @property
     def plans(self) -> tuple[ServicePlan, ...]:
-        """The plans that may be chosen, the one simulated to be best first; one has one process.
+        """The plans that may be chosen, the one that serves unmeasured first; one has one process.
 
         The artifact's tape is that of a whole model, and serves where CPUs are gone at load.
         """
-        choice = self.choice if self.measurable else contenders(self.choice, 1.0)
-        plans = service_plans(choice)
+        plans = service_plans(self.choice if self.measurable else unmeasured(self.choice))
         return plans if any(plan.processes == 1 for plan in plans) else (*plans, alone(plans[0]))
 
     @property
@@ -210,9 +219,13 @@ class Inputs:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of this model."""
+        if self.packed is not None:
+            dtype: tuple[str, ...] = ()
+        else:
+            dtype = self.request.describe_dtype(self.name, self.spec, self.targets[0])
         if (self.directory / TOKENIZER).is_file():
-            return ()
-        return (f"{self.directory} has no {TOKENIZER}: prompts must be token ids",)
+            return dtype
+        return (f"{self.directory} has no {TOKENIZER}: prompts must be token ids", *dtype)
 
     def scope(self, target: Target) -> SearchScope:
         """Return what schedules are searched for."""
@@ -232,14 +245,14 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
     packed: the model in an artifact, in the place of the request's.
     """
     check_request(request)
-    spec = request.read_spec() if packed is None else packed.file.spec
-    directory = Path(request.model) if packed is None else packed.folder
     hardware = read_hardware(request.hardware)
+    cpus, devices = split_targets(request.targets)
+    targets = choose_targets(cpus, hardware)
+    spec = request.read_spec(targets[0]) if packed is None else packed.file.spec
+    directory = Path(request.model) if packed is None else packed.folder
     workload = read_workload(request.workload)
     check_tokenizer(directory / TOKENIZER)
     trace = sample_trace(workload, request.max_step_sequences)
-    cpus, devices = split_targets(request.targets)
-    targets = choose_targets(cpus, hardware)
     searched = request.threads is None and request.plan is None
     measured = searched and can_measure(targets[0], request)
     figures = figures_of(
@@ -268,14 +281,14 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
 
 
 def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Target, ...]:
-    """Return the CPU targets to build: those named, else the best one that the machine runs."""
+    """Return the CPU targets to build: those named, else the forced or best one of the machine."""
     if names:
         targets = tuple(get_target(name) for name in dict.fromkeys(names))
         for target in targets:
             if target.device:
                 raise SpecError(f"schedules are for CPUs, which {target.name} is none of")
         return targets
-    return (best_target(hardware.arch, frozenset(hardware.isa_flags)),)
+    return (target_for(hardware.arch, frozenset(hardware.isa_flags)),)
 
 
 def split_targets(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Target, ...]]:

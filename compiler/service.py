@@ -60,6 +60,8 @@ def choose_plans(
 ) -> PlanChoice:
     """Return the pairs of plans that the contention model finds best, or the one asked for.
 
+    The first pair has all cores in both phases: that fewer are faster only measuring can tell.
+
     parameters: the model's figures, by default those of the machine's class.
 
     Raises SpecError when the machine allows fewer threads than asked for.
@@ -70,7 +72,7 @@ def choose_plans(
     found = plan_topology(usable, spec, trace, parameters=parameters)
     prefill = tuple(dict.fromkeys(pair.prefill for pair in found.pairs))
     decode = tuple(dict.fromkeys(pair.decode for pair in found.pairs))
-    return PlanChoice(
+    simulated = PlanChoice(
         source=SIMULATED,
         trace=trace.source,
         batches=trace.batches,
@@ -91,6 +93,32 @@ def choose_plans(
         },
         cut=found.report.cut,
         notes=(*notes, *found.notes),
+    )
+    return whole_first(simulated, usable)
+
+
+def whole_first(choice: PlanChoice, hardware: HardwareSpec) -> PlanChoice:
+    """Return the choice with the best pair first that has all cores in both phases.
+
+    Where trees of equal branches leave cores out, that is one process with a thread on each.
+    """
+    core = {pu.id: pu.core for pu in hardware.pus}
+
+    def is_whole(candidate: PlanCandidate) -> bool:
+        return len({core[pu] for pu in candidate.cpus}) >= hardware.usable_threads
+
+    for pair in choice.pairs:
+        if is_whole(choice.prefill[pair.prefill]) and is_whole(choice.decode[pair.decode]):
+            return replace(
+                choice, pairs=(pair, *(other for other in choice.pairs if other != pair))
+            )
+    plain = asked_choice(plan_service(hardware), hardware)
+    pair = PairChoice(prefill=len(choice.prefill), decode=len(choice.decode))
+    return replace(
+        choice,
+        prefill=(*choice.prefill, *plain.prefill),
+        decode=(*choice.decode, *plain.decode),
+        pairs=(pair, *choice.pairs),
     )
 
 
@@ -132,12 +160,19 @@ def alone(plan: ServicePlan) -> ServicePlan:
 
 
 def contenders(choice: PlanChoice, slack: float) -> PlanChoice:
-    """Return the choice without pairs that are simulated to take over `slack` times the best."""
-    best = choice.pairs[0].simulated
-    if best is None:
-        return choice
-    near = (pair for pair in choice.pairs if (pair.simulated or best) <= slack * best)
-    return replace(choice, pairs=tuple(near))
+    """Return the choice without pairs that are simulated to take over `slack` times the best.
+
+    The first pair stays: it serves where nothing is measured.
+    """
+    first, *others = choice.pairs
+    times = [pair.simulated for pair in choice.pairs if pair.simulated is not None]
+    near = (pair for pair in others if (pair.simulated or 0.0) <= slack * min(times))
+    return replace(choice, pairs=(first, *near))
+
+
+def unmeasured(choice: PlanChoice) -> PlanChoice:
+    """Return the choice without all that only measuring may prefer."""
+    return replace(choice, pairs=choice.pairs[:1])
 
 
 def mark_tuned(choice: PlanChoice, pairs: Sequence[PairChoice]) -> PlanChoice:

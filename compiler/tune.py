@@ -201,11 +201,11 @@ def _join_cluster(
 
 def _prepare(request: TuneRequest) -> TuningJob:
     _check_request(request)
-    spec, step = request.read_spec(), request.step
     hardware = read_hardware(request.hardware)
     (target,) = choose_targets((request.target,) if request.target else (), hardware)
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
         raise SpecError(f"the machine does not run {target.name}; tune for it where it does")
+    spec, step = request.read_spec(target), request.step
     effort, workload = EFFORTS[request.effort], read_workload(request.workload)
     database = Path(request.database or default_path(request.cache))
     question = (request.effort, request.threads, target.name, hardware, spec, workload, step)

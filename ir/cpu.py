@@ -1,14 +1,20 @@
-"""What this process may use of its CPU: some features need the system's leave.
+"""What this process may use of its CPU: some features need the system's leave, users limit others.
 
-In: flags as /proc/cpuinfo spells them. Out: those that can be used.
+In: flags as /proc/cpuinfo spells them, targets by name. Out: those that can and may be used.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
-from collections.abc import Set
+from collections.abc import Callable, Collection, Set
 from functools import lru_cache
+
+from dovetail.ir.errors import SpecError
+
+FORCED_TARGET = "DOVETAIL_TARGET"
+"""The environment variable that names the target to compile for, run and measure."""
 
 TILE_FLAGS = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 """Flags of CPUs with tile registers (AMX) that multiply bfloat16 and bytes."""
@@ -40,3 +46,21 @@ def tiles_permitted() -> bool:
     number, request, component = map(ctypes.c_long, (ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA))
     granted: int = syscall(number, request, component)
     return granted == 0
+
+
+def forced_target(names: Collection[str], runs: Callable[[str], bool]) -> str | None:
+    """Return the target that DOVETAIL_TARGET names; None where it is not set, or empty.
+
+    names: of all targets. runs: whether this CPU runs one of them. Raises SpecError for another
+    name, and for a target that this CPU does not run.
+    """
+    name = os.environ.get(FORCED_TARGET)
+    if not name:
+        return None
+    if name in names and runs(name):
+        return name
+    fault = "which this CPU cannot run" if name in names else "which is no target"
+    fitting = ", ".join(filter(runs, names))
+    raise SpecError(
+        f"{FORCED_TARGET} is {name!r}, {fault}; set it to one of {fitting}, or unset it"
+    )

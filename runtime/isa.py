@@ -5,11 +5,12 @@ In: target names and a HardwareSpec. Out: the most capable target that fits, or 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.ir.cpu import TILE_FLAGS
+from dovetail.ir.cpu import FORCED_TARGET, TILE_FLAGS, forced_target
 from dovetail.ir.errors import ArtifactError
 from dovetail.topology.hardware import HardwareSpec
 
@@ -59,13 +60,34 @@ def supports(target: str, hardware: HardwareSpec) -> bool:
     return need.arch in (None, hardware.arch) and need.flags <= set(hardware.isa_flags)
 
 
+def allowed_targets(hardware: HardwareSpec) -> tuple[str, ...]:
+    """Return the targets that `hardware` may run, best first: all that it supports, or one.
+
+    Raises SpecError where DOVETAIL_TARGET names none of these.
+    """
+    forced = forced_target(REQUIREMENTS, lambda target: supports(target, hardware))
+    if forced is not None:
+        return (forced,)
+    return tuple(target for target in REQUIREMENTS if supports(target, hardware))
+
+
 def choose_target(artifact: Path, targets: Iterable[str], hardware: HardwareSpec) -> str:
-    """Return the best of `targets` that `hardware` supports; ArtifactError if none."""
+    """Return the best of `targets` that `hardware` may run; ArtifactError if none.
+
+    Raises SpecError as `allowed_targets`.
+    """
     offered, flags = tuple(targets), set(hardware.isa_flags)
-    for target, need in REQUIREMENTS.items():
-        beaten = need.faster in offered and bool(need.slow & flags)
-        if target in offered and supports(target, hardware) and not beaten:
+    allowed = allowed_targets(hardware)
+    fitting = [target for target in allowed if target in offered]
+    for target in fitting:
+        need = REQUIREMENTS[target]
+        if not (need.faster in fitting and need.slow & flags):
             return target
+    if forced := os.environ.get(FORCED_TARGET):
+        raise ArtifactError(
+            f"{artifact / 'kernels'}: holds kernels for {', '.join(offered) or 'no target'}, but "
+            f"{FORCED_TARGET} asks for {forced}; unset it, or compile the model under it"
+        )
     raise ArtifactError(
         f"{artifact / 'kernels'}: holds kernels for {', '.join(offered) or 'no target'}, none of "
         f"which this CPU ({hardware.cpu_model or hardware.arch}) can run; run "

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from dovetail.ir.errors import ArtifactError
-from dovetail.ir.schedule import Row, ScheduleTable
+from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tape import (
     ArgRef,
     BufferRef,
@@ -60,7 +61,8 @@ def pick_tables(
     """Return the table of each operator and shape for a phase and thread count.
 
     Exact thread counts win, then the largest smaller one, then the smallest larger one; a table of
-    the phase itself wins over one for `any`.
+    the phase itself wins over one for `any`. Products of one for fewer threads are cut into more
+    cells, so that each thread has some.
     """
 
     def rank(table: ScheduleTable) -> tuple[bool, int, bool]:
@@ -75,7 +77,27 @@ def pick_tables(
         key = table.n, table.k, table.dtype
         if rank(table) > rank(shapes.setdefault(key, table)):
             shapes[key] = table
-    return {op: tuple(shapes.values()) for op, shapes in chosen.items()}
+    return {
+        op: tuple(_share_out(table, threads) for table in shapes.values())
+        for op, shapes in chosen.items()
+    }
+
+
+def _share_out(table: ScheduleTable, threads: int) -> ScheduleTable:
+    """Return the table of a product for more threads, its grid of columns widened in proportion.
+
+    Results stay, bit for bit: they depend on how K is cut.
+    """
+    if not table.n or threads <= table.threads:
+        return table
+    place = SCHEDULE_VALUES.index("grid_n")
+
+    def widen(row: Row) -> Row:
+        values = list(row.schedule)
+        values[place] = -(-max(values[place], 1) * threads // table.threads)
+        return replace(row, schedule=tuple(values))
+
+    return replace(table, rows=tuple(map(widen, table.rows)))
 
 
 def nearest_table(tables: Sequence[ScheduleTable], n: int, k: int) -> ScheduleTable:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import hypothesis
 import pytest
+
+from dovetail.codegen.targets import host_target, host_targets
+from dovetail.ir.cpu import FORCED_TARGET
 
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True)
@@ -22,3 +26,17 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("untimed" if long else "seeded")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def each_name() -> list[str]:
+    """Return the x86 targets of this host, or the one that is forced."""
+    x86 = [target.name for target in host_targets() if target.machine == "x86_64"]
+    return x86 if x86 and not os.environ.get(FORCED_TARGET) else [host_target().name]
+
+
+@pytest.fixture(params=each_name())
+def each_target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Force each x86 target that this host has in turn, on every road."""
+    name: str = request.param
+    monkeypatch.setenv(FORCED_TARGET, name)
+    return name

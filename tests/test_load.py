@@ -72,7 +72,7 @@ def read_line(child: subprocess.Popen[str]) -> dict[str, Any]:
 def test_load_of_a_160m_model(tmp_path: Path) -> None:
     artifact = tmp_path / "app.dove"
     save_model(tmp_path / "model", "llama", **SHAPE)
-    compile_model(tmp_path / "model", output=artifact, effort="none")
+    compile_model(tmp_path / "model", output=artifact, effort="none", weight_dtype="f32")
     weights = (artifact / "models/llm/weights/weights.bin").stat().st_size
     children, loads = [], []
     for _ in range(4):

@@ -30,7 +30,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> No
     from sentence_transformers import SentenceTransformer
 
     folder = package.get_model_path()
-    compile_model(folder, output=tmp_path / "minilm.dove", effort="none")
+    compile_model(folder, output=tmp_path / "minilm.dove", effort="none", weight_dtype="f32")
     texts = make_texts(500)
     with load(tmp_path / "minilm.dove") as app:
         got = app.embed(texts)

@@ -71,7 +71,12 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             family, config = CONFIGS[name]
             folder = tmp_path_factory.mktemp("parallel") / name
             save_model(folder / "model", family, **config)
-            options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+            options = {
+                "effort": "none",
+                "max_step_tokens": 64,
+                "max_context": 256,
+                "weight_dtype": "f32",
+            }
             compile_model(folder / "model", output=folder / "app.dove", **options)
             made[name] = folder / "app.dove"
         return made[name]

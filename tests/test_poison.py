@@ -30,7 +30,12 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A token that no other request comes by
     model.lm_head.weight.data[POISON] = -model.lm_head.weight.data[:POISON].mean(0)
     model.save_pretrained(folder / "model")
-    options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+    options = {
+        "effort": "none",
+        "max_step_tokens": 64,
+        "max_context": 256,
+        "weight_dtype": "f32",
+    }
     compile_model(folder / "model", output=folder / "app.dove", **options)
     return folder / "app.dove"
 

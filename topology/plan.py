@@ -85,6 +85,7 @@ class TopologyPlan:
     """The pair of plans with the lowest seconds per request, and what it was chosen from.
 
     pairs: the best pairs of one process number, the best first: what the same processes can serve.
+    The best one with all cores in both phases is among them, if need be as the last.
     """
 
     tree: TopoTree
@@ -169,6 +170,8 @@ class _Search:
 
     def __init__(self, spec: HardwareSpec, model: ModelSpec, budget: PlanBudget) -> None:
         self._homes = memory_homes(spec)
+        allowed = set(spec.allowed_pus)
+        self._cores = {pu.id: pu.core for pu in spec.pus if pu.id in allowed}
         self._model = model
         self._budget = budget
         self._trees: dict[Configuration, TopoTree] = {}
@@ -221,12 +224,21 @@ class _Search:
         return tuple(self.candidate(c, s) for c, s in ranking.top(self._budget.top))
 
     def top_and_best(self, ranking: Ranking) -> tuple[Candidate, ...]:
-        """Return the best candidates of a phase, and the best of each process number."""
-        best: dict[int, tuple[Configuration, float]] = {}
+        """Return the best candidates of a phase, and the best of each process number.
+
+        And the best that have all cores, which serve where nothing is measured.
+        """
+        best: dict[tuple[int, bool], tuple[Configuration, float]] = {}
         for item in sorted(ranking.scores.items(), key=lambda item: item[1]):
-            best.setdefault(len(item[0].processes), item)
+            best.setdefault((len(item[0].processes), False), item)
+            if self.whole(item[0]):
+                best.setdefault((len(item[0].processes), True), item)
         others = (self.candidate(*item) for item in best.values())
         return tuple(dict.fromkeys((*self.top(ranking), *others)))
+
+    def whole(self, configuration: Configuration) -> bool:
+        """Tell whether a configuration has every core that this process may use."""
+        return {self._cores[pu] for pu in configuration.pus} == set(self._cores.values())
 
     def candidate(self, configuration: Configuration, seconds: float) -> Candidate:
         """Return a configuration with the tree it came from."""
@@ -261,14 +273,26 @@ class _Search:
 
 
 def _rank_pairs(search: _Search, replay: Replay, count: int) -> tuple[PlanPair, ...]:
-    """Return the `count` best pairs whose phases have the same number of processes."""
+    """Return the `count` best pairs whose phases have the same number of processes.
+
+    The best one with all cores in both phases is among them, where there is one.
+    """
     pairs = [
         PlanPair(p, d, replay.pair(p.configuration, d.configuration))
         for p in search.top_and_best(search.prefills)
         for d in search.top_and_best(search.decodes)
         if len(p.configuration.processes) == len(d.configuration.processes)
     ]
-    return tuple(sorted(pairs, key=lambda pair: pair.score.total)[:count])
+    pairs.sort(key=lambda pair: pair.score.total)
+    whole = [
+        pair
+        for pair in pairs
+        if search.whole(pair.prefill.configuration) and search.whole(pair.decode.configuration)
+    ]
+    kept = pairs[:count]
+    if whole and whole[0] not in kept:
+        kept[-1] = whole[0]
+    return tuple(kept)
 
 
 def _with_families(

@@ -5,6 +5,7 @@ The passes are few: kernels come with their loops, vectors and registers chosen 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from tvm.target import codegen
 from dovetail.codegen.catalog import KernelRequest
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import flatten
-from dovetail.codegen.targets import host_target
+from dovetail.codegen.targets import best_target, host_features
 from dovetail.codegen.tir.statements import make_prim_func
 from dovetail.codegen.tir.values import Tir
 from dovetail.ir.errors import SpecError
@@ -60,7 +61,8 @@ def build_request(request: KernelRequest, target: Target, unit: Unit) -> TirKern
 
 def tvm_target(target: Target) -> Tir:
     """Return TVM's target: this very CPU if `target` is the machine's best."""
-    same = target.name == host_target().name and target.isa != "generic"
+    best = best_target(platform.machine(), host_features())
+    same = target.name == best.name and target.isa != "generic"
     cpu = codegen.llvm_get_system_cpu() if same else CPUS[target.isa]
     return TvmTarget({"kind": "llvm", "mcpu": cpu, "cl-opt": list(OPTIONS)})
 

@@ -67,7 +67,7 @@ def compile_command(
     db: Database = None,
     threads: Threads = None,
     max_context: MaxContext = None,
-    weight_dtype: WeightDtype = None,
+    weight_dtype: WeightDtype = "auto",
     kv_dtype: KvDtype = None,
     workflow: Annotated[
         list[str] | None,

@@ -18,8 +18,11 @@ Workload = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads, default all cores.")]
 WeightDtype = Annotated[
-    str | None,
-    typer.Option(help="How weights are stored, such as f32 or bf16."),
+    str,
+    typer.Option(
+        help="How weights are stored: auto (as quantised; bf16 where the CPU multiplies it, "
+        "or where the model has it; else f32), f32, bf16."
+    ),
 ]
 KvDtype = Annotated[
     str | None, typer.Option(help="How keys and values are stored: f32, bf16 or f16.")

@@ -92,7 +92,12 @@ def serve_command(
         flag("--served-model-name", "Ids of the models, in order; repeatable.", PANEL_MODELS),
     ] = None,
     weight_dtype: Annotated[
-        str | None, flag("--weight-dtype", "Of models that are compiled: f32, bf16.", PANEL_MODELS)
+        str | None,
+        flag(
+            "--weight-dtype",
+            "Of models that are compiled: auto (default), f32, bf16.",
+            PANEL_MODELS,
+        ),
     ] = None,
     kv_dtype: Annotated[
         str | None, flag("--kv-dtype", "Of models that are compiled: f32, bf16, f16.", PANEL_MODELS)

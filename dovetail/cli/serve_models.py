@@ -8,7 +8,6 @@ measured since for a model or a given artifact, what the cache has of it stands 
 from __future__ import annotations
 
 import hashlib
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -152,9 +151,11 @@ def _tuned(artifact: Path) -> Path:
 
 
 def _key(model: Path, options: Mapping[str, object]) -> str:
-    """Return what an artifact is known by: the model's files, the options, and our own files."""
+    """Return what an artifact is known by: target, the model's files, options, our own files."""
+    from dovetail.codegen.targets import host_target
+
     files = [_facts(file) for file in sorted(model.rglob("*")) if file.is_file()]
-    return _source_key([platform.machine(), str(model.resolve()), files, dict(options)])
+    return _source_key([host_target().name, str(model.resolve()), files, dict(options)])
 
 
 def _source_key(content: object) -> str:

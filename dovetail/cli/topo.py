@@ -27,6 +27,7 @@ from dovetail.cli.report import (
 from dovetail.ir.files import write_whole
 
 if TYPE_CHECKING:
+    from dovetail.codegen.isa.target import Target
     from dovetail.ir.model import ModelSpec
     from dovetail.topology.report import CandidateReport, PlanReport, TopologyReport, TreeNode
     from dovetail.topology.values import HardwareSpec
@@ -53,7 +54,7 @@ def topo_command(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences decoded together; default: 1, 2, .. 16.")
     ] = None,
-    weight_dtype: WeightDtype = None,
+    weight_dtype: WeightDtype = "auto",
     every_divisor: Annotated[
         bool, typer.Option("--every-divisor", help="Groups of any size, not of powers of two.")
     ] = False,
@@ -86,7 +87,7 @@ def _plan(
     model: str,
     workload: Path | None,
     batch: int | None,
-    weight_dtype: str | None,
+    weight_dtype: str,
     every_divisor: bool,
 ) -> PlanReport:
     from dovetail.compiler.calibrate import figures_of
@@ -97,7 +98,8 @@ def _plan(
     from dovetail.topology.report import report_plan
 
     trace = sample_trace(read_workload(workload), MAX_STEP_SEQUENCES, batch)
-    dimensions, (target,) = _read_model(model, weight_dtype), choose_targets((), spec)
+    (target,) = choose_targets((), spec)
+    dimensions = _read_model(model, weight_dtype, target)
     figures = figures_of(source, spec, dimensions, target, trace, measured=False)
     usable, notes = within_quota(spec)
     found = plan_topology(
@@ -120,13 +122,14 @@ def _draw(report: TopologyReport) -> str:
     return draw_tree(report.tree, ranks, plan)
 
 
-def _read_model(name: str, weight_dtype: str | None) -> ModelSpec:
+def _read_model(name: str, weight_dtype: str, target: Target) -> ModelSpec:
     from dovetail.compiler.model_spec import read_dimensions
+    from dovetail.compiler.weight_dtype import resolve_weight_dtype
     from dovetail.topology.presets import preset_model
 
     if Path(name).exists():
-        return read_dimensions(name, weight_dtype=weight_dtype)
-    return preset_model(name, weight_dtype=weight_dtype or "bf16")
+        return read_dimensions(name, weight_dtype=weight_dtype, target=target)
+    return preset_model(name, weight_dtype=resolve_weight_dtype(weight_dtype, "bf16", target))
 
 
 def print_topology(report: TopologyReport, console: Console) -> None:

@@ -71,7 +71,7 @@ def tune_command(
     ] = None,
     threads: Threads = None,
     max_context: MaxContext = None,
-    weight_dtype: WeightDtype = None,
+    weight_dtype: WeightDtype = "auto",
     kv_dtype: KvDtype = None,
     json: AsJson = False,
 ) -> None:

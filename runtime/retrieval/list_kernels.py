@@ -13,7 +13,7 @@ import msgspec
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import IndexManifest
-from dovetail.runtime.isa import REQUIREMENTS, supports
+from dovetail.runtime.isa import allowed_targets
 from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.retrieval.manifest import check_file, damaged, read_manifest
 from dovetail.topology.hardware import read_hardware
@@ -24,9 +24,9 @@ def open_list_kernels(folder: Path) -> KernelLibrary | None:
 
     Raises ArtifactError where it is missing or not the one that the manifest lists.
     """
-    manifest, hardware = read_manifest(folder), read_hardware()
-    offered = (t for t in REQUIREMENTS if t in manifest.targets and supports(t, hardware))
-    target = next(offered, None)
+    manifest = read_manifest(folder)
+    allowed = allowed_targets(read_hardware())
+    target = next((t for t in allowed if t in manifest.targets), None)
     if target is None:
         return None
     return KernelLibrary(*_read_kernels(folder, manifest, target))

@@ -50,7 +50,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     work = tmp_path_factory.mktemp("world")
-    compile_model(ENCODER, output=work / "encoder.dove", effort="none")
+    compile_model(ENCODER, output=work / "encoder.dove", effort="none", weight_dtype="f32")
     found = corpus.questions("dev")
     asked = tuple(
         question for kind in (SINGLE, TWO_HOP) for question in [q for q in found if q.kind == kind]

@@ -27,7 +27,7 @@ def test_published_pairs_are_reproduced() -> None:
 
 def test_an_artifact_is_measured_beside_an_emulated_accelerator(tmp_path: Path) -> None:
     path = tmp_path / "tiny.dove"
-    compile_model(ENCODER, output=path, effort="none", threads=1)
+    compile_model(ENCODER, output=path, effort="none", threads=1, weight_dtype="f32")
     options = ("--slo", "0.05s", "--length", 16, "--repeats", 1, "--threads", 1)
     result = dovetail("bench", "embed", path, *options, "--json")
     assert result.code == 0, result.err

@@ -51,7 +51,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `flows.py`, and with `app.dove`: two models, three workflows and an index."""
     work = tmp_path_factory.mktemp("stored")
     (work / "flows.py").write_text(FILE)
-    compile_model(ENCODER, output=work / "encoder.dove", effort="none")
+    compile_model(ENCODER, output=work / "encoder.dove", effort="none", weight_dtype="f32")
     texts = {
         "Zorvia": "Melkar is the capital of Zorvia. Its people speak Zorvish.",
         "Pelkan": "Pelkan is a river.",

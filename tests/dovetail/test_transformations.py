@@ -73,7 +73,7 @@ class Case:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     work = tmp_path_factory.mktemp("subsets")
     compile_model(LLAMA, output=work / "app.dove", effort="none", weight_dtype="f32")
-    compile_model(ENCODER, output=work / "encoder.dove", effort="none")
+    compile_model(ENCODER, output=work / "encoder.dove", effort="none", weight_dtype="f32")
     asked = [q for q in corpus.questions("dev") if q.kind in (SINGLE, TWO_HOP)]
     asked = asked[:: len(asked) // (REQUESTS // len(GRAPHS))][: REQUESTS // len(GRAPHS)]
     gold = {name for question in asked for name in question.gold}

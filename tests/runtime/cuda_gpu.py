@@ -47,7 +47,12 @@ class Gpu:
 
     def __init__(self, folder: Path, family: str = "llama") -> None:
         save_model(folder / "model", family)
-        options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+        options = {
+            "effort": "none",
+            "max_step_tokens": 64,
+            "max_context": 256,
+            "weight_dtype": "f32",
+        }
         compile_model(folder / "model", output=folder / "app.dove", **options)
         self.artifact = open_artifact(folder / "app.dove", read_hardware())
         self.part = next(iter(self.artifact.models.values()))

@@ -100,6 +100,7 @@ class Gpu:
         path = self.folder / f"{name}.dove"
         if not path.exists():
             options = {"max_context": 512} if name == "jina" else {}
+            options["weight_dtype"] = read_encoder_spec(self.folder / name).weight_dtype
             compile_model(self.folder / name, output=path, effort="none", threads=2, **options)
         artifact = open_artifact(path, read_hardware())
         driver = LazyDriver(self.library, self.kernels, eager=eager)

@@ -238,7 +238,12 @@ def test_all_but_its_memory_is_given_back_where_a_gpu_is_lost(gpu: Gpu, call: st
 @pytest.mark.skipif(not count_devices(), reason="no NVIDIA GPU is at hand")
 def test_a_real_gpu_gives_the_tokens_of_the_cpu(tmp_path: Path) -> None:
     save_model(tmp_path / "model", "llama")
-    options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+    options = {
+        "effort": "none",
+        "max_step_tokens": 64,
+        "max_context": 256,
+        "weight_dtype": "f32",
+    }
     targets = ("cuda", host_target().name)
     path = tmp_path / "app.dove"
     compile_model(tmp_path / "model", output=path, targets=targets, **options)

@@ -38,6 +38,7 @@ def load_encoder(path: Path, threads: int = 1) -> Encoder:
 
 
 def compiled(folder: Path, output: Path, **options: object) -> Path:
+    options = {"weight_dtype": "f32", **options}
     compile_model(folder, output=output, effort="none", threads=2, **options)
     return output
 

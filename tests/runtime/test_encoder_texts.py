@@ -25,7 +25,7 @@ TEXTS = ("Where does Ada live?", "", "The harbour of Elm was built by the mayor.
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("texts") / "tiny.dove"
-    compile_model(ENCODER, output=output, effort="none", threads=1)
+    compile_model(ENCODER, output=output, effort="none", threads=1, weight_dtype="f32")
     return output
 
 
@@ -65,7 +65,9 @@ def test_documents_are_ranked_as_by_transformers(tmp_path: Path) -> None:
     options = {"vocab_size": 3000, "num_labels": 1}
     model = save_encoder(where, "bert", head="ForSequenceClassification", **options)
     shutil.copy(ENCODER / "tokenizer.json", where)
-    compile_model(where, output=tmp_path / "ranker.dove", effort="none", threads=1)
+    compile_model(
+        where, output=tmp_path / "ranker.dove", effort="none", threads=1, weight_dtype="f32"
+    )
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(where / "tokenizer.json"))
     documents = ["The mayor lives in Elm.", "x", "Ada built the harbour. " * 90]
     wanted = []
@@ -137,7 +139,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_encoder(folder / "small", "bert", vocab_size=3000)
     shutil.copy(ENCODER / "tokenizer.json", folder / "small")
     models = {"tiny": ENCODER, "small": folder / "small"}
-    compile_model(models, output=folder / "two.dove", effort="none", threads=1)
+    compile_model(models, output=folder / "two.dove", effort="none", threads=1, weight_dtype="f32")
     return folder / "two.dove"
 
 

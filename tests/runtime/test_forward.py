@@ -27,6 +27,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "model",
         output=folder / "app.dove",
         effort="none",
+        weight_dtype="f32",
         max_step_tokens=256,
         max_context=256,
     )

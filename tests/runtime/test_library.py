@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from dovetail.ir.artifact import PhasePlan
@@ -95,6 +97,26 @@ def test_the_nearest_table_of_a_phase_is_picked() -> None:
     assert picked("decode", 64) == ("decode", 8)
     assert pick_tables(tables[2:3], "generic", "decode", 2)["o"][0].threads == 8
     assert pick_tables(tables, "aarch64-neon", "decode", 2) == {}
+
+
+@pytest.mark.parametrize("cells", [(1, 1, 1), (1, 2, 1), (2, 2, 1), (1, 2, 2), (0, 0, 0)])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 8])
+def test_more_threads_than_a_table_was_made_for_have_all_a_share(
+    cells: tuple[int, int, int], threads: int
+) -> None:
+    """Threads take turns at the cells of a product's grid: without one they would idle."""
+    made_for = math.prod(max(side, 1) for side in cells)
+    schedule = (0, 0, 0, *cells, 0, 0, 0)
+    row = Row(m_lo=1, kernel="k", schedule=schedule)
+    table = replace(make_table("decode", made_for), rows=(row,))
+    (picked,) = pick_tables([table], "generic", "decode", threads)["o"]
+    values = dict(zip(SCHEDULE_VALUES, picked.rows[0].schedule, strict=True))
+    assert math.prod(max(values[f"grid_{side}"], 1) for side in "mnk") >= threads
+    assert values["grid_k"] == cells[2]  # what bits depend on
+    if threads <= made_for:
+        assert picked == table
+    other = replace(table, n=0)  # attention has no grid
+    assert pick_tables([other], "generic", "decode", threads)["o"] == (other,)
 
 
 def test_every_shape_has_its_table_and_others_take_the_nearest() -> None:

@@ -39,7 +39,12 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 128}
 
 def compile_small(folder: Path) -> Path:
     save_model(folder / "model", "llama", **HEADS)
-    options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+    options = {
+        "effort": "none",
+        "max_step_tokens": 64,
+        "max_context": 256,
+        "weight_dtype": "f32",
+    }
     compile_model(folder / "model", output=folder / "app.dove", **options)
     return folder / "app.dove"
 

@@ -49,7 +49,12 @@ SLOW = Figure(6e7, "of this test: products and attention of a layer take millise
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipelined")
     save_model(folder / "model", "llama")
-    options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+    options = {
+        "effort": "none",
+        "max_step_tokens": 64,
+        "max_context": 256,
+        "weight_dtype": "f32",
+    }
     compile_model(folder / "model", output=folder / "app.dove", **options)
     return folder / "app.dove"
 

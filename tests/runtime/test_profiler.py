@@ -26,7 +26,12 @@ PROMPT = [1 + i % 90 for i in range(40)]
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiler")
     save_model(folder / "model", "llama")
-    options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+    options = {
+        "effort": "none",
+        "max_step_tokens": 64,
+        "max_context": 256,
+        "weight_dtype": "f32",
+    }
     compile_model(folder / "model", output=folder / "app.dove", **options)  # type: ignore[arg-type]
     return folder / "app.dove"
 

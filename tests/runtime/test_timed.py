@@ -40,7 +40,12 @@ SLOW = Figure(6e7, "of this test: the products of a layer take milliseconds")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("timed")
     save_model(folder / "model", "llama")
-    options = {"effort": "none", "max_step_tokens": 64, "max_context": 256}
+    options = {
+        "effort": "none",
+        "max_step_tokens": 64,
+        "max_context": 256,
+        "weight_dtype": "f32",
+    }
     compile_model(folder / "model", output=folder / "app.dove", **options)  # type: ignore[arg-type]
     return folder / "app.dove"
 

@@ -49,7 +49,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PassageIndex]:
     gold = {i for q in corpus.questions("dev") for i in q.gold}
     artifact = tmp_path_factory.mktemp("tiny") / "embedder.dove"
-    compile_model(ENCODER, output=artifact, effort="none")
+    compile_model(ENCODER, output=artifact, effort="none", weight_dtype="f32")
     with load(artifact) as encoder:
         yield PassageIndex(encoder, [TEXT[i] for i in sorted(gold)])
 

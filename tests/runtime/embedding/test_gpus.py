@@ -38,7 +38,7 @@ IDS = [np.array(text, np.int32) for text in TEXTS]
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("gpus") / "tiny.dove"
-    compile_model(ENCODER, output=output, effort="none", threads=1)
+    compile_model(ENCODER, output=output, effort="none", threads=1, weight_dtype="f32")
     return output
 
 

@@ -33,7 +33,7 @@ SLO = 30.0
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("service") / "tiny.dove"
-    compile_model(ENCODER, output=output, effort="none", threads=1)
+    compile_model(ENCODER, output=output, effort="none", threads=1, weight_dtype="f32")
     return output
 
 

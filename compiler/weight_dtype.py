@@ -1,0 +1,52 @@
+"""How the weights of a model are stored: as asked for, as the checkpoint has them, or `auto`.
+
+In: what was asked, the checkpoint's dtype, the target. Out: the name of a format, and why.
+"""
+
+from __future__ import annotations
+
+from dovetail.codegen.isa.target import Target
+from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS
+
+AUTO = "auto"
+FLOATS = ("f32", "bf16", "f16", "f64")
+"""Checkpoint dtypes that are not quantised."""
+
+
+def resolve_weight_dtype(wanted: str | None, stored: str, target: Target | None) -> str:
+    """Return the weight format of a model.
+
+    wanted: a format's name, or `auto`, which None is, too. stored: what the checkpoint's matrices
+    are: a float dtype or a quantised format. target: the first one of a compile, or None where
+    only dimensions matter.
+
+    `auto` never quantises. What has a format narrower than float32 keeps it, quantised or bfloat16:
+    a wider one would hold the same values. Others become bfloat16 where the target multiplies it in
+    hardware, else float32.
+
+    Raises SpecError for a name that is no format.
+    """
+    if wanted is not None and wanted != AUTO:
+        return _known(wanted)
+    if stored not in FLOATS or (stored in FORMATS and stored != "f32"):
+        return _known(stored)
+    return "bf16" if target is not None and target.rounds_rows else "f32"
+
+
+def describe_weight_dtype(name: str, chosen: str, stored: str, target: Target) -> str:
+    """Return in one line what `auto` has chosen for a model, and why."""
+    if chosen == stored:
+        why = "as the checkpoint has them"
+    elif chosen == "bf16":
+        why = f"which {target.name} multiplies in hardware; the checkpoint has {stored}"
+    else:
+        why = f"since {target.name} has no products of bfloat16; the checkpoint has {stored}"
+    return f"weights of {name} are {chosen}, {why} (--weight-dtype auto)"
+
+
+def _known(name: str) -> str:
+    if name not in FORMATS:
+        names = ", ".join((AUTO, *FORMATS))
+        raise SpecError(f"weight dtype {name!r} is not supported; choose one of {names}")
+    return name

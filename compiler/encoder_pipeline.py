@@ -12,16 +12,14 @@ from pathlib import Path
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
-from dovetail.compiler.config import read_bounded
 from dovetail.compiler.encoder_spec import EncoderFolder, is_encoder, open_folder, read_encoder_spec
 from dovetail.compiler.encoder_tape import build_encode_tape
 from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
+from dovetail.compiler.model_source import TOKENIZER, ModelDirectory
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import make_encoder_payload
 from dovetail.compiler.report import Steps
 from dovetail.compiler.request import (
-    COPIED_FILES,
-    TOKENIZER,
     CompileRequest,
     Inputs,
     check_request,
@@ -117,7 +115,7 @@ def read_encoder_inputs(
         )
     else:
         folder, spec = EncoderFolder(packed.folder, packed.folder), packed.file.spec
-    check_tokenizer(folder.transformer / TOKENIZER)
+    check_tokenizer(ModelDirectory(folder.transformer))
     hardware = read_hardware(request.hardware)
     cpus, devices = split_targets(request.targets)
     return EncoderInputs(
@@ -190,14 +188,14 @@ def write_encoder(
     tape = build_encode_tape(inputs.spec, weights, inputs.step_tokens, sequences)
     for target in inputs.targets:
         verify_tape(tape, weights, [table for table in tables if table.target == target.name])
-    source = inputs.folder.transformer / TOKENIZER
-    if source.is_file():
-        artifact.write_bytes(f"{folder}/{TOKENIZER}", read_bounded(source, COPIED_FILES[TOKENIZER]))
+    tokenizer = ModelDirectory(inputs.folder.transformer).file(TOKENIZER)
+    if tokenizer is not None:
+        artifact.write_bytes(f"{folder}/{TOKENIZER}", tokenizer)
     file = EncoderFile(
         name=inputs.name,
         spec=inputs.spec,
         weights=weights,
-        tokenizer=TOKENIZER if source.is_file() else None,
+        tokenizer=None if tokenizer is None else TOKENIZER,
     )
     artifact.write_json(f"{folder}/encoder.json", file)
     artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)

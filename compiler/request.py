@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, best_target, get_target, runs_on
 from dovetail.compiler.calibrate import figures_of
-from dovetail.compiler.config import parse_json_object, read_bounded
+from dovetail.compiler.model_source import (
+    CHAT_TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    ModelDirectory,
+    ModelSource,
+    open_model,
+    read_json,
+)
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload, make_payload
@@ -52,13 +60,8 @@ REPLAY_SHARE = 0.2
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 MODEL_NAME = "llm"
-TOKENIZER = "tokenizer.json"
-COPIED_FILES = {
-    TOKENIZER: 64 << 20,
-    "tokenizer_config.json": 4 << 20,
-    "chat_template.jinja": 1 << 20,
-}
-"""Files copied beside model.json where the model has them, and the bytes they may have."""
+COPIED_FILES = (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE)
+"""Files copied beside model.json where the model has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +100,10 @@ class ModelRequest:
         """Most tokens and sequences of a step."""
         return self.max_step_tokens, self.max_step_sequences
 
-    def read_spec(self) -> ModelSpec:
-        """Read the model; SpecError where it is none."""
+    def read_spec(self, source: ModelSource | None = None) -> ModelSpec:
+        """Read the model, or `source`, which is the model opened; SpecError where it is none."""
         return read_model_spec(
-            self.model,
+            source or self.model,
             max_context=self.max_context,
             kv_dtype=self.kv_dtype,
             weight_dtype=self.weight_dtype,
@@ -141,12 +144,12 @@ class CompileRequest(ModelRequest):
 class Inputs:
     """Everything that was read, checked and chosen before the work begins.
 
-    directory: with the tokenizer, and the checkpoint, unless the weights are `packed` already.
+    source: of the tokenizer, and of the checkpoint, unless the weights are `packed` already.
     """
 
     request: CompileRequest
     name: str
-    directory: Path
+    source: ModelSource
     spec: ModelSpec
     hardware: HardwareSpec
     workload: WorkloadSpec
@@ -162,7 +165,7 @@ class Inputs:
         """Sampling options of the checkpoint."""
         if self.packed is not None:
             return dict(self.packed.file.generation)
-        return read_generation_defaults(self.directory)
+        return read_generation_defaults(self.source)
 
     @property
     def plan(self) -> ServicePlan:
@@ -210,9 +213,9 @@ class Inputs:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of this model."""
-        if (self.directory / TOKENIZER).is_file():
+        if self.source.file(TOKENIZER) is not None:
             return ()
-        return (f"{self.directory} has no {TOKENIZER}: prompts must be token ids",)
+        return (f"{self.source.path} has no {TOKENIZER}: prompts must be token ids",)
 
     def scope(self, target: Target) -> SearchScope:
         """Return what schedules are searched for."""
@@ -232,11 +235,11 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
     packed: the model in an artifact, in the place of the request's.
     """
     check_request(request)
-    spec = request.read_spec() if packed is None else packed.file.spec
-    directory = Path(request.model) if packed is None else packed.folder
+    source = open_model(request.model) if packed is None else ModelDirectory(packed.folder)
+    spec = request.read_spec(source) if packed is None else packed.file.spec
     hardware = read_hardware(request.hardware)
     workload = read_workload(request.workload)
-    check_tokenizer(directory / TOKENIZER)
+    check_tokenizer(source)
     trace = sample_trace(workload, request.max_step_sequences)
     cpus, devices = split_targets(request.targets)
     targets = choose_targets(cpus, hardware)
@@ -254,7 +257,7 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
     return Inputs(
         request=request,
         name=request.name or MODEL_NAME,
-        directory=directory,
+        source=source,
         spec=spec,
         hardware=hardware,
         workload=workload,
@@ -314,11 +317,10 @@ def _check_plan(plan: ServicePlan, spec: ModelSpec) -> None:
         raise SpecError(f"{plan.processes} processes cannot have equal shares of the model")
 
 
-def check_tokenizer(path: Path) -> None:
+def check_tokenizer(source: ModelSource) -> None:
     """Raise an error for a tokenizer.json that is there and cannot be read."""
-    if path.is_file():
-        parse_json_object(read_bounded(path, COPIED_FILES[TOKENIZER]), str(path))
-        Tokenizer(path).check()
+    if read_json(source, TOKENIZER) is not None:
+        Tokenizer(source.path / TOKENIZER, source.file(TOKENIZER)).check()
 
 
 def can_measure(target: Target, request: CompileRequest) -> bool:

@@ -197,7 +197,7 @@ class _Part:
     def rows(self, first: int, last: int) -> Array:
         info = self.checkpoint.info(self.name)
         first, last = (self.start + min(row, self.count) for row in (first, last))
-        values = self.checkpoint.load(self.name)[first:last]
+        values = self.checkpoint.rows(self.name, first, last)
         if not info.dtype.all_finite(values):
             raise SpecError(f"{info.path}: tensor {self.name} has NaN or infinite values")
         return convert(values, info.dtype.name, self.wanted)

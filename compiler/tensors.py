@@ -84,7 +84,7 @@ def check_sources(
         if name not in known and not ignorable(name):
             raise SpecError(
                 f"{checkpoint.path}: tensor {name} is not part of this architecture as "
-                "its configuration describes it; adapters must be merged first"
+                "its configuration has it; adapters and quantized weights must be merged first"
             )
 
 

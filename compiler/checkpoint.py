@@ -1,8 +1,8 @@
-"""Reads safetensors checkpoints: a directory in, lazily mapped numpy views of its tensors out.
+"""Checkpoints: named tensors, whose rows are mapped when asked for; reads those of safetensors.
 
-A reader of our own, because a header may lie: every length, offset and shape is checked against the
-file before anything is mapped, and a fault is a SpecError naming the file and the tensor. No
-pickle.
+In: a model directory. Out: a `Checkpoint`, as `gguf_tensors.py` makes one of a GGUF file. A reader
+of our own, because a header may lie: every length, offset and shape is checked against the file
+before anything is mapped, and a fault is a SpecError naming the file and the tensor. No pickle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor stands: `start` and `end` are absolute byte offsets in `path`."""
+    """Where one tensor stands: `start` and `end` are absolute byte offsets in `path`.
+
+    kind: how a row is stored, as the file calls it: a safetensors dtype or a type of GGUF. dtype:
+    of the values that `Checkpoint.rows` returns, float32 for a quantised kind. heads: not 0 where
+    the rows of each of so many heads stand as rotated pairs, (0, d/2), (1, d/2 + 1), ..., as
+    llama.cpp has them.
+    """
 
     name: str
     path: Path
@@ -39,13 +45,43 @@ class TensorInfo:
     shape: tuple[int, ...]
     start: int
     end: int
+    kind: str
+    heads: int = 0
+
+    @property
+    def quantised(self) -> bool:
+        """Whether a row is blocks of a quantised type rather than plain values."""
+        return self.kind != self.dtype.safetensors
+
+    @property
+    def height(self) -> int:
+        """Rows: the first dimension; each value of a vector is a row."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Stored bytes of a row."""
+        return (self.end - self.start) // self.height if self.height else 0
+
+    def stored_rows(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Return where rows [first, last) stand among the stored rows."""
+        rows: npt.NDArray[np.int64] = np.arange(first, last)
+        if not self.heads:
+            return rows
+        size = self.height // self.heads
+        head, within = np.divmod(rows, size)
+        half, pair = np.divmod(within, size // 2)
+        return head * size + 2 * pair + half
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All tensors of a model directory. Nothing is read before `load` touches it."""
+    """All tensors of a model by their Hugging Face names. Nothing is read before it is asked for.
 
-    directory: Path
+    path: the directory or file, as messages name it.
+    """
+
+    path: Path
     tensors: Mapping[str, TensorInfo]
 
     def info(self, name: str) -> TensorInfo:
@@ -54,27 +90,58 @@ class Checkpoint:
             return self.tensors[name]
         except KeyError:
             raise SpecError(
-                f"{self.directory} has no tensor {name}; its safetensors files are incomplete "
-                "or do not belong to its config.json"
+                f"{self.path} has no tensor {name}; its weights are incomplete or do not belong "
+                "to its configuration"
             ) from None
 
     def load(self, name: str) -> npt.NDArray[Any]:
-        """Return a read-only view of a tensor's stored values (bf16 as uint16 bit patterns)."""
+        """Return a tensor's values, as `rows` returns them."""
+        return self.rows(name, 0, self.info(name).height).reshape(self.info(name).shape)
+
+    def rows(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
+        """Return the values of rows [first, last), of dtype `info(name).dtype`.
+
+        A read-only view where they are stored so (bf16 as uint16 bit patterns), else a copy.
+        """
         info = self.info(name)
-        count = prod(info.shape)
-        if count == 0:
-            return np.empty(info.shape, info.dtype.numpy)
-        page_start = info.start - info.start % mmap.ALLOCATIONGRANULARITY
-        try:
-            with info.path.open("rb") as file:
-                length = info.end - page_start
-                mapped = mmap.mmap(
-                    file.fileno(), length, access=mmap.ACCESS_READ, offset=page_start
-                )
-        except (OSError, ValueError) as error:
-            raise SpecError(f"cannot read tensor {name} of {info.path}: {error}") from error
-        flat = np.frombuffer(mapped, info.dtype.numpy, count, info.start - page_start)
-        return flat.reshape(info.shape)
+        stored = self.blocks(name, first, last)
+        shape = (last - first, *info.shape[1:])
+        if not prod(shape):
+            return np.empty(shape, info.dtype.numpy)
+        if info.quantised:
+            from dovetail.compiler.gguf_kinds import dequantise  # noqa: PLC0415 - most need it not
+
+            return dequantise(info.kind, stored)
+        return stored.view(info.dtype.numpy).reshape(shape)
+
+    def blocks(self, name: str, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """Return the stored bytes of rows [first, last), uint8 [rows][row_bytes], in row order.
+
+        A read-only view of the file where its rows stand in this order, else a copy.
+        """
+        info = self.info(name)
+        if not info.heads:
+            return _map_rows(info, first, last)
+        size = info.height // info.heads  # rows of a head stand together
+        top = first - first % size
+        around = _map_rows(info, top, min(-(-last // size) * size, info.height))
+        return around[info.stored_rows(first, last) - top]
+
+
+def _map_rows(info: TensorInfo, first: int, last: int) -> npt.NDArray[np.uint8]:
+    """Return stored rows [first, last)."""
+    shape = (last - first, info.row_bytes)
+    if not prod(shape):
+        return np.empty(shape, np.uint8)
+    start = info.start + first * info.row_bytes
+    page_start = start - start % mmap.ALLOCATIONGRANULARITY
+    try:
+        with info.path.open("rb") as file:
+            length = start + prod(shape) - page_start
+            mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=page_start)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"cannot read tensor {info.name} of {info.path}: {error}") from error
+    return np.frombuffer(mapped, np.uint8, prod(shape), start - page_start).reshape(shape)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
@@ -141,7 +208,7 @@ def _read_entry(path: Path, name: str, entry: object, base: int) -> TensorInfo:
             f"{where}: shape {shape} of {spelled} needs {prod(shape) * dtype.size} bytes, "
             f"the header gives it {end - start}"
         )
-    return TensorInfo(name, path, dtype, tuple(shape), base + start, base + end)
+    return TensorInfo(name, path, dtype, tuple(shape), base + start, base + end, spelled)
 
 
 def _check_layout(path: Path, tensors: Iterable[TensorInfo], base: int, size: int) -> None:

@@ -12,16 +12,14 @@ from pathlib import Path
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
-from dovetail.compiler.config import read_bounded
 from dovetail.compiler.encoder_spec import EncoderFolder, is_encoder, open_folder, read_encoder_spec
 from dovetail.compiler.encoder_tape import build_encode_tape
 from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
+from dovetail.compiler.model_source import TOKENIZER, ModelDirectory
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import make_encoder_payload
 from dovetail.compiler.report import Steps
 from dovetail.compiler.request import (
-    COPIED_FILES,
-    TOKENIZER,
     CompileRequest,
     Inputs,
     check_request,
@@ -127,7 +125,7 @@ def read_encoder_inputs(
         )
     else:
         folder, spec = EncoderFolder(packed.folder, packed.folder), packed.file.spec
-    check_tokenizer(folder.transformer / TOKENIZER)
+    check_tokenizer(ModelDirectory(folder.transformer))
     return EncoderInputs(
         request=request,
         name=request.name or ENCODER_NAME,
@@ -182,7 +180,9 @@ def pack_encoder(
     spec, checkpoint = inputs.spec, open_checkpoint(inputs.folder.transformer)
     sources = encoder_sources(spec, checkpoint)
     path, tables = artifact.path_for(name), encoder_tables(spec)
-    packed = pack_sources(sources, lambda _name: spec.weight_dtype, checkpoint, path, tables, steps.advance)
+    packed = pack_sources(
+        sources, lambda _name: spec.weight_dtype, checkpoint, path, tables, steps.advance
+    )
     artifact.add_weights(name)
     return packed
 
@@ -198,14 +198,14 @@ def write_encoder(
     tape = build_encode_tape(inputs.spec, weights, inputs.step_tokens, sequences)
     for target in inputs.targets:
         verify_tape(tape, weights, [table for table in tables if table.target == target.name])
-    source = inputs.folder.transformer / TOKENIZER
-    if source.is_file():
-        artifact.write_bytes(f"{folder}/{TOKENIZER}", read_bounded(source, COPIED_FILES[TOKENIZER]))
+    tokenizer = ModelDirectory(inputs.folder.transformer).file(TOKENIZER)
+    if tokenizer is not None:
+        artifact.write_bytes(f"{folder}/{TOKENIZER}", tokenizer)
     file = EncoderFile(
         name=inputs.name,
         spec=inputs.spec,
         weights=weights,
-        tokenizer=TOKENIZER if source.is_file() else None,
+        tokenizer=None if tokenizer is None else TOKENIZER,
     )
     artifact.write_json(f"{folder}/encoder.json", file)
     artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)

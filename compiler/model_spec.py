@@ -1,6 +1,6 @@
-"""A Hugging Face model directory to a ModelSpec.
+"""A model to a ModelSpec.
 
-In: config.json, generation_config.json and the headers of the safetensors files.
+In: config.json, generation_config.json and the headers of the tensors of a `ModelSource`.
 Every value is checked; what this product does not compute is refused with a SpecError that names
 the key, never approximated.
 """
@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
+from dovetail.compiler.checkpoint import Checkpoint
 from dovetail.compiler.config import Config
+from dovetail.compiler.model_source import GENERATION, ModelSource, open_model, read_json
 from dovetail.compiler.rope import MAX_POSITION, read_rope, usable_positions
 from dovetail.compiler.tensors import check_tensors
-from dovetail.compiler.weight_dtype import resolve_weight_dtype
+from dovetail.compiler.weight_dtype import AUTO, resolve_weight_dtype
+from dovetail.compiler.weight_formats import keep_formats, main_format, quantise_formats
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import is_quantised
 from dovetail.ir.model import ModelSpec
 
 DEFAULT_MAX_CONTEXT = 131072
 HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 256
 KV_DTYPES = ("f32", "bf16", "f16")
-_CONFIG, _GENERATION = "config.json", "generation_config.json"
 
 Windows = Callable[[Config, int], tuple[int, tuple[bool, ...]]]
 
@@ -89,49 +91,51 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_model_spec(
-    path: str | Path,
+    model: str | Path | ModelSource,
     *,
     max_context: int | None = None,
     kv_dtype: str | None = None,
     weight_dtype: str | None = None,
     target: Target | None = None,
 ) -> ModelSpec:
-    """Read and check a model directory.
+    """Read and check a model: a directory, a GGUF file, or one that was opened.
 
     max_context: positions to plan for (default: all the model has, at most 131072).
     kv_dtype: f32 (default), bf16 or f16. weight_dtype, target: see `resolve_weight_dtype`.
 
     Raises SpecError naming the file and the key or tensor at fault.
     """
-    directory = Path(path)
-    if not directory.is_dir():
-        raise SpecError(f"{directory} is not a directory; give a Hugging Face model directory")
-    config = Config.read(directory / _CONFIG)
+    source = open_model(model) if isinstance(model, str | Path) else model
+    config = source.config()
     family = _family(config)
-    checkpoint = open_checkpoint(directory)
-    stored = stored_dtype(checkpoint)
+    checkpoint = source.checkpoint()
+    quantised = main_format(checkpoint)
+    stored = quantised or stored_dtype(checkpoint)
+    chosen = resolve_weight_dtype(weight_dtype, stored, target)
     spec = _architecture(
         config,
         family,
-        weight_dtype=resolve_weight_dtype(weight_dtype, stored, target),
+        weight_dtype=chosen,
         kv_dtype=_choose_kv_dtype(kv_dtype),
         checkpoint_dtype=stored,
         max_context=max_context,
-        eos_token_ids=_eos_ids(directory, config),
+        eos_token_ids=_eos_ids(source, config),
     )
     check_tensors(spec, checkpoint)
-    return spec
+    if quantised and weight_dtype in (None, AUTO):
+        return keep_formats(spec, checkpoint)
+    return quantise_formats(spec, chosen) if is_quantised(chosen) else spec
 
 
 def read_dimensions(
     path: str | Path, *, weight_dtype: str | None = None, target: Target | None = None
 ) -> ModelSpec:
-    """Read a model's dimensions from config.json alone (a directory that has one, or the file).
+    """Read a model's dimensions from config.json alone (that file, or a model that has one).
 
     For planning without weights; what the checkpoint has is what config.json names.
     """
-    file = Path(path)
-    config = Config.read(file / _CONFIG if file.is_dir() else file)
+    alone = Path(path).suffix == ".json"
+    config = Config.read(Path(path)) if alone else open_model(path).config()
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
     return _architecture(
@@ -145,13 +149,10 @@ def read_dimensions(
     )
 
 
-def read_generation_defaults(path: str | Path) -> dict[str, Any]:
+def read_generation_defaults(source: ModelSource) -> dict[str, Any]:
     """Return the plain values (temperature, top_p, ...) of generation_config.json, if there."""
-    file = Path(path) / _GENERATION
-    if not file.is_file():
-        return {}
-    values = Config.read(file).values
-    return {key: value for key, value in values.items() if _plain(value)}
+    found = read_json(source, GENERATION)
+    return {key: value for key, value in found.values.items() if _plain(value)} if found else {}
 
 
 def _plain(value: object) -> bool:
@@ -264,10 +265,9 @@ def _choose_kv_dtype(asked: str | None) -> str:
     return asked
 
 
-def _eos_ids(directory: Path, config: Config) -> tuple[int, ...]:
+def _eos_ids(model: ModelSource, config: Config) -> tuple[int, ...]:
     """Return the stop tokens: generation_config.json's where it has them, else config.json's."""
-    file = directory / _GENERATION
-    generation = Config.read(file) if file.is_file() else config
+    generation = read_json(model, GENERATION) or config
     source = generation if generation.has("eos_token_id") else config
     value = source.values.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]

@@ -21,9 +21,8 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.compiler.attention_search import attention_kernels
 from dovetail.compiler.check_tape import verify_tape
-from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
-from dovetail.compiler.config import parse_json_object, read_bounded
+from dovetail.compiler.config import parse_json_object
 from dovetail.compiler.database import default_path
 from dovetail.compiler.encoder_pipeline import (
     EncoderInputs,
@@ -35,13 +34,13 @@ from dovetail.compiler.encoder_pipeline import (
 from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.memory import Memory
+from dovetail.compiler.model_source import TOKENIZER
 from dovetail.compiler.payload import Payload
 from dovetail.compiler.reopen import is_artifact, link_weights, read_artifact, take_over
 from dovetail.compiler.replay import measure_choice
 from dovetail.compiler.report import CompileReport, EncoderReport, Progress, Steps, our_version
 from dovetail.compiler.request import (
     COPIED_FILES,
-    TOKENIZER,
     CompileRequest,
     Inputs,
     can_measure,
@@ -88,7 +87,7 @@ def compile_model(
 ) -> CompileReport:
     """Compile `model` into the artifact `output`.
 
-    model: a directory, or an artifact, which is compiled anew; or several directories by name, at
+    model: a directory, a GGUF file, or an artifact, which is compiled anew; or several by name, at
     most one of which generates, the others being encoders. options: the fields of CompileRequest.
     """
     CompileRequest.check_options("compile", options)
@@ -283,7 +282,7 @@ def _pack(
     if isinstance(member, EncoderInputs):
         return pack_encoder(member, artifact, steps)
     name = f"models/{member.name}/weights/weights.bin"
-    checkpoint = open_checkpoint(member.directory)
+    checkpoint = member.source.checkpoint()
     packed = pack_weights(member.spec, checkpoint, artifact.path_for(name), steps.advance)
     artifact.add_weights(name)
     return packed
@@ -330,11 +329,11 @@ def _write_model(
     tapes: tuple[Tape, ...],
 ) -> None:
     folder = f"models/{inputs.name}"
-    for name, limit in COPIED_FILES.items():
-        if (source := inputs.directory / name).is_file():
-            data = read_bounded(source, limit)
+    for name in COPIED_FILES:
+        data = inputs.source.file(name)
+        if data is not None:
             if name.endswith(".json"):
-                parse_json_object(data, str(source))
+                parse_json_object(data, str(inputs.source.path / name))
             artifact.write_bytes(f"{folder}/{name}", data)
     model = ModelFile(
         name=inputs.name,

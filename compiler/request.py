@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
 from dovetail.compiler.calibrate import figures_of
-from dovetail.compiler.config import parse_json_object, read_bounded
+from dovetail.compiler.model_source import (
+    CHAT_TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    ModelDirectory,
+    ModelSource,
+    open_model,
+    read_json,
+)
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload, make_payload
@@ -55,13 +63,8 @@ REPLAY_SHARE = 0.2
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 MODEL_NAME = "llm"
-TOKENIZER = "tokenizer.json"
-COPIED_FILES = {
-    TOKENIZER: 64 << 20,
-    "tokenizer_config.json": 4 << 20,
-    "chat_template.jinja": 1 << 20,
-}
-"""Files copied beside model.json where the model has them, and the bytes they may have."""
+COPIED_FILES = (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE)
+"""Files copied beside model.json where the model has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +103,13 @@ class ModelRequest:
         """Most tokens and sequences of a step."""
         return self.max_step_tokens, self.max_step_sequences
 
-    def read_spec(self, target: Target) -> ModelSpec:
-        """Read the model, to be stored as is best for `target`; SpecError where it is none."""
+    def read_spec(self, target: Target, source: ModelSource | None = None) -> ModelSpec:
+        """Read the model, or `source`, which is the model opened, to be stored as `target` likes.
+
+        Raises SpecError where it is none.
+        """
         return read_model_spec(
-            self.model,
+            source or self.model,
             max_context=self.max_context,
             kv_dtype=self.kv_dtype,
             weight_dtype=self.weight_dtype,
@@ -151,12 +157,12 @@ class CompileRequest(ModelRequest):
 class Inputs:
     """Everything that was read, checked and chosen before the work begins.
 
-    directory: with the tokenizer, and the checkpoint, unless the weights are `packed` already.
+    source: of the tokenizer, and of the checkpoint, unless the weights are `packed` already.
     """
 
     request: CompileRequest
     name: str
-    directory: Path
+    source: ModelSource
     spec: ModelSpec
     hardware: HardwareSpec
     workload: WorkloadSpec
@@ -172,7 +178,7 @@ class Inputs:
         """Sampling options of the checkpoint."""
         if self.packed is not None:
             return dict(self.packed.file.generation)
-        return read_generation_defaults(self.directory)
+        return read_generation_defaults(self.source)
 
     @property
     def plan(self) -> ServicePlan:
@@ -223,9 +229,9 @@ class Inputs:
             dtype: tuple[str, ...] = ()
         else:
             dtype = self.request.describe_dtype(self.name, self.spec, self.targets[0])
-        if (self.directory / TOKENIZER).is_file():
+        if self.source.file(TOKENIZER) is not None:
             return dtype
-        return (f"{self.directory} has no {TOKENIZER}: prompts must be token ids", *dtype)
+        return (f"{self.source.path} has no {TOKENIZER}: prompts must be token ids", *dtype)
 
     def scope(self, target: Target) -> SearchScope:
         """Return what schedules are searched for."""
@@ -245,13 +251,13 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
     packed: the model in an artifact, in the place of the request's.
     """
     check_request(request)
+    source = open_model(request.model) if packed is None else ModelDirectory(packed.folder)
     hardware = read_hardware(request.hardware)
     cpus, devices = split_targets(request.targets)
     targets = choose_targets(cpus, hardware)
-    spec = request.read_spec(targets[0]) if packed is None else packed.file.spec
-    directory = Path(request.model) if packed is None else packed.folder
+    spec = request.read_spec(targets[0], source) if packed is None else packed.file.spec
     workload = read_workload(request.workload)
-    check_tokenizer(directory / TOKENIZER)
+    check_tokenizer(source)
     trace = sample_trace(workload, request.max_step_sequences)
     searched = request.threads is None and request.plan is None
     measured = searched and can_measure(targets[0], request)
@@ -267,7 +273,7 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
     return Inputs(
         request=request,
         name=request.name or MODEL_NAME,
-        directory=directory,
+        source=source,
         spec=spec,
         hardware=hardware,
         workload=workload,
@@ -327,11 +333,10 @@ def _check_plan(plan: ServicePlan, spec: ModelSpec) -> None:
         raise SpecError(f"{plan.processes} processes cannot have equal shares of the model")
 
 
-def check_tokenizer(path: Path) -> None:
+def check_tokenizer(source: ModelSource) -> None:
     """Raise an error for a tokenizer.json that is there and cannot be read."""
-    if path.is_file():
-        parse_json_object(read_bounded(path, COPIED_FILES[TOKENIZER]), str(path))
-        Tokenizer(path).check()
+    if read_json(source, TOKENIZER) is not None:
+        Tokenizer(source.path / TOKENIZER, source.file(TOKENIZER)).check()
 
 
 def can_measure(target: Target, request: CompileRequest) -> bool:

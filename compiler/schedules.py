@@ -189,9 +189,9 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
     found: Counter[GemmOp] = Counter()
     for layer in range(spec.n_layers):
         here, parts = f"layers.{layer}", spec.qkv_parts(layer)
-        sides = (heads, kv_heads, kv_heads)
+        sides = [heads, kv_heads, kv_heads]
         if len(parts) == processes == 1:
-            sides = (sum(sides),)
+            sides = [sum(sides)]
         for i, n in enumerate(sides):
             stored = spec.weight_format(parts[i % len(parts)])
             found[GemmOp("qkv", LINEAR, n, hidden, stored)] += 1
@@ -327,7 +327,9 @@ def _sum16(form: BlockFormat, target: Target) -> int:
 def dot_rows(dtype: str, target: Target) -> int:
     """Return the M from which `dtype` weights are multiplied in bfloat16 pairs; 0 = never."""
     form = FORMATS[dtype]
-    return DOT_ROWS if isinstance(form, FloatFormat) and form.pair_dots and target.rounds_rows else 0
+    return (
+        DOT_ROWS if isinstance(form, FloatFormat) and form.pair_dots and target.rounds_rows else 0
+    )
 
 
 def takes_tiles(op: GemmOp, target: Target, m: int) -> bool:

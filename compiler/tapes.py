@@ -200,7 +200,7 @@ class _Forward:
         )  # fmt: skip
 
     def project(self, layer: int) -> None:
-        """Append q, k and v, one product or three side by side, which may not share partial sums."""
+        """Append q, k and v: one product, or three side by side, which share no partial sums."""
         if len(parts := self.spec.qkv_parts(layer)) == 1:
             self.linear(layer, "qkv", self.normed, self.qkv)
             return

@@ -73,7 +73,7 @@ def check_sources(
             if info.shape != wanted:
                 raise SpecError(
                     f"{info.path}: tensor {name} has shape {list(info.shape)}, "
-                    f"config.json asks for {list(wanted)}"
+                    f"its configuration asks for {list(wanted)}"
                 )
             if info.dtype.name not in ("f32", "f16", "bf16"):
                 raise SpecError(
@@ -84,8 +84,8 @@ def check_sources(
     for name in checkpoint.tensors:
         if name not in known and not ignorable(name):
             raise SpecError(
-                f"{checkpoint.directory}: tensor {name} is not part of this architecture as "
-                "config.json describes it; adapters and quantized weights must be merged first"
+                f"{checkpoint.path}: tensor {name} is not part of this architecture as "
+                "its configuration has it; adapters and quantized weights must be merged first"
             )
 
 

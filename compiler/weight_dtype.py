@@ -10,14 +10,14 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS
 
 AUTO = "auto"
-FLOATS = ("f32", "bf16", "f16", "f64")
-"""Checkpoint dtypes that are not quantised."""
+CHOICES = {"f32": "f32", "bf16": "bf16", "int8": "q8_32", "int4": "q4_32"}
+"""What may be asked for -> the format it means; the last two quantise."""
 
 
 def resolve_weight_dtype(wanted: str | None, stored: str, target: Target | None) -> str:
     """Return the weight format of a model.
 
-    wanted: a format's name, or `auto`, which None is, too. stored: what the checkpoint's matrices
+    wanted: one of CHOICES, or `auto`, which None is, too. stored: what the checkpoint's matrices
     are: a float dtype or a quantised format. target: the first one of a compile, or None where
     only dimensions matter.
 
@@ -25,12 +25,12 @@ def resolve_weight_dtype(wanted: str | None, stored: str, target: Target | None)
     a wider one would hold the same values. Others become bfloat16 where the target multiplies it in
     hardware, else float32.
 
-    Raises SpecError for a name that is no format.
+    Raises SpecError for a name that is none of these.
     """
     if wanted is not None and wanted != AUTO:
-        return _known(wanted)
-    if stored not in FLOATS or (stored in FORMATS and stored != "f32"):
-        return _known(stored)
+        return _chosen(wanted)
+    if stored in FORMATS and stored != "f32":
+        return stored
     return "bf16" if target is not None and target.rounds_rows else "f32"
 
 
@@ -45,8 +45,8 @@ def describe_weight_dtype(name: str, chosen: str, stored: str, target: Target) -
     return f"weights of {name} are {chosen}, {why} (--weight-dtype auto)"
 
 
-def _known(name: str) -> str:
-    if name not in FORMATS:
-        names = ", ".join((AUTO, *FORMATS))
+def _chosen(name: str) -> str:
+    if name not in CHOICES:
+        names = ", ".join((AUTO, *CHOICES))
         raise SpecError(f"weight dtype {name!r} is not supported; choose one of {names}")
-    return name
+    return CHOICES[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
@@ -19,11 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.gguf_blocks import FORM_OF_KIND, read_blocks
+from dovetail.compiler.quantise import quantise_rows
 from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
 from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.errors import SpecError
-from dovetail.ir.formats import FORMATS
+from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry
 
 PAGE = 4096
@@ -175,7 +178,7 @@ class _Packer:
         if source.layout == "rows":
             return _stacked_rows(parts, source.rows, first, last)
         if source.layout == "packed":
-            return FORMATS[dtype].pack(_stacked_rows(parts, source.rows, top, bottom))
+            return _float_form(dtype).pack(_stacked_rows(parts, source.rows, top, bottom))
         return _interleave([part.rows(top, bottom) for part in parts], dtype)
 
 
@@ -204,18 +207,26 @@ class _Part:
     def rows(self, first: int, last: int) -> Array:
         info = self.checkpoint.info(self.name)
         first, last = (self.start + min(row, self.count) for row in (first, last))
-        values = self.checkpoint.load(self.name)[first:last]
-        if not info.dtype.all_finite(values):
-            raise SpecError(f"{info.path}: tensor {self.name} has NaN or infinite values")
+        values = self.checkpoint.rows(self.name, first, last)
+        self._require(info.dtype.all_finite(values))
         return convert(values, info.dtype.name, self.wanted)
 
     def blocks(self, form: BlockFormat, first: int, last: int) -> Blocks:
         """Return rows as the file has them in `form`, else quantised from their values."""
         first, last = (self.start + min(row, self.count) for row in (first, last))
-        kind = GGUF_KINDS.get(self.checkpoint.info(self.name).kind)
-        if kind is None or kind.form != form:
-            return quantise_rows(self.floats(first, last), form)
-        return kind.read(self.checkpoint.blocks(self.name, first, last))
+        info = self.checkpoint.info(self.name)
+        if FORM_OF_KIND.get(info.kind) == form:
+            found = read_blocks(info.kind, self.checkpoint.blocks(self.name, first, last))
+            self._require(bool(np.isfinite(found.scales).all()))
+            return found
+        values = self.checkpoint.rows(self.name, first, last)
+        self._require(info.dtype.all_finite(values))
+        return quantise_rows(info.dtype.widen(values), form)
+
+    def _require(self, finite: bool) -> None:
+        if not finite:
+            path = self.checkpoint.info(self.name).path
+            raise SpecError(f"{path}: tensor {self.name} has NaN or infinite values")
 
 
 def _stacked_rows(parts: list[_Part], sizes: tuple[int, ...], first: int, last: int) -> Array:
@@ -234,7 +245,8 @@ def _quantised_units(
         gate, up = (form.pack(part.blocks(form, first, last)) for part in parts)
         return np.stack((gate, up), axis=1)
     spans = _spans(parts, source.rows, first, last)
-    return form.pack(stack_blocks([part.blocks(form, *span) for part, span in spans]))
+    packed: Array = form.pack(stack_blocks([part.blocks(form, *span) for part, span in spans]))
+    return packed
 
 
 def _spans(
@@ -251,8 +263,14 @@ def _spans(
 
 def _interleave(pair: list[Array], dtype: str) -> Array:
     """Return panels with 2j from the first and 2j+1 from the second of two row-major [n][K]."""
-    gate, up = (FORMATS[dtype].pack(rows) for rows in pair)
+    gate, up = (_float_form(dtype).pack(rows) for rows in pair)
     return np.stack((gate, up), axis=1)
+
+
+def _float_form(dtype: str) -> FloatFormat:
+    form = FORMATS[dtype]
+    assert isinstance(form, FloatFormat)
+    return form
 
 
 def _is_matrix(source: WeightSource) -> bool:

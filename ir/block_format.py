@@ -208,7 +208,9 @@ class BlockFormat:
         body = body.reshape(len(panels), units * per_unit, self.block_bytes)
         kinds: list[tuple[str, Any, Array]] = []
         if self.nested:
-            kinds += [("scales", np.float16, panels), ("minimums", np.float16, panels)][: 1 + self.minimum]
+            kinds += [("scales", np.float16, panels), ("minimums", np.float16, panels)][
+                : 1 + self.minimum
+            ]
         names = ("steps", "lows") if self.nested else ("scales", "minimums")
         dtype = np.int8 if self.nested else np.float16
         found: dict[str, Array] = {}
@@ -273,7 +275,7 @@ def _columns(values: Array, panels: int) -> Array:
 
 
 def _scales(panels: Array, dtype: npt.DTypeLike, start: int) -> Array:
-    """Return the row-major [rows][count] of the 16 values at byte `start` of each [panel][count]."""
+    """Return row-major [rows][count] of the 16 values at byte `start` of each [panel][count]."""
     size = PANEL * np.dtype(dtype).itemsize
     found = np.ascontiguousarray(panels[:, :, start : start + size]).view(dtype)
     return found.transpose(0, 2, 1).reshape(len(panels) * PANEL, -1)

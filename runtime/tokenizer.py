@@ -42,10 +42,10 @@ _LETTERS = _byte_letters()
 
 
 class Tokenizer:
-    """A tokenizer.json, read when it is first needed."""
+    """A tokenizer.json, read when it is first needed; `content` stands in for the file."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
+        self._path, self._content = path, content
         self._loaded: tokenizers.Tokenizer | None = None
         self._single: dict[int, str] = {}  # texts of tokens that stand alone
 
@@ -55,7 +55,8 @@ class Tokenizer:
             import tokenizers  # noqa: PLC0415 - callers that give token ids never need it
 
             try:
-                self._loaded = tokenizers.Tokenizer.from_file(str(self._path))
+                content = self._path.read_bytes() if self._content is None else self._content
+                self._loaded = tokenizers.Tokenizer.from_buffer(content)
             except Exception as error:  # the library raises bare Exception
                 raise ArtifactError(
                     f"{self._path}: is not a tokenizer ({error}); put a valid tokenizer.json into "

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 def compile_command(
     model: Annotated[
         Path,
-        typer.Argument(help="A Hugging Face model directory; or an artifact, compiled anew."),
+        typer.Argument(
+            help="A Hugging Face directory or a GGUF file; or an artifact, compiled anew."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
     beside: Annotated[

@@ -74,7 +74,7 @@ def serve_command(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Artifact directories, or model directories, which are compiled first.",
+            help="Artifacts, or model directories and GGUF files, which are compiled first.",
             envvar=ENV + "MODELS",
         ),
     ],

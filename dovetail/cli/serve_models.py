@@ -1,4 +1,4 @@
-"""What to serve: artifacts as they are, and model directories compiled into the cache first.
+"""What to serve: artifacts as they are, and models compiled into the cache first.
 
 In: paths. Out: artifacts by the ids they are served under. A model is compiled by a child process,
 by rules alone (`--effort none`), once: the next start finds the artifact. Where schedules were
@@ -7,6 +7,7 @@ measured since for a model or a given artifact, what the cache has of it stands 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def find_artifacts(
     found: dict[str, Path] = {}
     for i, text in enumerate(given):
         path = Path(text)
-        name = names[i] if i < len(names) else path.resolve().name.removesuffix(".dove")
+        name = names[i] if i < len(names) else _name(path)
         if name in found:
             raise SpecError(f"two models have the id {name!r}; give --served-model-name for each")
         found[name] = _find_tuned(path) if _is_artifact(path) else compile_once(path, options)
@@ -56,17 +57,18 @@ def _find_tuned(given: Path) -> Path:
 
 
 def compile_once(model: Path, options: Mapping[str, object]) -> Path:
-    """Return the artifact of a model directory in the cache; it is compiled where it is not there.
+    """Return the artifact of a model in the cache; it is compiled where it is not there.
 
     One that was tuned since stands in for it. Raises SpecError where the model cannot be compiled;
     what the compiler says goes to stderr.
     """
-    if not (model / "config.json").is_file():
+    if not (model / "config.json").is_file() and not model.is_file():
         raise SpecError(
-            f"{model} is neither an artifact (manifest.json) nor a model directory (config.json)"
+            f"{model} is neither an artifact (manifest.json), nor a model directory (config.json), "
+            "nor a GGUF file"
         )
     chosen = {name: value for name, value in options.items() if value is not None}
-    artifact = _served() / f"{model.resolve().name}-{_key(model, chosen)}.dove"
+    artifact = _served() / f"{_name(model)}-{_key(model, chosen)}.dove"
     if _fits(_tuned(artifact)):
         return _tuned(artifact)
     with filelock.FileLock(f"{artifact}.lock"):
@@ -118,6 +120,10 @@ def _is_artifact(path: Path) -> bool:
     return (path / "manifest.json").exists()
 
 
+def _name(path: Path) -> str:
+    return path.resolve().name.removesuffix(".dove").removesuffix(".gguf")
+
+
 def _is_measured(artifact: Path) -> bool:
     """Tell whether an artifact's schedules were measured on a machine like this one."""
     from dovetail.compiler.recorder import hardware_key
@@ -132,7 +138,7 @@ def _tuned_copy(given: Path) -> Path:
     """Return where the cache has a given artifact with schedules measured while it was served."""
     manifest = (given / "manifest.json").read_bytes()  # has the hashes of all files
     key = _source_key(hashlib.sha256(manifest).hexdigest())
-    return _served() / f"{given.resolve().name.removesuffix('.dove')}-{key}{TUNED}"
+    return _served() / f"{_name(given)}-{key}{TUNED}"
 
 
 def _served() -> Path:
@@ -154,8 +160,15 @@ def _key(model: Path, options: Mapping[str, object]) -> str:
     """Return what an artifact is known by: target, the model's files, options, our own files."""
     from dovetail.codegen.targets import host_target
 
-    files = [_facts(file) for file in sorted(model.rglob("*")) if file.is_file()]
+    found = _parts(model) if model.is_file() else sorted(model.rglob("*"))
+    files = [_facts(file) for file in found if file.is_file()]
     return _source_key([host_target().name, str(model.resolve()), files, dict(options)])
+
+
+def _parts(file: Path) -> list[Path]:
+    """Return a GGUF file, and the other parts of one that is split."""
+    head, cut, last = file.name.partition("-00001-of-")
+    return sorted(file.parent.glob(f"{glob.escape(head)}-*-of-{last}")) if cut else [file]
 
 
 def _source_key(content: object) -> str:

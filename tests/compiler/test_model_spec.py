@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.ir.errors import SpecError
 from tests.models import FAMILIES, SMALL, save_model
@@ -113,7 +114,7 @@ def test_generation_config_wins_and_is_kept(llama, tmp_path):
     )
     assert read_model_spec(path).eos_token_ids == (7, 9)
     kept = {"eos_token_id": [7, 9, 7], "temperature": 0.6, "top_p": 0.9}
-    assert read_generation_defaults(path) == kept
+    assert read_generation_defaults(open_model(path)) == kept
 
 
 def test_context_limit(llama):
@@ -178,7 +179,7 @@ def test_config_that_is_no_json_object(text, tmp_path):
 
 
 def test_missing_directory_and_config(tmp_path):
-    with pytest.raises(SpecError, match="not a directory"):
+    with pytest.raises(SpecError, match="neither a Hugging Face model directory nor a GGUF file"):
         read_model_spec(tmp_path / "none")
     with pytest.raises(SpecError, match=r"config\.json is missing"):
         read_model_spec(tmp_path)

@@ -1,0 +1,237 @@
+"""The metadata of a GGUF file as the config.json that the model had.
+
+In: a GgufFile. Out: the keys that `model_spec.py` reads, so that both kinds of model take the same
+checks. What would change the arithmetic and has no place there is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.config import Config
+from dovetail.compiler.gguf_file import GgufFile
+from dovetail.compiler.gguf_tensors import ROPE_FACTORS
+from dovetail.compiler.rope import inverse_frequencies
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import RopeSpec
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""general.architecture -> that of config.json; files of Llama and of Mistral models say llama."""
+_KEYS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.temperature_scale": (0.0,),
+    "attention.temperature_length": (0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "use_parallel_residual": (False,),
+}
+"""Keys of other models' arithmetic, with the values that change nothing."""
+_LLAMA3_BANDS, _LLAMA3_POSITIONS = (1.0, 4.0), 8192
+"""Of all Llama 3.1, 3.2 and 3.3 models; their files have the divisors that come of it."""
+
+
+def gguf_config(file: GgufFile) -> dict[str, Any]:
+    """Return a config.json for a file.
+
+    Raises SpecError for architectures and arithmetic that are not supported.
+    """
+    arch = file.values.get("general.architecture")
+    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+        raise SpecError(
+            f"{file.path}: the architecture {arch!r} is not supported; supported: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    own = {
+        key.removeprefix(arch + "."): value
+        for key, value in file.values.items()
+        if key.startswith(arch + ".")
+    }
+    metadata = Config(f"{file.path}: {arch}", {k: _one(k, v, file) for k, v in own.items()})
+    _check_neutral(metadata)
+    head_dim = _head_dim(metadata)
+    found: dict[str, Any] = {theirs: metadata.values.get(key) for key, theirs in _KEYS.items()}
+    found |= {
+        "architectures": [ARCHITECTURES[arch]],
+        "head_dim": head_dim,
+        "num_key_value_heads": _kv_heads(metadata),
+        "intermediate_size": metadata.integer("feed_forward_length", 1, 1 << 20),
+        "vocab_size": _vocabulary(file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "rope_parameters": _rope(metadata, file, head_dim),
+    }
+    found |= _window(metadata, arch)
+    for theirs in ("bos_token_id", "eos_token_id"):
+        found[theirs] = file.values.get(f"tokenizer.ggml.{theirs}")
+    return found
+
+
+def _one(key: str, value: Any, file: GgufFile) -> Any:
+    """Return a value, of an array with one per layer the one that all layers share."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.size == 0 or (value != value.flat[0]).any():
+        raise SpecError(f"{file.path}: {key} differs between layers, which is not supported")
+    return value.flat[0].item()
+
+
+def _check_neutral(metadata: Config) -> None:
+    for key, harmless in _NEUTRAL.items():
+        if metadata.has(key) and metadata.values[key] not in harmless:
+            what = "models of experts are" if key == "expert_count" else "this is"
+            raise metadata.fail(key, f"but {what} not supported")
+
+
+def _head_dim(metadata: Config) -> int:
+    heads = metadata.integer("attention.head_count", 1, 4096)
+    width = metadata.integer("embedding_length", 1, 1 << 17)
+    key = metadata.integer("attention.key_length", 1, 1 << 17, max(1, width // heads))
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if metadata.integer(name, 1, 1 << 17, key) != key:
+            raise metadata.fail(name, f"but only the {key} values of a head are supported")
+    return key
+
+
+def _kv_heads(metadata: Config) -> int:
+    heads = metadata.integer("attention.head_count", 1, 4096)
+    return metadata.integer("attention.head_count_kv", 1, heads, heads)
+
+
+def _vocabulary(file: GgufFile) -> int:
+    """Return the rows of the embedding, which are as many as the tokens where these are listed."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise SpecError(f"{file.path} has no tensor token_embd.weight; it is no language model")
+    tokens = file.values.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) != embedding.height:
+        raise SpecError(
+            f"{file.path} has {len(tokens)} tokens, but an embedding of {embedding.height} rows"
+        )
+    return embedding.height
+
+
+def _window(metadata: Config, arch: str) -> dict[str, Any]:
+    """Return the keys of a sliding window; of these families only Mistral has it in all layers."""
+    window = metadata.integer("attention.sliding_window", 0, 1 << 31, 0)
+    if window == 0 or window >= metadata.integer("context_length", 1, 1 << 31):
+        return {}
+    if arch != "llama":
+        raise metadata.fail("attention.sliding_window", "but it is not told in which layers")
+    return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+
+
+# ---- rope ----
+
+
+def _rope(metadata: Config, file: GgufFile, head_dim: int) -> dict[str, Any]:
+    theta = metadata.number("rope.freq_base", 1.001, 1e12, 10000.0)
+    kind = metadata.text("rope.scaling.type", "none")
+    if ROPE_FACTORS in file.tensors:
+        return {"rope_theta": theta, **_llama3(metadata, file, theta, head_dim)}
+    if kind == "none" and not metadata.has("rope.scale_linear"):
+        return {"rope_theta": theta, "rope_type": "default"}
+    if kind not in _SCALINGS:
+        raise metadata.fail("rope.scaling.type", f"but supported are {', '.join(_SCALINGS)}")
+    return {"rope_theta": theta, **_SCALINGS[kind](metadata)}
+
+
+def _linear(metadata: Config) -> dict[str, Any]:
+    factor = metadata.number("rope.scaling.factor", 0.0, 1e6, 0.0)  # 0 stands for none
+    old = metadata.number("rope.scale_linear", 0.0, 1e6, 1.0)
+    return {"rope_type": "linear", "factor": factor or old or 1.0}
+
+
+def _yarn(metadata: Config) -> dict[str, Any]:
+    found = {
+        "rope_type": "yarn",
+        "factor": metadata.values.get("rope.scaling.factor"),
+        "original_max_position_embeddings": metadata.values.get(
+            "rope.scaling.original_context_length"
+        ),
+        "beta_fast": metadata.values.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": metadata.values.get("rope.scaling.yarn_beta_slow"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+_SCALINGS: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "none": _linear,
+    "linear": _linear,
+    "yarn": _yarn,
+}
+
+
+def _llama3(metadata: Config, file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """Return the scaling that divides the frequencies as the file says; SpecError if there is none.
+
+    A file tells only the divisors; the largest is the factor of slow frequencies.
+    """
+    factors = _read_factors(file, head_dim)
+    factor = float(str(factors.max()))
+    if (factors == 1.0).all():
+        return {"rope_type": "default"}
+    low, high = _LLAMA3_BANDS
+    plain = RopeSpec(kind="default", theta=theta, rotary_dim=head_dim)
+    tried = metadata.integer("rope.scaling.original_context_length", 1, 1 << 27, _LLAMA3_POSITIONS)
+    scaled = RopeSpec(
+        kind="llama3",
+        theta=theta,
+        rotary_dim=head_dim,
+        factor=factor,
+        original_max_position=tried,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+    wanted = inverse_frequencies(plain) / factors
+    if not np.allclose(inverse_frequencies(scaled), wanted, rtol=1e-4, atol=0.0):
+        raise SpecError(
+            f"{file.path}: the divisors of {ROPE_FACTORS} are not those of Llama 3, which alone "
+            "are supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "original_max_position_embeddings": tried,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+    }
+
+
+def _read_factors(file: GgufFile, head_dim: int) -> npt.NDArray[np.float32]:
+    info = file.tensors[ROPE_FACTORS]
+    if info.shape != (head_dim // 2,) or info.kind != "F32":
+        raise SpecError(
+            f"{file.path}: {ROPE_FACTORS} is no vector of {head_dim // 2} values of type F32"
+        )
+    factors = Checkpoint(file.path, {ROPE_FACTORS: info}).load(ROPE_FACTORS)
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise SpecError(f"{file.path}: {ROPE_FACTORS} has values that are no divisors")
+    return factors

@@ -1,0 +1,77 @@
+"""The tensors of a GGUF file by their Hugging Face names, with the rows in Hugging Face's order.
+
+In: a GgufFile and its configuration. Out: a `Checkpoint`. Files of the architecture `llama` have
+the rows of queries and keys as rotated pairs (`TensorInfo.heads`), all others as they were.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dovetail.compiler.checkpoint import Checkpoint, TensorInfo
+from dovetail.compiler.gguf_file import GgufFile
+from dovetail.ir.errors import SpecError
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Not weights but divisors of the rope's frequencies, which the configuration tells."""
+PAIRED = ("llama",)
+"""Architectures whose ropes turn neighbours, so that their rows were reordered."""
+_WHOLE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_OF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER = re.compile(r"blk\.(\d{1,4})\.(\w+)")
+_HEADS = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+
+
+def gguf_checkpoint(file: GgufFile, config: Mapping[str, Any]) -> Checkpoint:
+    """Return the tensors of a file; names that are none of ours stay, for the shape check to find.
+
+    Raises SpecError for queries or keys that cannot be cut into heads.
+    """
+    paired = file.values.get("general.architecture") in PAIRED
+    tensors = {}
+    for name, info in file.tensors.items():
+        if name == ROPE_FACTORS:
+            continue
+        found = replace(info, name=translate(name))
+        layer = _LAYER.match(name)
+        if paired and layer and layer[2] in _HEADS:
+            found = _reorder(found, config[_HEADS[layer[2]]])
+        tensors[found.name] = found
+    return Checkpoint(file.path, tensors)
+
+
+def translate(name: str) -> str:
+    """Return what Hugging Face calls a tensor, or the name itself where it has none."""
+    stem, dot, kind = name.rpartition(".")
+    layer = _LAYER.fullmatch(stem)
+    if layer is None:
+        return _WHOLE.get(stem, stem) + dot + kind
+    known = _OF_LAYER.get(layer[2])
+    return f"model.layers.{int(layer[1])}.{known}.{kind}" if known else name
+
+
+def _reorder(info: TensorInfo, heads: int) -> TensorInfo:
+    if info.height % (2 * heads):
+        raise SpecError(
+            f"{info.path}: the rows of tensor {info.name} are no {heads} heads of pairs"
+        )
+    return replace(info, heads=heads)

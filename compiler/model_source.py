@@ -1,0 +1,92 @@
+"""Where a model comes from: a Hugging Face directory, or a GGUF file.
+
+In: a path. Out: a `ModelSource`: its config.json, small files by name, and checkpoint. Nothing
+behind it asks which of the two it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
+from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
+from dovetail.ir.errors import SpecError
+
+if TYPE_CHECKING:
+    from dovetail.compiler.gguf_model import GgufModel
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+LIMITS = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20, CHAT_TEMPLATE: 1 << 20}
+"""Bytes that a small file may have, where they are not those of any JSON."""
+
+
+class ModelSource(Protocol):
+    """A model before it is compiled."""
+
+    @property
+    def path(self) -> Path:
+        """The directory or file, as messages name it."""
+        ...
+
+    def config(self) -> Config:
+        """Return config.json; SpecError where there is none."""
+        ...
+
+    def file(self, name: str) -> bytes | None:
+        """Return a small file by its Hugging Face name, None where the model has none."""
+        ...
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the tensors by their Hugging Face names."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """A directory as save_pretrained writes it, or the folder of a model in an artifact."""
+
+    path: Path
+
+    def config(self) -> Config:
+        """Read config.json."""
+        if not (self.path / CONFIG).is_file() and (files := sorted(self.path.glob("*.gguf"))):
+            raise SpecError(f"{self.path} has no {CONFIG}; to compile a GGUF file give {files[0]}")
+        return Config.read(self.path / CONFIG)
+
+    def file(self, name: str) -> bytes | None:
+        """Read a small file, None where it is not there."""
+        path = self.path / name
+        if not path.is_file():
+            return None
+        return read_bounded(path, LIMITS.get(name, MAX_JSON_BYTES))
+
+    def checkpoint(self) -> Checkpoint:
+        """Read the headers of the safetensors files."""
+        return open_checkpoint(self.path)
+
+
+def open_model(path: str | Path) -> ModelDirectory | GgufModel:
+    """Return the model at a path: a file is GGUF. Raises SpecError where nothing is there."""
+    path = Path(path)
+    if path.is_file():
+        from dovetail.compiler.gguf_model import open_gguf  # noqa: PLC0415 - loads the package gguf
+
+        return open_gguf(path)
+    if not path.is_dir():
+        raise SpecError(f"{path} is neither a Hugging Face model directory nor a GGUF file")
+    return ModelDirectory(path)
+
+
+def read_json(source: ModelSource, name: str) -> Config | None:
+    """Return a small JSON file of a model, None where it has none."""
+    data = source.file(name)
+    if data is None:
+        return None
+    where = str(source.path / name)
+    return Config(where, parse_json_object(data, where))

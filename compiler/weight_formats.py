@@ -1,0 +1,90 @@
+"""Which format every matrix of a model is stored in, where they are not all alike.
+
+In: a ModelSpec, its checkpoint and what was asked for. Out: the spec with the format of each weight
+that is stored otherwise than `weight_dtype`. A quantised file keeps its formats, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from dovetail.compiler.checkpoint import Checkpoint, TensorInfo
+from dovetail.compiler.gguf_blocks import FORM_OF_KIND
+from dovetail.compiler.tensors import WeightSource, weight_sources
+from dovetail.ir.formats import FORMATS
+from dovetail.ir.model import ModelSpec
+
+WIDEST = "f32"
+"""The format that holds the values of any other."""
+
+
+def stored_format(info: TensorInfo) -> str:
+    """Return the format that holds the values of a tensor as they are."""
+    if info.kind in FORM_OF_KIND:
+        return FORM_OF_KIND[info.kind].name
+    return info.dtype.name if info.dtype.name in FORMATS else WIDEST
+
+
+def main_format(checkpoint: Checkpoint) -> str | None:
+    """Return the quantised format that most bytes of a checkpoint have, None where none is."""
+    sizes: Counter[str] = Counter()
+    for info in checkpoint.tensors.values():
+        if info.quantised:
+            sizes[stored_format(info)] += info.end - info.start
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def keep_formats(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+    """Return the spec with every matrix in the format that its tensors have.
+
+    q, k and v of several formats become weights of their own; other tensors that make one weight
+    and differ are float32 together.
+    """
+    spec = replace(spec, formats=tuple(_split_qkv(spec, checkpoint)))
+    kept = dict(_formats(spec, checkpoint))
+    return _with_formats(spec, kept)
+
+
+def quantise_formats(spec: ModelSpec, form: str) -> ModelSpec:
+    """Return the spec with every matrix in blocks of `form`, or float32 where K is cut by none."""
+    unit = FORMATS[form].unit
+    kept = {s.name: form if s.k % unit == 0 else WIDEST for s in matrices(spec)}
+    return _with_formats(replace(spec, weight_dtype=form), kept)
+
+
+def matrices(spec: ModelSpec) -> Iterator[WeightSource]:
+    """Yield the weights that are matrices of a checkpoint."""
+    return (s for s in weight_sources(spec) if s.tensors and not s.layout.endswith("vector"))
+
+
+def _formats(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    for source in matrices(spec):
+        found = {stored_format(checkpoint.info(name)) for name in source.tensors}
+        yield source.name, found.pop() if len(found) == 1 else WIDEST
+
+
+def _split_qkv(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    """Yield the parts of q, k, v of the layers where they are of several formats."""
+    for source in matrices(spec):
+        layer, _, name = source.name.rpartition(".")
+        if name != "qkv":
+            continue
+        found = [stored_format(checkpoint.info(tensor)) for tensor in source.tensors]
+        if len(set(found)) > 1:
+            yield from ((f"{layer}.{part}", form) for part, form in zip("qkv", found, strict=True))
+
+
+def _with_formats(spec: ModelSpec, kept: dict[str, str]) -> ModelSpec:
+    """Return the spec with what differs from its main format, and parts of q, k, v, listed."""
+    parts = {name for i in range(spec.n_layers) if len(p := spec.qkv_parts(i)) > 1 for name in p}
+    listed = {n: form for n, form in kept.items() if form != spec.weight_dtype or n in parts}
+    return replace(spec, formats=tuple(listed.items()))
+
+
+def describe_formats(spec: ModelSpec) -> str:
+    """Return the formats of a model's matrices and how many there are of each: `q4_32 (90)`."""
+    counts = Counter(spec.weight_format(source.name) for source in matrices(spec))
+    return ", ".join(f"{name} ({count})" for name, count in counts.most_common())

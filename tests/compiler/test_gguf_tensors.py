@@ -1,0 +1,134 @@
+"""Tensors of GGUF files: Hugging Face names, values and rows, for every type that is read."""
+
+import gguf
+import numpy as np
+import pytest
+
+from dovetail.compiler.gguf_kinds import QUANTISED, dequantise
+from dovetail.compiler.gguf_tensors import translate
+from dovetail.compiler.model_source import open_model
+from dovetail.compiler.model_spec import read_model_spec
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.errors import SpecError
+from tests.gguf_files import pair_rows, read_state, reference_state, save_gguf, smollm2
+from tests.models import FAMILIES, save_model
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_values_and_names_are_the_models(family, tied, tmp_path):
+    folder = save_model(tmp_path / "m", family, tie_word_embeddings=tied)
+    source = open_model(save_gguf(tmp_path / "m.gguf", folder))
+    wanted = read_state(folder)
+    checkpoint = source.checkpoint()
+    assert set(checkpoint.tensors) == set(wanted)
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(checkpoint.load(name), values)
+        assert checkpoint.info(name).kind == "F32"
+    assert read_model_spec(source).tied_head == tied
+
+
+def test_biases_of_llama_are_reordered_as_its_rows(tmp_path):
+    folder = save_model(tmp_path / "m", "llama", attention_bias=True, mlp_bias=True)
+    source = open_model(save_gguf(tmp_path / "m.gguf", folder))
+    spec, checkpoint = read_model_spec(source), source.checkpoint()
+    assert spec.attention_bias and spec.output_bias and spec.mlp_bias
+    for name, values in read_state(folder).items():
+        np.testing.assert_array_equal(checkpoint.load(name), values)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_rows_of_every_type(kind, family, tmp_path):
+    """Only rows are reordered, so that the blocks of a row are those of the row as it was."""
+    folder = save_model(tmp_path / "m", family, **WIDE)
+    checkpoint = open_model(save_gguf(tmp_path / "m.gguf", folder, kind)).checkpoint()
+    number = gguf.GGMLQuantizationType[kind]
+    for name, values in read_state(folder).items():
+        info = checkpoint.info(name)
+        if values.ndim == 1:
+            np.testing.assert_array_equal(checkpoint.load(name), values)
+            continue
+        stored = gguf.quants.quantize(values, number)
+        wanted = gguf.quants.dequantize(stored, number)
+        first, last = 5, min(41, len(values))
+        assert info.kind == kind and info.quantised == (kind in QUANTISED)
+        blocks = checkpoint.blocks(name, first, last)
+        assert blocks.dtype == np.uint8 and blocks.shape == (last - first, info.row_bytes)
+        np.testing.assert_array_equal(blocks, stored.view(np.uint8)[first:last])
+        for got, rows in (
+            (checkpoint.load(name), wanted),
+            (checkpoint.rows(name, first, last), wanted[first:last]),
+        ):
+            np.testing.assert_array_equal(info.dtype.widen(got), rows)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants(kind, tmp_path):
+    folder = save_model(tmp_path / "m", "llama", **WIDE)
+    number = gguf.GGMLQuantizationType[kind]
+    values, size = gguf.GGML_QUANT_SIZES[number]
+    blocks = np.random.default_rng(0).integers(0, 256, (256, 256 // values * size), np.uint8)
+
+    def change(writer):
+        tensors = writer.tensors[0]
+        tensors.pop("blk.1.attn_q.weight")
+        stored = pair_rows(blocks, 4)
+        writer.add_tensor("blk.1.attn_q.weight", stored, raw_dtype=number)
+
+    checkpoint = open_model(save_gguf(tmp_path / "m.gguf", folder, change=change)).checkpoint()
+    name = "model.layers.1.self_attn.q_proj.weight"
+    np.testing.assert_array_equal(checkpoint.blocks(name, 3, 130), blocks[3:130])
+    wanted = dequantise(kind, blocks)
+    np.testing.assert_array_equal(checkpoint.load(name), wanted)
+    assert checkpoint.info(name).dtype is DTYPES["f32"]
+
+
+def test_tensors_of_a_split_model(tmp_path):
+    folder = save_model(tmp_path / "m", "qwen3")
+    save_gguf(tmp_path / "m.gguf", folder, split=7)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert len(parts) > 2
+    checkpoint = open_model(parts[0]).checkpoint()
+    for name, values in read_state(folder).items():
+        np.testing.assert_array_equal(checkpoint.load(name), values)
+    with pytest.raises(SpecError, match=f"begins elsewhere; give {parts[0]}"):
+        open_model(parts[1])
+    parts[1].unlink()
+    with pytest.raises(SpecError, match=r"00002-of-0000.* is missing"):
+        open_model(parts[0])
+
+
+def test_tensors_of_other_models_are_found(tmp_path):
+    folder = save_model(tmp_path / "m", "llama")
+
+    def change(writer):
+        writer.add_tensor("blk.0.ffn_gate_inp.weight", np.zeros((4, 64), np.float32))
+
+    path = save_gguf(tmp_path / "m.gguf", folder, change=change)
+    with pytest.raises(SpecError, match=r"ffn_gate_inp\.weight is not part of this architecture"):
+        read_model_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("blk.12.attn_k.bias", "model.layers.12.self_attn.k_proj.bias"),
+        ("blk.0.what.weight", "blk.0.what.weight"),
+        ("what", "what"),
+    ],
+)
+def test_names(name, wanted):
+    assert translate(name) == wanted
+
+
+def test_a_real_file_has_the_values_that_the_package_reads():
+    path = smollm2()
+    checkpoint = open_model(path).checkpoint()
+    wanted = reference_state(path)
+    assert set(checkpoint.tensors) == set(wanted) and len(wanted) == 272
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(checkpoint.load(name), values)

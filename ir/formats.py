@@ -38,6 +38,11 @@ class FloatFormat:
         """Values of K that lie together: where K may be cut."""
         return self.group
 
+    @property
+    def value_bytes(self) -> float:
+        """Bytes that a value takes."""
+        return float(self.dtype.size)
+
     def panel_elements(self, k: int) -> int:
         """Return the elements of a panel of K = `k`: the panel stride of a whole weight."""
         return ceil(k / self.group) * self.group * PANEL

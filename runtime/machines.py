@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
@@ -191,7 +192,7 @@ class Roofline:
         attention = hidden * spec.qkv_size + spec.n_heads * spec.head_dim * hidden
         self._weights = (attention + 3 * hidden * spec.intermediate_size) / share
         self._head = spec.vocab_size * hidden / share
-        self._weight_bytes = DTYPES[spec.weight_dtype].size
+        self._weight_bytes = FORMATS[spec.weight_dtype].value_bytes
         self._kv = kv_token_bytes(spec)
         self._pairs = spec.n_heads * spec.head_dim / share  # of products q x k and p x v
 

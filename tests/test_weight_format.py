@@ -17,7 +17,7 @@ from dovetail.compiler.search.space import Problem, Program, Scheme, Slice
 from dovetail.compiler.tapes import build_forward_tape
 from dovetail.compiler.weights import total_bytes
 from dovetail.ir.dtypes import DTYPES
-from dovetail.ir.formats import FORMATS, WeightFormat
+from dovetail.ir.formats import FORMATS, FloatFormat
 from dovetail.runtime.app import load
 from dovetail.runtime.library import KernelLibrary, Team
 from dovetail.runtime.request import SamplingParams
@@ -27,7 +27,7 @@ from tests.models import make_model
 from tests.runtime.test_shard import slots
 from tests.test_fidelity import load_exact, reference_logits
 
-HALF = WeightFormat("f16", DTYPES["f16"], 1)
+HALF = FloatFormat("f16", DTYPES["f16"], 1)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import log2
 
 from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec
 from dovetail.topology.configuration import Configuration
 from dovetail.topology.parameters import MachineParameters
@@ -52,7 +53,7 @@ class Simulator:
         self._machine = MachineModel(spec, parameters)
         self._profiles: dict[Configuration, Profile] = {}
         self._elements = matrix_elements(model)
-        self.weights = self._elements * DTYPES[model.weight_dtype].size
+        self.weights = self._elements * FORMATS[model.weight_dtype].value_bytes
         kv_heads = 2 * model.n_layers * model.n_kv_heads
         self.kv_row = kv_heads * model.head_dim * DTYPES[model.kv_dtype].size
 

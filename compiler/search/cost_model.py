@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dovetail.compiler.schedules import GATED
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.space import PREFETCHES, Program, Scheme, Slice
-from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL
 from dovetail.ir.schedule import ORDERS
 
@@ -80,7 +80,7 @@ def estimate_work(task: SearchTask, m: int, program: Program) -> Work:
         (height + vectors) / LOADS,
         FMA_LATENCY * min(1.0, height * vectors),
     )
-    group = tile.panels * PANEL * DTYPES[op.dtype].size
+    group = tile.panels * PANEL * FORMATS[op.dtype].value_bytes
     weight = groups * group * depth
     seen = part[1] * group * part[2]
     columns = tile.panels * PANEL / (2 if op.kind in GATED else 1)
@@ -179,7 +179,7 @@ def describe_program(task: SearchTask, m: int, program: Program) -> list[float]:
         math.log2(task.op.n),
         math.log2(task.op.k),
         float(task.op.kind in GATED),
-        float(DTYPES[task.op.dtype].size),
+        FORMATS[task.op.dtype].value_bytes,
         float(program.tile.rows),
         float(program.tile.panels),
         whole.m / program.tile.rows % 1,

@@ -34,7 +34,7 @@ class DietCode:
         self, task: SearchTask, measurer: Measurer
     ) -> tuple[dict[MicroKernel, dict[int, float]], int]:
         """Return seconds per row of full tiles: micro-kernel -> M -> seconds, and the trials."""
-        tiles, trials = micro_kernels(task.op.kind, task.target), 0
+        tiles, trials = micro_kernels(task.op.kind, task.target, task.op.dtype), 0
         costs: dict[MicroKernel, dict[int, float]] = defaultdict(dict)
         points = sample_points(task.points, self.samples)
         for m in points:
@@ -51,7 +51,7 @@ def predict_costs(task: SearchTask, samples: int = 4) -> dict[MicroKernel, dict[
     """Return what `DietCode.measure` returns, by the cost model: for where nothing can be timed."""
     costs: dict[MicroKernel, dict[int, float]] = defaultdict(dict)
     for m in sample_points(task.points, samples):
-        for tile in micro_kernels(task.op.kind, task.target):
+        for tile in micro_kernels(task.op.kind, task.target, task.op.dtype):
             seconds = estimate_work(task, m, program(task, m, tile)).seconds
             costs[tile][m] = seconds / padded_rows(task, m, tile)
     return dict(costs)

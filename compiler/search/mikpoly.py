@@ -35,7 +35,7 @@ class MikPoly:
     ) -> tuple[dict[MicroKernel, float], int]:
         """Return the seconds of one tile (all of K) on one core, and the trials it took."""
         costs: dict[MicroKernel, float] = {}
-        tiles, trials = micro_kernels(task.op.kind, task.target), 0
+        tiles, trials = micro_kernels(task.op.kind, task.target, task.op.dtype), 0
         end = measurer.now() + task.seconds
         alone = PhasePlan(threads=1, cpus=task.phase.cpus[:1])
         for tile in tiles:

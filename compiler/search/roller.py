@@ -12,7 +12,7 @@ from dovetail.compiler.schedules import GATED, MicroKernel
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.policy import MEASURED, Bench, Choice, SearchResult, SearchTask
 from dovetail.compiler.search.space import K_UNIT, Program, Scheme, Slice
-from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL
 
 
@@ -74,7 +74,7 @@ def scale_up(task: SearchTask, m: int, tile: MicroKernel) -> Slice:
 def footprint(task: SearchTask, tile: MicroKernel, part: Slice) -> float:
     """Return the bytes of A, B and C that a slice touches."""
     columns = part.n * tile.panels * PANEL
-    weight = columns * part.k * DTYPES[task.op.dtype].size
+    weight = columns * part.k * FORMATS[task.op.dtype].value_bytes
     return 4 * part.m * part.k + weight + 4 * part.m * columns
 
 

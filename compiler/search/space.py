@@ -119,7 +119,7 @@ class Problem:
 
         Schedules of versions before there was a choice of orders are of the first one.
         """
-        built = built_tiles(self.op.kind, self.target)
+        built = built_tiles(self.op.kind, self.target, self.op.dtype)
         panels = {self.op.kernel(self.target, tile): count for count, tile in built.items()}
         values = dict.fromkeys(("order",), 0) | dict(
             zip(SCHEDULE_VALUES, candidate.schedule, strict=False)
@@ -181,7 +181,7 @@ class Problem:
         number of tiles are one program; the true height stands for them. In tile registers all
         kernels do the same: that of the rules stands for them.
         """
-        tiles = micro_kernels(self.op.kind, self.target)
+        tiles = micro_kernels(self.op.kind, self.target, self.op.dtype)
         if takes_tiles(self.op, self.target, self.m):
             tiles = (default_tile(self.op, self.target, self.m),)
         heights = {(tile.panels, ceil_div(self.m, ceil_div(self.m, tile.rows))) for tile in tiles}

@@ -20,7 +20,7 @@ from dovetail.topology.hardware import read_hardware
 from tests.codegen.float_targets import FLOAT_TARGETS
 
 SPEC = read_encoder_spec(ENCODER)
-WEIGHTS = plan_sources(encoder_sources(SPEC, open_checkpoint(ENCODER)), "f32")
+WEIGHTS = plan_sources(encoder_sources(SPEC, open_checkpoint(ENCODER)), lambda _: "f32")
 PHASE = PhasePlan(threads=2, cpus=())
 PLAN = ServicePlan(prefill=PHASE, decode=PHASE)
 

@@ -32,7 +32,7 @@ def make_spec(**changes):
 
 def plan_weights(spec: ModelSpec) -> tuple[WeightEntry, ...]:
     """Where the packed weights of a model go."""
-    return plan_sources(weight_sources(spec), spec.weight_dtype)
+    return plan_sources(weight_sources(spec), spec.weight_format)
 
 
 def make_tape(spec, tokens=64, sequences=8):

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from dovetail.codegen.catalog import KernelRequest, kernel_request, weight_binding
 from dovetail.codegen.isa.target import Target
+from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.block_format import GROUP, QUAD, BlockFormat
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable

@@ -23,8 +23,8 @@ from dovetail.compiler.gguf_blocks import FORM_OF_KIND, read_blocks
 from dovetail.compiler.quantise import quantise_rows
 from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
-from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
+from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry

@@ -48,6 +48,7 @@ def load(
     threads: int | None = None,
     kv_blocks: int | None = None,
     deterministic: bool = False,
+    activations: str = "integer",
     emulation: Emulation | None = None,
     settings: SchedulerSettings | None = None,
     ranks: RankOptions | None = None,
@@ -66,6 +67,9 @@ def load(
         kv_blocks: size of the KV pool in blocks of 16 tokens; default from the plan or memory.
         deterministic: give a prompt the same logits, bit for bit, whatever else is in the batch,
             in one step or several, with any `plan`, `threads` and `kv_blocks`. It costs time.
+        activations: `integer` rounds what meets quantised weights to 8 bits, 32 values with one
+            scale, and multiplies integers; `float` keeps it in float32, which costs time and gives
+            the products of the weights as they are. Other weights do not know the difference.
         emulation: an accelerator to emulate beside the CPU: tokens are computed on the CPU, the
             app's clock shows the time that steps were to take, `kv_blocks` are the CPU's. In its
             timed mode tokens are made up and steps take that time.
@@ -99,6 +103,7 @@ def load(
         threads=threads,
         kv_blocks=kv_blocks,
         deterministic=deterministic,
+        activations=activations,
         emulation=emulation,
         settings=settings,
         ranks=ranks,

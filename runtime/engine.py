@@ -81,12 +81,13 @@ class Engine:
         threads: int | None = None,
         kv_blocks: int | None = None,
         deterministic: bool = False,
+        activations: str = "integer",
         settings: SchedulerSettings | None = None,
     ) -> None:
         """Map weights, start threads and processes, size the KV pool and bind the tapes.
 
         `plan` stands for the artifact's own, which is fitted to what this machine has free;
-        `threads` count for each process. `deterministic`: what `load` says about it.
+        `threads` count for each process. `deterministic`, `activations`: what `load` says of them.
 
         Raises:
             ArtifactError: the artifact's parts do not fit each other.
@@ -103,7 +104,8 @@ class Engine:
         blocks = _count_blocks(part, hardware, kv_blocks, service)
         self.pool = KvPool(blocks, keep=settings.keep_prefixes)
         modes = {"deterministic": deterministic, "own_logits": self.own_logits}
-        plans = plan_ranks(service, hardware, threads, blocks, **modes)
+        floats = activations == "float"
+        plans = plan_ranks(service, hardware, threads, blocks, floats=floats, **modes)
         library = KernelLibrary(artifact.library, artifact.kernels)
         self.model = ForwardModel(artifact, part, library, plans[0])
         self.device: Device = self.model.device

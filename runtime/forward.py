@@ -18,6 +18,7 @@ from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.runtime.abi import COLLECTIVES
+from dovetail.runtime.activations import keep_floats
 from dovetail.runtime.artifact import Artifact, ModelPart, Part
 from dovetail.runtime.collective import Communicator
 from dovetail.runtime.deterministic import fix_part
@@ -42,6 +43,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     deterministic: the same bits whatever the other fields say.
     own_logits: the logits of a step are no memory that all ranks share.
+    floats: activations stay float32 where weights are quantised.
     """
 
     rank: int = 0
@@ -52,6 +54,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int
     deterministic: bool = False
     own_logits: bool = False
+    floats: bool = False
     nodes: tuple[int, ...] = ()  # NUMA nodes of its memory; () = where it is touched first
 
     @property
@@ -81,6 +84,7 @@ class ForwardModel:
             CapacityError: memory or threads cannot be had.
         """
         self._artifact, self._library = artifact, library
+        part = keep_floats(artifact, part) if plan.floats else part
         self._part = fix_part(artifact, part) if plan.deterministic else part
         with placing_on(plan.nodes):  # its threads inherit that
             self._load(plan)

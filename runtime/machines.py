@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dovetail.ir.dtypes import DTYPES
-from dovetail.ir.formats import FORMATS
 from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.topology.parameters import Figure

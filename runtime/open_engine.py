@@ -12,6 +12,7 @@ from functools import partial
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError, SpecError
+from dovetail.runtime.activations import ACTIVATIONS
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions
 from dovetail.runtime.emulated import Emulation
@@ -31,6 +32,7 @@ class EngineOptions:
     threads: int | None = None
     kv_blocks: int | None = None
     deterministic: bool = False
+    activations: str = "integer"
     emulation: Emulation | None = None
     settings: SchedulerSettings | None = None
     ranks: RankOptions | None = None
@@ -42,6 +44,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, not {value}")
+        if self.activations not in ACTIVATIONS:
+            raise RequestError(f"activations are integer or float, not {self.activations!r}")
         if self.emulation is not None and self.cuda is not None:
             raise RequestError("give either a GPU or one to emulate")
 
@@ -57,6 +61,7 @@ def open_engine(artifact: Artifact, hardware: HardwareSpec, options: EngineOptio
         threads=options.threads,
         kv_blocks=options.kv_blocks,
         deterministic=options.deterministic,
+        activations=options.activations,
         settings=settings,
     )
 

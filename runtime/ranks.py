@@ -69,6 +69,7 @@ def plan_ranks(
     *,
     deterministic: bool = False,
     own_logits: bool = False,
+    floats: bool = False,
 ) -> tuple[RankPlan, ...]:
     """Return the plan of each rank as this machine can run it; says so where that is less.
 
@@ -79,6 +80,7 @@ def plan_ranks(
         kv_blocks: size of the KV pool.
         deterministic: whether the bits may not depend on this plan.
         own_logits: whether each rank has memory of its own for the logits of a step.
+        floats: whether activations stay float32 where weights are quantised.
     """
     allowed, ranks = hardware.allowed_pus, service.processes
     prefill, decode = (
@@ -108,6 +110,7 @@ def plan_ranks(
             kv_blocks=kv_blocks,
             deterministic=deterministic,
             own_logits=own_logits,
+            floats=floats,
             nodes=choose_nodes(d, hardware, service.nodes[i] if service.nodes else None),
         )
         for i, (p, d) in enumerate(zip(prefill, decode, strict=True))

@@ -95,7 +95,7 @@ def _build(
     targets: list[str] | None,
     threads: int | None,
 ) -> IndexReport:
-    from dovetail.cli.serve_models import compile_once
+    from dovetail.cli.model_cache import compile_once
     from dovetail.codegen.targets import get_target, host_target
     from dovetail.compiler.corpus import read_corpus
     from dovetail.compiler.index_build import IndexRequest, build_index_folder

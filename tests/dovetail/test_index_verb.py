@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from dovetail.cli.serve_models import compile_once
+from dovetail.cli.model_cache import compile_once
 from dovetail.compiler import index_build
 from dovetail.runtime.app import load
 from dovetail.runtime.retrieval.folder import open_index

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from dovetail.errors import ArtifactError, RequestError
-from dovetail.runtime.server.chat_template import ChatTemplate, read_template
-from dovetail.runtime.server.schema import Message
+from dovetail.runtime.chat import Message
+from dovetail.runtime.chat_template import ChatTemplate, read_template
 
 HELLO = [Message(role="user", content="{{ 7 * 7 }} <b>")]
 
@@ -40,7 +40,7 @@ def test_templates_have_what_those_of_models_use() -> None:
     )
     template = ChatTemplate(text, {"bos_token": "<s>"})
     found = template.render([*HELLO, *HELLO], options={"thinking": "off"})
-    assert found == '<s>{"content": "{{ 7 * 7 }} <b>", "role": "user"}4off'
+    assert found == '<s>{"role": "user", "content": "{{ 7 * 7 }} <b>"}4off'
 
 
 def test_a_file_goes_before_the_configuration(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ In: messages, and options as for `generate`. Out: answers whose `message` has `r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -120,10 +120,10 @@ class ChatCalls(GenerationCalls):
         priority: int = 0,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: object,
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Yield the answer to a conversation piece by piece; all else as for `chat`.
 
-        It starts with the first piece asked for; leaving the iterator early drops the request.
+        It starts with the first piece asked for; leaving the generator early drops the request.
         """
         asked = self._read_chat(messages, options, priority, chat_template_kwargs)
         return self._chat_stream(asked)
@@ -135,7 +135,7 @@ class ChatCalls(GenerationCalls):
         priority: int = 0,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: object,
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """As `chat_stream`, for `async for`; `aclose` or the task's end drops the request."""
         asked = self._read_chat(messages, options, priority, chat_template_kwargs)
         return self._achat_stream(asked)
@@ -160,7 +160,7 @@ class ChatCalls(GenerationCalls):
         same = {name: getattr(found, name) for name in _FIELDS}
         return ChatCompletion(**same, notes=asked.notes + empty)
 
-    def _chat_stream(self, asked: _AskedChat) -> Iterator[Delta]:
+    def _chat_stream(self, asked: _AskedChat) -> Generator[Delta, None, None]:
         reader = AnswerReader(self.end_tokens, asked.notes)
         (job,) = self.generator.accept(asked.ask)
         try:
@@ -169,7 +169,7 @@ class ChatCalls(GenerationCalls):
         finally:
             self.generator.abandon([job])
 
-    async def _achat_stream(self, asked: _AskedChat) -> AsyncIterator[Delta]:
+    async def _achat_stream(self, asked: _AskedChat) -> AsyncGenerator[Delta, None]:
         reader = AnswerReader(self.end_tokens, asked.notes)
         (job,) = self.generator.accept(asked.ask)
         try:

@@ -31,9 +31,9 @@ PROBE = "a part's text"
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}`, which marks for training what the assistant wrote: here its body alone."""
+    """`{% generation %}`, which marks for training what the assistant wrote: its body alone."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         """Return the body as a scope of its own: what is set in it ends with it."""

@@ -203,13 +203,14 @@ def explain_empty(
     if reason == "abort":
         why = "it was cancelled"
     elif reason == "length":
-        why = f"its {count} tokens, as many as it may have, are special or white space"
+        why = f"all the tokens that it may have ({count}) are special or white space"
     elif not token_ids or token_ids[-1] not in ends:
         why = "it began with a text or token to stop at"
     elif count == 1:
         why = "the model ended it at once"
     else:
-        why = f"the model wrote {count - 1} tokens that are special or white space, and ended it"
+        wrote = "1 token that is" if count == 2 else f"{count - 1} tokens that are"
+        why = f"the model wrote {wrote} special or white space, and ended it"
     return (f"the answer is empty: {why}",)
 
 

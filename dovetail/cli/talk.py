@@ -80,18 +80,16 @@ def talk(asker: Asker) -> None:
     while True:
         try:
             line = input("> ")
+            if line.strip():
+                earlier += _answer(asker, line, earlier)
         except EOFError:
             print()
             return
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # with no answer under way
             print()
             tell(HINT)
-            continue
         except UnicodeDecodeError:
             tell("the line is not valid UTF-8")
-            continue
-        if line.strip():
-            earlier += _answer(asker, line, earlier)
 
 
 def _answer(asker: Asker, line: str, earlier: Sequence[Message]) -> list[Message]:

@@ -21,6 +21,7 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"  # of older tokenizers
 CHAT_TEMPLATE = "chat_template.jinja"
 LIMITS = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20, CHAT_TEMPLATE: 1 << 20}
 """Bytes that a small file may have, where they are not those of any JSON."""

@@ -18,6 +18,7 @@ from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.model_source import (
     CHAT_TEMPLATE,
+    SPECIAL_TOKENS,
     TOKENIZER,
     TOKENIZER_CONFIG,
     ModelDirectory,
@@ -63,7 +64,7 @@ REPLAY_SHARE = 0.2
 MAX_STEP_TOKENS = 512
 MAX_STEP_SEQUENCES = 64
 MODEL_NAME = "llm"
-COPIED_FILES = (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE)
+COPIED_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE)
 """Files copied beside model.json where the model has them."""
 
 

@@ -1,8 +1,8 @@
 """An opened artifact: `load` and `App`, what a user of the runtime holds.
 
-In: an artifact and how it is to be run. Out: an app, which generates (`app_generation.py`), runs
-workflows (`app_workflows.py`), embeds and ranks. One thread of the app steps the engine, or a
-process does; callers wait for its messages.
+In: an artifact and how it is to be run. Out: an app, which generates (`app_generation.py`), chats
+(`app_chat.py`), runs workflows (`app_workflows.py`), embeds and ranks. One thread of the app steps
+the engine, or a process does; callers wait for its messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Self
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.apart.process import EngineProcess
-from dovetail.runtime.app_generation import GenerationCalls
+from dovetail.runtime.app_chat import ChatCalls
 from dovetail.runtime.app_workflows import WorkflowCalls
 from dovetail.runtime.artifact import Artifact, open_artifact
 from dovetail.runtime.cuda_engine import CudaOptions
@@ -144,7 +144,7 @@ def _gpu_of(options: EngineOptions) -> Gpu | None:
     return CudaGpu(options.cuda.ordinal) if options.cuda is not None else None
 
 
-class App(GenerationCalls, WorkflowCalls):
+class App(ChatCalls, WorkflowCalls):
     """A loaded artifact. Threads and event loops may call it together; requests share batches."""
 
     def __init__(

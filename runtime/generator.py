@@ -52,7 +52,7 @@ class Generator:
         params = SamplingParams.make(options)
         params = self._read_words(params)
         if single and params.n != 1:
-            raise RequestError(f"a stream has one completion: n must be 1, not {params.n}")
+            raise RequestError(f"there is one completion here: n must be 1, not {params.n}")
         check_priority(priority)
         read = [self._encode(prompt) for prompt in prompts]
         return Ask(read, params, priority, chunks=single or chunks, flow=flow)

@@ -85,9 +85,13 @@ class RequestBook:
         if not (min(tokens) >= 0 and max(tokens) < limits.vocab_size):
             wrong = next(t for t in tokens if not 0 <= t < limits.vocab_size)
             raise RequestError(f"token id {wrong} is outside 0..{limits.vocab_size - 1}")
-        answer = min(params.max_tokens, limits.max_context - len(prompt))
-        needed = blocks_for(len(prompt) + answer - 1)  # the last token is never stored
         largest = max(self.pools[home].n_blocks for home in self.homes)
+        answer = limits.max_context - len(prompt)
+        if params.max_tokens < answer:
+            answer = params.max_tokens
+        else:  # all there is room for, in the pool as well; the last token is never stored
+            answer = max(1, min(answer, largest * KV_BLOCK + 1 - len(prompt)))
+        needed = blocks_for(len(prompt) + answer - 1)
         if needed > largest:
             raise CapacityError(
                 f"the request needs {needed * KV_BLOCK} tokens of KV, the pool holds "

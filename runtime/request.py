@@ -317,6 +317,14 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None
     metrics: Metrics
 
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first one; None where there is a single one."""
+        first, last = self.metrics.first_token, self.metrics.last_token
+        if first is None or last is None or last <= first:
+            return None
+        return (len(self.token_ids) - 1) / (last - first)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

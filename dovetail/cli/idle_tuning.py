@@ -18,7 +18,7 @@ from tempfile import TemporaryFile
 from threading import Condition, Thread
 from typing import IO
 
-from dovetail.cli.serve_models import TuningJob
+from dovetail.cli.model_cache import TuningJob
 from dovetail.errors import DovetailError
 
 END_SECONDS = 10.0

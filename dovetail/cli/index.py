@@ -95,7 +95,7 @@ def _build(
     targets: list[str] | None,
     threads: int | None,
 ) -> IndexReport:
-    from dovetail.cli.serve_models import compile_once
+    from dovetail.cli.model_cache import find_artifact
     from dovetail.codegen.targets import get_target, host_target
     from dovetail.compiler.corpus import read_corpus
     from dovetail.compiler.index_build import IndexRequest, build_index_folder
@@ -103,10 +103,9 @@ def _build(
 
     more = [get_target(name) for name in targets or ()]
     passages = read_corpus(corpus, words)
-    artifact = embedder
     if not (embedder / "manifest.json").exists():
         _check_family(embedder)
-        artifact = compile_once(embedder, {})
+    artifact = find_artifact(embedder, {})
     with progress_bars() as progress, load(artifact, threads=threads) as app:
         entry = describe_encoder(app, embedder)
         request = IndexRequest(

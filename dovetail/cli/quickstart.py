@@ -19,7 +19,6 @@ import typer
 from dovetail.cli.compile import describe_report
 from dovetail.cli.index import describe_encoder, describe_index
 from dovetail.cli.report import print_json, progress_bars, report_errors
-from dovetail.cli.run import decode_rate
 from dovetail.errors import ArtifactError
 from dovetail.tiny_world import ENCODER, LLAMA, SEED, corpus, prompts
 from dovetail.tiny_world.questions import (
@@ -221,7 +220,7 @@ class Reader:
     @property
     def decode_rate(self) -> float:
         """Tokens per second after the first one of a reply: the median of these replies."""
-        rates = [rate for found in self._said if (rate := decode_rate(found)) is not None]
+        rates = [rate for found in self._said if (rate := found.decode_rate) is not None]
         return median(rates) if rates else 0.0
 
 

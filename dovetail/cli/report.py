@@ -74,9 +74,14 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
+def tell(line: str) -> None:
+    """Print a line of ours to stderr."""
+    print(f"dovetail: {line}", file=sys.stderr, flush=True)
+
+
 def fail(message: str) -> NoReturn:
     """Print `message` to stderr and leave with exit code 2."""
-    print(f"dovetail: {message}", file=sys.stderr)
+    tell(message)
     raise typer.Exit(NOT_DONE)
 
 

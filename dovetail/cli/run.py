@@ -1,11 +1,13 @@
-"""`dovetail run`: prompts in, text out, from an artifact; or inputs of one of its workflows.
+"""`dovetail run`: questions in, answers out, from a model; or inputs of one of its workflows.
 
-In: an artifact, prompts as text or token ids, sampling options with vLLM's names.
+In: an artifact, or a model, which is compiled into the cache first; prompts as text or token ids,
+standard input, or a terminal (`talk.py`); sampling options with vLLM's names.
 Out: streamed text, or one JSON object with every completion, or node, and its times.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,23 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dovetail.cli.report import print_json, report_errors
+from dovetail.cli.options import KvDtype, MaxContext, WeightDtype
+from dovetail.cli.report import print_json, report_errors, tell
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
+    from dovetail.cli.asking import RunResult
     from dovetail.runtime.app import App
-    from dovetail.runtime.request import Completion
+    from dovetail.runtime.generator import Prompt
 
-
-class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One completion as `dovetail run --json` prints it; times in seconds."""
-
-    prompt: str | Sequence[int]
-    text: str | None
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    first_token_seconds: float | None
-    decode_tokens_per_second: float | None
+RAW_TOKENS = 64
+"""Tokens of a plain text's continuation, which may have no end; answers end by themselves."""
+NO_PROMPT = (
+    "no prompt: give --prompt TEXT, --prompt-ids 1,2,3, text on standard input, or "
+    "--workflow NAME --input TEXT"
+)
 
 
 class WorkflowRun(msgspec.Struct, frozen=True):
@@ -43,8 +43,17 @@ class WorkflowRun(msgspec.Struct, frozen=True):
 
 @report_errors
 def run_command(
-    artifact: Annotated[Path, typer.Argument(help="An artifact directory.")],
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
+    model: Annotated[Path, typer.Argument(help="An artifact, a model directory, or a GGUF file.")],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompt", "-p", help="A prompt; repeatable. Default: standard input, or a talk."
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as plain text, no chat.")
+    ] = False,
     prompt_ids: Annotated[
         list[str] | None, typer.Option(help="A prompt as token ids: 1,2,3; may be repeated.")
     ] = None,
@@ -58,7 +67,12 @@ def run_command(
     index: Annotated[
         list[Path] | None, typer.Option(help="An index folder that it searches; repeatable.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Tokens to generate at most; default the context's, {RAW_TOKENS} of plain text."
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus of this probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Likeliest tokens to choose from, 0 = all.")] = 0,
@@ -71,26 +85,28 @@ def run_command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Same bits in any batch, on any threads.")
     ] = False,
+    weight_dtype: WeightDtype = None,
+    kv_dtype: KvDtype = None,
+    max_context: MaxContext = None,
     check_weights: Annotated[
         bool, typer.Option("--check-weights", help="Check the hashes of the weights first.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Generate from an artifact: one prompt streams, several run as a batch."""
+    """Ask a model: one prompt streams, several run as a batch; without any, talk on a terminal."""
+    from dovetail.cli.asking import Asker
+    from dovetail.cli.model_cache import find_artifact
+    from dovetail.cli.talk import show, talk
     from dovetail.runtime.app import load
 
-    if workflow is not None:
-        if prompt or prompt_ids:
-            raise SpecError("a workflow makes its own prompts; give --input, or leave --workflow")
-        loaded = load(
-            artifact, check_weights=check_weights, threads=threads, deterministic=deterministic
-        )
-        with loaded as app:
-            _run_workflow(app, workflow, input or [], index or [], json=json)
-        return
-    prompts = _read_prompts(prompt or [], prompt_ids or [])
+    talks = not (prompt or prompt_ids or workflow or json) and n == 1 and _on_terminal()
+    prompts: list[Prompt] = []
+    if workflow is None and not talks:
+        prompts = _read_prompts(prompt or [], prompt_ids or [])
+    elif prompt or prompt_ids:
+        raise SpecError("a workflow makes its own prompts; give --input, or leave --workflow")
+    compiled = {"weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "max_context": max_context}
     options: dict[str, Any] = {
-        "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
@@ -98,17 +114,41 @@ def run_command(
         "seed": seed,
         "stop": stop or [],
         "ignore_eos": ignore_eos,
+        "n": n,
     }
     asked: dict[str, Any] = {"threads": threads, "deterministic": deterministic}
+    artifact = find_artifact(model, compiled)
     with load(artifact, check_weights=check_weights, **asked) as app:
-        if json or len(prompts) > 1 or n != 1:
-            results = _generate(app, prompts, options | {"n": n})
+        if workflow is not None:
+            _run_workflow(app, workflow, input or [], index or [], json=json)
+            return
+        texts = talks or any(isinstance(given, str) for given in prompts)
+        chats = texts and _has_chats(app, raw=raw, system=system)
+        if max_tokens is None:
+            max_tokens = app.chat_prompts.context if chats else RAW_TOKENS
+        asker = Asker(app, chats, system, options | {"max_tokens": max_tokens})
+        if talks:
+            talk(asker)
+        elif json or len(prompts) > 1 or n != 1:
+            results = asker.ask_all(prompts)
             if json:
                 print_json(results)
             else:
                 _print_batch(results)
         else:
-            _stream(app, prompts[0], options)
+            show(asker.ask(prompts[0]))
+
+
+def _has_chats(app: App, *, raw: bool, system: str | None) -> bool:
+    """Tell whether texts are asked through the chat template; SpecError where they must be."""
+    if not raw and app.template is not None:
+        return True
+    if system is not None:
+        why = "--raw leaves it out" if raw else "the model has none"
+        raise SpecError(f"--system needs the chat template, and {why}; leave --system")
+    if not raw:
+        tell("the model has no chat template: prompts are continued as plain text, as by --raw")
+    return False
 
 
 def _run_workflow(
@@ -138,62 +178,36 @@ def _read_inputs(names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _read_prompts(texts: list[str], ids: list[str]) -> list[str | list[int]]:
-    prompts: list[str | list[int]] = [*texts]
+def _on_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _read_prompts(texts: list[str], ids: list[str]) -> list[Prompt]:
+    """Return the prompts, standard input where none is given; SpecError where that has none."""
+    prompts: list[Prompt] = [*texts]
     for text in ids:
         try:
             prompts.append([int(part) for part in text.split(",")])
         except ValueError:
             raise SpecError(f"--prompt-ids {text!r} is no list of integers such as 1,2,3") from None
-    if not prompts:
-        raise SpecError(
-            "no prompt: give --prompt TEXT, --prompt-ids 1,2,3, or --workflow NAME --input TEXT"
-        )
-    return prompts
-
-
-def _generate(
-    app: App, prompts: Sequence[str | Sequence[int]], options: dict[str, Any]
-) -> list[RunResult]:
-    completions = app.generate(prompts, **options)
-    each = options["n"]
-    return [_result(prompts[i // each], found) for i, found in enumerate(completions)]
-
-
-def _result(prompt: str | Sequence[int], found: Completion) -> RunResult:
-    metrics = found.metrics
-    return RunResult(
-        prompt=prompt,
-        text=found.text,
-        token_ids=found.token_ids,
-        finish_reason=found.finish_reason,
-        first_token_seconds=metrics.ttft,
-        decode_tokens_per_second=decode_rate(found),
-    )
-
-
-def decode_rate(found: Completion) -> float | None:
-    """Return tokens per second after the first token of a completion, None of a single one."""
-    metrics = found.metrics
-    if metrics.first_token is None or metrics.last_token is None:
-        return None
-    seconds = metrics.last_token - metrics.first_token
-    return (len(found.token_ids) - 1) / seconds if seconds > 0 else None
+    if prompts:
+        return prompts
+    if sys.stdin is None or _on_terminal():
+        raise SpecError(NO_PROMPT)
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise SpecError(f"standard input is no UTF-8 text: {error.reason}") from None
+    if not text.strip():
+        raise SpecError(NO_PROMPT)
+    return [text.removesuffix("\n")]
 
 
 def _print_batch(results: list[RunResult]) -> None:
+    from dovetail.cli.asking import show_ids
+
     for result in results:
         print(f"--- {result.prompt}")
-        print(_show_ids(result.token_ids) if result.text is None else result.text)
-
-
-def _stream(app: App, prompt: str | Sequence[int], options: dict[str, Any]) -> None:
-    for chunk in app.stream(prompt, **options):
-        text = chunk.text if app.tokenizer else _show_ids(chunk.token_ids) + " "
-        print(text, end="", flush=True)
-    print()
-
-
-def _show_ids(token_ids: tuple[int, ...]) -> str:
-    """Return ids as text, for artifacts that have no tokenizer."""
-    return " ".join(map(str, token_ids))
+        print(show_ids(result.token_ids) if result.text is None else result.text)
+        for note in result.notes:
+            tell(note)

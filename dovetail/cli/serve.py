@@ -186,7 +186,7 @@ def serve_command(
 ) -> None:
     """Serve models behind one OpenAI-compatible port."""
     from dovetail.cli.idle_tuning import IdleTuner
-    from dovetail.cli.serve_models import TuningJob, find_artifacts, find_untuned
+    from dovetail.cli.model_cache import TuningJob, find_artifacts, find_untuned
     from dovetail.cli.workflow_files import read_graphs
     from dovetail.runtime.app import App, load
     from dovetail.runtime.embedding.settings import EmbeddingSettings

@@ -15,10 +15,9 @@ from typing import Any, Literal, TypeAlias
 from dovetail.ir.errors import RequestError
 from dovetail.ir.model import ModelFile
 from dovetail.runtime.app import App
+from dovetail.runtime.chat import Message
 from dovetail.runtime.encoder_texts import TextEncoder
-from dovetail.runtime.server.chat_template import ChatTemplate, read_template
 from dovetail.runtime.server.errors import FINAL, ApiError, too_long
-from dovetail.runtime.server.schema import Message
 from dovetail.runtime.tokenizer import Tokenizer
 
 Skill: TypeAlias = Literal["generate", "embed", "rerank"]
@@ -49,12 +48,6 @@ class ServedModel:
         if self.only:
             return None
         return next((part.file for part in self.app.artifact.models.values()), None)
-
-    @cached_property
-    def template(self) -> ChatTemplate | None:
-        """The chat template, None where the model has none."""
-        part = next(iter(self.app.artifact.models.values()), None)
-        return read_template(part.folder) if part else None
 
     @cached_property
     def encoder(self) -> TextEncoder | None:
@@ -124,16 +117,16 @@ class ServedModel:
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation."""
-        if self.template is None:
+        if self.app.template is None:
             raise ApiError(
                 400,
                 f"the model {self.id!r} has no chat template; use /v1/completions",
                 headers=FINAL,
             )
-        letters = sum(_letters(message) for message in messages)
-        if len(messages) > self.context or letters > self.context * self.tokenizer.longest:
+        prompts = self.app.chat_prompts
+        if prompts.surely_too_long(messages):
             raise too_long(f"more than {self.context} tokens", self.context, param="messages")
-        text = self.template.render(
+        text = prompts.template.render(
             messages, add_generation_prompt=add_generation_prompt, options=options
         )
         return self.encode(text, param="messages", special=False)
@@ -202,8 +195,3 @@ class Models:
         for model in self:
             if model.only is None:
                 model.app.close()
-
-
-def _letters(message: Message) -> int:
-    content = message.content or ""
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)

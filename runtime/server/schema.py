@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
+from dovetail.runtime.chat import Message
 from dovetail.runtime.request import MAX_BIAS, MAX_LISTED, MAX_LOGPROBS, MAX_N
 
 MAX_TOKENS = 1 << 30
@@ -76,23 +77,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-
-
-class TextPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message; `text` is the one type there is."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message of a conversation, as the model's template is given it."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    name: str | UnsetType = UNSET
-    tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
-    tool_call_id: str | UnsetType = UNSET
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):

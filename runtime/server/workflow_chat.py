@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dovetail.runtime.chat import Message
 from dovetail.runtime.flows.events import NodeText
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, event, present
@@ -24,7 +25,7 @@ from dovetail.runtime.server.replies import (
     ChatReply,
     Usage,
 )
-from dovetail.runtime.server.schema import ChatRequest, Message
+from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.server.workflows import ServedWorkflow, finish
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import shutil
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from dovetail.cli import main
+from dovetail.compiler.pipeline import compile_model
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,11 @@ class Result:
 
 
 def dovetail(*arguments: object) -> Result:
-    """Run `dovetail arguments`; anything but an exit with a code is a failure of the test."""
+    """Run `dovetail arguments` without input; what is no exit with a code fails the test."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
     handler, hook = signal.getsignal(signal.SIGTERM), sys.unraisablehook
+    given, sys.stdin = sys.stdin, io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main([str(argument) for argument in arguments])
@@ -30,7 +35,7 @@ def dovetail(*arguments: object) -> Result:
             code = end.code if isinstance(end.code, int) else 0
         finally:
             signal.signal(signal.SIGTERM, handler)
-            sys.unraisablehook = hook
+            sys.unraisablehook, sys.stdin = hook, given
     return Result(code, out.getvalue(), err.getvalue())
 
 
@@ -39,3 +44,13 @@ def assert_one_sentence(result: Result, code: int = 2) -> None:
     assert result.code == code, result
     assert result.err.startswith("dovetail: ") and result.err.endswith("\n"), result.err
     assert len(result.err.splitlines()) == 1, result.err
+
+
+def compile_with(model: Path, folder: Path, template: str | None) -> Path:
+    """Return the artifact of a copy of `model` that has another chat template, or none."""
+    copy = shutil.copytree(model, folder / "copy")
+    file = copy / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | {"chat_template": template}
+    file.write_text(json.dumps(config))
+    compile_model(copy, output=folder / "copy.dove", effort="none", threads=1)
+    return folder / "copy.dove"

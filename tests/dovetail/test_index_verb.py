@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from dovetail.cli.serve_models import compile_once
+from dovetail.cli.model_cache import find_artifact
 from dovetail.compiler import index_build
 from dovetail.runtime.app import load
 from dovetail.runtime.retrieval.folder import open_index
@@ -34,7 +34,7 @@ def written(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_directory_embeds_a_corpus(
     written: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = compile_once(ENCODER, {})  # what the verb finds, and else would make
+    compiled = find_artifact(ENCODER, {})  # what the verb finds, and else would make
     output, arguments = written.with_name("idx"), ("--embedder", ENCODER, "--threads", 1)
     monkeypatch.setattr(index_build, "SLICE", 16)
     with pytest.MonkeyPatch.context() as patch:

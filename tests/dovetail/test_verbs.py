@@ -130,9 +130,9 @@ def test_verify_of_nothing_is_bad_input(tmp_path: Path) -> None:
 def test_run_streams_what_the_api_generates(artifact: Path) -> None:
     with face.load(artifact) as app:
         (expected,) = app.generate("Dove", max_tokens=12)
-    streamed = dovetail("run", artifact, "--prompt", "Dove", "--max-tokens", 12)
+    streamed = dovetail("run", artifact, "--raw", "--prompt", "Dove", "--max-tokens", 12)
     assert (streamed.code, streamed.out) == (0, f"{expected.text}\n")
-    arguments = ("--max-tokens", 12, "--json")
+    arguments = ("--raw", "--max-tokens", 12, "--json")
     (result,) = json.loads(dovetail("run", artifact, "--prompt", "Dove", *arguments).out)
     assert tuple(result["token_ids"]) == expected.token_ids
     assert result["first_token_seconds"] > 0
@@ -173,8 +173,8 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
         ("inspect", empty),
         ("inspect", artifact, "--gpu", "h100"),
         ("run", empty, "--prompt", "x"),
-        ("run", model, "--prompt", "x"),
         ("run", artifact),
+        ("run", artifact, "--json"),
         ("run", artifact, "--prompt-ids", "1,x"),
         ("run", artifact, "--prompt-ids", "1,999999"),
         ("run", artifact, "--prompt", "x" * 6000),
@@ -194,8 +194,8 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
 
 
 def test_a_model_where_an_artifact_belongs_is_told_to_be_compiled(model: Path) -> None:
-    for verb in ("run", "inspect", "verify"):
-        result = dovetail(verb, model, *(("--prompt", "x") if verb == "run" else ()))
+    for verb in ("inspect", "verify"):
+        result = dovetail(verb, model)
         assert result.code, result
         assert f"`dovetail compile {model} -o app.dove`" in result.err + result.out, result
 

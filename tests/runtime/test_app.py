@@ -256,3 +256,15 @@ def test_a_recording_outlives_its_app(make_artifact: MakeArtifact, tmp_path: Pat
         app.generate([1] * 9, max_tokens=4)
         app.close()
     assert check_timeline(tmp_path / "t.json").arrows == 1
+
+
+def test_an_answer_without_a_bound_takes_what_the_pool_holds(
+    make_artifact: MakeArtifact, answer: Answer
+) -> None:
+    prompt, blocks = [4, 4, 4], 4
+    with load(make_artifact(kv_blocks=blocks)) as app:
+        room = blocks * 16 + 1 - len(prompt)  # the last token is not stored
+        (found,) = app.generate([prompt], max_tokens=1000, ignore_eos=True)
+        assert list(found.token_ids) == answer(prompt, room, eos=False)
+        with pytest.raises(CapacityError, match="lower max_tokens"):
+            app.generate([prompt], max_tokens=room + 1)

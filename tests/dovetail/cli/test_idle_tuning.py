@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dovetail.cli.idle_tuning import IdleTuner
-from dovetail.cli.serve_models import TuningJob, find_artifacts, find_untuned
+from dovetail.cli.model_cache import TuningJob, find_artifacts, find_untuned
 from dovetail.codegen.toolchain import cache_directory
 from dovetail.compiler.pipeline import compile_model
 from dovetail.errors import ArtifactError
@@ -113,7 +113,7 @@ def link_cache(folder: Path) -> Path:
     cache = folder / "cache"
     cache.mkdir()
     for entry in cache_directory().iterdir():
-        if entry.name != "served" and not entry.name.startswith("tuning"):
+        if entry.name != "models" and not entry.name.startswith("tuning"):
             (cache / entry.name).symlink_to(entry)
     return cache
 

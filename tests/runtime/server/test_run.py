@@ -181,7 +181,7 @@ def test_a_model_is_compiled_once_and_served(artifacts: dict[str, Path], tmp_pat
     cache = tmp_path / "cache"  # with the kernels that have been built, without artifacts
     cache.mkdir()
     for entry in cache_directory().iterdir():
-        if entry.name != "served":
+        if entry.name != "models":
             (cache / entry.name).symlink_to(entry)
     env = {"DOVETAIL_CACHE": str(cache)}
     for i, name in enumerate(("one", "two")):

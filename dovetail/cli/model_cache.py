@@ -1,14 +1,16 @@
-"""What to serve: artifacts as they are, and models compiled into the cache first.
+"""Artifacts of what verbs are given: artifacts as they are, models compiled into the cache first.
 
-In: paths. Out: artifacts by the ids they are served under. A model is compiled by a child process,
-by rules alone (`--effort none`), once: the next start finds the artifact. Where schedules were
-measured since for a model or a given artifact, what the cache has of it stands in.
+In: paths. Out: artifacts; for a server by the ids they have there. A model is compiled by a child
+process, by rules alone (`--effort none`), once: the next start finds the artifact. Where schedules
+were measured since for a model, or for an artifact that is served, what the cache has of it stands
+in.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import filelock
 
+from dovetail.cli.report import tell
 from dovetail.errors import ArtifactError, DovetailError, SpecError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
@@ -43,7 +46,7 @@ def find_artifacts(
         name = names[i] if i < len(names) else _name(path)
         if name in found:
             raise SpecError(f"two models have the id {name!r}; give --served-model-name for each")
-        found[name] = _find_tuned(path) if _is_artifact(path) else compile_once(path, options)
+        found[name] = _find_tuned(path) if _is_artifact(path) else find_artifact(path, options)
     return found
 
 
@@ -52,28 +55,33 @@ def _find_tuned(given: Path) -> Path:
     tuned = _tuned_copy(given)
     if not _fits(tuned):
         return given
-    print(f"dovetail: {given} is served as tuned on this machine, {tuned}", file=sys.stderr)
+    tell(f"{given} is served as tuned on this machine, {tuned}")
     return tuned
 
 
-def compile_once(model: Path, options: Mapping[str, object]) -> Path:
-    """Return the artifact of a model in the cache; it is compiled where it is not there.
+def find_artifact(model: Path, options: Mapping[str, object]) -> Path:
+    """Return an artifact as it is, and that of a model from the cache; it is compiled first.
 
-    One that was tuned since stands in for it. Raises SpecError where the model cannot be compiled;
-    what the compiler says goes to stderr.
+    model: a directory, or a GGUF file. What was tuned of it since stands in. `options` are those of
+    a compile; an artifact takes none. Raises SpecError where the path is neither, DovetailError
+    where the model cannot be compiled; what the compiler says goes to stderr.
     """
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if _is_artifact(model):
+        if chosen:
+            raise SpecError(f"{model} is compiled already: it takes no {_flag(min(chosen))}")
+        return model
     if not (model / "config.json").is_file() and not model.is_file():
         raise SpecError(
             f"{model} is neither an artifact (manifest.json), nor a model directory (config.json), "
             "nor a GGUF file"
         )
-    chosen = {name: value for name, value in options.items() if value is not None}
-    artifact = _served() / f"{_name(model)}-{_key(model, chosen)}.dove"
+    artifact = _folder() / f"{_name(model)}-{_key(model, chosen)}.dove"
     if _fits(_tuned(artifact)):
         return _tuned(artifact)
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
-            print(f"dovetail: compiling {model} into {artifact}", file=sys.stderr, flush=True)
+            tell(f"compiling {model} into {artifact}")
             command = _compile_command(COMPILE, model, artifact, chosen)
             done = subprocess.run([*command, "--effort", "none"], stdout=sys.stderr, check=False)
             if done.returncode:
@@ -121,7 +129,12 @@ def _is_artifact(path: Path) -> bool:
 
 
 def _name(path: Path) -> str:
-    return path.resolve().name.removesuffix(".dove").removesuffix(".gguf")
+    return _absolute(path).name.removesuffix(".dove").removesuffix(".gguf")
+
+
+def _absolute(path: Path) -> Path:
+    """Return a path from the root. What it links to may have no name that tells what it is."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - Path has nothing that keeps links
 
 
 def _is_measured(artifact: Path) -> bool:
@@ -138,14 +151,14 @@ def _tuned_copy(given: Path) -> Path:
     """Return where the cache has a given artifact with schedules measured while it was served."""
     manifest = (given / "manifest.json").read_bytes()  # has the hashes of all files
     key = _source_key(hashlib.sha256(manifest).hexdigest())
-    return _served() / f"{_name(given)}-{key}{TUNED}"
+    return _folder() / f"{_name(given)}-{key}{TUNED}"
 
 
-def _served() -> Path:
+def _folder() -> Path:
     """Return the cache's folder of artifacts; it is made where it is not there."""
     from dovetail.codegen.toolchain import cache_directory
 
-    folder = cache_directory() / "served"
+    folder = cache_directory() / "models"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -160,9 +173,10 @@ def _key(model: Path, options: Mapping[str, object]) -> str:
     """Return what an artifact is known by: target, the model's files, options, our own files."""
     from dovetail.codegen.targets import host_target
 
-    found = _parts(model) if model.is_file() else sorted(model.rglob("*"))
+    root = _absolute(model)
+    found = _parts(root) if root.is_file() else sorted(root.rglob("*"))
     files = [_facts(file) for file in found if file.is_file()]
-    return _source_key([host_target().name, str(model.resolve()), files, dict(options)])
+    return _source_key([host_target().name, str(root), files, dict(options)])
 
 
 def _parts(file: Path) -> list[Path]:

@@ -247,7 +247,7 @@ class BlockFormat:
 
     def values(self, blocks: Blocks) -> Array:
         """Return the float32 values of quantised rows: each rounded once at most."""
-        n, k = blocks.codes.shape
+        k = blocks.codes.shape[1]
         codes = blocks.codes.view(np.int8) if self.bits == 8 else blocks.codes
         whole = codes.astype(np.float32) - np.float32(self.zero)
         scale = self._wide(blocks.scales, blocks.steps, k)

@@ -104,7 +104,7 @@ class Engine:
         self.pool = KvPool(blocks, keep=settings.keep_prefixes)
         modes = {"deterministic": deterministic, "own_logits": self.own_logits}
         plans = plan_ranks(service, hardware, threads, blocks, **modes)
-        library = KernelLibrary(artifact.library, artifact.kernels)
+        library = artifact.open_kernels()
         self.model = ForwardModel(artifact, part, library, plans[0])
         self.device: Device = self.model.device
         alloc: Callable[[int], Bytes] = self.device.alloc

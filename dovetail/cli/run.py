@@ -77,7 +77,7 @@ def run_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Generate from an artifact: one prompt streams, several run as a batch."""
-    from dovetail.runtime.app import load
+    from dovetail.loading import load
 
     if workflow is not None:
         if prompt or prompt_ids:

@@ -137,7 +137,7 @@ def _tuned_copy(given: Path) -> Path:
 
 def _served() -> Path:
     """Return the cache's folder of artifacts; it is made where it is not there."""
-    from dovetail.codegen.toolchain import cache_directory
+    from dovetail.ir.cache import cache_directory
 
     folder = cache_directory() / "served"
     folder.mkdir(parents=True, exist_ok=True)

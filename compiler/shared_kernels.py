@@ -38,8 +38,10 @@ FAMILIES = (*KERNELS, *ENCODER_FAMILIES, "decode_attention_rows")
 """Everything but products that a step on a CPU calls."""
 DTYPES = {"W": tuple(FORMATS), "KV": KV_DTYPES, "ACT": ("tanh",)}
 """What a family's dtype parameter may be."""
-COMMON_HEADS = {64: range(1, 9), 80: (1, 4), 96: (1, 3, 4), 128: range(1, 9), 256: (1, 2, 4, 8)}
-"""head_dim to the query heads per KV head that decode attention is unrolled for beforehand.
+COMMON_HEADS = {64: (1, 2, 3, 4, 7, 8), 80: (1,), 96: (1, 3), 128: range(1, 9), 256: (1, 2, 4)}
+COMMON_KV = ("f32", "bf16")
+"""head_dim to the query heads per KV head that decode attention is unrolled for beforehand, and the
+KV dtypes.
 
 Those of published models of the supported families; an artifact carries others itself.
 """
@@ -70,7 +72,7 @@ def _others(target: Target) -> Iterator[KernelRequest]:
     for family in dict.fromkeys(FAMILIES):
         for dtype in DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,)):
             yield kernel_request(family, target, dtype)
-    for dtype in KV_DTYPES:
+    for dtype in COMMON_KV:
         for size, groups in COMMON_HEADS.items():
             for group in groups:
                 request = kernel_request("decode_attention", target, dtype, HeadShape(size, group))
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Build the kernels of the rules for this machine, or those that a wheel carries."""
     parser = argparse.ArgumentParser(
         prog="python -m dovetail.compiler.shared_kernels",
-        description="Builds the kernels that all models share, for this machine's target or others.",
+        description="Builds the kernels that all models share, for this machine or others.",
     )
     parser.add_argument("targets", nargs="*", help=f"some of {', '.join(TARGETS)}")
     parser.add_argument(

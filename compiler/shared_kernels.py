@@ -28,10 +28,16 @@ from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_libra
 from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import TARGETS, get_target, host_target
 from dovetail.compiler.model_spec import KV_DTYPES
-from dovetail.compiler.schedules import PANEL_COUNTS, GemmOp, gemm_requests, rule_tiles
+from dovetail.compiler.schedules import (
+    DECODER_KINDS,
+    PANEL_COUNTS,
+    GemmOp,
+    gemm_requests,
+    rule_tiles,
+)
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import DovetailError
-from dovetail.ir.formats import FORMATS
+from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.shared_kernels import BUNDLED, cached_store
 
 FAMILIES = (*KERNELS, *ENCODER_FAMILIES, "decode_attention_rows")
@@ -62,7 +68,7 @@ def rule_kernels(target: Target) -> tuple[KernelRequest, ...]:
 
 def _products(target: Target) -> Iterator[KernelRequest]:
     for dtype in FORMATS:
-        for kind in PANEL_COUNTS:
+        for kind in DECODER_KINDS if is_quantised(dtype) else PANEL_COUNTS:
             op = GemmOp("", kind, 1, 1, dtype)
             named = {op.kernel(target, tile) for tile in rule_tiles(op, target)}
             yield from (r for r in gemm_requests((dtype,), target, (kind,)) if r.name in named)

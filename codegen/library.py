@@ -271,7 +271,6 @@ def lower_request(
     entry = KernelEntry(
         name=request.name,
         family=request.kernel,
-        module=request.module,
         params=tuple(_kernel_param(p, binding) for p in function.params),
         binding=binding,
         digest=hashlib.sha256(print_low(lowered).encode()).hexdigest(),

@@ -25,11 +25,10 @@ from dovetail.codegen.library import (
     emit_kernels,
     request_key,
 )
-from dovetail.codegen.targets import get_target
 from dovetail.codegen.text_cache import generator_digest
 from dovetail.codegen.toolchain import content_key
 from dovetail.ir.artifact import KernelEntry
-from dovetail.ir.errors import MissingKernelsError, ToolchainError
+from dovetail.ir.errors import ToolchainError
 from dovetail.ir.files import write_whole
 from dovetail.ir.shared_kernels import SharedLibrary, cached_store, read_libraries
 
@@ -64,15 +63,6 @@ def share_kernels(
                 "directory"
             ) from error
     return tuple(known[key] for key in keys)
-
-
-def restore_kernels(missing: MissingKernelsError) -> None:
-    """Build what an artifact lacks here; another text than its own, of this version, is no help.
-
-    Raises what `share_kernels` raises.
-    """
-    requests = [KernelRequest(k.module, k.family, k.binding, k.name) for k in missing.kernels]
-    share_kernels(get_target(missing.target), requests)
 
 
 def _known(target: Target, stores: Sequence[Path] | None) -> dict[str, KernelEntry]:

@@ -36,7 +36,7 @@ from dovetail.compiler.schedules import (
     rule_tiles,
 )
 from dovetail.ir.artifact import KernelIndex
-from dovetail.ir.errors import DovetailError
+from dovetail.ir.errors import DovetailError, MissingKernelsError
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.shared_kernels import BUNDLED, cached_store
 
@@ -105,6 +105,15 @@ def target_kernels(
         target=target.name, abi=ABI, library="", source="", compiler="", flags=(), kernels=entries
     )
     return TargetKernels(index, None)
+
+
+def restore_kernels(missing: MissingKernelsError) -> None:
+    """Build what an artifact lacks here; it stays unfit where this version has other kernels.
+
+    Raises what `share_kernels` raises.
+    """
+    target, names = get_target(missing.target), {kernel.name for kernel in missing.kernels}
+    share_kernels(target, [r for r in rule_kernels(target) if r.name in names])
 
 
 def _identity(request: KernelRequest) -> tuple[object, ...]:

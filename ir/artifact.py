@@ -43,17 +43,16 @@ class KernelParam(msgspec.Struct, frozen=True, kw_only=True):
 class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One exported kernel: plain C symbol `name`, tape entry symbol `dt_entry_<name>`.
 
-    module: the bundled kernel module of `family`. digest: sha256 of its lowered text, by which
-    tuning records know it again. shared: sha256 of its C text, by which a library is found that
-    has it (`ir/shared_kernels.py`); empty where it is in the library beside the index. warps: on a
-    GPU the warps of a block, the symbol being `dt_cuda_<name>`; 0 on CPUs.
+    digest: sha256 of its lowered text, by which tuning records know it again. shared: sha256 of its
+    C text, by which a library is found that has it (`ir/shared_kernels.py`); empty where it is in
+    the library beside the index. warps: on a GPU the warps of a block, the symbol being
+    `dt_cuda_<name>`; 0 on CPUs.
     """
 
     name: str
     family: str  # the @kernel function it was bound from
     params: tuple[KernelParam, ...]
     binding: dict[str, int | str]
-    module: str = ""
     digest: str = ""
     shared: str = ""
     warps: int = 0

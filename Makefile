@@ -7,10 +7,22 @@ BIN := $(VENV)/bin
 EACH_TARGET := tests/codegen/kernels tests/test_fidelity.py tests/compiler/test_pipeline.py
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test test-long lint format clean
+# what a wheel carries, so that no C compiler is needed where it is installed
+WHEEL_TARGETS ?= x86-64-amx x86-64-avx512bf16 x86-64-avx512 x86-64-avx2
+
+.PHONY: quickstart kernels wheel test test-long lint format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/dovetail quickstart
+
+# all kernels that models share, for this machine; else each is built when it is first needed
+kernels: $(VENV)/.installed
+	$(BIN)/python -m dovetail.compiler.shared_kernels
+
+wheel: $(VENV)/.installed
+	$(BIN)/python -m dovetail.compiler.shared_kernels --package $(WHEEL_TARGETS)
+	$(BIN)/python -m build --wheel -C--build-option=--plat-name=linux_x86_64
+	rm -rf ir/libraries
 
 test: $(VENV)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal

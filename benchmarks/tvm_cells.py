@@ -20,7 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from common import machine_facts
-from dovetail.codegen.toolchain import cache_directory
+from dovetail.ir.cache import cache_directory
 
 PACKAGES = (
     "apache-tvm==0.27.0.post1",

@@ -183,8 +183,9 @@ def kernel_request(
     assert dtype is not None, f"{family} needs a dtype"
     stored = DTYPE_PARAMETER[family]
     binding |= weight_binding(dtype) if stored == "W" else {stored: dtype}
-    if family == "decode_attention" and heads is not None:
-        binding |= fixed_tiles(target, dtype, heads)
+    if family == "decode_attention" and heads and (tiles := fixed_tiles(target, dtype, heads)):
+        name = f"{family}_{dtype}_{heads.head_dim}x{heads.group}"
+        return KernelRequest(module, family, binding | tiles, name)
     if family == "prefill_attention_lanes" and heads is not None:
         binding |= lane_tiles(target, heads)
     return KernelRequest(module, family, binding, f"{family}_{dtype}")

@@ -5,10 +5,15 @@ In: a `LibrarySpec`. Out: a `BuiltLibrary`: the .so in the build cache, its C te
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import msgspec
 
@@ -27,15 +32,16 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import find_kernel, lower
 from dovetail.codegen.nvidia import SOURCE_NAME as CUDA_SOURCE_NAME
 from dovetail.codegen.nvidia import compile_cuda, find_cuda_compiler
-from dovetail.codegen.text_cache import remember_text
+from dovetail.codegen.targets import TARGETS
+from dovetail.codegen.text_cache import remember_text, text_path
 from dovetail.codegen.toolchain import (
     BuildSpec,
     TranslationUnit,
-    cache_directory,
     compile_shared,
     find_compiler,
 )
 from dovetail.ir.artifact import KernelEntry, KernelIndex, KernelParam
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import NamedType, PointerType, Type
 from dovetail.ir.high import nodes as high
@@ -45,6 +51,9 @@ ABI = 3
 """`DT_ABI` of templates/abi.h."""
 SOURCE_NAME = "kernels.c"
 TEAM_SOURCES, TEAM_HEADERS = ("team.c", "collective.c"), ("abi.h", "wait.h")
+TEXT_CHILD = (sys.executable, "-P", "-m", "dovetail.codegen.text_child")
+LEAST_SHARE = 3
+"""Kernels that are worth a process which lowers them: it takes half a second to start."""
 SPECIAL_KINDS = {"sched": "sched", "thread": "thread"}
 
 
@@ -95,7 +104,7 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     check_names(spec)
     if spec.target.device:
         return _build_device_library(spec, cache)
-    kernels = _emit_kernels(spec, cache)
+    kernels = emit_kernels(spec, cache)
     texts = [kernel.text for kernel in kernels]
     path = compile_shared(_build_spec(spec, texts), cache)
     source = emit_unit(spec.name, spec.target, texts, texts if spec.tvm_ffi else ())
@@ -108,7 +117,7 @@ def index_library(spec: LibrarySpec, cache: Path | None = None) -> KernelIndex:
     Raises what that raises before it runs the compiler. The library has no file name in it.
     """
     check_names(spec)
-    return _index(spec, _emit_kernels(spec, cache), "")
+    return _index(spec, emit_kernels(spec, cache), "")
 
 
 def _index(spec: LibrarySpec, kernels: Sequence[EmittedKernel], library: str) -> KernelIndex:
@@ -153,27 +162,74 @@ def _device_text(spec: LibrarySpec, cache: Path) -> DeviceText:
 
     if spec.modules:
         return generate()
-    request = (spec.name, spec.target.name, [_key(r) for r in spec.kernels])
+    request = (spec.name, spec.target.name, [request_key(r) for r in spec.kernels])
     return remember_text(request, cache, DeviceText, generate)
 
 
-def _emit_kernels(spec: LibrarySpec, cache: Path | None) -> list[EmittedKernel]:
+def emit_kernels(spec: LibrarySpec, cache: Path | None) -> list[EmittedKernel]:
     """Return the kernels of a CPU's library; remembered unless they are of the user's files."""
-
-    def emit(request: KernelRequest) -> EmittedKernel:
-        lowered = lower_request(request, spec.target, spec.modules.get(request.module))
-        return EmittedKernel(entry=lowered.entry, text=kernel_text(lowered, spec.target))
-
-    def find(request: KernelRequest) -> EmittedKernel:
-        if request.module in spec.modules:
-            return emit(request)
-        key = (spec.target.name, _key(request))
-        return remember_text(key, cache or cache_directory(), EmittedKernel, lambda: emit(request))
-
-    return [find(request) for request in spec.kernels]
+    folder = cache or cache_directory()
+    _lower_beside(spec, folder)
+    return [
+        remember_kernel(spec.target, request, folder)
+        if request.module not in spec.modules
+        else emit_kernel(spec.target, request, spec.modules[request.module])
+        for request in spec.kernels
+    ]
 
 
-def _key(request: KernelRequest) -> tuple[object, ...]:
+def emit_kernel(
+    target: Target, request: KernelRequest, unit: high.Unit | None = None
+) -> EmittedKernel:
+    """Lower a kernel and return its index entry and text; `unit` as in `lower_request`."""
+    lowered = lower_request(request, target, unit)
+    return EmittedKernel(entry=lowered.entry, text=kernel_text(lowered, target))
+
+
+def remember_kernel(target: Target, request: KernelRequest, cache: Path) -> EmittedKernel:
+    """Return what `emit_kernel` does for one of our kernels, from the cache where it is there."""
+    key = (target.name, request_key(request))
+    return remember_text(key, cache, EmittedKernel, lambda: emit_kernel(target, request))
+
+
+def _lower_beside(spec: LibrarySpec, cache: Path) -> None:
+    """Lower kernels that are not remembered in as many processes as there are CPUs.
+
+    What a child could not do is left to the caller, who then meets the error.
+    """
+    target = spec.target
+    if TARGETS.get(target.name) is not target:
+        return
+    ours = (request for request in spec.kernels if request.module not in spec.modules)
+    lacking = [r for r in ours if not text_path((target.name, request_key(r)), cache).exists()]
+    lacking.sort(key=lambda r: int(r.binding.get("MR", 0)) * int(r.binding.get("NP", 0)))
+    count = min(len(os.sched_getaffinity(0)), len(lacking) // LEAST_SHARE)
+    children = [
+        subprocess.Popen(TEXT_CHILD, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL)
+        for _ in range(count - 1)
+    ]
+    try:
+        for i, child in enumerate(children):
+            job = {"target": target.name, "cache": str(cache), "requests": lacking[i::count]}
+            _feed(child, msgspec.json.encode(job))
+        for request in lacking[count - 1 :: count] if children else ():
+            remember_kernel(target, request, cache)
+        for child in children:
+            child.wait()
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def _feed(child: subprocess.Popen[bytes], data: bytes) -> None:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(data)
+
+
+def request_key(request: KernelRequest) -> tuple[object, ...]:
+    """Return what tells a request from others, JSON-like."""
     return (request.module, request.kernel, sorted(request.binding.items()), request.name)
 
 

@@ -31,8 +31,7 @@ def remember_text(
 
     `kind` is its type. A cache that cannot be read or written is as good as an empty one.
     """
-    key = hashlib.sha256(msgspec.json.encode([generator_digest(), request])).hexdigest()
-    path = cache / "text" / f"{key}.json"
+    path = text_path(request, cache)
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=kind)
     text = generate()
@@ -40,6 +39,12 @@ def remember_text(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, msgspec.json.encode(text))
     return text
+
+
+def text_path(request: Any, cache: Path) -> Path:
+    """Return where the text of a request is, if it is remembered."""
+    key = hashlib.sha256(msgspec.json.encode([generator_digest(), request])).hexdigest()
+    return cache / "text" / f"{key}.json"
 
 
 def generator_digest() -> str:

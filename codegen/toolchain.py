@@ -24,6 +24,7 @@ from typing import Any
 from filelock import FileLock
 
 from dovetail.codegen.isa.target import Target
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ToolchainError
 
 COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
@@ -150,15 +151,6 @@ def _knows(compiler: Compiler, flags: tuple[str, ...]) -> bool:
     return True
 
 
-def cache_directory() -> Path:
-    """Return the build cache: $DOVETAIL_CACHE, else `dovetail` in the user's cache directory."""
-    chosen = os.environ.get("DOVETAIL_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dovetail"
-
-
 def build_key(spec: BuildSpec, compiler: Compiler) -> str:
     """Return the sha256 of everything the result depends on, as canonical JSON."""
     content = {
@@ -239,8 +231,11 @@ def _build(
     def build(unit: TranslationUnit) -> Path:
         return _object(spec, compiler, unit, work, environment, cache)
 
+    texts = dict(spec.files)
+    longest_first = sorted(spec.units, key=lambda unit: -len(texts[unit.file]))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = list(pool.map(build, spec.units))
+        built = dict(zip(longest_first, pool.map(build, longest_first), strict=True))
+    objects = [built[unit] for unit in spec.units]
     link = ("-static",) if spec.executable else ("-shared", "-Wl,-z,defs")
     command = (
         *compiler.command,

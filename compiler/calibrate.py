@@ -19,7 +19,6 @@ import msgspec
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import ABI, BuiltLibrary, LibrarySpec, build_library
-from dovetail.codegen.toolchain import cache_directory
 from dovetail.compiler.calibrate_child import SumJob, SumTimes
 from dovetail.compiler.efficiency import FULL_ROWS, with_shares
 from dovetail.compiler.measure import Meter
@@ -28,6 +27,7 @@ from dovetail.compiler.roofline import free_stream, measure_read_bandwidth
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ToolchainError
 from dovetail.ir.files import write_whole
 from dovetail.ir.model import ModelSpec

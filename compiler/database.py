@@ -17,7 +17,7 @@ from typing import BinaryIO
 import msgspec
 from filelock import FileLock, Timeout
 
-from dovetail.codegen.toolchain import cache_directory
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import (

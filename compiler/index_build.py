@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from dovetail.codegen.catalog import retrieval_kernels
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.compiler.report import our_version
+from dovetail.compiler.shared_kernels import target_kernels
 from dovetail.compiler.writer import write_artifact, write_libraries
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.index_file import (
@@ -116,9 +116,7 @@ def build_index_folder(
             folder.write_bytes(DOCUMENTS, lines)
             folder.write_bytes(OFFSETS, _encode_array(offsets))
             libraries = {
-                target.name: build_library(
-                    LibrarySpec(target=target, kernels=retrieval_kernels(target), tvm_ffi=False)
-                )
+                target.name: target_kernels(target, retrieval_kernels(target), None, here=False)
                 for target in request.targets
             }
             write_libraries(folder, libraries)

@@ -21,8 +21,9 @@ import dovetail.runtime
 import dovetail.topology
 from dovetail.codegen.library import ABI
 from dovetail.codegen.text_cache import digest_sources
-from dovetail.codegen.toolchain import cache_directory, content_key
+from dovetail.codegen.toolchain import content_key
 from dovetail.compiler.recorder import hardware_key
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import HardwareKey
 from dovetail.topology.hardware import HardwareSpec

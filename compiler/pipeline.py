@@ -18,7 +18,7 @@ import msgspec
 
 from dovetail.codegen.catalog import KernelRequest, device_kernels, model_kernels
 from dovetail.codegen.isa.target import Target
-from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.compiler.attention_search import attention_kernels
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.choose import ChoiceRequest, Chosen, choose_schedules
@@ -44,6 +44,7 @@ from dovetail.compiler.request import (
     CompileRequest,
     Inputs,
     can_measure,
+    is_here,
     read_inputs,
 )
 from dovetail.compiler.schedules import deterministic_kernels, gemm_kernels
@@ -52,6 +53,7 @@ from dovetail.compiler.service import (
     mark_tuned,
     service_plan,
 )
+from dovetail.compiler.shared_kernels import TargetKernels, target_kernels
 from dovetail.compiler.stored import (
     Stored,
     read_indexes,
@@ -219,8 +221,8 @@ def _make_schedules(member: Member, steps: Steps) -> Chosen:
 
 def _build_libraries(
     members: Sequence[Member], tuned: Sequence[Chosen], cache: Path | None, steps: Steps
-) -> dict[str, BuiltLibrary]:
-    """Return a library for each target: it has the kernels of all models, each once."""
+) -> dict[str, TargetKernels]:
+    """Return the kernels of all models, each once, for each target."""
     first, libraries = members[0], {}
     for number, target in enumerate(first.targets):
         kernels = {
@@ -228,14 +230,15 @@ def _build_libraries(
             for member, chosen in zip(members, tuned, strict=True)
             for kernel in _kernels(member, target, chosen.tables)
         }
-        wanted = LibrarySpec(target=target, kernels=tuple(kernels.values()))
-        libraries[target.name] = build_library(wanted, cache)
+        here = is_here(target, first.request)
+        found = target_kernels(target, tuple(kernels.values()), cache, here=here)
+        libraries[target.name] = found
         steps.advance(number + 1, len(first.targets) + len(first.devices))
     for device in first.devices:
-        found = (device_kernels(member.spec, device) for member in members)
-        kernels = {kernel.name: kernel for own in found for kernel in own}
-        wanted = LibrarySpec(target=device, kernels=tuple(kernels.values()))
-        libraries[device.name] = build_library(wanted, cache)
+        asked = (device_kernels(member.spec, device) for member in members)
+        kernels = {kernel.name: kernel for own in asked for kernel in own}
+        built = build_library(LibrarySpec(target=device, kernels=tuple(kernels.values())), cache)
+        libraries[device.name] = TargetKernels(built.index, built)
     return libraries
 
 

@@ -22,7 +22,6 @@ import ray
 import ray.exceptions
 
 from dovetail.codegen.library import BuiltLibrary
-from dovetail.codegen.toolchain import cache_directory
 from dovetail.compiler.jobs import core_sets
 from dovetail.compiler.measure import (
     Candidate,
@@ -34,6 +33,7 @@ from dovetail.compiler.measure import (
 )
 from dovetail.compiler.recorder import Identity, hardware_key
 from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import HardwareKey

@@ -50,7 +50,7 @@ def read_artifact(request: CompileRequest) -> tuple[Inputs | EncoderInputs, ...]
             "compile its checkpoint"
         )
     hardware = read_hardware(request.hardware)
-    artifact = open_artifact(request.model, hardware)
+    artifact = open_artifact(request.model, hardware, kernels=False)
     request = replace(
         request,
         targets=request.targets or artifact.manifest.targets,

@@ -342,6 +342,11 @@ def check_tokenizer(source: ModelSource) -> None:
 
 def can_measure(target: Target, request: CompileRequest) -> bool:
     """Tell whether schedules of a target can be timed: only on the machine they are planned for."""
+    return request.effort != "none" and is_here(target, request)
+
+
+def is_here(target: Target, request: CompileRequest) -> bool:
+    """Tell whether the machine that is planned for is this one, and runs a target."""
     here = read_hardware("auto")
     runs = runs_on(target, here.arch, frozenset(here.isa_flags))
-    return request.effort != "none" and request.hardware == "auto" and runs
+    return request.hardware == "auto" and runs

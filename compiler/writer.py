@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from dovetail.codegen.library import BuiltLibrary
 from dovetail.compiler.config import read_bounded
+from dovetail.compiler.shared_kernels import TargetKernels
 from dovetail.ir.artifact import FileEntry, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.index_file import IndexManifest
@@ -110,12 +110,13 @@ class ArtifactWriter:
         return path
 
 
-def write_libraries(artifact: ArtifactWriter, libraries: Mapping[str, BuiltLibrary]) -> None:
-    """Write the kernel library of each target, with its text and its index."""
-    for target, library in libraries.items():
-        folder, index = f"kernels/{target}", library.index
-        artifact.write_bytes(f"{folder}/{index.library}", library.path.read_bytes())
-        artifact.write_bytes(f"{folder}/{index.source}", library.source.encode())
+def write_libraries(artifact: ArtifactWriter, kernels: Mapping[str, TargetKernels]) -> None:
+    """Write the index of each target's kernels, and the library of its own ones with its text."""
+    for target, found in kernels.items():
+        folder, index = f"kernels/{target}", found.index
+        if found.own is not None:
+            artifact.write_bytes(f"{folder}/{index.library}", found.own.path.read_bytes())
+            artifact.write_bytes(f"{folder}/{index.source}", found.own.source.encode())
         artifact.write_json(f"{folder}/index.json", index)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dovetail.import_langgraph import from_langgraph
     from dovetail.ir.ragraph import RAGraph
     from dovetail.ir.workflow import END, START
-    from dovetail.runtime.app import load
+    from dovetail.loading import load
     from dovetail.runtime.embedding.settings import EmbeddingSettings
     from dovetail.runtime.flows.service import FlowSettings
     from dovetail.runtime.gpu_memory import GpuShare
@@ -76,7 +76,7 @@ _HOMES = {
     "from_haystack": ("dovetail.import_haystack", "from_haystack"),
     "from_langgraph": ("dovetail.import_langgraph", "from_langgraph"),
     "kernels": ("dovetail.ffi", "kernels"),
-    "load": ("dovetail.runtime.app", "load"),
+    "load": ("dovetail.loading", "load"),
     "tune": ("dovetail.compiler.tune", "tune_model"),
 }
 

@@ -7,6 +7,7 @@ serving path does not come here: importing `tvm_ffi` loads torch where it is ins
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,36 @@ import msgspec
 
 from dovetail.errors import ArtifactError
 from dovetail.ir.artifact import KernelIndex
-from dovetail.runtime.artifact import open_artifact
+from dovetail.loading import open_ready
+from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.isa import supports
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 if TYPE_CHECKING:
-    from tvm_ffi import Module
+    from tvm_ffi.core import Function
 
 INDEX = "index.json"
 
 
-def kernels(path: str | os.PathLike[str]) -> Module:
+class Kernels:
+    """Kernels by name, of the libraries that have them: `kernels["rmsnorm"]`."""
+
+    def __init__(self, homes: Mapping[str, Path]) -> None:
+        from tvm_ffi import load_module  # noqa: PLC0415
+
+        modules = {path: load_module(str(path)) for path in dict.fromkeys(homes.values())}
+        self._modules = {name: modules[path] for name, path in homes.items()}
+
+    def __getitem__(self, name: str) -> Function:
+        """Return a kernel; AttributeError where there is none of this name."""
+        if name not in self._modules:
+            raise AttributeError(f"there is no kernel {name!r}")
+        return self._modules[name][name]
+
+    __getattr__ = __getitem__
+
+
+def kernels(path: str | os.PathLike[str]) -> Kernels:
     """Return the kernels of the artifact at `path` that this machine runs best.
 
     `path` may also be a directory that `dovetail kernel build` wrote.
@@ -39,15 +59,16 @@ def kernels(path: str | os.PathLike[str]) -> Module:
     """
     folder, hardware = Path(path), read_hardware()
     if (folder / INDEX).is_file():
-        library = _built_library(folder, hardware)
-    else:
-        library = open_artifact(folder, hardware).library
-    from tvm_ffi import load_module  # noqa: PLC0415
-
-    return load_module(str(library))
+        return Kernels(_built_kernels(folder, hardware))
+    return Kernels(_kept_kernels(open_ready(folder, hardware)))
 
 
-def _built_library(folder: Path, hardware: HardwareSpec) -> Path:
+def _kept_kernels(artifact: Artifact) -> dict[str, Path]:
+    own = {} if artifact.own is None else {k.name: artifact.own for k in artifact.kernels.kernels}
+    return {**own, **artifact.shared}
+
+
+def _built_kernels(folder: Path, hardware: HardwareSpec) -> dict[str, Path]:
     try:
         index = msgspec.json.decode((folder / INDEX).read_bytes(), type=KernelIndex)
     except (OSError, msgspec.DecodeError) as error:
@@ -59,4 +80,5 @@ def _built_library(folder: Path, hardware: HardwareSpec) -> Path:
             f"{folder}: holds kernels for {index.target}, which this CPU cannot run; "
             "run `dovetail kernel build` on this machine"
         )
-    return folder.absolute() / Path(index.library).name
+    library = folder.absolute() / Path(index.library).name
+    return {kernel.name: library for kernel in index.kernels}

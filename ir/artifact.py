@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-FORMAT_MAJOR, FORMAT_MINOR = 1, 2
+FORMAT_MAJOR, FORMAT_MINOR = 1, 3
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +43,10 @@ class KernelParam(msgspec.Struct, frozen=True, kw_only=True):
 class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One exported kernel: plain C symbol `name`, tape entry symbol `dt_entry_<name>`.
 
-    digest: sha256 of its lowered text, by which tuning records know it again. warps: on a GPU the
-    warps of a block, the symbol being `dt_cuda_<name>`; 0 on CPUs.
+    digest: sha256 of its lowered text, by which tuning records know it again. shared: sha256 of its
+    C text, by which a library is found that has it (`ir/shared_kernels.py`); empty where it is in
+    the library beside the index. warps: on a GPU the warps of a block, the symbol being
+    `dt_cuda_<name>`; 0 on CPUs.
     """
 
     name: str
@@ -52,11 +54,15 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     params: tuple[KernelParam, ...]
     binding: dict[str, int | str]
     digest: str = ""
+    shared: str = ""
     warps: int = 0
 
 
 class KernelIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """`kernels/<target>/index.json`."""
+    """`kernels/<target>/index.json`.
+
+    library: a file beside it, empty where all kernels are shared; then nobody compiled here.
+    """
 
     schema: int = 1
     target: str

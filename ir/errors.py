@@ -6,7 +6,9 @@ Lives in the lowest layer so that every folder can raise it; `dovetail.errors` i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from dovetail.ir.artifact import KernelEntry
 from dovetail.ir.diagnostics import Diagnostic, render_all
 
 
@@ -46,6 +48,21 @@ class ToolchainError(DovetailError):
 
 class ArtifactError(DovetailError):
     """An artifact is damaged, too new or unfit for this machine; names the file and the remedy."""
+
+
+class MissingKernelsError(ArtifactError):
+    """This machine lacks kernels that artifacts share; building them is the remedy.
+
+    kernels: what is missing, entries of the artifact's index of kernels for `target`.
+    """
+
+    def __init__(self, artifact: Path, target: str, kernels: Sequence[KernelEntry]) -> None:
+        self.artifact, self.target, self.kernels = artifact, target, tuple(kernels)
+        names = ", ".join(kernel.name for kernel in kernels[:2]) + ", ..." * (len(kernels) > 2)
+        super().__init__(
+            f"{artifact} needs kernels for {target} that no shared library of this machine has "
+            f"({names}); run `dovetail compile {artifact} -o {artifact}` to build them"
+        )
 
 
 class CapacityError(DovetailError):

@@ -22,9 +22,11 @@ from dovetail.ir.errors import ArtifactError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
 from dovetail.ir.schedule import ScheduleFile
+from dovetail.ir.shared_kernels import find_shared
 from dovetail.ir.tape import Tape
 from dovetail.ir.workflow_file import WorkflowFile
 from dovetail.runtime.isa import choose_target
+from dovetail.runtime.library import KernelLibrary
 from dovetail.topology.hardware import HardwareSpec
 
 MAX_JSON_BYTES = 64 << 20
@@ -79,21 +81,28 @@ class StoredWorkflow:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An opened artifact; `library` and `kernels` belong to the target chosen for this machine.
+    """An opened artifact, with the kernels of the target chosen for this machine.
 
-    It has at least one model that generates, or one encoder. indexes: folders by name.
+    It has at least one model that generates, or one encoder. own: the library that it carries.
+    shared: the library of each other kernel, by its name. indexes: folders by name.
     """
 
     path: Path
     manifest: Manifest
     target: str
-    library: Path
+    own: Path | None
     kernels: KernelIndex
     service: ServicePlan
     models: dict[str, ModelPart]
     encoders: dict[str, EncoderPart]
     workflows: tuple[StoredWorkflow, ...] = ()
     indexes: Mapping[str, Path] = field(default_factory=dict)
+    shared: Mapping[str, Path] = field(default_factory=dict)
+
+    def open_kernels(self) -> KernelLibrary:
+        """Load the libraries of its kernels."""
+        first = self.own or next(iter(self.shared.values()))
+        return KernelLibrary(first, self.kernels, self.shared)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -201,31 +210,42 @@ def hash_file(path: Path) -> str:
 
 
 def open_artifact(
-    path: str | os.PathLike[str], hardware: HardwareSpec, *, check_weights: bool = False
+    path: str | os.PathLike[str],
+    hardware: HardwareSpec,
+    *,
+    check_weights: bool = False,
+    kernels: bool = True,
 ) -> Artifact:
     """Open the artifact at `path` for the machine `hardware`.
 
     Checks the format, the size of every file, and the sha256 of every file but the weights
-    (`check_weights` adds their chunk hashes) and those of indexes.
+    (`check_weights` adds their chunk hashes) and those of indexes. kernels: False leaves out the
+    shared libraries, for one who runs nothing.
 
     Raises:
+        MissingKernelsError: this machine lacks kernels that artifacts share.
         ArtifactError: anything is missing, damaged, too new, or does not fit the machine.
     """
     reader = Reader(Path(path))
     for name, entry in reader.manifest.files.items():
         reader.check(name, entry, contents=not name.startswith("indexes/"))
     target = choose_target(reader.path, reader.manifest.targets, hardware)
-    kernels = reader.json(f"kernels/{target}/index.json", KernelIndex)
+    index = reader.json(f"kernels/{target}/index.json", KernelIndex)
     models = {name: _read_model(reader, name) for name in reader.manifest.models}
     encoders = {name: _read_encoder(reader, name) for name in reader.manifest.encoders}
     if not models and not encoders:
         raise damaged(reader.path, "manifest.json", "names no model")
+    own = reader.file(f"kernels/{target}/{index.library}") if index.library else None
+    shared = find_shared(reader.path, target, index.kernels) if kernels else {}
+    if own is None and not all(kernel.shared for kernel in index.kernels):
+        raise damaged(reader.path, f"kernels/{target}/index.json", "names no library")
     artifact = Artifact(
         path=reader.path,
         manifest=reader.manifest,
         target=target,
-        library=reader.file(f"kernels/{target}/{kernels.library}"),
-        kernels=kernels,
+        own=own,
+        shared=shared,
+        kernels=index,
         service=reader.json("plans/service.json", ServicePlan),
         models=models,
         encoders=encoders,

@@ -21,7 +21,6 @@ from dovetail.ir.tape import ENCODE_ARGS
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.device import CpuDevice, Segment
 from dovetail.runtime.forward import find_tape
-from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.tape import BoundTape, Operands, pick_tables
 from dovetail.runtime.weights import Weights
 
@@ -118,7 +117,7 @@ class Encoder(PackedEncoder):
         """
         super().__init__(part)
         self._plan = plan
-        library = KernelLibrary(artifact.library, artifact.kernels)
+        library = artifact.open_kernels()
         self.device = CpuDevice(library, plan.threads, spin)
         self._weights = Weights(part)
         self._weights.read_ahead()

@@ -106,7 +106,7 @@ class Engine:
         modes = {"deterministic": deterministic, "own_logits": self.own_logits}
         floats = activations == "float"
         plans = plan_ranks(service, hardware, threads, blocks, floats=floats, **modes)
-        library = KernelLibrary(artifact.library, artifact.kernels)
+        library = artifact.open_kernels()
         self.model = ForwardModel(artifact, part, library, plans[0])
         self.device: Device = self.model.device
         alloc: Callable[[int], Bytes] = self.device.alloc

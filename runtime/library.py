@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dovetail.ir.artifact import KernelIndex, PhasePlan
@@ -16,20 +16,21 @@ from dovetail.runtime import abi
 
 
 class KernelLibrary:
-    """A loaded library: tape entries by kernel name."""
+    """Loaded libraries: tape entries by kernel name, thread teams of the first library."""
 
-    def __init__(self, path: Path, index: KernelIndex) -> None:
-        """Load `path`; ArtifactError where it is no library, of another ABI, or lacks a kernel."""
+    def __init__(
+        self, path: Path, index: KernelIndex, shared: Mapping[str, Path] | None = None
+    ) -> None:
+        """Load `path`, and the library of each kernel that `shared` names.
+
+        ArtifactError where one is no library, of another ABI, or lacks a kernel.
+        """
         self.path, self.index = path, index
         if index.abi != abi.ABI:
             raise self._error(f"was built for kernel ABI {index.abi}, this version has {abi.ABI}")
-        try:
-            self.c = abi.declare(ctypes.CDLL(str(path.resolve())))
-        except (OSError, AttributeError) as error:
-            raise self._error(f"cannot be loaded ({error})") from None
-        found = self.c.dt_abi()
-        if found != abi.ABI:
-            raise self._error(f"has kernel ABI {found}, this version has {abi.ABI}")
+        self._homes = shared or {}
+        self._loaded = {p: self._load(p) for p in dict.fromkeys((path, *self._homes.values()))}
+        self.c = self._loaded[path]
         self.kernels = {kernel.name: kernel for kernel in index.kernels}
         self._addresses = {name: self._address(name) for name in self.kernels}
 
@@ -71,16 +72,27 @@ class KernelLibrary:
             raise CapacityError(f"cannot start {threads} threads; give a smaller number of threads")
         return Team(self.c, handle, threads)
 
+    def _load(self, path: Path) -> ctypes.CDLL:
+        try:
+            library = abi.declare(ctypes.CDLL(str(path.resolve())))
+        except (OSError, AttributeError) as error:
+            raise self._error(f"cannot be loaded ({error})", path) from None
+        found = library.dt_abi()
+        if found != abi.ABI:
+            raise self._error(f"has kernel ABI {found}, this version has {abi.ABI}", path)
+        return library
+
     def _address(self, kernel: str) -> int:
         try:
-            function = getattr(self.c, f"dt_entry_{kernel}")
+            home = self._loaded[self._homes.get(kernel, self.path)]
+            function = getattr(home, f"dt_entry_{kernel}")
         except AttributeError:
             raise self._error(f"lacks the kernel {kernel!r}") from None
         return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
-    def _error(self, problem: str) -> ArtifactError:
+    def _error(self, problem: str, path: Path | None = None) -> ArtifactError:
         return ArtifactError(
-            f"{self.path}: {problem}; run `dovetail compile MODEL` again for this machine"
+            f"{path or self.path}: {problem}; run `dovetail compile MODEL` again for this machine"
         )
 
 

@@ -19,7 +19,6 @@ from dovetail.runtime.collective import Collective
 from dovetail.runtime.cuda_pair import CudaPair, GpuParts
 from dovetail.runtime.forward import ForwardModel
 from dovetail.runtime.framing import receive_value, send_value
-from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.meeting import Meet, join_meeting, prepare_backend
 from dovetail.runtime.orders import Hello, PairSetup, StepOrder
 from dovetail.runtime.pair import Pair
@@ -78,7 +77,7 @@ class PairWorker:
             raise ArtifactError(f"{setup.artifact} has changed since it was loaded; load it again")
         part = artifact.models[setup.model]
         self._plan = setup.plan
-        self._library = KernelLibrary(artifact.library, artifact.kernels)
+        self._library = artifact.open_kernels()
         model = ForwardModel(artifact, part, self._library, setup.plan)
         self._pair = DEVICES[setup.device](setup, artifact, part, model)
 

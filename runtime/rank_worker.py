@@ -15,7 +15,6 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.collective import Communicator, SharedMemory
 from dovetail.runtime.forward import ForwardModel
 from dovetail.runtime.framing import receive, receive_value, send_value
-from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.ranks import STEP, STEP_ARGS, RankReply, RankSetup, fingerprint
 from dovetail.runtime.step import StepBuffers
 from dovetail.topology.hardware import read_hardware
@@ -30,7 +29,7 @@ class RankWorker:
         if setup.fingerprint != fingerprint(artifact.manifest):
             raise ArtifactError(f"{setup.artifact} has changed since it was loaded; load it again")
         part = artifact.models[setup.model]
-        library = KernelLibrary(artifact.library, artifact.kernels)
+        library = artifact.open_kernels()
         self.model = ForwardModel(artifact, part, library, setup.plan)
         shared = SharedMemory(comm_fd, setup.comm_bytes)
         self.comm = Communicator(

@@ -13,7 +13,6 @@ import msgspec
 from dovetail.ir.errors import ArtifactError
 from dovetail.runtime.artifact import Artifact, Reader, check_chunks, open_artifact
 from dovetail.runtime.isa import supports
-from dovetail.runtime.library import KernelLibrary
 from dovetail.runtime.memory import allocate
 from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
 from dovetail.runtime.weights import Weights
@@ -84,7 +83,7 @@ def _content_faults(path: Path, machine: HardwareSpec) -> list[str]:
 
 def _bind_all(artifact: Artifact) -> None:
     """Bind every tape in both phases, with a KV pool of no blocks: nothing is run."""
-    library = KernelLibrary(artifact.library, artifact.kernels)
+    library = artifact.open_kernels()
     for part in artifact.parts:
         layers = allocate(part.file.spec.n_layers)
         for tape in part.tapes.values():

@@ -114,7 +114,7 @@ def profile_command(
     json: AsJson = False,
 ) -> None:
     """Measure an artifact's cost tables on this machine, or show those it has."""
-    from dovetail.runtime.app import load
+    from dovetail.loading import load
     from dovetail.runtime.profiler import load_profile
     from dovetail.topology.hardware import read_hardware
 

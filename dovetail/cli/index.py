@@ -99,7 +99,7 @@ def _build(
     from dovetail.codegen.targets import get_target, host_target
     from dovetail.compiler.corpus import read_corpus
     from dovetail.compiler.index_build import IndexRequest, build_index_folder
-    from dovetail.runtime.app import load
+    from dovetail.loading import load
 
     more = [get_target(name) for name in targets or ()]
     passages = read_corpus(corpus, words)

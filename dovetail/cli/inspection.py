@@ -331,8 +331,14 @@ def _kernel_table(indexes: tuple[KernelIndex, ...]) -> Table:
         families = sorted({kernel.family for kernel in index.kernels})
         shown = f"{len(index.kernels)}: {', '.join(families)}"
         flags = " ".join(index.flags)
-        table.add_row(index.target, shown, index.library, index.compiler, flags)
+        library = " and ".join(part for part in (index.library, _count_shared(index)) if part)
+        table.add_row(index.target, shown, library, index.compiler, flags)
     return table
+
+
+def _count_shared(index: KernelIndex) -> str:
+    shared = sum(bool(kernel.shared) for kernel in index.kernels)
+    return f"{shared} shared by all models" if shared else ""
 
 
 def _show_ids(ids: tuple[int, ...]) -> str:

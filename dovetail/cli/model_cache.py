@@ -156,7 +156,7 @@ def _tuned_copy(given: Path) -> Path:
 
 def _folder() -> Path:
     """Return the cache's folder of artifacts; it is made where it is not there."""
-    from dovetail.codegen.toolchain import cache_directory
+    from dovetail.ir.cache import cache_directory
 
     folder = cache_directory() / "models"
     folder.mkdir(parents=True, exist_ok=True)

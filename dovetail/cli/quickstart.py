@@ -87,7 +87,7 @@ def quickstart_command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Index the bundled corpus, compile the bundled models, and answer questions from it."""
-    from dovetail.runtime.app import load
+    from dovetail.loading import load
 
     say: Say = (lambda _line: None) if json else print
     artifact, index = directory / "app.dove", directory / "idx"
@@ -131,7 +131,7 @@ def index_corpus(directory: Path, index: Path, say: Say, *, quiet: bool) -> tupl
     from dovetail.compiler.corpus import read_corpus
     from dovetail.compiler.index_build import IndexRequest, build_index_folder
     from dovetail.compiler.pipeline import compile_model
-    from dovetail.runtime.app import load
+    from dovetail.loading import load
 
     start = time.perf_counter()
     written, encoder = corpus.write(directory)[0], directory / "encoder.dove"

@@ -97,7 +97,7 @@ def run_command(
     from dovetail.cli.asking import Asker
     from dovetail.cli.model_cache import find_artifact
     from dovetail.cli.talk import show, talk
-    from dovetail.runtime.app import load
+    from dovetail.loading import load
 
     talks = not (prompt or prompt_ids or workflow or json) and n == 1 and _on_terminal()
     prompts: list[Prompt] = []

@@ -188,7 +188,8 @@ def serve_command(
     from dovetail.cli.idle_tuning import IdleTuner
     from dovetail.cli.model_cache import TuningJob, find_artifacts, find_untuned
     from dovetail.cli.workflow_files import read_graphs
-    from dovetail.runtime.app import App, load
+    from dovetail.loading import load
+    from dovetail.runtime.app import App
     from dovetail.runtime.embedding.settings import EmbeddingSettings
     from dovetail.runtime.plan import ON_CPU
 

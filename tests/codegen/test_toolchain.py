@@ -21,10 +21,10 @@ from dovetail.codegen.toolchain import (
     BuildSpec,
     TranslationUnit,
     build_key,
-    cache_directory,
     compile_shared,
     find_compiler,
 )
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ToolchainError
 
 ROOT = Path(__file__).parents[2]

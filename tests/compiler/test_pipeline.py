@@ -73,7 +73,8 @@ def test_what_it_holds(artifact):
     assert manifest.files.keys() == found - {"manifest.json"}
     (target,) = manifest.targets
     index = read(path / f"kernels/{target}/index.json", KernelIndex)
-    assert {f"kernels/{target}/{index.library}", f"kernels/{target}/{index.source}"} <= found
+    assert all(kernel.shared for kernel in index.kernels)
+    assert {f for f in found if f.startswith("kernels/")} == {f"kernels/{target}/index.json"}
     model = read(path / "models/llm/model.json", ModelFile)
     assert (model.name, model.tokenizer) == ("llm", "tokenizer.json")
     assert (path / "models/llm/chat_template.jinja").read_text() == "{{ messages }}"

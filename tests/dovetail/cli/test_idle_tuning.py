@@ -14,9 +14,9 @@ import pytest
 
 from dovetail.cli.idle_tuning import IdleTuner
 from dovetail.cli.model_cache import TuningJob, find_artifacts, find_untuned
-from dovetail.codegen.toolchain import cache_directory
 from dovetail.compiler.pipeline import compile_model
 from dovetail.errors import ArtifactError
+from dovetail.ir.cache import cache_directory
 from dovetail.tiny_world import LLAMA
 from tests.runtime.server.live import Live, http, serving
 

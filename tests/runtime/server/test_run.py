@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import pytest
 
-from dovetail.codegen.toolchain import cache_directory
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.server.models import Models
 from dovetail.runtime.server.run import serve

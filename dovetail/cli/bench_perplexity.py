@@ -1,6 +1,6 @@
 """`dovetail bench perplexity`: how well a model foretells a text, and how fast it reads it.
 
-In: an artifact or a model directory, and a text file. Out: perplexity with its standard error.
+In: an artifact, a model directory or a GGUF file, and a text file. Out: perplexity with its standard error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PerplexityReport:
 
 @report_errors
 def perplexity_command(
-    model: Annotated[Path, typer.Argument(help="An artifact, or a model directory.")],
+    model: Annotated[Path, typer.Argument(help="An artifact, a model directory or a GGUF file.")],
     file: Annotated[Path, typer.Argument(help="A text file, UTF-8.")],
     context: Annotated[
         int | None, typer.Option(min=4, help="Tokens of a window, default 512 or the model's.")

@@ -18,6 +18,14 @@ BEGIN = "<|user|>"
 
 
 @pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled Llama in float32: products in pairs of bfloat16 would round."""
+    path = tmp_path_factory.mktemp("artifact") / "app.dove"
+    compile_model(LLAMA, output=path, effort="none", threads=1, weight_dtype="f32")
+    return path
+
+
+@pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "passages.txt"
     path.write_text("\n".join(passage.text for passage in corpus.passages()[:60]))
@@ -88,7 +96,7 @@ def test_a_begin_token_takes_the_first_place(text: Path, tmp_path: Path) -> None
     config = json.loads((model / "config.json").read_text()) | {"bos_token_id": begin}
     (model / "config.json").write_text(json.dumps(config))
     path = tmp_path / "app.dove"
-    compile_model(model, output=path, effort="none", threads=1)
+    compile_model(model, output=path, effort="none", threads=1, weight_dtype="f32")
     tokens = tokens_of(text, model)[:300]
     options = ("--context", 100, "--max-tokens", 300, "--json")
     result = dovetail("bench", "perplexity", path, text, *options)

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dovetail.compiler.pipeline import compile_model
 from dovetail.tiny_world import LLAMA, corpus
-from tests.runtime.server.live import Live
+from tests.runtime.server.live import Live, serving
 
 pytestmark = [
     pytest.mark.long,
@@ -47,6 +48,16 @@ doc_to_target: passage
 metric_list: [{{metric: word_perplexity}}]
 """
 Logprobs = Callable[[list[int]], npt.NDArray[np.float64]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server of the bundled Llama in float32: products in pairs of bfloat16 would round."""
+    folder = tmp_path_factory.mktemp("harness")
+    path = folder / "llama.dove"
+    compile_model(LLAMA, output=path, effort="none", threads=1, weight_dtype="f32")
+    with serving(path, log=folder / "serve.log") as live:
+        yield live
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +125,17 @@ def evaluate(live: Live, tasks: Path, out: Path, batch: int, **more: object) -> 
     ids=["ids-in-batches", "texts-at-once"],
 )
 def test_local_completions_agree_with_transformers(
-    live: Live, tasks: Path, logprobs: Logprobs, tmp_path: Path, batch: int, more: dict[str, object]
+    server: Live,
+    tasks: Path,
+    logprobs: Logprobs,
+    tmp_path: Path,
+    batch: int,
+    more: dict[str, object],
 ) -> None:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(LLAMA)
-    found = evaluate(live, tasks, tmp_path, batch, **more)
+    found = evaluate(server, tasks, tmp_path, batch, **more)
 
     def score(context: list[int], rest: list[int]) -> tuple[float, bool]:
         rows = logprobs([*context, *rest])[len(context) - 1 : -1]

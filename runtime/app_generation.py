@@ -14,7 +14,7 @@ from dovetail.runtime.generator import Generator, Prompt, as_list
 from dovetail.runtime.host import Ask
 from dovetail.runtime.job import Job
 from dovetail.runtime.loop import EngineLoop
-from dovetail.runtime.request import Chunk, Completion
+from dovetail.runtime.request import Chunk, Completion, Score
 
 
 class GenerationCalls:
@@ -65,12 +65,7 @@ class GenerationCalls:
 
         The first prompt that fails ends the call; use `submit` for requests that may fail alone.
         """
-        generator = self.generator
-        jobs = generator.accept(generator.read(as_list(prompts), options, priority))
-        try:
-            return [job.result() for job in jobs]
-        finally:
-            generator.abandon(jobs)
+        return self._complete(self.generator.read(as_list(prompts), options, priority))
 
     async def agenerate(
         self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, **options: object
@@ -82,6 +77,31 @@ class GenerationCalls:
             return [await job for job in jobs]
         finally:
             await generator.aabandon(jobs)
+
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], *, top: int = 0, priority: int = 0
+    ) -> list[Score]:
+        """Return how likely the model finds the tokens of each of `prompts`; nothing is generated.
+
+        Args:
+            prompts: one prompt or several, each a text or a list of token ids, at most as long as
+                the context.
+            top: how many of the most likely tokens to tell in the place of each, 0..100.
+            priority: as for `generate`.
+
+        Raises what `generate` does.
+        """
+        options = {"max_tokens": 0, "prompt_logprobs": top}
+        ask = self.generator.read(as_list(prompts), options, priority)
+        found = [one.prompt_logprobs or () for one in self._complete(ask)]
+        return [
+            Score(
+                token_ids=tuple(tokens),
+                logprobs=tuple(one.logprob if one else None for one in each),
+                top=tuple(one.top if one else () for one in each),
+            )
+            for tokens, each in zip(ask.prompts, found, strict=True)
+        ]
 
     def stream(self, prompt: Prompt, *, priority: int = 0, **options: object) -> Iterator[Chunk]:
         """Yield the completion of one prompt piece by piece; options as for `generate`, n = 1.
@@ -123,6 +143,13 @@ class GenerationCalls:
     async def acancel(self, job: Job) -> None:
         """As `cancel`, in an event loop: it goes on while a step ends."""
         await self.generator.aabandon([job])
+
+    def _complete(self, ask: Ask) -> list[Completion]:
+        jobs = self.generator.accept(ask)
+        try:
+            return [job.result() for job in jobs]
+        finally:
+            self.generator.abandon(jobs)
 
     def _stream(self, ask: Ask) -> Iterator[Chunk]:
         (job,) = self.generator.accept(ask)

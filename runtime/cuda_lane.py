@@ -294,7 +294,8 @@ class CudaLane:
     def fetch(self) -> None:
         """Copy the chosen tokens to the host, and the logits where they are asked for."""
         wanted = [request.params for request in self._shape.outputs]
-        asked = any(one.logprobs is not None or one.changes_logits for one in wanted)
+        asked = bool(self._shape.scored)
+        asked |= any(one.logprobs is not None or one.changes_logits for one in wanted)
         names = ("out_ids", "out_logprobs", *(["logits"] if asked else []))
         for name in names:
             array = self.buffers.arrays[name][: self.args["n_rows"]]

@@ -39,7 +39,7 @@ from dovetail.runtime.predictor import ZeroPredictor
 from dovetail.runtime.ranks import Group, RankGroup, RankSetup, make_setups, plan_ranks
 from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import FAILED, Request, SamplingParams, State, TokenLogprob
-from dovetail.runtime.sampling import draw_uniform, logprob_of, top_logprobs
+from dovetail.runtime.sampling import draw_uniform, logprob_of, score_token, top_logprobs
 from dovetail.runtime.scheduler import Scheduler
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.runtime.tally import Tally
@@ -273,10 +273,10 @@ class Engine:
                 self.recorder.follow(batch, shape.outputs)
             self.forward(shape)
         self.scheduler.complete(batch)
-        if shape.outputs:
-            with self._span("sample", rows=len(shape.outputs)):
+        if shape.outputs or shape.scored:
+            with self._span("sample", rows=shape.n_out):
                 self._sample(shape, self.buffers)
-        return shape.outputs
+        return shape.touched
 
     def forward(self, shape: StepShape) -> None:
         """Run the forward tape over a filled step, under the plan its prefill tokens call for."""
@@ -303,7 +303,7 @@ class Engine:
     def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
         raw = self._apply_rules(shape, buffers)
         args = buffers.sample_args(shape, draw_uniform)
-        plan = _first_threads(self.sampler.plan, len(shape.outputs))
+        plan = _first_threads(self.sampler.plan, max(1, shape.n_out))
         self.device.run(Segment(self.sampler.tape, plan, args))
         self._accept(shape, buffers, raw)
 
@@ -327,12 +327,17 @@ class Engine:
 
         `raw`: the model's logits of rows that were changed; log probabilities are always theirs.
         """
+        self._score(shape, buffers)
         now = self.device.now()
         ids = buffers.arrays["out_ids"][: len(shape.outputs)].tolist()
         logprobs = buffers.arrays["out_logprobs"][: len(shape.outputs)].tolist()
         for row, request in enumerate(shape.outputs):
+            if request.state is State.FINISHED:  # its prompt was poisoned
+                continue
             if not math.isfinite(logprobs[row]):  # one such logit makes the sum one
-                self._fail(request, _poisoned(request))
+                nothing_left = request.params.excludes
+                error = _exhausted(request) if nothing_left else _poisoned(len(request.tokens))
+                self._fail(request, error)
                 continue
             if request.params.logprobs is not None:
                 logits = raw.get(row, buffers.logits(row))
@@ -341,15 +346,34 @@ class Engine:
                 request.logprobs.append(TokenLogprob(ids[row], chosen, top))
             self.scheduler.append(request, ids[row], now)
 
+    def _score(self, shape: StepShape, buffers: StepBuffers) -> None:
+        """Hand log probabilities of prompt tokens to their requests, a block of rows at a time."""
+        now, first = self.device.now(), len(shape.outputs)
+        ids, logprobs = (buffers.arrays[name] for name in ("out_ids", "out_logprobs"))
+        for request, positions in shape.scored:
+            found: list[TokenLogprob] = []
+            for row, at in enumerate(positions, first):
+                logits = buffers.logits(row)
+                log_sum = float(logits[ids[row]]) - float(logprobs[row])
+                if not math.isfinite(log_sum):
+                    self._fail(request, _poisoned(at + 1))
+                    break
+                count = request.params.prompt_logprobs or 0
+                found.append(score_token(logits, request.tokens[at + 1], count, log_sum))
+            self.scheduler.score(request, found, now)
+            first += len(positions)
 
-def _poisoned(request: Request) -> RequestError:
-    if request.params.excludes:
-        return RequestError(
-            f"no token is left after token {len(request.tokens)} of the request: "
-            "allowed_token_ids, bad_words and min_tokens exclude all that there are"
-        )
+
+def _exhausted(request: Request) -> RequestError:
     return RequestError(
-        f"the logits after token {len(request.tokens)} of the request are not finite: a weight "
+        f"no token is left after token {len(request.tokens)} of the request: "
+        "allowed_token_ids, bad_words and min_tokens exclude all that there are"
+    )
+
+
+def _poisoned(after: int) -> RequestError:
+    return RequestError(
+        f"the logits after token {after} of the request are not finite: a weight "
         "that it meets is damaged or a value overflowed; `dovetail verify` checks the weights"
     )
 

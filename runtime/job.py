@@ -122,7 +122,7 @@ class Job:
     def extend(self) -> bool:
         """Take the newest token in; return whether the request must end at a stop text now."""
         request, text = self.request, self._text
-        if text is None or request.error is not None:
+        if text is None or request.error is not None or not request.generated:
             return False
         if self.done and request.finish_reason == "stop" and not text.keeps_stop:
             text.close()  # an end token is no text
@@ -146,6 +146,7 @@ class Job:
             self.fail(request.error)
             return
         self._show(request.finish_reason, wake=False)
+        scored = request.params.prompt_logprobs is not None and request.index == 0
         self._settle(
             Completion(
                 text=None if self._text is None else self._text.text,
@@ -153,6 +154,7 @@ class Job:
                 finish_reason=request.finish_reason,
                 logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
                 metrics=request.metrics,
+                prompt_logprobs=(None, *request.prompt_logprobs) if scored else None,
             )
         )
         self._call()

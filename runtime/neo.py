@@ -115,7 +115,7 @@ class NeoScheduler(Scheduler):
         self.pace.review()
         self.lateness.review()
         requests = self.requests.values()
-        longest = sum(r.max_tokens for r in requests) / len(requests)
+        longest = sum(max(1, r.max_tokens) for r in requests) / len(requests)
         answer = longest if self.answer_tokens is None else self.answer_tokens
         running = [r for home in Home for r in self.running[home]]
         demand = Demand(
@@ -327,7 +327,7 @@ class NeoScheduler(Scheduler):
             reduced = True
             draft.entrants.pop()
             draft.tokens += chunk.length
-            draft.sequences += 1
+            draft.sequences += chunk.places
             self.withdraw(request)
         return reduced
 

@@ -143,9 +143,9 @@ class TwoPoolEngine(Engine):
             self._compute(plan, lanes)
         for lane, batch, shape in zip(lanes, plan.batches, shapes, strict=True):
             scheduler.complete(batch)
-            if shape.outputs:
+            if shape.outputs or shape.scored:
                 self._sample(shape, lane.buffers)
-        return tuple(request for shape in shapes for request in shape.outputs)
+        return tuple(request for shape in shapes for request in shape.touched)
 
     def _prepare(self, lane: StepLane, batch: Batch) -> StepShape:
         shape = lane.fill(batch, self.scheduler.requests, self.scheduler.pools)
@@ -165,7 +165,7 @@ class TwoPoolEngine(Engine):
             n_prefill=shape.n_prefill,
             gpu_decode=len(batch.gpu_decode),
             cpu_decode=len(batch.cpu_decode),
-            n_out=len(shape.outputs),
+            n_out=shape.n_out,
             gpu_splits=splits[Home.GPU],
             cpu_splits=splits[Home.CPU],
             prefill=prefill,

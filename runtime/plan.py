@@ -16,11 +16,20 @@ Offload: TypeAlias = Literal["auto", "off", "full"]
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens start .. start + length of a request's tokens."""
+    """Tokens start .. start + length of a request's tokens.
+
+    `scores` are those positions among them whose logits tell how likely the next prompt token was.
+    """
 
     request: int
     start: int
     length: int
+    scores: range = range(0)
+
+    @property
+    def places(self) -> int:
+        """How many it takes of the step's sequences, which are as many as there are logits rows."""
+        return self.length if self.scores else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,15 @@ from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.kv_pool import KvPool, blocks_for, hash_blocks
 from dovetail.runtime.plan import Batch, Limits, Move, SchedulerSettings
-from dovetail.runtime.request import FAILED, Home, Metrics, Request, SamplingParams, State
+from dovetail.runtime.request import (
+    FAILED,
+    Home,
+    Metrics,
+    Request,
+    SamplingParams,
+    State,
+    TokenLogprob,
+)
 
 MAX_PRIORITY = 100
 
@@ -76,10 +84,11 @@ class RequestBook:
         limits = self.limits
         if not prompt:
             raise RequestError("the prompt is empty; give at least one token")
-        if len(prompt) >= limits.max_context:
+        if len(prompt) + min(params.max_tokens, 1) > limits.max_context:
+            left = " and one must be left for the answer" if params.max_tokens else ""
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, the context holds {limits.max_context} and "
-                f"one must be left for the answer; shorten the prompt"
+                f"the prompt has {len(prompt)} tokens, the context holds {limits.max_context}"
+                f"{left}; shorten the prompt"
             )
         tokens = (*prompt, *params.named_tokens)
         if not (min(tokens) >= 0 and max(tokens) < limits.vocab_size):
@@ -91,7 +100,7 @@ class RequestBook:
             answer = params.max_tokens
         else:  # all there is room for, in the pool as well; the last token is never stored
             answer = max(1, min(answer, largest * KV_BLOCK + 1 - len(prompt)))
-        needed = blocks_for(len(prompt) + answer - 1)
+        needed = blocks_for(len(prompt) + max(answer, 1) - 1)
         if needed > largest:
             raise CapacityError(
                 f"the request needs {needed * KV_BLOCK} tokens of KV, the pool holds "
@@ -168,7 +177,7 @@ class RequestBook:
             request.served = self.plans
             request.metrics.offloaded |= beside and request.home is Home.CPU
             self.pools[request.home].publish(number, request.tokens, request.computed)
-            if request.pending == 0:
+            if request.pending == 0 and request.max_tokens:
                 outputs.append(request)
         return tuple(outputs)
 
@@ -185,6 +194,15 @@ class RequestBook:
         elif request.generated >= request.max_tokens:
             self.finish(request, "length")
 
+    def score(self, request: Request, found: Sequence[TokenLogprob], now: float) -> None:
+        """Add log probabilities of prompt tokens; end the request where they are all it wants."""
+        if request.state is State.FINISHED:
+            return
+        request.prompt_logprobs += found
+        if not request.max_tokens and request.pending == 0:
+            request.metrics.last_token = now
+            self.finish(request, "length")
+
     def finish(self, request: Request, reason: str) -> None:
         """End `request` in any state and give back its blocks; a failed one's are never shared."""
         if request.home is not None:
@@ -194,7 +212,7 @@ class RequestBook:
             self.waiting.remove(request)
         del self.requests[request.id]
         request.finish(reason)
-        if reason in ("stop", "length"):
+        if reason in ("stop", "length") and request.max_tokens:
             known, part = self.answer_tokens, float(request.generated)
             self.answer_tokens = part if known is None else known + (part - known) / 16
         if not self.requests:
@@ -238,7 +256,9 @@ class RequestBook:
             return False
         if request.hashes is None:
             request.hashes = hash_blocks(request.tokens)
-        shared = pool.open(request.id, request.hashes)
+        unscored = request.unscored  # rows that others computed give no logits here
+        sharable = unscored.start // KV_BLOCK if unscored else None
+        shared = pool.open(request.id, request.hashes[:sharable])
         if pool.missing(request.id, len(request.tokens)) > pool.free_blocks - spare:
             pool.close(request.id)
             return False

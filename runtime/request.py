@@ -33,7 +33,9 @@ class SamplingParams:
     """How tokens are chosen; the defaults are greedy.
 
     Order as in vLLM: temperature, top_k (0 = off), top_p, min_p. `seed` None draws one.
-    `logprobs` asks for that many most likely tokens per step, 0 for the chosen one's only.
+    `logprobs` asks for that many most likely tokens per step, 0 for the chosen one's only;
+    `prompt_logprobs` likewise for the prompt's tokens, once for all `n` samples. With it
+    `max_tokens` may be 0: nothing is generated.
     `min_tokens` come before any end. `stop_token_ids` end the answer as end tokens do. What
     penalties, biases, `bad_words` and `allowed_token_ids` mean: `logit_rules`.
     """
@@ -47,6 +49,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -69,6 +72,8 @@ class SamplingParams:
                 )
         checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
         params = SamplingParams(**checked)  # type: ignore[arg-type]
+        if params.max_tokens == 0 and params.prompt_logprobs is None:
+            raise _wrong("max_tokens", 0, "at least 1, or come with prompt_logprobs")
         if params.min_tokens > params.max_tokens:
             raise RequestError(
                 f"min_tokens must be at most max_tokens ({params.max_tokens}), "
@@ -165,7 +170,7 @@ def _bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
 
 
 _CHECKS: dict[str, Callable[[str, object], object]] = {
-    "max_tokens": lambda name, v: _integer(name, v, 1, 1 << 30),
+    "max_tokens": lambda name, v: _integer(name, v, 0, 1 << 30),
     "temperature": lambda name, v: _number(name, v, 0.0, 100.0),
     "top_p": lambda name, v: _number(name, v, 0.0, 1.0, open_low=True),
     "top_k": lambda name, v: 0 if v == -1 else _integer(name, v, 0, 1 << 30),
@@ -174,6 +179,7 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "stop": _stop,
     "ignore_eos": _flag,
     "logprobs": lambda name, v: None if v is None else _integer(name, v, 0, MAX_LOGPROBS),
+    "prompt_logprobs": lambda name, v: None if v is None else _integer(name, v, 0, MAX_LOGPROBS),
     "n": lambda name, v: _integer(name, v, 1, MAX_N),
     "presence_penalty": lambda name, v: _number(name, v, -MAX_PENALTY, MAX_PENALTY),
     "frequency_penalty": lambda name, v: _number(name, v, -MAX_PENALTY, MAX_PENALTY),
@@ -213,11 +219,15 @@ class Home(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of the chosen token, and of the most likely ones: (token id, logprob)."""
+    """Log probability of a token, and of the most likely ones in its place: (token id, logprob).
+
+    `rank` is known of prompt tokens: 1 for the most likely one.
+    """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(slots=True)
@@ -258,6 +268,7 @@ class Request:
     served: int = 0  # number of the plan it was last part of
     hashes: list[bytes] | None = None  # of the full blocks it had on its first try to start
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
     rules: LogitRules | None = None  # once a token was chosen, where its options change logits
     finish_reason: str | None = None
     error: DovetailError | None = None  # why it failed, where its reason is `error`
@@ -276,6 +287,12 @@ class Request:
     def pending(self) -> int:
         """Tokens whose K and V are not stored yet."""
         return len(self.tokens) - self.computed
+
+    @property
+    def unscored(self) -> range:
+        """Positions of the prompt whose logits are still wanted: each scores the token after it."""
+        wanted = self.params.prompt_logprobs is not None and self.index == 0
+        return range(len(self.prompt_logprobs), self.prompt_length - 1) if wanted else range(0)
 
     @property
     def decoding(self) -> bool:
@@ -309,13 +326,42 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a request gave. `token_ids` holds generated tokens only, an end token included."""
+    """What a request gave. `token_ids` holds generated tokens only, an end token included.
+
+    `prompt_logprobs` has an entry for each token of the prompt, None for the first, where they were
+    asked for and this is the prompt's first sample.
+    """
 
     text: str | None
     token_ids: tuple[int, ...]
     finish_reason: str
     logprobs: tuple[TokenLogprob, ...] | None
     metrics: Metrics
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a model finds a text: natural logarithms, given all tokens before each.
+
+    The first token follows nothing: its log probability is None. `top` has the most likely tokens
+    in the place of each, (token id, logprob), best first, where they were asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+    @property
+    def sum(self) -> float:
+        """The log probability of all tokens after the first."""
+        return math.fsum(one for one in self.logprobs if one is not None)
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the mean negative log probability; not a number for a single token."""
+        scored = len(self.token_ids) - 1
+        return math.exp(-self.sum / scored) if scored else math.nan
 
     @property
     def decode_rate(self) -> float | None:

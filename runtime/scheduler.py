@@ -45,10 +45,10 @@ class Draft:
         """Whether the step takes no more."""
         return self.tokens < 1 or self.sequences < 1
 
-    def take(self, tokens: int) -> None:
-        """Count one more sequence with `tokens` rows."""
+    def take(self, tokens: int, places: int = 1) -> None:
+        """Count `tokens` more rows in `places` of the sequences."""
         self.tokens -= tokens
-        self.sequences -= 1
+        self.sequences -= places
 
 
 class Scheduler(RequestBook):
@@ -135,10 +135,18 @@ class Scheduler(RequestBook):
                     self.take_chunk(draft, request)
 
     def take_chunk(self, draft: Draft, request: Request) -> None:
-        """Put as much of a prompt into the step as it takes."""
+        """Put as much of a prompt into the step as it takes.
+
+        A step has as many rows of logits as sequences: what is to be scored goes in such blocks.
+        """
+        start, unscored = request.computed, request.unscored
         length = min(draft.tokens, request.pending)
-        draft.chunks.append(PrefillChunk(request.id, request.computed, length))
-        draft.take(length)
+        if unscored:
+            length = min(length, draft.sequences)
+        scores = range(max(start, unscored.start), min(start + length, unscored.stop))
+        chunk = PrefillChunk(request.id, start, length, scores)
+        draft.chunks.append(chunk)
+        draft.take(length, chunk.places)
 
     def admit(self, draft: Draft, home: Home) -> None:
         """Start waiting requests in order while tokens, sequences and blocks last."""

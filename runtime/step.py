@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.plan import Batch, PrefillChunk
-from dovetail.runtime.request import Request
+from dovetail.runtime.request import Request, State
 
 ROW_ALIGN = 16
 PAGE = mmap.PAGESIZE
@@ -31,7 +31,12 @@ _Shape = tuple[type[np.generic], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Sizes of a filled step, and the requests whose logits come out, in row order."""
+    """Sizes of a filled step, and the requests whose logits come out, in row order.
+
+    Behind the rows of `outputs`, which get a token, lie those of `scored`: prompts, and positions
+    of theirs whose logits score the next token. A prompt that ends here and that nothing follows is
+    one of them even without any.
+    """
 
     n_tokens: int
     n_prefill: int
@@ -39,6 +44,18 @@ class StepShape:
     prefill_tokens: int
     longest_decode: int
     outputs: tuple[Request, ...]
+    scored: tuple[tuple[Request, range], ...] = ()
+
+    @property
+    def n_out(self) -> int:
+        """Rows of logits."""
+        return len(self.outputs) + sum(len(positions) for _, positions in self.scored)
+
+    @property
+    def touched(self) -> tuple[Request, ...]:
+        """Once it was run: the requests that got a token or ended."""
+        ended = [one for one, _ in self.scored if one.state is State.FINISHED]
+        return (*self.outputs, *(one for one in ended if one not in self.outputs))
 
 
 def step_bytes(spec: ModelSpec, max_tokens: int, max_sequences: int) -> int:
@@ -76,13 +93,19 @@ class StepBuffers:
         """Write the arrays for `batch`; `table` gives the blocks of a request."""
         row, sequence = 0, 0
         outputs: list[Request] = []
+        scored: list[tuple[Request, range]] = []
+        score_rows: list[int] = []
         self.arrays["seq_starts"][0] = 0
         for chunk in batch.prefill:
             request = requests[chunk.request]
             self._put(request, table(request.id), chunk, sequence, row)
+            ends = chunk.start + chunk.length == len(request.tokens)
+            if chunk.scores or (ends and not request.max_tokens):
+                scored.append((request, chunk.scores))
+                score_rows += [row + at - chunk.start for at in chunk.scores]
             row, sequence = row + chunk.length, sequence + 1
             self.arrays["seq_starts"][sequence] = row
-            if chunk.start + chunk.length == len(request.tokens):
+            if ends and request.max_tokens:
                 self.arrays["out_rows"][len(outputs)] = row - 1
                 outputs.append(request)
         prefill_tokens = row
@@ -92,6 +115,7 @@ class StepBuffers:
             row, row + len(decodes)
         )
         outputs += decodes
+        self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
         longest = max((len(request.tokens) for request in decodes), default=0)
         return StepShape(
             n_tokens=row + len(decodes),
@@ -100,6 +124,7 @@ class StepBuffers:
             prefill_tokens=prefill_tokens,
             longest_decode=longest,
             outputs=tuple(outputs),
+            scored=tuple(scored),
         )
 
     def _put(
@@ -148,12 +173,15 @@ class StepBuffers:
             "n_tokens": shape.n_tokens,
             "n_prefill": shape.n_prefill,
             "n_decode": shape.n_decode,
-            "n_out": len(shape.outputs),
+            "n_out": shape.n_out,
             "kv_splits": kv_splits,
         }
 
     def sample_args(self, shape: StepShape, uniform: Callable[[Request], float]) -> dict[str, int]:
-        """Write the sampling parameters of the outputs and return the sample tape's arguments."""
+        """Write the sampling parameters of the outputs and return the sample tape's arguments.
+
+        Of rows that score, the tape takes the likeliest token: with its logit it gives their sum.
+        """
         for row, request in enumerate(shape.outputs):
             params = request.params
             self.arrays["temperature"][row] = params.temperature
@@ -161,10 +189,11 @@ class StepBuffers:
             self.arrays["top_p"][row] = params.top_p
             self.arrays["min_p"][row] = params.min_p
             self.arrays["uniform"][row] = uniform(request) if params.temperature > 0 else 0.0
+        self.arrays["temperature"][len(shape.outputs) : shape.n_out] = 0.0
         return {
             **{name: self._addresses[name] for name in _SAMPLE_ARRAYS},
             "logits_stride": self._strides["logits_stride"],
-            "n_rows": len(shape.outputs),
+            "n_rows": shape.n_out,
         }
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:

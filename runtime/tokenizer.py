@@ -48,6 +48,7 @@ class Tokenizer:
         self._path, self._content = path, content
         self._loaded: tokenizers.Tokenizer | None = None
         self._single: dict[int, str] = {}  # texts of tokens that stand alone
+        self._spelled: dict[int, bytes] = {}
 
     @property
     def _tokenizer(self) -> tokenizers.Tokenizer:
@@ -72,6 +73,12 @@ class Tokenizer:
     def longest(self) -> int:
         """Characters of the longest token: no text has fewer tokens than its share of these."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Ids of tokens that are no text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, facts in added.items() if facts.special)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of `text`, with the special tokens that go around one if `special`.
@@ -101,6 +108,11 @@ class Tokenizer:
 
         An id beyond the vocabulary stands for nothing.
         """
+        if token not in self._spelled:
+            self._spelled[token] = self._spell(token)
+        return self._spelled[token]
+
+    def _spell(self, token: int) -> bytes:
         raw = self._tokenizer.id_to_token(token)
         if raw is None:
             return b""

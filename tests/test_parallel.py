@@ -105,6 +105,15 @@ def test_any_number_of_processes_gives_the_same_tokens(
         assert answers(path, service, PROMPTS) == whole
 
 
+def test_any_number_of_processes_gives_the_same_scores(artifact: Callable[[str], Path]) -> None:
+    found = []
+    for processes in (1, 2):
+        with load(artifact("qwen2-gqa-bias-tied"), plan=plan(processes)) as app:
+            found.append([score.logprobs[1:] for score in app.score(PROMPTS)])
+    for one, two in zip(*found, strict=True):
+        assert two == pytest.approx(one, abs=1e-4)
+
+
 def test_threads_share_the_heads_of_their_rank(artifact: Callable[[str], Path]) -> None:
     """Two of four KV heads leave half of four threads idle, if keys stay whole."""
     shape = StepShape(1, 0, n_decode=1, prefill_tokens=0, longest_decode=200, outputs=())

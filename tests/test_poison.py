@@ -80,3 +80,20 @@ def test_a_poisoned_request_fails_alone(artifact: Path, tmp_path: Path, value: f
         with pytest.raises(RequestError, match="not finite"):
             app.generate(poisoned[0], temperature=1.0, top_p=0.9, top_k=7, seed=1)
         assert [list(d.token_ids) for d in app.generate(PROMPTS, **OPTIONS)] == expected
+
+
+def test_a_poisoned_prompt_that_is_scored_fails_alone(artifact: Path, tmp_path: Path) -> None:
+    """In the middle of a prompt, whose chunks give no token yet."""
+    damaged = damage(artifact, tmp_path / "damaged.dove", float("nan"))
+    long = [*range(3, 60), POISON, *range(3, 90)]
+    with load(artifact) as app:
+        expected = [score.sum for score in app.score(PROMPTS)]
+    with load(damaged, kv_blocks=KV_BLOCKS) as app:
+        lost = [app.submit(long, max_tokens=most, prompt_logprobs=1) for most in (0, 9)]
+        found = [score.sum for score in app.score(PROMPTS)]
+        assert found == pytest.approx(expected, abs=1e-3)
+        for job in lost:
+            with pytest.raises(RequestError, match="not finite"):
+                job.result()
+        app.engine.pool.check_integrity()
+        assert app.engine.pool.free_blocks == KV_BLOCKS

@@ -10,6 +10,7 @@ import typer
 from dovetail import __version__
 from dovetail.cli.bench import offload_command, profile_command
 from dovetail.cli.bench_embed import embed_command
+from dovetail.cli.bench_perplexity import perplexity_command
 from dovetail.cli.bench_serve import serve_bench_command
 from dovetail.cli.compile import compile_command
 from dovetail.cli.index import index_build_command
@@ -56,6 +57,7 @@ BENCH_VERBS: dict[str, Callable[..., None]] = {
     "offload": offload_command,
     "profile": profile_command,
     "embed": embed_command,
+    "perplexity": perplexity_command,
     "serve": serve_bench_command,
 }
 

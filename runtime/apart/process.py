@@ -252,6 +252,7 @@ class EngineProcess:
             news.metrics.arrival = request.metrics.arrival
             request.metrics = news.metrics
         request.error = error.make() if error else None
+        request.prompt_logprobs += news.prompt_logprobs
         stopped = self._extend(job, news)
         if stopped and news.end is None:
             request.metrics.last_token = now

@@ -164,7 +164,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 class News(msgspec.Struct, frozen=True, array_like=True):
     """What a request got since it was last told of.
 
-    metrics: with its first tokens and its end.
+    prompt_logprobs: with its first tokens, or its end where it has none. metrics: with its first
+    tokens and its end.
     """
 
     number: int
@@ -172,6 +173,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprob] = []
     metrics: Metrics | None = None
     end: Ended | None = None
+    prompt_logprobs: list[TokenLogprob] = []
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
@@ -203,17 +205,23 @@ def _halve(told: Told) -> Sequence[Told]:
         half = len(drawn.events) // 2
         events = drawn.events[:half], drawn.events[half:]
         return [replace(told, drawn=Drawn(drawn.tracks, part)) for part in events]
-    if len(news) == 1 and len(news[0].tokens) > 1:
-        news = _halve_tokens(news[0])
+    if len(news) == 1:
+        news = _halve_news(news[0])
     if len(news) > 1:
         half = len(news) // 2
         return replace(told, news=news[:half], tickets=[]), replace(told, news=news[half:])
     return ()
 
 
-def _halve_tokens(news: News) -> list[News]:
+def _halve_news(news: News) -> list[News]:
+    if half := len(news.prompt_logprobs) // 2:
+        first, rest = news.prompt_logprobs[:half], news.prompt_logprobs[half:]
+        alone = News(news.number, [], metrics=news.metrics, prompt_logprobs=first)
+        return [alone, replace(news, prompt_logprobs=rest)]
     half = len(news.tokens) // 2
+    if not half:
+        return [news]
     return [
         replace(news, tokens=news.tokens[:half], logprobs=news.logprobs[:half], end=None),
-        replace(news, tokens=news.tokens[half:], logprobs=news.logprobs[half:]),
+        replace(news, tokens=news.tokens[half:], logprobs=news.logprobs[half:], prompt_logprobs=[]),
     ]

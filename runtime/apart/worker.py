@@ -65,6 +65,7 @@ class Stub:
         self._live, self._changed = live, changed
         self._error: Exception | None = None
         self._told = 0  # tokens
+        self._scores_told = 0  # log probabilities of the prompt's tokens
 
     @property
     def done(self) -> bool:
@@ -106,12 +107,14 @@ class Stub:
         request, told = self.request, self._told
         tokens = request.tokens[request.prompt_length + told :]
         self._told += len(tokens)
+        scored = request.prompt_logprobs[self._scores_told :]
+        self._scores_told += len(scored)
         end = None
         if self.finished:
             error = self._error or request.error
             end = Ended(request.finish_reason or "error", ErrorText.of(error) if error else None)
         metrics = request.metrics if end or (tokens and not told) else None
-        return News(self.number, tokens, request.logprobs[told:], metrics, end)
+        return News(self.number, tokens, request.logprobs[told:], metrics, end, scored)
 
     def _failure(self) -> Exception:
         assert self._error is not None, "it has not begun, and nothing is wrong"

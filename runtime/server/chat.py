@@ -20,9 +20,10 @@ from dovetail.runtime.server.generation import (
     new_id,
     processing_headers,
     read_options,
+    refuse_streamed_scores,
     refuse_unknown_wishes,
 )
-from dovetail.runtime.server.logprobs import chat_logprobs
+from dovetail.runtime.server.logprobs import chat_logprobs, list_candidates
 from dovetail.runtime.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -47,13 +48,15 @@ async def chat(server: ServerContext, request: Request) -> Response:
     include_usage(body)
     async with present(request.receive):
         found, usage = await asked.complete(server)
-    return JsonReply(_reply(asked, found, usage), headers=processing_headers(found))
+    reply = await server.aside(request, partial(_reply, asked, found, usage))
+    return JsonReply(reply, headers=processing_headers(found))
 
 
 def read_chat(server: ServerContext, body: ChatRequest) -> Asked:
     """Return what a body asks for; ApiError where the model or the context cannot do it."""
     model = server.find(body.model, "generate")
     refuse_unknown_wishes(body)
+    refuse_streamed_scores(body, body.prompt_logprobs, param="prompt_logprobs")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
     prompt = model.render(
@@ -71,7 +74,7 @@ def read_chat(server: ServerContext, body: ChatRequest) -> Asked:
     return Asked(
         model=model,
         prompts=[prompt],
-        options=read_options(body, model, most, logprobs),
+        options=read_options(body, model, most, logprobs, body.prompt_logprobs),
         n=body.n or 1,
         priority=body.priority or 0,
         id=new_id("chatcmpl"),
@@ -88,7 +91,9 @@ def _reply(asked: Asked, found: Sequence[Completion], usage: Usage) -> ChatReply
         )
         for i, one in enumerate(found)
     ]
-    return ChatReply(**asked.head, choices=choices, usage=usage)
+    count = asked.options.get("prompt_logprobs")
+    candidates = list_candidates(asked.model, found[0].prompt_logprobs, count)
+    return ChatReply(**asked.head, choices=choices, usage=usage, prompt_logprobs=candidates)
 
 
 async def _events(server: ServerContext, asked: Asked, *, usage: bool) -> AsyncGenerator[bytes]:

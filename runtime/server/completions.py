@@ -21,9 +21,10 @@ from dovetail.runtime.server.generation import (
     new_id,
     processing_headers,
     read_options,
+    refuse_streamed_scores,
     refuse_unknown_wishes,
 )
-from dovetail.runtime.server.logprobs import text_logprobs
+from dovetail.runtime.server.logprobs import echo_logprobs, list_candidates, text_logprobs
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import CachedTokens, TextChoice, TextReply, Usage
 from dovetail.runtime.server.schema import MAX_INPUTS, CompletionRequest
@@ -34,20 +35,37 @@ DEFAULT_TOKENS = 16
 
 @dataclass(frozen=True)
 class TextAsked:
-    """A request that has been read; `echoes` is the text that goes before each choice."""
+    """A request that has been read; `echoes` is the text that goes before each choice.
+
+    top: rivals of each token in `logprobs`, which begin with the prompt's where `scores` is true.
+    candidates: those of each token in `prompt_logprobs`, None where these are not asked for.
+    """
 
     asked: Asked
     echoes: Sequence[str]
     top: int
+    scores: bool
+    candidates: int | None
 
-    def choice(self, index: int, found: Completion) -> TextChoice:
-        """Return one whole choice."""
-        echo = self.echoes[index]
+    def reply(self, found: Sequence[Completion], usage: Usage) -> TextReply:
+        """Return the whole reply; choices of a prompt share what the first one knows of it."""
+        n = self.asked.n
+        choices = [self._choice(i, one, found[i - i % n]) for i, one in enumerate(found)]
+        return TextReply(**self.asked.head, choices=choices, usage=usage)
+
+    def _choice(self, index: int, found: Completion, first: Completion) -> TextChoice:
+        echo, model, read = self.echoes[index], self.asked.model, first.prompt_logprobs
+        logprobs = text_logprobs(model, found.logprobs, len(echo), self.top)
+        if self.scores and read is not None:
+            prompt = self.asked.prompts[index // self.asked.n]
+            listed = [*read, *(found.logprobs or ())]
+            logprobs = echo_logprobs(model, prompt, listed, echo, self.top)
         return TextChoice(
             index=index,
             text=echo + (found.text or ""),
-            logprobs=text_logprobs(self.asked.model, found.logprobs, len(echo), self.top),
+            logprobs=logprobs,
             finish_reason=found.finish_reason,
+            prompt_logprobs=list_candidates(model, read, self.candidates),
         )
 
 
@@ -56,14 +74,13 @@ async def completions(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, CompletionRequest)
     text = await server.aside(request, partial(_read, server, body))
     usage = include_usage(body)
-    if body.max_tokens == 0:
-        return _only_echo(text, body)
+    if body.max_tokens == 0 and text.candidates is None and not text.scores:
+        return _only_echo(text)
     if body.stream:
         return server.stream(_events(server, text, usage=usage))
     async with present(request.receive):
         found, counted = await text.asked.complete(server)
-    choices = [text.choice(i, one) for i, one in enumerate(found)]
-    reply = TextReply(**text.asked.head, choices=choices, usage=counted)
+    reply = await server.aside(request, partial(text.reply, found, counted))
     return JsonReply(reply, headers=processing_headers(found))
 
 
@@ -73,10 +90,11 @@ def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
     n = body.n or 1
     if body.best_of not in (None, n):
         raise ApiError(400, "`best_of` must equal `n`", param="best_of", headers=FINAL)
-    if body.echo and body.logprobs is not None:
-        message = "log probabilities of the prompt are not known; leave out `echo` or `logprobs`"
-        raise ApiError(400, message, param="logprobs", headers=FINAL)
-    if body.max_tokens == 0 and (not body.echo or body.stream):
+    echoed = body.logprobs if body.echo else None
+    refuse_streamed_scores(body, echoed, param="logprobs")
+    refuse_streamed_scores(body, body.prompt_logprobs, param="prompt_logprobs")
+    told = body.echo or body.prompt_logprobs is not None
+    if body.max_tokens == 0 and (not told or body.stream):
         message = "`max_tokens` must be at least 1, or `echo` be true without `stream`"
         raise ApiError(400, message, param="max_tokens")
     given = as_inputs(body.prompt, param="prompt")
@@ -85,18 +103,19 @@ def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
         raise ApiError(400, message, param="n", headers=FINAL)
     read = [model.encode(one) if isinstance(one, str) else one for one in given]
     prompts = [cut_prompt(body, prompt) for prompt in read]
-    check_context(model, prompts, param="prompt")
+    check_context(model, prompts, param="prompt", answer=body.max_tokens != 0)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    scored = max((one for one in (echoed, body.prompt_logprobs) if one is not None), default=None)
     asked = Asked(
         model=model,
         prompts=prompts,
-        options=read_options(body, model, most, body.logprobs),
+        options=read_options(body, model, most, body.logprobs, scored),
         n=n,
         priority=body.priority or 0,
         id=new_id("cmpl"),
     )
     echoes = [_text(model, one) if body.echo else "" for one in given for _ in range(n)]
-    return TextAsked(asked, echoes, body.logprobs or 0)
+    return TextAsked(asked, echoes, body.logprobs or 0, echoed is not None, body.prompt_logprobs)
 
 
 def as_inputs(
@@ -122,7 +141,7 @@ def _text(model: ServedModel, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
 
 
-def _only_echo(text: TextAsked, body: CompletionRequest) -> JsonReply:
+def _only_echo(text: TextAsked) -> JsonReply:
     read = sum(map(len, text.asked.prompts))
     choices = [
         TextChoice(index=i, text=echo, finish_reason="length") for i, echo in enumerate(text.echoes)

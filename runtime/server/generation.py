@@ -126,14 +126,26 @@ def refuse_unknown_wishes(body: GenerationRequest) -> None:
             )
 
 
+def refuse_streamed_scores(body: GenerationRequest, asked: int | None, *, param: str) -> None:
+    """Raise ApiError where a stream should have `asked` log probabilities of its prompt."""
+    if asked is not None and body.stream:
+        message = f"`{param}` of the prompt does not come with a stream; leave out `stream`"
+        raise ApiError(400, message, param=param, headers=FINAL)
+
+
 def read_options(
-    body: GenerationRequest, model: ServedModel, most: int, logprobs: int | None
+    body: GenerationRequest,
+    model: ServedModel,
+    most: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> dict[str, Any]:
     """Return the engine's options: the request's, where it names any, over the model's own.
 
     Raises ApiError where one names a token that the model has not.
     """
-    asked = {name: getattr(body, name) for name in PASSED} | {"logprobs": logprobs}
+    asked = {name: getattr(body, name) for name in PASSED}
+    asked |= {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     named = {name: value for name, value in asked.items() if value is not None}
     for name in TOKEN_LISTS:
         _check_tokens(model, name, named.get(name, ()))
@@ -156,12 +168,14 @@ def cut_prompt(body: GenerationRequest, prompt: Prompt) -> Prompt:
     return prompt if body.truncate_prompt_tokens is None else prompt[-body.truncate_prompt_tokens :]
 
 
-def check_context(model: ServedModel, prompts: Sequence[Prompt], *, param: str) -> None:
-    """Raise ApiError where a prompt is empty or leaves no token for an answer."""
+def check_context(
+    model: ServedModel, prompts: Sequence[Prompt], *, param: str, answer: bool = True
+) -> None:
+    """Raise ApiError where a prompt is empty or leaves no token for an answer, if there is one."""
     for prompt in prompts:
         if not prompt:
             raise ApiError(400, "the prompt is empty; give at least one token", param=param)
-        if len(prompt) >= model.context:
+        if len(prompt) + answer > model.context:
             raise too_long(f"{len(prompt)} tokens", model.context, param=param)
 
 

@@ -1,16 +1,25 @@
 """Log probabilities as the two kinds of completions show them.
 
 In: what the engine noted for each token. Out: reply structs. End tokens are part of neither text
-nor list.
+nor list, but where a list begins with the prompt's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import UNSET, UnsetType
+
 from dovetail.runtime.request import TokenLogprob
 from dovetail.runtime.server.models import ServedModel
-from dovetail.runtime.server.replies import ChatLogprobs, TextLogprobs, TokenLogprobs, TopLogprob
+from dovetail.runtime.server.replies import (
+    ChatLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TextLogprobs,
+    TokenLogprobs,
+    TopLogprob,
+)
 from dovetail.runtime.tokenizer import Tokenizer
 
 
@@ -39,22 +48,81 @@ def text_logprobs(
     """Return the lists of a completion whose text begins at `offset`, with `top` rivals each."""
     if not found:
         return None
-    tokenizer, shown = model.tokenizer, list(_shown(model, found))
-    tokens = [_written(tokenizer.spell(one.token_id)) for one in shown]
+    shown = list(_shown(model, found))
+    return _lists(model.tokenizer, [one.token_id for one in shown], shown, offset, top)
+
+
+def echo_logprobs(
+    model: ServedModel,
+    prompt: Sequence[int],
+    found: Sequence[TokenLogprob | None],
+    echo: str,
+    top: int,
+) -> TextLogprobs:
+    """Return the lists of a prompt, shown as `echo`, and of what was generated behind it.
+
+    Every token has its place, an end token, too: clients tell prompt and answer apart by counting.
+    """
+    tokenizer = model.tokenizer
+    ids = [*prompt, *(one.token_id for one in found[len(prompt) :] if one)]
+    start = len(echo) - sum(_letters(tokenizer, token) for token in prompt)
+    return _lists(tokenizer, ids, found, start, top)
+
+
+def list_candidates(
+    model: ServedModel, found: Sequence[TokenLogprob | None] | None, count: int | None
+) -> PromptLogprobs | UnsetType:
+    """Return for each token of a prompt itself and the `count` likeliest ones, as vLLM has it."""
+    if found is None or count is None:
+        return UNSET
+    return [_candidates(model.tokenizer, one, count) if one else None for one in found]
+
+
+def _candidates(tokenizer: Tokenizer, one: TokenLogprob, count: int) -> dict[str, PromptLogprob]:
+    ranked = enumerate(one.top[:count], 1)
+    listed = [(one.token_id, one.logprob, one.rank or 1)]
+    listed += [(token, logprob, rank) for rank, (token, logprob) in ranked if token != one.token_id]
+    return {
+        str(token): PromptLogprob(
+            logprob=_finite(logprob),
+            rank=rank,
+            decoded_token=tokenizer.spell(token).decode(errors="replace"),
+        )
+        for token, logprob, rank in listed
+    }
+
+
+def _lists(
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    found: Sequence[TokenLogprob | None],
+    offset: int,
+    top: int,
+) -> TextLogprobs:
+    """Return the lists of tokens whose text begins at `offset`; the first may have no entry."""
     offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    rivals = [
-        {_written(tokenizer.spell(token)): _finite(logprob) for token, logprob in one.top}
-        for one in shown
-    ]
+    for token in ids:
+        offsets.append(max(0, offset))  # a decoder may leave out the space before a first word
+        offset += _letters(tokenizer, token)
     return TextLogprobs(
-        tokens=tokens,
-        token_logprobs=[_finite(one.logprob) for one in shown],
-        top_logprobs=rivals if top else None,
+        tokens=[_written(tokenizer.spell(token)) for token in ids],
+        token_logprobs=[_finite(one.logprob) if one else None for one in found],
+        top_logprobs=[_rivals(tokenizer, one, top) if one else None for one in found]
+        if top
+        else None,
         text_offset=offsets,
     )
+
+
+def _rivals(tokenizer: Tokenizer, one: TokenLogprob, top: int) -> dict[str, float]:
+    return {_written(tokenizer.spell(token)): _finite(logprob) for token, logprob in one.top[:top]}
+
+
+def _letters(tokenizer: Tokenizer, token: int) -> int:
+    """Return how many characters of a text begin with this token; special ones are no text."""
+    if token in tokenizer.special:
+        return 0
+    return sum(byte & 0xC0 != 0x80 for byte in tokenizer.spell(token))
 
 
 def _shown(model: ServedModel, found: Sequence[TokenLogprob]) -> Iterable[TokenLogprob]:

@@ -5,7 +5,7 @@ Usage counts tokens; `created` is in seconds since 1970.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -51,12 +51,27 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log probabilities of a completion's tokens; offsets are characters of its text."""
+    """Log probabilities of a completion's tokens; offsets are characters of its text.
+
+    The first token of an echoed prompt has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that is, or might be, at a place of the prompt; `rank` is 1 for the most likely."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt candidates by their ids, its own first; None for the first token."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +114,7 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +127,7 @@ class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,7 +75,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
     truncate_prompt_tokens: Positive | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -157,7 +157,6 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
-    "prompt_logprobs": (),
     "response_format": (ResponseFormat(),),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

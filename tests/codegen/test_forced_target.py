@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.kernel import choose_target as kernel_target
-from dovetail.cli.serve_models import _key
+from dovetail.cli.model_cache import _key
 from dovetail.codegen.targets import TARGETS, host_target, host_targets
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.request import choose_targets

@@ -70,6 +70,15 @@ def test_the_tokens_are_those_of_the_cpu(
     assert running.driver.ledger.checked > 1000
 
 
+def test_scores_are_those_of_the_cpu(gpu: Gpu, alone: list[tuple[int, ...]]) -> None:
+    with load(gpu.artifact.path, kv_blocks=200) as app:
+        wanted = app.score(PROMPTS)
+    with gpu.load(20, 30) as running:
+        for found, expected in zip(running.app.score(PROMPTS), wanted, strict=True):
+            assert found.logprobs[1:] == pytest.approx(expected.logprobs[1:], abs=1e-4)
+        assert running.tokens(PROMPTS) == alone
+
+
 def test_swaps_both_ways_and_graphs_are_run(
     gpu: Gpu, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

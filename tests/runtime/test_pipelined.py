@@ -131,6 +131,23 @@ def test_the_tokens_are_those_of_one_device(
         assert any(plan.preempt for plan in plans)
 
 
+@pytest.mark.parametrize("offload", ["off", "full", "auto"])
+def test_scores_are_those_of_one_device(
+    artifact: Path, alone: list[tuple[int, ...]], offload: str
+) -> None:
+    with load(artifact, kv_blocks=200) as app:
+        wanted = app.score(PROMPTS)
+    with emulate(artifact, 20, 30, offload=offload, min_gain=0.0) as (app, plans):
+        jobs = app.submit_all(PROMPTS, **ASKED)
+        for found, expected in zip(app.score(PROMPTS), wanted, strict=True):
+            assert found.sum == pytest.approx(expected.sum, abs=1e-3)
+            assert found.logprobs[1:] == pytest.approx(expected.logprobs[1:], abs=1e-4)
+        assert [job.result().token_ids for job in jobs] == alone
+    assert sum(len(c.scores) for p in plans for b in p.batches for c in b.prefill) >= sum(
+        len(prompt) - 1 for prompt in PROMPTS
+    )
+
+
 @pytest.mark.parametrize(("offload", "splits"), [("off", (1, 1)), ("full", (1, 2))])
 def test_threads_share_long_keys_with_all_heads_and_warps_do_not(
     artifact: Path, monkeypatch: pytest.MonkeyPatch, offload: str, splits: tuple[int, int]

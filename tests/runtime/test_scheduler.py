@@ -14,7 +14,7 @@ from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.runtime.kv_pool import KvPool
 from dovetail.runtime.plan import Batch, Limits, PrefillChunk, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Estimate, ZeroPredictor
-from dovetail.runtime.request import Request, SamplingParams, State
+from dovetail.runtime.request import Request, SamplingParams, State, TokenLogprob
 from dovetail.runtime.scheduler import Scheduler
 
 
@@ -73,6 +73,32 @@ def test_prompts_beside_others_are_bounded_and_decodes_are_not() -> None:
     whole = make_scheduler(prompt_tokens=10, chunked=False)
     submit(whole, 15), submit(whole, 15)
     assert [chunk.length for chunk in only(whole.plan()).prefill] == [15, 15]
+
+
+def test_what_is_scored_takes_a_place_for_each_row() -> None:
+    scheduler = make_scheduler(sequences=6)
+    submit(scheduler, 40)  # leaves its blocks to those that begin alike
+    while scheduler.busy:
+        apply(scheduler, scheduler.plan())
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    same = [random.Random(40).randrange(1000)] * 40
+    (scored,) = scheduler.submit(same, params)
+    taken, plan = [], only(scheduler.plan())
+    taken.append(plan.prefill[0])
+    assert plan.prefill == (PrefillChunk(scored.id, 0, 6, range(0, 6)),)  # nothing is shared
+    (other,) = submit(scheduler, 9)
+    while scheduler.busy:
+        scheduler.complete(plan)
+        for chunk in plan.prefill:
+            if chunk.request == scored.id:
+                scheduler.score(scored, [TokenLogprob(1, 0.0)] * len(chunk.scores), 0.0)
+        if scored.state is State.FINISHED:
+            break
+        plan = only(scheduler.plan())
+        taken += [chunk for chunk in plan.prefill if chunk.request == scored.id]
+        assert sum(chunk.places for chunk in plan.prefill) + len(plan.cpu_decode) <= 6
+    assert [at for chunk in taken for at in chunk.scores] == [*range(39)]
+    assert scored.finish_reason == "length" and other.computed == 9  # in the last of these steps
 
 
 def test_short_prompts_pass_a_bounded_number_of_long_ones() -> None:

@@ -23,11 +23,11 @@ void dt_entry_toy_logits(const dt_slot *s, const int64_t *schedule, int64_t tid,
     while (sequence < n_prefill && starts[sequence + 1] <= rows[r]) sequence++;
     if (sequence == n_prefill) sequence += rows[r] - starts[n_prefill];
     uint32_t hash = 17;
-    for (int32_t i = 0; i < lengths[sequence]; i++) {
+    for (int32_t i = 0; i <= positions[rows[r]]; i++) {
       int64_t block = tables[sequence * s[9].i + i / 16];
       hash = hash * 31 + (uint32_t)((float *)s[10].p)[(block * 16 + i % 16) * s[11].i] + 7;
     }
-    int64_t best = lengths[sequence] == positions[rows[r]] + 1 ? hash % vocab : 0;
+    int64_t best = lengths[sequence] > positions[rows[r]] ? hash % vocab : 0;
     float *logits = (float *)s[12].p + r * s[13].i;
     for (int64_t v = 0; v < vocab; v++) logits[v] = -0.1f * (float)((v - best + vocab) % vocab);
   }

@@ -41,6 +41,11 @@ def test_a_long_message_is_told_in_parts() -> None:
     assert [one for each in found for one in each.logprobs] == logprobs
     assert [each.end for each in found] == [None] * (len(found) - 1) + [Ended("length")]
     assert found[-1].metrics == Metrics(1.0)
+    scored = News(6, [3, 4], logprobs[:2], Metrics(1.0), Ended("length"), logprobs)
+    found = [part.news[0] for part in read(pack_told(Told(2.0, EngineLoad(), [scored]), MOST))]
+    assert len(found) > 4 and [one for each in found for one in each.prompt_logprobs] == logprobs
+    assert [token for each in found for token in each.tokens] == [3, 4]
+    assert all(each.metrics == Metrics(1.0) for each in found) and found[-1].end is not None
     order = list(dict.fromkeys(each.number for part in parts for each in part.news))
     assert order == [each.number for each in news]
     assert [part.tickets for part in parts if part.tickets] == [[9]] and parts[-1].tickets

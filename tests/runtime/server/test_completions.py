@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from dovetail.runtime.app import App
+from dovetail.runtime.request import Score
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, SAMPLED, answer, chat_ids
 
 
@@ -62,6 +63,91 @@ def test_echo_alone_generates_nothing(client: openai.OpenAI) -> None:
     reply = client.completions.create(model="llama", prompt=PROMPT, max_tokens=0, echo=True)
     assert reply.choices[0].text == PROMPT and reply.choices[0].finish_reason == "length"
     assert reply.usage is not None and reply.usage.completion_tokens == 0
+
+
+def scored(offline: App, prompt: list[int], top: int = 0) -> Score:
+    (found,) = offline.score(prompt, top=top)
+    return found
+
+
+@pytest.mark.parametrize("answer_tokens", [0, 1, 5])
+@pytest.mark.parametrize("kind", ["texts", "ids", "lists"])
+def test_echo_with_logprobs_scores_the_prompt(
+    client: openai.OpenAI, offline: App, kind: str, answer_tokens: int
+) -> None:
+    assert offline.tokenizer is not None
+    texts = [PROMPT, "Question: Where is Melkar?\nPassage:"]
+    ids = [offline.tokenizer.encode(text) for text in texts]
+    prompt: Any = {"texts": texts, "ids": ids[0], "lists": ids}[kind]
+    asked = {"max_tokens": answer_tokens, "echo": True, "logprobs": 2}
+    reply = client.completions.create(model="llama", prompt=prompt, **asked)
+    assert len(reply.choices) == (1 if kind == "ids" else 2)
+    for choice, prompt_ids, text in zip(reply.choices, ids, texts, strict=False):
+        wanted, lists = scored(offline, prompt_ids, 2), choice.logprobs
+        assert lists is not None and lists.token_logprobs is not None and lists.tokens is not None
+        length = len(prompt_ids)
+        assert tuple(lists.token_logprobs[:length]) == wanted.logprobs
+        assert len(lists.tokens) == len(lists.token_logprobs) == length + answer_tokens
+        assert lists.top_logprobs is not None and lists.text_offset is not None
+        assert [len(one) for one in lists.top_logprobs[1:length]] == [2] * (length - 1)
+        for chosen, best in zip(lists.token_logprobs[1:], lists.top_logprobs[1:], strict=True):
+            assert chosen <= max(best.values()) + 1e-4
+        assert choice.text[lists.text_offset[2] :].startswith(lists.tokens[2])
+        assert choice.text.startswith(text)
+        assert [*lists.text_offset, len(choice.text)][length] == len(text)
+    assert reply.usage is not None and reply.usage.completion_tokens <= 2 * answer_tokens
+
+
+def test_an_echoed_answer_has_a_logprob_for_its_end_token(
+    client: openai.OpenAI, offline: App
+) -> None:
+    (whole,) = offline.generate(PROMPT, max_tokens=40)
+    assert whole.finish_reason == "stop" and offline.tokenizer is not None
+    prompt = [*offline.tokenizer.encode(PROMPT), *whole.token_ids[:-1]]
+    asked = {"max_tokens": 1, "echo": True, "logprobs": 1}  # as lm-evaluation-harness asks
+    (choice,) = client.completions.create(model="llama", prompt=prompt, **asked).choices
+    assert choice.finish_reason == "stop" and choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert tuple(choice.logprobs.token_logprobs[:-1]) == scored(offline, prompt).logprobs
+
+
+def test_prompt_logprobs_have_the_shape_of_vllm(client: openai.OpenAI, offline: App) -> None:
+    assert offline.tokenizer is not None
+    prompts = [PROMPT, "Question:"]
+    extra = {"prompt_logprobs": 1}
+    reply = client.completions.create(
+        model="llama", prompt=prompts, n=2, max_tokens=2, extra_body=extra
+    )
+    chat = client.chat.completions.create(
+        model="llama", messages=MESSAGES, max_tokens=2, extra_body=extra
+    )
+    cases = [(choice, prompts[choice.index // 2]) for choice in reply.choices]
+    for holder, prompt in [*cases, (chat, chat_ids(offline))]:
+        ids = prompt if isinstance(prompt, list) else offline.tokenizer.encode(prompt)
+        found = holder.model_extra["prompt_logprobs"]
+        wanted = scored(offline, ids, 1)
+        assert len(found) == len(ids) and found[0] is None
+        for token, one, logprob, ((best, highest),) in zip(
+            ids[1:], found[1:], wanted.logprobs[1:], wanted.top[1:], strict=True
+        ):
+            own = one[str(token)]
+            assert next(iter(one)) == str(token) and own["logprob"] == logprob
+            assert own["decoded_token"] == offline.tokenizer.spell(token).decode(errors="replace")
+            assert one[str(best)]["rank"] == 1 and one[str(best)]["logprob"] == highest
+            assert len(one) == (1 if token == best else 2) and own["rank"] >= 1
+    plain = client.completions.create(model="llama", prompt=PROMPT, max_tokens=1)
+    assert "prompt_logprobs" not in (plain.choices[0].model_extra or {})
+
+
+def test_a_prompt_may_fill_the_context_where_nothing_is_generated(
+    client: openai.OpenAI, offline: App
+) -> None:
+    prompt = [5] * offline.engine.spec.max_context
+    asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    (choice,) = client.completions.create(model="llama", prompt=prompt, **asked).choices
+    assert choice.logprobs is not None and choice.logprobs.top_logprobs is None
+    assert len(choice.logprobs.token_logprobs or ()) == len(prompt)
+    assert choice.finish_reason == "length"
 
 
 def test_completion_streams(client: openai.OpenAI, offline: App) -> None:

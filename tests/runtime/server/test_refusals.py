@@ -39,6 +39,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 3, "extra_body": {"min_tokens": 4}}, "min_tokens"),
     ({"extra_body": {"priority": 1000}}, "priority"),
     ({"extra_body": {"stream": "yes"}}, "stream"),
+    ({"extra_body": {"prompt_logprobs": 101}}, "prompt_logprobs"),
+    ({"extra_body": {"prompt_logprobs": 1}, "stream": True}, "prompt_logprobs"),
 ]
 WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
@@ -55,7 +57,7 @@ WRONG_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
     ({"prompt": ["a", 5]}, "prompt"),
     ({"logprobs": 101}, "logprobs"),
-    ({"logprobs": 1, "echo": True}, "logprobs"),
+    ({"logprobs": 1, "echo": True, "stream": True}, "logprobs"),
     ({"best_of": 3}, "best_of"),
     ({"suffix": "x"}, "suffix"),
 ]

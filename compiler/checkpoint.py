@@ -65,13 +65,14 @@ class TensorInfo:
 
     def stored_rows(self, first: int, last: int) -> npt.NDArray[np.int64]:
         """Return where rows [first, last) stand among the stored rows."""
-        rows: npt.NDArray[np.int64] = np.arange(first, last)
+        rows = np.arange(first, last)
         if not self.heads:
             return rows
         size = self.height // self.heads
         head, within = np.divmod(rows, size)
         half, pair = np.divmod(within, size // 2)
-        return head * size + 2 * pair + half
+        stored: npt.NDArray[np.int64] = head * size + 2 * pair + half
+        return stored
 
 
 @dataclass(frozen=True, slots=True)

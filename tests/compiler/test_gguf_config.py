@@ -1,0 +1,195 @@
+"""The configuration in GGUF files: equal to that of the directory, or refused in one sentence."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from dovetail.compiler.model_source import open_model
+from dovetail.compiler.model_spec import read_dimensions, read_model_spec
+from dovetail.compiler.rope import inverse_frequencies, rope_tables
+from dovetail.ir.errors import SpecError
+from tests.gguf_files import save_gguf
+from tests.models import FAMILIES, save_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def both(tmp_path, family, change=None, **options):
+    """Return the specs of a saved model and of its GGUF file, stop tokens apart."""
+    folder = save_model(tmp_path / "m", family, **options)
+    path = save_gguf(tmp_path / "m.gguf", folder, change=change)
+    ours, wanted = read_model_spec(path), read_model_spec(folder)
+    return replace(ours, eos_token_ids=(), bos_token_id=None), replace(
+        wanted, eos_token_ids=(), bos_token_id=None
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("options", [{}, {"head_dim": 32, "rms_norm_eps": 1e-5}])
+def test_families(family, options, tmp_path):
+    window = {"sliding_window": None} if family == "mistral" else {}
+    ours, wanted = both(tmp_path, family, **options, **window)
+    if family == "mistral":  # the file says llama, which computes the same without a window
+        assert ours.family == "llama"
+        ours = replace(ours, family="mistral")
+    assert ours == wanted
+
+
+def test_biases(tmp_path):
+    ours, wanted = both(tmp_path, "llama", attention_bias=True, mlp_bias=True)
+    assert ours == wanted and ours.mlp_bias and ours.output_bias
+
+
+def test_mistrals_window(tmp_path):
+    ours, wanted = both(
+        tmp_path, "mistral", lambda w: w.add_sliding_window(100), sliding_window=100
+    )
+    assert ours == wanted and ours.sliding_window == 100
+
+
+def test_a_window_on_some_layers_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"attention\.sliding_window is 100, but it is not told"):
+        both(tmp_path, "qwen2", lambda w: w.add_sliding_window(100))
+
+
+def test_a_window_as_long_as_the_context_is_none(tmp_path):
+    ours, _ = both(tmp_path, "qwen2", lambda w: w.add_sliding_window(512))
+    assert ours.sliding_window == 0
+
+
+def add_factors(writer, rope, head_dim=16, change=1.0):
+    """Write the divisors of a Llama 3's frequencies, as its converter computes them."""
+    exponents = np.arange(0, head_dim, 2) / head_dim
+    plain = 1.0 / rope["rope_theta"] ** exponents
+    wave = 2 * np.pi / plain
+    original, factor = rope["original_max_position_embeddings"], rope["factor"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((original / wave - low) / (high - low), 0, 1)
+    factors = 1 / ((1 - smooth) / factor + smooth)
+    writer.add_tensor("rope_freqs.weight", (factors * change).astype(np.float32))
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_divisors_of_llama_3(factor, tmp_path):
+    rope = LLAMA3 | {"factor": factor}
+    ours, wanted = both(
+        tmp_path, "llama", lambda w: add_factors(w, rope, 64), head_dim=64, rope_parameters=rope
+    )
+    assert ours == wanted
+    np.testing.assert_array_equal(rope_tables(ours.rope, 9), rope_tables(wanted.rope, 9))
+
+
+def test_divisors_of_one_change_nothing(tmp_path):
+    ones = np.ones(8, np.float32)
+    ours, wanted = both(tmp_path, "llama", lambda w: w.add_tensor("rope_freqs.weight", ones))
+    assert ours == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.linspace(1, 9, 8), "are not those of Llama 3"),
+        (np.ones(4), "no vector of 8 values"),
+        (np.full(8, np.nan), "no divisors"),
+        (np.zeros(8), "no divisors"),
+    ],
+)
+def test_other_divisors_are_refused(values, message, tmp_path):
+    with pytest.raises(SpecError, match=message):
+        both(
+            tmp_path,
+            "llama",
+            lambda w: w.add_tensor("rope_freqs.weight", values.astype(np.float32)),
+        )
+
+
+def test_linear_scaling(tmp_path):
+    import gguf
+
+    def change(writer):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    ours, wanted = both(tmp_path, "llama", change, rope_parameters=rope)
+    assert ours == wanted
+
+
+def test_yarn(tmp_path):
+    import gguf
+
+    def change(writer):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(512)
+
+    rope = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 1e6,
+        "original_max_position_embeddings": 512,
+    }
+    ours, wanted = both(tmp_path, "qwen2", change, rope_parameters=rope)
+    assert ours == wanted
+    np.testing.assert_array_equal(inverse_frequencies(ours.rope), inverse_frequencies(wanted.rope))
+
+
+CHANGES = {
+    "experts": (lambda w: w.add_expert_count(8), r"expert_count is 8, but models of experts"),
+    "long rope": (
+        lambda w: w.add_string("llama.rope.scaling.type", "longrope"),
+        r"scaling\.type is .longrope., but supported are none, linear, yarn",
+    ),
+    "part of a head": (
+        lambda w: w.add_rope_dimension_count(8),
+        r"rope\.dimension_count is 8, but only the 16 values",
+    ),
+    "layers that differ": (
+        lambda w: w.add_array("llama.feed_forward_length_of", [1, 2]),
+        r"differs between layers",
+    ),
+    "both ways": (lambda w: w.add_causal_attention(False), r"attention\.causal is false"),
+    "another logit": (lambda w: w.add_logit_scale(0.5), r"logit_scale is 0\.5, but this is not"),
+    "a text for a number": (
+        lambda w: w.add_string("llama.attention.value_length", "16"),
+        "value_length is .*an integer is needed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
+def test_what_is_not_computed_is_refused(change, message, tmp_path):
+    with pytest.raises(SpecError, match=message):
+        both(tmp_path, "llama", change)
+
+
+def test_other_architectures_are_named(tmp_path):
+    folder = save_model(tmp_path / "m", "llama")
+
+    def change(writer):
+        writer.kv_data[0]["general.architecture"].value = "gemma3"
+
+    path = save_gguf(tmp_path / "m.gguf", folder, change=change)
+    with pytest.raises(SpecError, match=r"'gemma3' is not supported; supported: llama, qwen2, qw"):
+        read_model_spec(path)
+
+
+def test_a_vocabulary_of_another_size(tmp_path):
+    folder = save_model(tmp_path / "m", "llama")
+    path = save_gguf(tmp_path / "m.gguf", folder, tokenizer=lambda w: w.add_token_list(["a"] * 99))
+    with pytest.raises(SpecError, match="99 tokens, but an embedding of 100 rows"):
+        read_model_spec(path)
+
+
+def test_dimensions_need_no_weights(tmp_path):
+    folder = save_model(tmp_path / "m", "llama")
+    path = save_gguf(tmp_path / "m.gguf", folder)
+    assert read_dimensions(path).hidden_size == 64
+    assert open_model(path).checkpoint().info("model.norm.weight").shape == (64,)

@@ -23,6 +23,7 @@ from dovetail.codegen.isa.x86_rows import (
     splat,
     widening_rows,
 )
+from dovetail.codegen.isa.x86_words import move_rows, narrow_rows, word_rows
 
 F32, I32 = np.float32, np.int32
 
@@ -294,6 +295,9 @@ INTRINSICS = {
             *(row for lanes in (4, 8) for row in widening_rows(lanes)),
             *(row for lanes in (4, 8) for row in byte_rows(lanes)),
             *(row for lanes in (4, 8) for row in sign_rows(lanes)),
+            *(row for lanes in (4, 8) for row in word_rows(lanes)),
+            *(row for lanes in (4, 8) for row in narrow_rows(lanes)),
+            *move_rows(),
             *(row for lanes in (4, 8) for row in _vector_pair(lanes)),
             *_sse_compares(),
             *_lane_zero(),

@@ -18,6 +18,7 @@ from dovetail.codegen.isa.x86_rows import (
     integer_rows,
     widening_rows,
 )
+from dovetail.codegen.isa.x86_words import wide_rows, word_rows
 
 F32, I32, U16 = np.float32, np.int32, np.uint16
 ELEMENTS = {"ps": F32, "epi32": I32, "epi16": U16}
@@ -196,6 +197,8 @@ INTRINSICS = table(
         *(row for bits in (128, 256) for row in _masked_memory(bits, "epi16")),
         *_masked_arithmetic(),
         *byte_rows(16),
+        *word_rows(16),
+        *wide_rows(),
         *_masked_bytes(),
         *_reductions(),
         *_parts(),

@@ -13,6 +13,7 @@ from dovetail.codegen.isa import meaning as m
 from dovetail.codegen.isa.intrinsics import VECTOR_TYPES, Intrinsic, intrinsic, table
 from dovetail.codegen.isa.memory import Pointer
 from dovetail.codegen.isa.neon_bytes import byte_rows
+from dovetail.codegen.isa.neon_words import word_rows
 
 F32 = np.float32
 KINDS = {
@@ -23,6 +24,8 @@ KINDS = {
     "s16": ("int16", "int16_t"),
     "u8": ("uint8", "uint8_t"),
     "s8": ("int8", "int8_t"),
+    "u64": ("uint64", "uint64_t"),
+    "s64": ("int64", "int64_t"),
 }
 """NEON suffix: numpy dtype, C element type."""
 INTEGERS = ("s32", "u32", "u16", "s16", "u8", "s8")
@@ -280,7 +283,7 @@ def _select_rows(kind: str, bits: int) -> Iterator[Intrinsic]:
 def _cast_rows(bits: int) -> Iterator[Intrinsic]:
     """Yield bit casts between vector types."""
     q = "q" if bits == 128 else ""
-    names = ("f32", "s32", "u32", "u16", "s16", "u8", "s8")
+    names = tuple(KINDS)
     forms = {("f32", "s32"): "vbitcast_f32({0})", ("s32", "f32"): "vbitcast_i32({0})"}
     for result in names:
         for source in names:
@@ -345,6 +348,7 @@ INTRINSICS = {
             *(row for bits in (64, 128) for row in _cast_rows(bits)),
             *_width_rows(),
             *byte_rows(),
+            *word_rows(),
             *_extract_rows(),
         ]
     ),

@@ -77,9 +77,6 @@ def sign_rows(lanes: int) -> Iterator[Intrinsic]:
     """Yield what ends with 256 bits: a byte with the sign of another."""
     prefix, vec = PREFIXES[lanes], f"__m{32 * lanes}i"
     yield intrinsic(f"{prefix}_sign_epi8", f"{vec}, {vec} -> {vec}", lanewise(I8, with_sign_of))
-    yield intrinsic(
-        f"{prefix}_unpacklo_epi32", f"{vec}, {vec} -> {vec}", lambda a, b: m.unpack(a, b, 0)
-    )
 
 
 def vnni_rows(lanes: int, suffix: str) -> Iterator[Intrinsic]:

@@ -14,14 +14,47 @@ from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from tests.codegen.emulated import EmulatedKernels, emulator_for
 from tests.codegen.isa_probe import check_table
+from tests.codegen.lower.test_quads import UNIT, interpreted
 
 NEON = TARGETS["aarch64-neon"]
+BESIDE = {
+    "aarch64-neon": "",
+    "aarch64-dotprod": "aarch64-neon",
+    "aarch64-i8mm": "aarch64-dotprod",
+}
+"""Target to the one whose instructions need no second check."""
 AARCH64 = 183
 """The machine number in an ELF header."""
 
 
-def test_meanings_equal_the_instructions(tmp_path):
-    assert not check_table(NEON, NEON.intrinsics.values(), tmp_path, emulator_for(NEON))
+@pytest.mark.parametrize("name", BESIDE)
+def test_meanings_equal_the_instructions(name, tmp_path):
+    target, beside = TARGETS[name], BESIDE[name]
+    known = TARGETS[beside].intrinsics if beside else {}
+    rows = [row for row in target.intrinsics.values() if row.name not in known]
+    assert rows and not check_table(target, rows, tmp_path, emulator_for(target))
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_quads_as_compiled_equal_the_interpreter(name):
+    rng = np.random.default_rng(6)
+    running = EmulatedKernels(
+        TARGETS[name],
+        [KernelRequest("quads", k, {}, k) for k in ("dots", "bytes")],
+        {"quads": UNIT},
+    )
+    w, p = rng.integers(0, 128, 64, np.uint8), rng.integers(0, 256, 4, np.uint8)
+    s, x, q = (rng.integers(-127, 128, n, np.int8) for n in (64, 64, 4))
+    for kernel, args in (
+        ("dots", (4, w, s, x, np.arange(16, dtype=np.int32))),
+        ("bytes", (p, q, np.zeros(8, np.int32), np.full(9, 99, np.int8))),
+    ):
+        wanted = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+        interpreted(kernel, name, *wanted)
+        running.call(kernel, args)
+        for got, want in zip(args, wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
+    running.close()
 
 
 def gemm_request(dtype: str) -> KernelRequest:

@@ -1,7 +1,8 @@
 """Quantises rows of float weights: codes and scales with the least squared error found.
 
 In: float32 rows [n][k] and a `BlockFormat`, and how much each value of K matters where that is
-known. Out: `Blocks`. A block's scale is the best of a few around the one that its largest value fills.
+known. Out: `Blocks`. A block's scale is the best of a few around the one that its largest value
+fills.
 """
 
 from __future__ import annotations

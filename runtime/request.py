@@ -339,6 +339,14 @@ class Completion:
     metrics: Metrics
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first one; None where there is a single one."""
+        first, last = self.metrics.first_token, self.metrics.last_token
+        if first is None or last is None or last <= first:
+            return None
+        return (len(self.token_ids) - 1) / (last - first)
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -362,15 +370,6 @@ class Score:
         """The exponential of the mean negative log probability; not a number for a single token."""
         scored = len(self.token_ids) - 1
         return math.exp(-self.sum / scored) if scored else math.nan
-
-    @property
-    def decode_rate(self) -> float | None:
-        """Tokens per second after the first one; None where there is a single one."""
-        first, last = self.metrics.first_token, self.metrics.last_token
-        if first is None or last is None or last <= first:
-            return None
-        return (len(self.token_ids) - 1) / (last - first)
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

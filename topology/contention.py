@@ -53,7 +53,7 @@ class Simulator:
         self._machine = MachineModel(spec, parameters)
         self._profiles: dict[Configuration, Profile] = {}
         self._elements = matrix_elements(model)
-        self.weights = self._elements * FORMATS[model.weight_dtype].value_bytes
+        self.weights = round(self._elements * FORMATS[model.weight_dtype].value_bytes)
         kv_heads = 2 * model.n_layers * model.n_kv_heads
         self.kv_row = kv_heads * model.head_dim * DTYPES[model.kv_dtype].size
 

@@ -1,6 +1,7 @@
 """`dovetail bench perplexity`: how well a model foretells a text, and how fast it reads it.
 
-In: an artifact, a model directory or a GGUF file, and a text file. Out: perplexity with its standard error.
+In: an artifact, a model directory or a GGUF file, and a text file. Out: perplexity with its
+standard error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.options import AsJson, Threads
+from dovetail.cli.options import Activations, AsJson, Threads
 from dovetail.cli.report import print_json, progress_bars, report_errors
 from dovetail.errors import SpecError
 
@@ -43,16 +44,17 @@ def perplexity_command(
         int | None, typer.Option(min=1, help="Read no more tokens of the text than these.")
     ] = None,
     threads: Threads = None,
+    activations: Activations = "integer",
     json: AsJson = False,
 ) -> None:
     """Score the second halves of windows of a text that follow each other without overlap."""
-    from dovetail.cli.serve_models import find_artifacts
-    from dovetail.runtime.app import load
+    from dovetail.cli.model_cache import find_artifacts
+    from dovetail.loading import load
     from dovetail.runtime.perplexity import cut_windows, measure_perplexity
 
     text = _read(file)
     (artifact,) = find_artifacts([str(model)], [], {}).values()
-    with load(artifact, threads=threads) as app:
+    with load(artifact, threads=threads, activations=activations) as app:
         length = context or min(512, app.engine.spec.max_context)
         windows = cut_windows(app, text, length, max_tokens)
         begun = time.perf_counter()

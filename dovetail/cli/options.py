@@ -21,7 +21,7 @@ WeightDtype = Annotated[
     str,
     typer.Option(
         help="How weights are stored: auto (as quantised; bf16 where the CPU multiplies it, "
-        "or where the model has it; else f32), f32, bf16."
+        "or where the model has it; else f32), f32, bf16, int8, int4."
     ),
 ]
 KvDtype = Annotated[
@@ -31,3 +31,7 @@ MaxContext = Annotated[
     int | None, typer.Option(help="Positions a request may use, default the model's.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Activations = Annotated[
+    str,
+    typer.Option(help="How they meet quantised weights: integer (rounded to 8 bits) or float."),
+]

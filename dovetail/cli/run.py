@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dovetail.cli.options import KvDtype, MaxContext, WeightDtype
+from dovetail.cli.options import Activations, KvDtype, MaxContext, WeightDtype
 from dovetail.cli.report import print_json, report_errors, tell
 from dovetail.errors import SpecError
 
@@ -85,7 +85,8 @@ def run_command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Same bits in any batch, on any threads.")
     ] = False,
-    weight_dtype: WeightDtype = None,
+    activations: Activations = "integer",
+    weight_dtype: WeightDtype = "auto",
     kv_dtype: KvDtype = None,
     max_context: MaxContext = None,
     check_weights: Annotated[
@@ -116,7 +117,11 @@ def run_command(
         "ignore_eos": ignore_eos,
         "n": n,
     }
-    asked: dict[str, Any] = {"threads": threads, "deterministic": deterministic}
+    asked: dict[str, Any] = {
+        "threads": threads,
+        "deterministic": deterministic,
+        "activations": activations,
+    }
     artifact = find_artifact(model, compiled)
     with load(artifact, check_weights=check_weights, **asked) as app:
         if workflow is not None:

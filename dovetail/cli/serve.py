@@ -183,6 +183,14 @@ def serve_command(
             envvar=ENV + "DETERMINISTIC",
         ),
     ] = False,
+    activations: Annotated[
+        str,
+        flag(
+            "--activations",
+            "How they meet quantised weights: integer (8 bits) or float.",
+            PANEL_ENGINE,
+        ),
+    ] = "integer",
 ) -> None:
     """Serve models behind one OpenAI-compatible port."""
     from dovetail.cli.idle_tuning import IdleTuner
@@ -237,6 +245,7 @@ def serve_command(
         **engine,
         embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
         deterministic=deterministic,
+        activations=activations,
         settings=replace(ON_CPU, max_waiting=max_queue),
         apart=True,
     )

@@ -5,7 +5,7 @@ In: lane count, of 32 bits. Out: `Intrinsic` rows. Registers are int32 lanes, se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from dovetail.codegen.isa.x86_rows import PREFIXES
 
 I8, U8, I16, U16, I32, I64 = np.int8, np.uint8, np.int16, np.uint16, np.int32, np.int64
 U64 = np.uint64
+_SIGNED: Mapping[int, Any] = {8: I8, 16: I16, 32: I32, 64: I64}
 
 
 def saturated(dtype: Any, act: Callable[..., m.Array]) -> Callable[..., m.Array]:
@@ -64,7 +65,8 @@ def shifted(dtype: Any, left: bool) -> Callable[[m.Array, int], m.Array]:
         if n >= bits and (left or lanes.dtype.kind == "u"):
             return np.zeros_like(v)
         by = dtype(min(n, bits - 1))
-        return (lanes << by if left else lanes >> by).view(I32)
+        moved: m.Array = lanes << by if left else lanes >> by
+        return moved.view(I32)
 
     return meaning
 
@@ -87,9 +89,9 @@ def word_rows(lanes: int) -> Iterator[Intrinsic]:
         ("packs_epi32", I32, I16),
     ):
         yield intrinsic(f"{prefix}_{name}", two, packed(source, dtype))
-    for bits, dtype in ((8, I8), (16, I16), (32, I32), (64, I64)):
+    for bits, lane in _SIGNED.items():
         for half, upper in (("lo", 0), ("hi", 1)):
-            yield intrinsic(f"{prefix}_unpack{half}_epi{bits}", two, interleaved(dtype, upper))
+            yield intrinsic(f"{prefix}_unpack{half}_epi{bits}", two, interleaved(lane, upper))
     yield from _shifts(prefix, vec)
     yield from _wider(prefix, vec, lanes)
 
@@ -175,11 +177,11 @@ def move_rows() -> Iterator[Intrinsic]:
             lambda v, i, dtype=dtype: I32(v.view(dtype)[i]),
             immediates=range(128 // bits),
         )
-    for bits, dtype in ((16, I16), (32, I32), (64, I64)):
+    for bits in (16, 32, 64):
         yield intrinsic(
             f"_mm_storeu_si{bits}",
             "void*, __m128i -> void",
-            lambda p, v, dtype=dtype: p.store(v.view(dtype)[:1]),
+            lambda p, v, lane=_SIGNED[bits]: p.store(v.view(lane)[:1]),
         )
     yield intrinsic("_mm_loadu_si64", "const void* -> __m128i", _load_half)
     yield intrinsic(

@@ -31,8 +31,9 @@ TYPE_NAMES = BASE_WORDS | frozenset(
     float16_t float32_t float64_t bfloat16_t
     float32x2_t float32x4_t float32x2x2_t float32x4x2_t float32x4x4_t float64x2_t
     float16x4_t float16x8_t bfloat16x4_t bfloat16x8_t
-    int8x8_t int8x16_t int16x4_t int16x8_t int32x2_t int32x4_t int64x2_t
-    uint8x8_t uint8x16_t uint16x4_t uint16x8_t uint32x2_t uint32x4_t uint64x2_t
+    int8x8_t int8x16_t int16x4_t int16x8_t int32x2_t int32x4_t
+    int64x1_t int64x2_t uint64x1_t uint64x2_t
+    uint8x8_t uint8x16_t uint16x4_t uint16x8_t uint32x2_t uint32x4_t
     dt_f32x32 dt_i32x32
     """.split()
 )

@@ -106,7 +106,8 @@ def run_command(
         prompts = _read_prompts(prompt or [], prompt_ids or [])
     elif prompt or prompt_ids:
         raise SpecError("a workflow makes its own prompts; give --input, or leave --workflow")
-    compiled = {"weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "max_context": max_context}
+    asked_dtype = None if weight_dtype == "auto" else weight_dtype
+    compiled = {"weight_dtype": asked_dtype, "kv_dtype": kv_dtype, "max_context": max_context}
     options: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,

@@ -204,8 +204,7 @@ def test_a_model_without_a_template_continues_texts(model: Path, tmp_path: Path)
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(b"")
-    for path in (tmp_path, tmp_path / "model.bin", tmp_path / "none.gguf"):
+    for path in (tmp_path, tmp_path / "none.gguf"):
         result = dovetail("run", path, "-p", "x")
         assert_one_sentence(result)
         assert "neither an artifact" in result.err

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.cli.serve_models import compile_once, find_artifacts
+from dovetail.cli.model_cache import find_artifact, find_artifacts
 from dovetail.compiler.pipeline import compile_model
 from dovetail.errors import SpecError
 from dovetail.runtime.app import App, load
@@ -124,20 +124,20 @@ def check_smollm2(folder: Path, prompts: int, tokens: int) -> None:
 def test_a_file_is_served_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dovetail.cli.serve_models._served", lambda: tmp_path)
+    monkeypatch.setattr("dovetail.cli.model_cache._folder", lambda: tmp_path)
     path = save_gguf(tmp_path / "tiny.gguf", TINY, "BF16", tokenizer=add_tokenizer(TINY))
     found = find_artifacts([str(path)], [], {})
     assert list(found) == ["tiny"] and found["tiny"].is_dir()
     assert "compiling" in capfd.readouterr().err
-    assert compile_once(path, {}) == found["tiny"]
+    assert find_artifact(path, {}) == found["tiny"]
     assert "compiling" not in capfd.readouterr().err
     save_gguf(path, TINY, "F16", tokenizer=add_tokenizer(TINY))
-    assert compile_once(path, {}) != found["tiny"]
+    assert find_artifact(path, {}) != found["tiny"]
 
 
 def test_what_is_neither_is_not_served(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="nor a GGUF file"):
-        compile_once(tmp_path / "none", {})
+        find_artifact(tmp_path / "none", {})
 
 
 def test_a_damaged_file_leaves_nothing(tmp_path: Path) -> None:

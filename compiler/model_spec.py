@@ -130,12 +130,15 @@ def read_model_spec(
 def read_dimensions(
     path: str | Path, *, weight_dtype: str | None = None, target: Target | None = None
 ) -> ModelSpec:
-    """Read a model's dimensions from config.json alone (that file, or a model that has one).
+    """Read a model's dimensions from config.json alone (that file, or a directory that has one).
 
-    For planning without weights; what the checkpoint has is what config.json names.
+    For planning without weights; what the checkpoint has is what config.json names. A GGUF file
+    has its weights, and is read whole.
     """
-    alone = Path(path).suffix == ".json"
-    config = Config.read(Path(path)) if alone else open_model(path).config()
+    path = Path(path)
+    if path.is_file() and path.suffix != ".json":
+        return read_model_spec(path, weight_dtype=weight_dtype, target=target)
+    config = Config.read(path) if path.is_file() else open_model(path).config()
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
     return _architecture(

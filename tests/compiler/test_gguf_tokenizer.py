@@ -14,8 +14,8 @@ from dovetail.compiler.gguf_model import GgufModel
 from dovetail.compiler.gguf_words import WORDS
 from dovetail.compiler.model_source import open_model
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.server.chat_template import read_template
-from dovetail.runtime.server.schema import Message
+from dovetail.runtime.chat import Message
+from dovetail.runtime.chat_template import read_template
 from tests.gguf_files import add_tokenizer, smollm2
 from tests.repository import ROOT
 

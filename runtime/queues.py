@@ -96,7 +96,7 @@ class RequestBook:
             raise RequestError(f"token id {wrong} is outside 0..{limits.vocab_size - 1}")
         largest = max(self.pools[home].n_blocks for home in self.homes)
         answer = limits.max_context - len(prompt)
-        if params.max_tokens < answer:
+        if params.max_tokens < max(1, answer):
             answer = params.max_tokens
         else:  # all there is room for, in the pool as well; the last token is never stored
             answer = max(1, min(answer, largest * KV_BLOCK + 1 - len(prompt)))

@@ -371,6 +371,7 @@ class Score:
         scored = len(self.token_ids) - 1
         return math.exp(-self.sum / scored) if scored else math.nan
 
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a streamed completion; `finish_reason` is set on the last one.

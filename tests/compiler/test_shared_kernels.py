@@ -19,12 +19,15 @@ from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import TARGETS, get_target, host_target
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.shared_kernels import COMMON_HEADS, main, rule_kernels, target_kernels
+from dovetail.compiler.tables import default_tables
 from dovetail.errors import ArtifactError, MissingKernelsError, ToolchainError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.shared_kernels import SharedLibrary, cached_store, read_libraries
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import LLAMA
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.test_tables import SPEC, plan
 from tests.models import save_model
 
 TARGET = get_target("generic")
@@ -77,9 +80,7 @@ def test_an_artifact_of_rules_carries_no_library_and_may_move(machine):
 
 
 def test_a_second_model_needs_no_compiler(machine):
-    other = save_model(
-        machine / "other", "llama", intermediate_size=160, tie_word_embeddings=True
-    )
+    other = save_model(machine / "other", "llama", intermediate_size=160, tie_word_embeddings=True)
     (part,) = open_artifact(machine / "a.dove", read_hardware()).models.values()
     report = compile_model(
         other,
@@ -243,3 +244,14 @@ def test_a_package_carries_the_libraries_of_its_targets(cache, tmp_path, monkeyp
     monkeypatch.setenv("DOVETAIL_CC", NO_COMPILER)
     assert all(kernel.shared for kernel in share_kernels(TARGET, [GATHER, NORM]))
     assert not cached_store().exists()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_the_list_has_all_that_rules_name_for_a_decoder(target, dtype):
+    changes = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 64, "weight_dtype": dtype}
+    spec = msgspec.structs.replace(SPEC, **changes)
+    tables = default_tables(spec, target, [plan(2, 1)], read_hardware()).tables
+    named = {row.kernel for table in tables for row in table.rows}
+    named |= {row.reduce_kernel for t in tables for row in t.rows if row.reduce_kernel}
+    assert named <= {request.name for request in rule_kernels(target)}

@@ -8,7 +8,7 @@ EACH_TARGET := tests/codegen/kernels tests/test_fidelity.py tests/compiler/test_
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # what a wheel carries, so that no C compiler is needed where it is installed
-WHEEL_TARGETS ?= x86-64-amx x86-64-avx512bf16 x86-64-avx512 x86-64-avx2
+WHEEL_TARGETS ?= x86-64-amx x86-64-avx512bf16 x86-64-avx512vnni x86-64-avx512 x86-64-avxvnni x86-64-avx2
 
 .PHONY: quickstart kernels wheel test test-long lint format clean
 

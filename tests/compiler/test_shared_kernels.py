@@ -19,12 +19,15 @@ from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import TARGETS, get_target, host_target
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.shared_kernels import COMMON_HEADS, main, rule_kernels, target_kernels
+from dovetail.compiler.tables import default_tables
 from dovetail.errors import ArtifactError, MissingKernelsError, ToolchainError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.shared_kernels import SharedLibrary, cached_store, read_libraries
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import LLAMA
 from dovetail.topology.hardware import read_hardware
+from tests.compiler.test_tables import SPEC, plan
 from tests.models import save_model
 
 TARGET = get_target("generic")
@@ -241,3 +244,14 @@ def test_a_package_carries_the_libraries_of_its_targets(cache, tmp_path, monkeyp
     monkeypatch.setenv("DOVETAIL_CC", NO_COMPILER)
     assert all(kernel.shared for kernel in share_kernels(TARGET, [GATHER, NORM]))
     assert not cached_store().exists()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_the_list_has_all_that_rules_name_for_a_decoder(target, dtype):
+    changes = {"n_heads": 6, "n_kv_heads": 2, "head_dim": 64, "weight_dtype": dtype}
+    spec = msgspec.structs.replace(SPEC, **changes)
+    tables = default_tables(spec, target, [plan(2, 1)], read_hardware()).tables
+    named = {row.kernel for table in tables for row in table.rows}
+    named |= {row.reduce_kernel for t in tables for row in t.rows if row.reduce_kernel}
+    assert named <= {request.name for request in rule_kernels(target)}

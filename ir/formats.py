@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.dtypes import DTYPES, DType
-from dovetail.ir.model import PANEL
+from dovetail.ir.model import PANEL, ModelSpec
 
 Array = npt.NDArray[Any]
 
@@ -101,3 +101,12 @@ Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K; int8 and int4 of our own are 
 def is_quantised(name: str) -> bool:
     """Return whether weights of this format are integers with scales."""
     return isinstance(FORMATS.get(name), BlockFormat)
+
+
+def cut_unit(spec: ModelSpec, name: str) -> int:
+    """Return between how many values of K the weights `name` of all layers may be cut.
+
+    They are panels of what is read besides, too: of blocks that share a scale the longest.
+    """
+    forms = {spec.weight_format(f"layers.{layer}.{name}") for layer in range(spec.n_layers)}
+    return max(PANEL, *(FORMATS[form].unit for form in forms))

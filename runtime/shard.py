@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import SpecError
-from dovetail.ir.formats import FORMATS
+from dovetail.ir.formats import FORMATS, cut_unit
 from dovetail.ir.model import PANEL, ModelSpec, WeightEntry
 from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, Slot, Tape, WeightRef
 from dovetail.runtime.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
@@ -66,9 +66,16 @@ def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
             f"heads of {spec.head_dim} values cannot be shared by processes, only multiples of "
             f"{PANEL}; use one process"
         )
-    if ranks > -(-spec.intermediate_size // PANEL):
+    unit = cut_unit(spec, "down")
+    if ranks > -(-spec.intermediate_size // unit):
         raise SpecError(f"{ranks} processes are more than the feed-forward layers have panels")
-    inner, vocab = (_panels(n, rank, ranks) for n in (spec.intermediate_size, spec.vocab_size))
+    if ranks > 1 and (len(heads) * spec.head_dim) % (values := cut_unit(spec, "o")):
+        raise SpecError(
+            f"{len(heads)} heads of {spec.head_dim} values, a share of {ranks} processes, are no "
+            f"whole blocks of {values} quantised weights; use fewer processes"
+        )
+    inner = _panels(spec.intermediate_size, rank, ranks, unit)
+    vocab = _panels(spec.vocab_size, rank, ranks)
     return Shard(rank, ranks, heads, kv_heads, inner, vocab)
 
 
@@ -150,10 +157,10 @@ def _part(count: int, rank: int, ranks: int) -> range:
     return range(count * rank // ranks, count * (rank + 1) // ranks)
 
 
-def _panels(columns: int, rank: int, ranks: int) -> range:
-    """Return the columns of a rank: whole panels, the last one perhaps cut."""
-    panels = _part(-(-columns // PANEL), rank, ranks)
-    return range(min(panels.start * PANEL, columns), min(panels.stop * PANEL, columns))
+def _panels(columns: int, rank: int, ranks: int, unit: int = PANEL) -> range:
+    """Return the columns of a rank: whole panels or units of them, the last one perhaps cut."""
+    units = _part(-(-columns // unit), rank, ranks)
+    return range(min(units.start * unit, columns), min(units.stop * unit, columns))
 
 
 # ---- one entry ----
@@ -202,10 +209,14 @@ class _Place:
     def _cut(self, name: str, offset: int) -> WeightRef:
         return WeightRef(name=name, offset=0 if self.own_weights else offset)
 
-    def _matrix(self) -> WeightEntry:
+    def weight_name(self) -> str:
+        """Return the name of the weight of a product."""
         ref = self.slot("B")
         assert isinstance(ref, WeightRef) and ref.name is not None
-        return self.weights[ref.name]
+        return ref.name
+
+    def _matrix(self) -> WeightEntry:
+        return self.weights[self.weight_name()]
 
 
 _F32 = DTYPES["f32"].size
@@ -220,6 +231,9 @@ def _split_qkv(place: _Place) -> Iterator[Entry]:
 
     They run together, so none may use the one buffer for partial sums of K.
     """
+    if (part := place.weight_name().rpartition(".")[2]) in _QKV:
+        yield from _split_part(place, part)
+        return
     spec, shard, size = place.spec, place.shard, place.spec.head_dim
     target, column = place.slot("C"), 0
     for base, heads in (
@@ -237,6 +251,23 @@ def _split_qkv(place: _Place) -> Iterator[Entry]:
         )
         yield replace(entry, barrier=entry.barrier and column == 0)
         column += len(heads) * size
+
+
+_QKV = ("q", "k", "v")
+
+
+def _split_part(place: _Place, part: str) -> Iterator[Entry]:
+    """Yield the share of q, k or v where these are weights of their own."""
+    shard, size, at = place.shard, place.spec.head_dim, _QKV.index(part)
+    heads = shard.kv_heads if at else shard.heads
+    before = (0, len(shard.heads), len(shard.heads) + len(shard.kv_heads))[at]
+    whole = (0, place.spec.n_heads, place.spec.n_heads + place.spec.n_kv_heads)[at]
+    yield place.edit(
+        N=len(heads) * size,
+        B=place.columns(heads.start * size),
+        bias=place.bias(heads.start * size),
+        C=_shift(place.slot("C"), (before - whole) * size),
+    )
 
 
 def _cut_qkv(place: _Place) -> Iterator[Entry]:
@@ -327,7 +358,8 @@ def _gather_heads(place: _Place) -> Iterator[Entry]:
 
 
 def _gather_inner(place: _Place) -> Iterator[Entry]:
-    yield from _cut_columns(place, -(-place.spec.intermediate_size // PANEL), PANEL)
+    unit = cut_unit(place.spec, "down")
+    yield from _cut_columns(place, -(-place.spec.intermediate_size // unit), unit)
 
 
 def _cut_columns(place: _Place, units: int, size: int) -> Iterator[Entry]:

@@ -49,13 +49,18 @@ def split_rows(values: np.ndarray, heads: int) -> np.ndarray:
 def save_gguf(
     path: Path,
     directory: Path,
-    kind: str = "F32",
+    kind: str | Callable[[str], str] = "F32",
     *,
     tokenizer: Change | None = None,
     change: Change | None = None,
     split: int = 0,
 ) -> Path:
-    """Write a saved model, its matrices in `kind`; split: tensors of a part, 0 for one file."""
+    """Write a saved model, its matrices in `kind`; split: tensors of a part, 0 for one file.
+
+    kind: of all of them, or of each by its Hugging Face name. Values of K-quants, which the package
+    does not make, are drawn.
+    """
+    kind_of = kind if callable(kind) else lambda _name: kind
     config = json.loads((directory / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
@@ -80,10 +85,12 @@ def save_gguf(
         paired = {"q_proj": heads, "k_proj": kv_heads} if arch == "llama" else {}
         count = paired.get(name.split(".")[-2])
         rows = pair_rows(values, count) if count else values
-        form = gguf.GGMLQuantizationType[kind if values.ndim > 1 else "F32"]
+        form = gguf.GGMLQuantizationType[kind_of(name) if values.ndim > 1 else "F32"]
         known = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known is not None, name
-        writer.add_tensor(known, gguf.quants.quantize(rows, form), raw_dtype=form)
+        drawn = form.name.endswith("_K")
+        stored = draw_blocks(rows.shape, form) if drawn else gguf.quants.quantize(rows, form)
+        writer.add_tensor(known, stored, raw_dtype=form)
     if change is not None:
         change(writer)
     writer.write_header_to_file()
@@ -91,6 +98,23 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Type to the bytes of a block at which its float16 scales lie."""
+
+
+def draw_blocks(shape: tuple[int, ...], form: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Return random blocks of a K-quant for a matrix [n][k], their values of the order of 0.05."""
+    values, size = gguf.GGML_QUANT_SIZES[form]
+    rng = np.random.default_rng(shape)
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // values, size), dtype=np.uint8)
+    for at in HALVES[form.name]:
+        scale = rng.uniform(0.5, 1, (*blocks.shape[:2], 1)) * (2e-5 if at else 1e-4)
+        blocks[:, :, at : at + 2] = (
+            scale.astype(np.float16).view(np.uint8).reshape(*blocks.shape[:2], 2)
+        )
+    return blocks.reshape(shape[0], -1)
 
 
 def add_no_tokens(writer: gguf.GGUFWriter) -> None:

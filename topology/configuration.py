@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from dovetail.ir.model import PANEL, ModelSpec
+from dovetail.ir.formats import cut_unit
+from dovetail.ir.model import ModelSpec
 from dovetail.topology.tree import TopoTree
 from dovetail.topology.values import HardwareSpec
 
@@ -70,8 +71,8 @@ def allows_processes(model: ModelSpec, count: int) -> bool:
     return (
         model.n_kv_heads % count == 0
         and model.n_heads % count == 0
-        and (count == 1 or model.intermediate_size % (count * PANEL) == 0)
-        and (count == 1 or model.n_heads // count * model.head_dim % PANEL == 0)
+        and (count == 1 or model.intermediate_size % (count * cut_unit(model, "down")) == 0)
+        and (count == 1 or model.n_heads // count * model.head_dim % cut_unit(model, "o") == 0)
     )
 
 

@@ -133,7 +133,7 @@ def library(kind: str, name: str) -> ctypes.CDLL:
     [("q4_32", LINEAR), ("q8_32", SILU), ("q5_32km", LINEAR), ("q6_16k", SILU), ("q4_32m", LINEAR)],
 )
 def test_natively_in_every_tile_and_order(name: str, kind: str) -> None:
-    """Heights, ragged columns, slices of K in each order, K shared by threads, and rows in grids."""
+    """Heights, ragged columns, slices of K in each order, K shared by threads, grids of rows."""
     target, unit = host_target(), FORMATS[name].unit
 
     def call(kernel, values, schedule, tid, threads) -> None:

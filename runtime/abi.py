@@ -70,12 +70,8 @@ PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "dt_team_destroy": (None, (ctypes.c_void_p,)),
     "dt_run": (
         ctypes.c_int,
-        (ctypes.c_void_p, ctypes.POINTER(Tape), _SLOTS, ctypes.c_int64, ctypes.c_int64),
-    ),
-    "dt_run_timed": (
-        ctypes.c_int,
         (
-            *(ctypes.c_void_p, ctypes.POINTER(Tape), _SLOTS, ctypes.c_int64, ctypes.c_int64),
+            *(ctypes.c_void_p, ctypes.POINTER(Tape), _SLOTS, *(ctypes.c_int64,) * 3),
             ctypes.c_void_p,
         ),
     ),

@@ -55,14 +55,17 @@ class KernelLibrary:
         tape: abi.Tape,
         args: ctypes.Array[abi.Slot],
         span: range,
+        most: int | None = None,
         times: int | None = None,
     ) -> None:
-        """Run the entries `span` of a bound tape on `team`; `times`: where dt_run_timed notes them.
+        """Run the entries `span` of a bound tape on `team`, on at most so many of its threads.
+
+        times: address of where to note when they ran, see dt_run.
 
         Raises RankError when it was stopped, DeviceError when the team could not run it.
         """
         given = (team.handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop))
-        status = self.c.dt_run_timed(*given, times)
+        status = self.c.dt_run(*given, team.threads if most is None else most, times)
         if status == abi.STOPPED:
             raise RankError("a process of the group ended while it was computing")
         if status:

@@ -134,10 +134,10 @@ class BoundTape:
         self._entries = self._bind_entries(tables)
         self._patch_array = (abi.Patch * max(1, len(self._patches)))(*self._patches)
         self._args = (abi.Slot * max(1, len(tape.args)))()
+        self._known: dict[str, int] = {}  # arguments as they are set
         self._everything = range(len(tape.entries))
         self.times: list[npt.NDArray[np.int64]] | None = None
-        """Where each run adds when its entries ran, [entry][thread][abi.TIMES] as dt_run_timed; or
-        None, which costs nothing."""
+        """Where each run adds when its entries ran, [entry][thread][abi.TIMES], or None."""
         self._tape = abi.Tape(
             self._entries,
             len(tape.entries),
@@ -149,23 +149,32 @@ class BoundTape:
 
     def set_args(self, args: Mapping[str, int]) -> None:
         """Set arguments (integers and addresses) for the runs that follow; KeyError if unknown."""
+        known, fields, places = self._known, self._args, self._arg_index
         for name, value in args.items():
-            self._args[self._arg_index[name]].i = value
+            if known.get(name) != value:  # most are the same in every run
+                fields[places[name]].i = known[name] = value
 
     def stop_at(self, word: int) -> None:
         """Pass over kernels once the int32 at address `word` is not 0; runs raise RankError."""
         self._tape.stop = word
 
-    def run(self, team: Team, args: Mapping[str, int], span: range | None = None) -> None:
-        """Set `args` and run all entries, or those in `span`, on `team`."""
+    def run(
+        self,
+        team: Team,
+        args: Mapping[str, int],
+        span: range | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Set `args` and run all entries, or those in `span`, on `team` or `most` threads of it."""
+        threads = team.active if most is None else min(most, team.active)
         self.set_args(args)
         span = self._everything if span is None else span
         if self.times is None:
-            self._library.run(team, self._tape, self._args, span)
+            self._library.run(team, self._tape, self._args, span, threads)
             return
-        noted = np.zeros((len(span), team.active, abi.TIMES), np.int64)
+        noted = np.zeros((len(span), threads, abi.TIMES), np.int64)
         self.times.append(noted)
-        self._library.run(team, self._tape, self._args, span, int(noted.ctypes.data))
+        self._library.run(team, self._tape, self._args, span, threads, int(noted.ctypes.data))
 
     def value(self, slot: Slot, args: Mapping[str, int]) -> int:
         """Return the integer or address that an operand has in a run with `args`."""

@@ -34,7 +34,7 @@ typedef struct dt_job {
   const dt_tape *tape;
   const dt_slot *args;
   int64_t first, last, threads;
-  int64_t *times; /* dt_run_timed's, or NULL */
+  int64_t *times; /* dt_run's */
 } dt_job;
 
 typedef struct dt_worker {
@@ -273,22 +273,20 @@ static int dt_pin_caller(const dt_team *team, cpu_set_t *before) {
   return dt_pin(pthread_self(), team->caller_cpu) == 0;
 }
 
-int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last) {
-  return dt_run_timed(team, tape, args, first, last, NULL);
-}
-
-int dt_run_timed(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last,
-                 int64_t *times) {
-  if (!team || !dt_well_formed(tape, args, first, last)) return -1;
+int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last, int64_t most,
+           int64_t *times) {
+  if (!team || most < 1 || !dt_well_formed(tape, args, first, last)) return -1;
   if (atomic_exchange(&team->busy, 1)) return -1;
   for (int64_t i = 0; i < tape->n_patches; i++) {
     const dt_patch *patch = &tape->patches[i];
     tape->slots[patch->slot].i = args[patch->arg].i + patch->offset;
   }
-  const int64_t threads = getpid() == team->owner ? team->active : 1;
+  const int64_t active = getpid() == team->owner ? team->active : 1;
+  const int64_t threads = active < most ? active : most;
   team->job = (dt_job){tape, args, first, last, threads, times};
   cpu_set_t before;
-  const int pinned = dt_pin_caller(team, &before);
+  /* one of several would only be pinned to where the last run has left it */
+  const int pinned = threads == active && dt_pin_caller(team, &before);
   for (int64_t i = 1; i < threads; i++) dt_gate_open(&team->workers[i].gate);
   dt_execute(team, &team->job, 0);
   if (pinned) pthread_setaffinity_np(pthread_self(), sizeof before, &before);

@@ -110,6 +110,7 @@ class HandTape:
         team: int,
         first: int = 0,
         last: int | None = None,
+        most: int = 64,
         times: npt.NDArray[np.int64] | None = None,
         **args: int,
     ) -> int:
@@ -118,9 +119,8 @@ class HandTape:
             values[i].i = args.get(name, 1)
         end = self.tape.n_entries if last is None else last
         given = (team, ctypes.byref(self.tape), values, first, end)
-        if times is None:
-            return int(self.library.dt_run(*given))
-        return int(self.library.dt_run_timed(*given, address(times)))
+        noted = None if times is None else address(times)
+        return int(self.library.dt_run(*given, most, noted))
 
 
 @pytest.fixture
@@ -179,6 +179,9 @@ def test_active_set_changes_between_runs(
         assert library.dt_team_set_active(team, active, None) == 0
         assert tape.run(team) == 0 and count.run(team) == 0
         assert seen[0] == active
+        assert count.run(team, most=2) == 0
+        assert seen[0] == min(active, 2)
+    assert tape.run(team, most=0) == -1
     assert faults[0] == 0
     assert library.dt_team_size(team) == 4
 
@@ -317,7 +320,7 @@ def test_segments_and_malformed_calls(library: ctypes.CDLL, make_team: Callable[
     assert taken(log) == [200, 300]
     for first, last in ((-1, 2), (3, 2), (0, 5)):
         assert tape.run(team, first, last) == -1
-    assert library.dt_run(team, None, None, 0, 0) == -1
+    assert library.dt_run(team, None, None, 0, 0, 1, None) == -1
     assert library.dt_team_create(0, None, 0) is None
 
 
@@ -360,7 +363,7 @@ int main(void) {
   for (int64_t i = 1; i < 300; i++) {
     slots[0].p = slots[2].p = cells, slots[1].i = slots[3].i = i, slots[4].p = &faults;
     if (i % 50 == 0) dt_team_set_active(team, 1 + (i / 50) % 4, 0);
-    dt_run(team, &tape, args, 0, 2);
+    dt_run(team, &tape, args, 0, 2, 1 + i % 4, 0);
   }
   dt_team_destroy(team);
   printf("%d", (int)faults);

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
-ABI = 3
+ABI = 4
 SCHEDULE_LENGTH = 9
+TIMES = 5
+"""DT_TIMES: a thread came to an entry, began it, ended it, began and ended its reduction."""
 
 
 class Slot(ctypes.Union):
@@ -68,7 +70,10 @@ PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "dt_team_destroy": (None, (ctypes.c_void_p,)),
     "dt_run": (
         ctypes.c_int,
-        (ctypes.c_void_p, ctypes.POINTER(Tape), _SLOTS, ctypes.c_int64, ctypes.c_int64),
+        (
+            *(ctypes.c_void_p, ctypes.POINTER(Tape), _SLOTS, *(ctypes.c_int64,) * 3),
+            ctypes.c_void_p,
+        ),
     ),
     "dt_comm_bytes": (ctypes.c_int64, (ctypes.c_int64, ctypes.c_int64)),
     "dt_comm_create": (

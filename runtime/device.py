@@ -23,12 +23,16 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Part of a tape with its arguments; `span` None = all of it. `plan` says which threads."""
+    """Part of a tape with its arguments; `span` None = all of it.
+
+    `plan` says which threads, `most` how many of these at most: none of the others is woken.
+    """
 
     tape: BoundTape
     plan: PhasePlan
     args: Mapping[str, int] = field(default_factory=dict)
     span: range | None = None
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ class CpuDevice:
     def run(self, segment: Segment, stream: int = 0) -> None:
         """Run `segment` on the threads of its plan."""
         self._team.set_active(segment.plan)
-        segment.tape.run(self._team, segment.args, segment.span)
+        segment.tape.run(self._team, segment.args, segment.span, segment.most)
 
     def event(self, stream: int = 0) -> Event:
         """Return an event that has been reached."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import (
     CapacityError,
     DeviceError,
@@ -51,6 +51,8 @@ MEMORY_SHARE = 0.5
 
 STEP_TOKENS = (1, 8, *(2**e for e in range(4, 15)))
 """Bounds by which steps are counted by the tokens they compute: vLLM's."""
+
+_UNRECORDED = nullcontext()
 
 log = logging.getLogger("dovetail")
 
@@ -256,7 +258,7 @@ class Engine:
         self.scheduler.finish(request, FAILED)
 
     def _span(self, name: str, **args: int) -> AbstractContextManager[None]:
-        return self.recorder.measure(name, **args) if self.recorder else nullcontext()
+        return self.recorder.measure(name, **args) if self.recorder else _UNRECORDED
 
     # ---- one step ----
 
@@ -303,15 +305,15 @@ class Engine:
     def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
         raw = self._apply_rules(shape, buffers)
         args = buffers.sample_args(shape, draw_uniform)
-        plan = _first_threads(self.sampler.plan, max(1, shape.n_out))
-        self.device.run(Segment(self.sampler.tape, plan, args))
+        rows = max(1, shape.n_out)  # each is sampled by one thread
+        self.device.run(Segment(self.sampler.tape, self.sampler.plan, args, most=rows))
         self._accept(shape, buffers, raw)
 
     def _apply_rules(self, shape: StepShape, buffers: StepBuffers) -> dict[int, Logits]:
         """Change logits as their requests ask for; return the raw ones of rows that show them."""
         raw: dict[int, Logits] = {}
         for row, request in enumerate(shape.outputs):
-            if not request.params.changes_logits:
+            if not request.ruled:
                 continue
             if request.rules is None:
                 prompt = request.tokens[: request.prompt_length]
@@ -329,12 +331,11 @@ class Engine:
         """
         self._score(shape, buffers)
         now = self.device.now()
-        ids = buffers.arrays["out_ids"][: len(shape.outputs)].tolist()
-        logprobs = buffers.arrays["out_logprobs"][: len(shape.outputs)].tolist()
         for row, request in enumerate(shape.outputs):
             if request.state is State.FINISHED:  # its prompt was poisoned
                 continue
-            if not math.isfinite(logprobs[row]):  # one such logit makes the sum one
+            token, logprob = buffers.chosen(row)
+            if not math.isfinite(logprob):  # one such logit makes the sum one
                 nothing_left = request.params.excludes
                 error = _exhausted(request) if nothing_left else _poisoned(len(request.tokens))
                 self._fail(request, error)
@@ -342,9 +343,9 @@ class Engine:
             if request.params.logprobs is not None:
                 logits = raw.get(row, buffers.logits(row))
                 top = top_logprobs(logits, request.params.logprobs)
-                chosen = logprob_of(logits, ids[row]) if row in raw else logprobs[row]
-                request.logprobs.append(TokenLogprob(ids[row], chosen, top))
-            self.scheduler.append(request, ids[row], now)
+                chosen = logprob_of(logits, token) if row in raw else logprob
+                request.logprobs.append(TokenLogprob(token, chosen, top))
+            self.scheduler.append(request, token, now)
 
     def _score(self, shape: StepShape, buffers: StepBuffers) -> None:
         """Hand log probabilities of prompt tokens to their requests, a block of rows at a time."""
@@ -383,11 +384,6 @@ def _lost_with(error: BaseException) -> DovetailError:
     if isinstance(error, MemoryError | CapacityError):
         return DeviceError(f"memory ran out in a step ({error}); send fewer requests at once")
     return DeviceError(f"a step failed ({error}); send the request again")
-
-
-def _first_threads(plan: PhasePlan, most: int) -> PhasePlan:
-    """Return `plan` with no more than `most` threads; rows are sampled by one thread each."""
-    return PhasePlan(threads=min(plan.threads, most), cpus=plan.cpus[:most])
 
 
 def _fit(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:

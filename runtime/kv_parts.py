@@ -6,6 +6,7 @@ In: decodes, KV heads, lengths, threads. Out: the number of parts, which a merge
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from dovetail.ir.model import MAX_KV_SPLITS
 
@@ -47,7 +48,15 @@ def count_parts(
         apart: heads are dealt singly: no warp of a GPU fetches ahead.
     """
     most = min(MAX_KV_SPLITS, 1 + longest // least) if least else 1
-    long = range(1, min(most, longest // LONG_TOKENS) + 1)
+    return _count_parts(sequences, n_kv, most, min(most, longest // LONG_TOKENS), threads, apart)
+
+
+@lru_cache
+def _count_parts(
+    sequences: int, n_kv: int, most: int, most_long: int, threads: int, apart: bool
+) -> int:
+    """Return the parts of sequences that may be cut in `most`, in `most_long` long ones."""
+    long = range(1, most_long + 1)
     shares = (n for n in range(1, 1 if apart else n_kv) if n_kv % n == 0)  # of a part, by its heads
     found = (_even_parts(sequences * n, long, threads) for n in shares)
     return (

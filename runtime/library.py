@@ -49,14 +49,23 @@ class KernelLibrary:
             return abi.COLLECTIVES[kernel]
         return tuple(p.name for p in self.kernels[kernel].params if p.kind == "slot")
 
-    def run(self, team: Team, tape: abi.Tape, args: ctypes.Array[abi.Slot], span: range) -> None:
-        """Run the entries `span` of a bound tape on `team`.
+    def run(
+        self,
+        team: Team,
+        tape: abi.Tape,
+        args: ctypes.Array[abi.Slot],
+        span: range,
+        most: int | None = None,
+        times: int | None = None,
+    ) -> None:
+        """Run the entries `span` of a bound tape on `team`, on at most so many of its threads.
+
+        times: address of where to note when they ran, see dt_run.
 
         Raises RankError when it was stopped, DeviceError when the team could not run it.
         """
-        status = self.c.dt_run(
-            team.handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop)
-        )
+        given = (team.handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop))
+        status = self.c.dt_run(*given, team.threads if most is None else most, times)
         if status == abi.STOPPED:
             raise RankError("a process of the group ended while it was computing")
         if status:
@@ -104,6 +113,11 @@ class Team:
         self._active: tuple[int, tuple[int, ...]] = (threads, ())
         self._end = weakref.finalize(self, library.dt_team_destroy, handle)
         self._end.atexit = False  # another thread may be in a run while the process ends
+
+    @property
+    def active(self) -> int:
+        """Threads that runs use now."""
+        return self._active[0]
 
     def set_active(self, plan: PhasePlan) -> None:
         """Use the first `plan.threads` threads from now on, pinned to `plan.cpus`.

@@ -215,6 +215,7 @@ class Home(enum.Enum):
 
     GPU = "gpu"
     CPU = "cpu"
+    __hash__ = object.__hash__  # enum's own is a Python function, called for each look into a dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +273,11 @@ class Request:
     rules: LogitRules | None = None  # once a token was chosen, where its options change logits
     finish_reason: str | None = None
     error: DovetailError | None = None  # why it failed, where its reason is `error`
+    ruled: bool = field(init=False)  # whether its options change logits
+
+    def __post_init__(self) -> None:
+        """Answer once what every step asks."""
+        self.ruled = self.params.changes_logits
 
     @property
     def output(self) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dovetail.runtime.kv_pool import KvPool
 from dovetail.runtime.pipeline import LayerTimes
 from dovetail.runtime.plan import Batch, Limits, Move, PrefillChunk, SchedulerSettings, StepPlan
-from dovetail.runtime.predictor import Predictor
+from dovetail.runtime.predictor import Predictor, ZeroPredictor
 from dovetail.runtime.queues import RequestBook
 from dovetail.runtime.request import Home, Request, State
 
@@ -67,10 +67,32 @@ class Scheduler(RequestBook):
         pools = {other: KvPool(0) for other in Home} | {home: pool}
         super().__init__(limits, pools, clock, settings or SchedulerSettings(offload="off"))
         self.predictor, self.home, self.pool = predictor, home, pool
+        self._weighs = type(predictor) is not ZeroPredictor  # else no step need ask it
 
     def plan(self) -> StepPlan:
         """Return the next step: every decode, then chunks of prompts in order."""
-        return self.plan_alone(self.home)
+        return self._plan_steady() or self.plan_alone(self.home)
+
+    def _plan_steady(self) -> StepPlan | None:
+        """Return the step where there is nothing to decide, None where there is.
+
+        So it is in nearly all steps of an answer: nobody waits, and all have blocks for the next
+        token. What `plan_alone` does besides costs more than it seems: each step finds it outside
+        of the caches, which the weights have gone through.
+        """
+        running, limits = self.running[self.home], self.limits
+        if self._weighs or self.waiting or not running:
+            return None
+        if len(running) > min(limits.max_step_sequences, limits.max_step_tokens):
+            return None
+        missing = self.pool.missing
+        if not all(r.decoding and not missing(r.id, len(r.tokens)) for r in running):
+            return None
+        self.tick()
+        ids = tuple([request.id for request in running])
+        return StepPlan(
+            (Batch(gpu_decode=ids) if self.home is Home.GPU else Batch(cpu_decode=ids),)
+        )
 
     def plan_alone(self, home: Home) -> StepPlan:
         """Return the step in which `home` does everything."""
@@ -169,6 +191,8 @@ class Scheduler(RequestBook):
         """Return the step with all that was drafted in one batch, whose parts follow each other."""
         gpu, cpu = draft.decodes[Home.GPU], draft.decodes[Home.CPU]
         batch = Batch(tuple(draft.chunks), tuple(r.id for r in gpu), tuple(r.id for r in cpu))
+        if not self._weighs:
+            return StepPlan((batch,), preempt=tuple(draft.preempted))
         times = LayerTimes(self.predictor)
         attention = times.prefill(draft.chunks) + times.gpu_decode(sum(len(r.tokens) for r in gpu))
         attention += times.cpu_decode(len(cpu), sum(len(r.tokens) for r in cpu))

@@ -79,12 +79,16 @@ class StepBuffers:
             name: alloc(_nbytes(dtype, shape)).view(dtype).reshape(shape)
             for name, (dtype, shape) in shapes.items()
         }
+        buffers: dict[str, Any] = self.arrays
+        self._cells: dict[str, Any] = {name: memoryview(array) for name, array in buffers.items()}
+        """For single numbers, which a memoryview takes faster than numpy does."""
         self.vocab_size = spec.vocab_size
-        self._addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
-        self._strides = {
-            "table_stride": self.arrays["block_tables"].shape[1],
-            "logits_stride": self.arrays["logits"].shape[1],
-        }
+        addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
+        stride = {"logits_stride": self.arrays["logits"].shape[1]}
+        tables = {"table_stride": self.arrays["block_tables"].shape[1]}
+        self._forward = {name: addresses[name] for name in _FORWARD_ARRAYS} | tables | stride
+        self._sample = {name: addresses[name] for name in _SAMPLE_ARRAYS} | stride
+        self._sampled: tuple[Request, ...] = ()  # whose parameters lie in the arrays
         self._iota = np.arange(spec.max_context, dtype=np.int32)
 
     def fill(
@@ -95,7 +99,7 @@ class StepBuffers:
         outputs: list[Request] = []
         scored: list[tuple[Request, range]] = []
         score_rows: list[int] = []
-        self.arrays["seq_starts"][0] = 0
+        self._cells["seq_starts"][0] = 0
         for chunk in batch.prefill:
             request = requests[chunk.request]
             self._put(request, table(request.id), chunk, sequence, row)
@@ -104,19 +108,16 @@ class StepBuffers:
                 scored.append((request, chunk.scores))
                 score_rows += [row + at - chunk.start for at in chunk.scores]
             row, sequence = row + chunk.length, sequence + 1
-            self.arrays["seq_starts"][sequence] = row
+            self._cells["seq_starts"][sequence] = row
             if ends and request.max_tokens:
-                self.arrays["out_rows"][len(outputs)] = row - 1
+                self._cells["out_rows"][len(outputs)] = row - 1
                 outputs.append(request)
         prefill_tokens = row
         decodes = [requests[number] for number in (*batch.gpu_decode, *batch.cpu_decode)]
-        self._put_decodes(decodes, table, sequence, row)
-        self.arrays["out_rows"][len(outputs) : len(outputs) + len(decodes)] = range(
-            row, row + len(decodes)
-        )
+        longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
         outputs += decodes
-        self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
-        longest = max((len(request.tokens) for request in decodes), default=0)
+        if score_rows:
+            self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
         return StepShape(
             n_tokens=row + len(decodes),
             n_prefill=len(batch.prefill),
@@ -149,27 +150,31 @@ class StepBuffers:
         table: Callable[[int], Blocks],
         sequence: int,
         row: int,
-    ) -> None:
-        """Write one row for each of `decodes`: few calls for all, since there are many of them."""
-        arrays, tables, slots = self.arrays, self.arrays["block_tables"], []
-        for number, request in enumerate(decodes, sequence):
-            blocks, (index, place) = table(request.id), divmod(request.computed, KV_BLOCK)
-            slots.append(int(blocks[index]) * KV_BLOCK + place)
-            tables[number, : index + 1] = np.frombuffer(blocks, np.int32, index + 1)
-        rows, sequences = slice(row, row + len(decodes)), slice(sequence, sequence + len(decodes))
-        arrays["token_ids"][rows] = [request.tokens[request.computed] for request in decodes]
-        arrays["positions"][rows] = [request.computed for request in decodes]
-        arrays["kv_slots"][rows] = slots
-        arrays["seq_lengths"][sequences] = [request.computed + 1 for request in decodes]
+        output: int,
+    ) -> int:
+        """Write one row for each of `decodes`; return the tokens of the longest."""
+        cells, tables, longest = self._cells, self.arrays["block_tables"], 0
+        ids, positions, slots = cells["token_ids"], cells["positions"], cells["kv_slots"]
+        lengths, out_rows = cells["seq_lengths"], cells["out_rows"]
+        for number, request in enumerate(decodes):
+            at, blocks = request.computed, table(request.id)
+            index, place = divmod(at, KV_BLOCK)
+            tables[sequence + number, : index + 1] = np.frombuffer(blocks, np.int32, index + 1)
+            ids[row + number], positions[row + number] = request.tokens[at], at
+            slots[row + number] = int(blocks[index]) * KV_BLOCK + place
+            lengths[sequence + number] = at + 1
+            out_rows[output + number] = row + number
+            longest = max(longest, len(request.tokens))
+        return longest
 
     def forward_addresses(self) -> dict[str, int]:
         """Return the forward tape's arguments that are the same in every step."""
-        return {**{name: self._addresses[name] for name in _FORWARD_ARRAYS}, **self._strides}
+        return self._forward
 
     def forward_args(self, shape: StepShape, kv_splits: int) -> dict[str, int]:
         """Return the forward tape's arguments for a filled step."""
         return {
-            **self.forward_addresses(),
+            **self._forward,
             "n_tokens": shape.n_tokens,
             "n_prefill": shape.n_prefill,
             "n_decode": shape.n_decode,
@@ -182,19 +187,24 @@ class StepBuffers:
 
         Of rows that score, the tape takes the likeliest token: with its logit it gives their sum.
         """
+        if shape.outputs != self._sampled:  # else they are as they were in the last step
+            for row, request in enumerate(shape.outputs):
+                params = request.params
+                self.arrays["temperature"][row] = params.temperature
+                self.arrays["top_k"][row] = params.top_k
+                self.arrays["top_p"][row] = params.top_p
+                self.arrays["min_p"][row] = params.min_p
+            self._sampled = shape.outputs
         for row, request in enumerate(shape.outputs):
-            params = request.params
-            self.arrays["temperature"][row] = params.temperature
-            self.arrays["top_k"][row] = params.top_k
-            self.arrays["top_p"][row] = params.top_p
-            self.arrays["min_p"][row] = params.min_p
-            self.arrays["uniform"][row] = uniform(request) if params.temperature > 0 else 0.0
-        self.arrays["temperature"][len(shape.outputs) : shape.n_out] = 0.0
-        return {
-            **{name: self._addresses[name] for name in _SAMPLE_ARRAYS},
-            "logits_stride": self._strides["logits_stride"],
-            "n_rows": shape.n_out,
-        }
+            if request.params.temperature > 0:
+                self._cells["uniform"][row] = uniform(request)
+        if shape.scored:
+            self.arrays["temperature"][len(shape.outputs) : shape.n_out] = 0.0
+        return {**self._sample, "n_rows": shape.n_out}
+
+    def chosen(self, row: int) -> tuple[int, float]:
+        """Return the token chosen for output `row`, and its log probability."""
+        return int(self._cells["out_ids"][row]), float(self._cells["out_logprobs"][row])
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the raw logits of output `row` [vocab]; overwritten by the next step."""

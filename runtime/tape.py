@@ -121,6 +121,7 @@ class BoundTape:
     ) -> None:
         """Bind `tape`; ArtifactError names what is missing."""
         self.tape, self._library, self._operands = tape, library, operands
+        self._tables = tables
         self._arg_index = {name: i for i, name in enumerate(tape.args)}
         self._buffers = {buffer.name: buffer for buffer in tape.buffers}
         self._rows: dict[tuple[str, int, int, str], ctypes.Array[abi.Row]] = {}
@@ -133,6 +134,10 @@ class BoundTape:
         self._entries = self._bind_entries(tables)
         self._patch_array = (abi.Patch * max(1, len(self._patches)))(*self._patches)
         self._args = (abi.Slot * max(1, len(tape.args)))()
+        self._known: dict[str, int] = {}  # arguments as they are set
+        self._everything = range(len(tape.entries))
+        self.times: list[npt.NDArray[np.int64]] | None = None
+        """Where each run adds when its entries ran, [entry][thread][abi.TIMES], or None."""
         self._tape = abi.Tape(
             self._entries,
             len(tape.entries),
@@ -144,18 +149,32 @@ class BoundTape:
 
     def set_args(self, args: Mapping[str, int]) -> None:
         """Set arguments (integers and addresses) for the runs that follow; KeyError if unknown."""
+        known, fields, places = self._known, self._args, self._arg_index
         for name, value in args.items():
-            self._args[self._arg_index[name]].i = value
+            if known.get(name) != value:  # most are the same in every run
+                fields[places[name]].i = known[name] = value
 
     def stop_at(self, word: int) -> None:
         """Pass over kernels once the int32 at address `word` is not 0; runs raise RankError."""
         self._tape.stop = word
 
-    def run(self, team: Team, args: Mapping[str, int], span: range | None = None) -> None:
-        """Set `args` and run all entries, or those in `span`, on `team`."""
+    def run(
+        self,
+        team: Team,
+        args: Mapping[str, int],
+        span: range | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Set `args` and run all entries, or those in `span`, on `team` or `most` threads of it."""
+        threads = team.active if most is None else min(most, team.active)
         self.set_args(args)
-        everything = range(len(self.tape.entries))
-        self._library.run(team, self._tape, self._args, everything if span is None else span)
+        span = self._everything if span is None else span
+        if self.times is None:
+            self._library.run(team, self._tape, self._args, span, threads)
+            return
+        noted = np.zeros((len(span), threads, abi.TIMES), np.int64)
+        self.times.append(noted)
+        self._library.run(team, self._tape, self._args, span, threads, int(noted.ctypes.data))
 
     def value(self, slot: Slot, args: Mapping[str, int]) -> int:
         """Return the integer or address that an operand has in a run with `args`."""
@@ -167,6 +186,19 @@ class BoundTape:
             case BufferRef():
                 return self._buffer_address(slot)
         raise self._error(f"an operand {type(slot).__name__} is no integer and no buffer")
+
+    def kernel(self, entry: Entry, m: int) -> str:
+        """Return the name of the kernel that computes an entry of m rows."""
+        rows = self._table(entry, self._tables.get(entry.op, ())).rows
+        return [row.kernel for row in rows if row.m_lo <= m][-1]
+
+    def product_bytes(self, entry: Entry) -> int:
+        """Return the bytes of the weight that an entry multiplies by; 0 where it is no product."""
+        names = self._library.slots(self.kernel(entry, 1))
+        weight = dict(zip(names, entry.slots, strict=True)).get("B")
+        if not isinstance(weight, WeightRef) or weight.name is None:
+            return 0
+        return self._operands.weights.entries[weight.name].bytes
 
     def segment(self, name: str) -> range:
         """Return the entries of segment `name`, e.g. `attn(0)`; they lie together."""

@@ -4,8 +4,9 @@
 #define DOVETAIL_ABI_H
 #include <stdint.h>
 
-#define DT_ABI 3
+#define DT_ABI 4
 #define DT_SCHEDULE_VALUES 9
+#define DT_TIMES 5
 
 /* One operand: an address, an integer or a double. */
 typedef union dt_slot {
@@ -62,8 +63,12 @@ dt_team *dt_team_create(int64_t n_threads, const int32_t *cpus, int64_t spin);
 int dt_team_set_active(dt_team *team, int64_t active, const int32_t *cpus);
 int64_t dt_team_size(const dt_team *team);
 void dt_team_destroy(dt_team *team);
-/* Run entries [first, last) of a tape. 0 on success, -1 for a malformed call, -2 when `stop` ended it early. */
-int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last);
+/* Run entries [first, last) of a tape on the first `most` of the active threads. 0 on success, -1 for a malformed call,
+ * -2 when `stop` ended it early. times: NULL, or where to note when each thread came to an entry, began its kernel
+ * after the barrier, ended it, and began and ended its reduction: [entry - first][thread][DT_TIMES], nanoseconds of
+ * CLOCK_MONOTONIC. What did not take place stays as it was. */
+int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last, int64_t most,
+           int64_t *times);
 
 /* A group of processes that add up their float32 values through shared memory (collective.c). */
 typedef struct dt_comm dt_comm;

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define DT_STACK_BYTES (8u << 20) /* kernels keep tiles on the stack; musl's default of 128 KiB is too small */
@@ -33,6 +34,7 @@ typedef struct dt_job {
   const dt_tape *tape;
   const dt_slot *args;
   int64_t first, last, threads;
+  int64_t *times; /* dt_run's */
 } dt_job;
 
 typedef struct dt_worker {
@@ -101,6 +103,14 @@ static const dt_row *dt_find_row(const dt_entry *entry, int64_t m) {
 /* Threads may see the stop at different entries: each still comes to every barrier. */
 static int dt_stopped(const dt_tape *tape) { return tape->stop && __atomic_load_n(tape->stop, __ATOMIC_RELAXED); }
 
+/* Note the time as `which` of an entry's DT_TIMES, where anybody wants to know. */
+static inline void dt_note(int64_t *times, int which) {
+  if (!times) return;
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  times[which] = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
   const int64_t threads = job->threads;
   int owed = 0; /* a skipped entry's barrier is owed by the next one that runs */
@@ -109,14 +119,20 @@ static void dt_execute(dt_team *team, const dt_job *job, int64_t tid) {
     const int64_t m = job->args[entry->m_arg].i;
     owed |= entry->barrier && e > job->first;
     if (m <= 0 || (entry->skip_arg >= 0 && job->args[entry->skip_arg].i == 0)) continue;
+    int64_t *times = job->times ? job->times + ((e - job->first) * threads + tid) * DT_TIMES : NULL;
+    dt_note(times, 0);
     if (owed) dt_barrier(team, threads, 1);
     owed = 0;
+    dt_note(times, 1);
     const dt_row *row = dt_find_row(entry, m);
     const dt_slot *slots = job->tape->slots + entry->first_slot;
     if (!dt_stopped(job->tape)) row->kernel(slots, row->schedule, tid, threads);
+    dt_note(times, 2);
     if (row->reduce) {
       dt_barrier(team, threads, 1);
+      dt_note(times, 3);
       if (!dt_stopped(job->tape)) row->reduce(slots, row->schedule, tid, threads);
+      dt_note(times, 4);
     }
   }
   dt_barrier(team, threads, tid == 0);
@@ -257,17 +273,20 @@ static int dt_pin_caller(const dt_team *team, cpu_set_t *before) {
   return dt_pin(pthread_self(), team->caller_cpu) == 0;
 }
 
-int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last) {
-  if (!team || !dt_well_formed(tape, args, first, last)) return -1;
+int dt_run(dt_team *team, const dt_tape *tape, const dt_slot *args, int64_t first, int64_t last, int64_t most,
+           int64_t *times) {
+  if (!team || most < 1 || !dt_well_formed(tape, args, first, last)) return -1;
   if (atomic_exchange(&team->busy, 1)) return -1;
   for (int64_t i = 0; i < tape->n_patches; i++) {
     const dt_patch *patch = &tape->patches[i];
     tape->slots[patch->slot].i = args[patch->arg].i + patch->offset;
   }
-  const int64_t threads = getpid() == team->owner ? team->active : 1;
-  team->job = (dt_job){tape, args, first, last, threads};
+  const int64_t active = getpid() == team->owner ? team->active : 1;
+  const int64_t threads = active < most ? active : most;
+  team->job = (dt_job){tape, args, first, last, threads, times};
   cpu_set_t before;
-  const int pinned = dt_pin_caller(team, &before);
+  /* one of several would only be pinned to where the last run has left it */
+  const int pinned = threads == active && dt_pin_caller(team, &before);
   for (int64_t i = 1; i < threads; i++) dt_gate_open(&team->workers[i].gate);
   dt_execute(team, &team->job, 0);
   if (pinned) pthread_setaffinity_np(pthread_self(), sizeof before, &before);

@@ -25,6 +25,7 @@ from dovetail.cli.report import (
 
 if TYPE_CHECKING:
     from dovetail.ir.profile import ProfileFile
+    from dovetail.runtime.calls import CallProfile
     from dovetail.runtime.scenario import Scenario
     from dovetail.runtime.simulator import Arrival, Simulation
 
@@ -111,15 +112,28 @@ def profile_command(
     artifact: Annotated[Path, typer.Argument(help="An artifact directory.")],
     budget: Annotated[str, typer.Option(help="Time to spend: 10s, 1m.")] = "10s",
     threads: Threads = None,
+    calls: Annotated[
+        bool, typer.Option("--calls", help="Show where a decode step's time goes, call by call.")
+    ] = False,
+    sequences: Annotated[int, typer.Option(min=1, help="With --calls: of the step.")] = 1,
+    context: Annotated[int, typer.Option(min=1, help="With --calls: tokens of each.")] = 128,
     json: AsJson = False,
 ) -> None:
     """Measure an artifact's cost tables on this machine, or show those it has."""
     from dovetail.loading import load
+    from dovetail.runtime.calls import profile_calls
     from dovetail.runtime.profiler import load_profile
     from dovetail.topology.hardware import read_hardware
 
     seconds = read_duration(budget)
     with load(artifact, threads=threads) as app:
+        if calls:
+            found = profile_calls(app.engine, sequences=sequences, context=context, seconds=seconds)
+            if json:
+                print_json(found)
+            else:
+                stdout_console().print(_calls_table(found))
+            return
         part = next(iter(app.artifact.models.values()))
         profile = load_profile(app.artifact, part, app.engine, read_hardware(), seconds)
     if json:
@@ -218,4 +232,31 @@ def _profile_table(profile: ProfileFile) -> Table:
         for row in rows:
             at = " x ".join(map(str, row.at))
             table.add_row(name, at, f"{1e6 * row.seconds:.1f}", f"{row.spread:.0%}", row.origin)
+    return table
+
+
+def _calls_table(profile: CallProfile) -> Table:
+    table = Table(
+        title=f"a decode step of {show_count(profile.sequences, 'sequence')} behind "
+        f"{profile.context} tokens, {show_count(profile.threads, 'thread')}: "
+        f"{profile.step_us:.0f} us, median of {profile.steps}",
+        title_justify="left",
+    )
+    table.add_column("operator")
+    table.add_column("kernel")
+    for name in ("calls", "us a call", "us a step", "then wait us", "share", "weights MB", "GB/s"):
+        table.add_column(name, justify="right")
+    for row in profile.rows:
+        read = row.weight_gb_s
+        table.add_row(
+            row.op,
+            row.kernel,
+            str(row.calls),
+            f"{row.call_us:.1f}",
+            f"{row.step_us:.1f}",
+            f"{row.wait_us:.1f}",
+            f"{row.share:.1%}",
+            "" if read is None else f"{row.weight_bytes / 1e6:.1f}",
+            "" if read is None else f"{read:.1f}",
+        )
     return table

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from dovetail.ir.errors import DovetailError
+from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.apart.wire import (
     Drop,
     Ended,
@@ -36,18 +37,22 @@ from dovetail.runtime.apart.wire import (
     pack_told,
 )
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.engine import Engine
+from dovetail.runtime.engine import STEP_TOKENS, Engine
 from dovetail.runtime.framing import Inlet, pack_value, receive_value
 from dovetail.runtime.host import Ask
 from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.open_engine import open_engine
-from dovetail.runtime.request import Request, State
+from dovetail.runtime.request import Request, SamplingParams, State
+from dovetail.runtime.tally import Tally
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.hardware import read_hardware
 
 PACE = 0.0005
 """Seconds between two messages for each request that the second one tells more tokens of: the app
 takes about a tenth of that for each. First tokens and ends are told at once."""
+
+WARM_PROMPT, WARM_ANSWER = 64, 4
+"""Tokens of the answer that is generated before a process says that it is ready."""
 
 GATHER = 0.005
 """Seconds that orders gather for while requests wait, and new ones would, too. Each read that waits
@@ -236,11 +241,34 @@ def serve(link: socket.socket) -> None:
     except (DovetailError, MemoryError, OSError) as error:
         link.sendall(pack_value(Ready(error=ErrorText.of(error))))
         return
+    if setup.options.emulation is None and setup.options.cuda is None:
+        warm_up(engine)
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it
     opened.set_result(Desk(link, engine))
     link.sendall(pack_value(Ready(engine.service, engine.spec.vocab_size)))
     reader.join()
+
+
+def warm_up(engine: Engine) -> None:
+    """Answer a prompt that nobody sees: what would make the first one slow happens now.
+
+    Weights and the rows of activations get their pages, Python reads code. What counts requests and
+    steps, and the KV pool, are as before.
+    """
+    limits = engine.scheduler.limits
+    room = min(limits.max_step_tokens, limits.max_context - WARM_ANSWER)
+    room = min(room, engine.pool.n_blocks * KV_BLOCK - WARM_ANSWER)
+    if room < 1:
+        return
+    params = SamplingParams(max_tokens=WARM_ANSWER, ignore_eos=True)
+    engine.submit([0] * min(room, WARM_PROMPT), params)
+    while engine.scheduler.busy:
+        engine.step()
+    engine.scheduler.answer_tokens = None
+    engine.step_tokens = Tally(STEP_TOKENS)
+    for pool in engine.scheduler.pools.values():
+        pool.forget()
 
 
 def _read(link: socket.socket, opened: Future[Desk]) -> None:

@@ -49,6 +49,16 @@ class ServedModel:
             return None
         return next((part.file for part in self.app.artifact.models.values()), None)
 
+    def read_texts(self) -> None:
+        """Read chat template and tokenizer now: a damaged one is told of, no request waits for it.
+
+        Raises ArtifactError where one is damaged.
+        """
+        _ = self.app.template
+        tokenizer = self.app.generator.tokenizer if self.file else None
+        if tokenizer is not None:
+            _ = tokenizer.longest
+
     @cached_property
     def encoder(self) -> TextEncoder | None:
         """The encoder that embeds."""

@@ -40,7 +40,7 @@ def open_models(artifacts: Mapping[str, Path], load: Callable[[Path], App]) -> M
     try:
         for name, path in artifacts.items():
             opened.append(ServedModel(name, load(path)))
-            _ = opened[-1].app.template  # a damaged one is told of now
+            opened[-1].read_texts()
     except BaseException:
         Models(opened).close()
         raise

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,12 +105,22 @@ class HandTape:
     def _address(self, name: str | None) -> int | None:
         return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value if name else None
 
-    def run(self, team: int, first: int = 0, last: int | None = None, **args: int) -> int:
+    def run(
+        self,
+        team: int,
+        first: int = 0,
+        last: int | None = None,
+        most: int = 64,
+        times: npt.NDArray[np.int64] | None = None,
+        **args: int,
+    ) -> int:
         values = (abi.Slot * len(self.names))()
         for i, name in enumerate(self.names):
             values[i].i = args.get(name, 1)
         end = self.tape.n_entries if last is None else last
-        return int(self.library.dt_run(team, ctypes.byref(self.tape), values, first, end))
+        given = (team, ctypes.byref(self.tape), values, first, end)
+        noted = None if times is None else address(times)
+        return int(self.library.dt_run(*given, most, noted))
 
 
 @pytest.fixture
@@ -168,6 +179,9 @@ def test_active_set_changes_between_runs(
         assert library.dt_team_set_active(team, active, None) == 0
         assert tape.run(team) == 0 and count.run(team) == 0
         assert seen[0] == active
+        assert count.run(team, most=2) == 0
+        assert seen[0] == min(active, 2)
+    assert tape.run(team, most=0) == -1
     assert faults[0] == 0
     assert library.dt_team_size(team) == 4
 
@@ -195,6 +209,33 @@ def log_step(
 
 def taken(log: npt.NDArray[np.int64]) -> list[int]:
     return [int(v) for v in log[1 : 1 + log[0]]]
+
+
+def test_a_timed_run_notes_when_each_thread_came_began_and_ended(
+    library: ctypes.CDLL, make_team: Callable[..., int]
+) -> None:
+    cells, faults, log = np.zeros(8 * 64, np.int64), np.zeros(1, np.int64), np.zeros(64, np.int64)
+    tape = HandTape(
+        library,
+        ["m", "absent"],
+        [
+            Step((address(cells), 0), [(1, "write_cell", None, 0)]),
+            log_step(log, 7, skip="absent"),
+            Step((address(cells), 0, address(faults)), [(1, "check_cells", "write_cell", 0)]),
+        ],
+    )
+    times = np.zeros((2, 3, abi.TIMES), np.int64)
+    before = time.perf_counter_ns()
+    assert tape.run(make_team(3), 1, times=times, absent=0) == 0  # from the skipped one on
+    assert not times[0].any()
+    assert (np.diff(times[1], axis=1) >= 0).all()
+    assert before <= times.max(where=times > 0, initial=0) <= time.perf_counter_ns()
+    assert times[1, :, 2].max() <= times[1, :, 3].min()  # a barrier lies before a reduction
+    times = np.zeros((3, 3, abi.TIMES), np.int64)
+    assert tape.run(make_team(3), times=times, absent=0) == 0
+    assert times[0, :, 2].max() <= times[2, :, 1].min()
+    assert not times[0, :, 3:].any()  # it has no reduction
+    assert faults[0] == 0
 
 
 def test_skipped_entry_leaves_its_barrier_to_the_next(
@@ -279,7 +320,7 @@ def test_segments_and_malformed_calls(library: ctypes.CDLL, make_team: Callable[
     assert taken(log) == [200, 300]
     for first, last in ((-1, 2), (3, 2), (0, 5)):
         assert tape.run(team, first, last) == -1
-    assert library.dt_run(team, None, None, 0, 0) == -1
+    assert library.dt_run(team, None, None, 0, 0, 1, None) == -1
     assert library.dt_team_create(0, None, 0) is None
 
 
@@ -322,7 +363,7 @@ int main(void) {
   for (int64_t i = 1; i < 300; i++) {
     slots[0].p = slots[2].p = cells, slots[1].i = slots[3].i = i, slots[4].p = &faults;
     if (i % 50 == 0) dt_team_set_active(team, 1 + (i / 50) % 4, 0);
-    dt_run(team, &tape, args, 0, 2);
+    dt_run(team, &tape, args, 0, 2, 1 + i % 4, 0);
   }
   dt_team_destroy(team);
   printf("%d", (int)faults);

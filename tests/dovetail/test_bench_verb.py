@@ -92,3 +92,17 @@ def test_a_profile_is_measured_once_and_shown(artifact: Path, tmp_path: Path) ->
     shown = dovetail(*arguments)
     assert shown.code == 0 and "measured" in shown.out
     assert_one_sentence(dovetail("bench", "profile", own, "--threads", "2", "--budget", "1"))
+
+
+def test_the_calls_of_a_step_are_shown(artifact: Path) -> None:
+    arguments = ("bench", "profile", artifact, "--calls", "--budget", "0.1s", "--threads", "1")
+    result = dovetail(*arguments, "--context", "20", "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert report["sequences"] == 1 and report["context"] > 20 and report["steps"] >= 8
+    rows = {row["op"]: row for row in report["rows"]}
+    assert rows["gate_up"]["weight_gb_s"] > 0 and rows["rmsnorm"]["weight_gb_s"] is None
+    table = dovetail(*arguments)
+    assert table.code == 0, table.err
+    assert "a decode step of 1 sequence" in table.out and "gate_up" in table.out
+    assert_one_sentence(dovetail(*arguments, "--context", 10**6))

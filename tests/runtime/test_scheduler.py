@@ -221,3 +221,37 @@ def test_whole_prompts_where_cutting_is_off() -> None:
 def test_priorities_have_bounds() -> None:
     with pytest.raises(RequestError, match="priority"):
         make_scheduler().submit([1], SamplingParams(), priority=101)
+
+
+class Weighing(ZeroPredictor):
+    """Knows nothing either, but is asked."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), blocks=st.integers(4, 24), sequences=st.integers(1, 5))
+def test_steps_without_a_decision_are_those_that_all_decisions_give(
+    seed: int, blocks: int, sequences: int
+) -> None:
+    quick, slow = (
+        Scheduler(
+            Limits(32, sequences, 60, 1000),
+            KvPool(blocks),
+            predictor,
+            lambda: 0.0,
+            settings=SchedulerSettings(offload="off"),
+        )
+        for predictor in (ZeroPredictor(), Weighing())
+    )
+    draw, steady = random.Random(seed), 0
+    for turn in range(80):
+        if turn == 0 or draw.random() < 0.1:
+            length, answer = draw.randint(1, 30), draw.randint(3, 30)
+            for scheduler in (quick, slow):
+                submit(scheduler, length, answer)
+        plans = [scheduler.plan() for scheduler in (quick, slow)]
+        assert plans[0] == plans[1]
+        steady += bool(plans[0].batches[0].cpu_decode) and not quick.waiting
+        for scheduler, plan in zip((quick, slow), plans, strict=True):
+            apply(scheduler, plan)
+            scheduler.check_integrity()
+    assert steady > 0

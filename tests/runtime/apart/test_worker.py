@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 
 from dovetail.runtime.apart.wire import Drop, Order, Orders
-from dovetail.runtime.apart.worker import GATHER, Desk, take_orders
+from dovetail.runtime.apart.worker import GATHER, WARM_ANSWER, Desk, take_orders, warm_up
+from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.framing import pack_value
+from dovetail.runtime.open_engine import EngineOptions, open_engine
+from dovetail.runtime.request import SamplingParams
+from dovetail.topology.hardware import read_hardware
 
 
 class Crowded(Desk):
@@ -40,3 +46,34 @@ def test_all_that_has_come_is_taken_before_more_gathers() -> None:
         take_orders(theirs, opened, hang_up)
     assert desk.taken == orders
     assert found == [(GATHER, len(orders))], "(seconds, orders taken before) of each sleep"
+
+
+def test_an_engine_is_warm_and_nothing_tells_of_it(make_artifact: Callable[..., Path]) -> None:
+    hardware = read_hardware()
+    artifact = open_artifact(make_artifact(), hardware)
+    engine, cold = (open_engine(artifact, hardware, EngineOptions()) for _ in range(2))
+    warm_up(engine)
+    scheduler = engine.scheduler
+    assert scheduler.plans >= WARM_ANSWER, "a prompt and an answer were computed"
+    assert engine.buffers.arrays["positions"][0] > 0
+    assert not scheduler.busy and engine.pool.free_blocks == engine.pool.n_blocks
+    assert scheduler.answer_tokens is None and engine.step_tokens.read().total == 0
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    answers = []
+    for each in (engine, cold):
+        (request,) = each.submit([0] * 30, params)
+        while each.scheduler.busy:
+            each.step()
+        assert request.metrics.cached_tokens == 0, "no block of the warm-up is shared"
+        answers.append(request.output)
+        each.close()
+    assert answers[0] == answers[1]
+
+
+def test_a_small_pool_is_warmed_with_what_fits(make_artifact: Callable[..., Path]) -> None:
+    hardware = read_hardware()
+    options = EngineOptions(kv_blocks=1)
+    engine = open_engine(open_artifact(make_artifact(), hardware), hardware, options)
+    warm_up(engine)  # as many tokens as one block takes
+    assert engine.pool.free_blocks == 1
+    engine.close()

@@ -31,6 +31,7 @@ from dovetail.compiler.measure import (
 from dovetail.compiler.measure_attention import AttentionRun
 from dovetail.compiler.schedules import GATED, reduce_kernel
 from dovetail.ir.artifact import PhasePlan
+from dovetail.ir.block_format import GROUP, SUPER, BlockFormat, Blocks
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
@@ -42,6 +43,8 @@ PADDING = 16
 SPIN = 2000
 TIMED_SECONDS, MOST_CALLS = 5e-4, 16
 """A time is taken over as many calls as last so long, but not over more than this."""
+PATTERN_UNITS = 64
+"""Units of a quantised panel that are drawn; others repeat them."""
 M_TILE = SCHEDULE_VALUES.index("m_tile")
 ALIGNMENT = 4096
 
@@ -58,19 +61,26 @@ class WeightPool:
     """
 
     def __init__(self, dtype: str, pool_bytes: int) -> None:
-        values = np.random.default_rng(1).standard_normal(PERIOD, np.float32) * np.float32(0.05)
-        self._form = FORMATS[dtype]
-        self._pattern = self._form.dtype.narrow(values)
+        self._form = form = FORMATS[dtype]
+        if isinstance(form, BlockFormat):
+            drawn = draw_blocks(form, PANEL, PATTERN_UNITS * form.unit, seed=1)
+            self._pattern = form.pack(drawn).reshape(-1)
+        else:
+            values = np.random.default_rng(1).standard_normal(PERIOD, np.float32)
+            self._pattern = form.dtype.narrow(values * np.float32(0.05)).view(np.uint8)
         self._least = pool_bytes
         self._pool = self._filled(pool_bytes)
 
     def _filled(self, size: int) -> npt.NDArray[np.uint8]:
         pool = map_pages(size // ALIGNMENT * ALIGNMENT)
-        view = pool.view(self._form.dtype.numpy)
-        for first in range(0, len(view), PERIOD):
-            part = view[first : first + PERIOD]
-            part[:] = self._pattern[: len(part)]
+        self._fill(pool)
         return pool
+
+    def _fill(self, part: npt.NDArray[np.uint8]) -> None:
+        period = len(self._pattern)
+        for first in range(0, len(part), period):
+            window = part[first : first + period]
+            window[:] = self._pattern[: len(window)]
 
     def copies(self, panels: int, k: int) -> list[npt.NDArray[np.uint8]]:
         """Return windows of a weight's size, two at least, that together span what was asked for.
@@ -82,13 +92,42 @@ class WeightPool:
         count = max(2, -(-self._least // step))
         if len(self._pool) < count * step:
             self._pool = self._filled(count * step)
-        return [self._pool[i : i + size] for i in range(0, count * step, step)]
+        windows = [self._pool[i : i + size] for i in range(0, count * step, step)]
+        if isinstance(self._form, BlockFormat):  # whose scales must lie where they are read
+            for window in windows:
+                self._fill(window)
+        return windows
 
     def columns(self, window: npt.NDArray[np.uint8], k: int, panel: int) -> npt.NDArray[np.float64]:
         """Return one panel [k][16] of a window as float64."""
         stored = window.view(self._form.dtype.numpy).reshape(-1, self._form.panel_elements(k))
         values = self._form.unpack(stored[panel], PANEL, k).T
         return self._form.dtype.widen(values).astype(np.float64)
+
+
+def draw_blocks(form: BlockFormat, n: int, k: int, seed: int) -> Blocks:
+    """Return random quantised rows [n][k]: all codes, and scales of both signs, are among them."""
+    rng = np.random.default_rng((seed, n, k, form.bits))
+    shape, count = (n, k // SUPER if form.nested else k // form.block), k // form.block
+    size = 0.1 / (1 << (form.bits - 1)) / (64 if form.nested else 1)  # values of about 0.05
+    scales, minimums = ((rng.standard_normal(shape) * size).astype(np.float16) for _ in range(2))
+    steps, lows = (rng.integers(-128, 128, (n, count)).astype(np.int8) for _ in range(2))
+    return Blocks(
+        codes=rng.integers(0, 1 << form.bits, (n, k), dtype=np.uint8),
+        scales=scales,
+        minimums=minimums if form.minimum else None,
+        steps=steps if form.nested else None,
+        lows=lows if form.nested and form.minimum else None,
+    )
+
+
+def round_to_codes(a: Array) -> Array:
+    """Return [m][k] as kernels of quantised weights see it: int8, one scale for each 32 values."""
+    groups = a.reshape(len(a), -1, GROUP)
+    most = np.abs(groups).max(axis=2, keepdims=True)
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    rounded: Array = np.rint(groups * inverse) * (most / np.float32(127))
+    return rounded.reshape(a.shape)
 
 
 def map_pages(size: int) -> npt.NDArray[np.uint8]:
@@ -189,12 +228,15 @@ class GemmRun:
         return known[key]
 
     def activations(self, candidate: Candidate) -> Array:
-        """Return the activations as a kernel sees them: some round them to bfloat16 first."""
+        """Return the activations as a kernel sees them: some round them first."""
         a = self.a[:, : self.case.k]
-        return widen_bf16(narrow_bf16(a)) if self.rounds(candidate) else a
+        if not self.rounds(candidate):
+            return a
+        codes = self.library.kernels[candidate.kernel].binding.get("ROUNDED") == "i8"
+        return round_to_codes(a) if codes else widen_bf16(narrow_bf16(a))
 
     def rounds(self, candidate: Candidate) -> bool:
-        """Tell whether a kernel rounds the activations of so many rows."""
+        """Tell whether a kernel rounds the activations of so many rows, to bfloat16 or codes."""
         least = self.library.kernels[candidate.kernel].binding.get("DOT", 0)
         return bool(least) and self.case.m >= int(least)
 

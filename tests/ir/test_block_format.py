@@ -35,7 +35,7 @@ def test_panels_hold_what_was_packed(form: BlockFormat, n: int, units: int, seed
 
 @pytest.mark.parametrize("form", FAMILY, ids=lambda form: form.name)
 def test_a_panel_is_a_sequence_of_units(form: BlockFormat) -> None:
-    blocks = random_blocks(form, 16, 2 * form.unit)
+    blocks = random_blocks(form, 16, 2 * form.unit, 0)
     whole = form.pack(blocks)[0]
     cut = form.row_bytes(form.unit)
     assert cut == form.unit_bytes and len(whole) == 2 * cut
@@ -57,11 +57,11 @@ def _from(blocks, form, start):
 
 def test_values_are_scales_times_codes() -> None:
     form = BlockFormat(4, 32)
-    blocks = random_blocks(form, 3, 64)
+    blocks = random_blocks(form, 3, 64, 0)
     wanted = (blocks.codes.astype(np.float64) - 8) * blocks.scales.astype(np.float64).repeat(32, 1)
     assert np.array_equal(form.values(blocks), wanted)
     nested = BlockFormat(5, 32, nested=True, minimum=True)
-    blocks = random_blocks(nested, 3, 256)
+    blocks = random_blocks(nested, 3, 256, 0)
     scale = blocks.scales.astype(np.float64) * blocks.steps
     low = blocks.minimums.astype(np.float64) * blocks.lows
     wanted = blocks.codes * scale.repeat(32, 1) + low.repeat(32, 1)
@@ -70,7 +70,7 @@ def test_values_are_scales_times_codes() -> None:
 
 def test_rows_are_cut_and_stacked() -> None:
     form = BlockFormat(6, 16, nested=True)
-    blocks = random_blocks(form, 9, 256)
+    blocks = random_blocks(form, 9, 256, 0)
     again = stack_blocks([blocks[:4], blocks[4:5], blocks[5:]])
     assert again.rows == 9 and np.array_equal(form.pack(again), form.pack(blocks))
 

@@ -161,7 +161,7 @@ def test_natively_in_every_tile_and_order(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_embedding_reads_a_packed_row(name: str) -> None:
     form, target = FORMATS[name], host_target()
-    blocks = random_blocks(form, 37, 2 * form.unit)
+    blocks = random_blocks(form, 37, 2 * form.unit, 0)
     request = kernel_request("embed_packed", target, name)
     library = ctypes.CDLL(str(build_library(LibrarySpec(target, (request,))).path))
     ids = np.array([36, 0, 17, 17], np.int32)

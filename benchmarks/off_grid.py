@@ -74,7 +74,10 @@ def rotate(source: ModelSource, seed: int) -> Iterator[tuple[str, Array]]:
             scale = load(f"{here}.{norm}.weight")
             yield f"{here}.{norm}.weight", ones.copy()
             for name in readers:
-                yield f"{here}.{name}.weight", _single((load(f"{here}.{name}.weight") * scale) @ turn)
+                yield (
+                    f"{here}.{name}.weight",
+                    _single((load(f"{here}.{name}.weight") * scale) @ turn),
+                )
         for name in WRITERS:
             yield f"{here}.{name}.weight", _single(turn.T @ load(f"{here}.{name}.weight"))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dovetail.cli.options import KvDtype, MaxContext, WeightDtype
+from dovetail.cli.options import Calibrate, KvDtype, MaxContext, WeightDtype
 from dovetail.cli.report import print_json, report_errors, tell
 from dovetail.errors import SpecError
 
@@ -86,6 +86,7 @@ def run_command(
         bool, typer.Option("--deterministic", help="Same bits in any batch, on any threads.")
     ] = False,
     weight_dtype: WeightDtype = None,
+    calibrate: Calibrate = None,
     kv_dtype: KvDtype = None,
     max_context: MaxContext = None,
     check_weights: Annotated[
@@ -105,7 +106,12 @@ def run_command(
         prompts = _read_prompts(prompt or [], prompt_ids or [])
     elif prompt or prompt_ids:
         raise SpecError("a workflow makes its own prompts; give --input, or leave --workflow")
-    compiled = {"weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "max_context": max_context}
+    compiled = {
+        "weight_dtype": weight_dtype,
+        "calibrate": calibrate,
+        "kv_dtype": kv_dtype,
+        "max_context": max_context,
+    }
     options: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,

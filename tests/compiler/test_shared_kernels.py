@@ -77,9 +77,7 @@ def test_an_artifact_of_rules_carries_no_library_and_may_move(machine):
 
 
 def test_a_second_model_needs_no_compiler(machine):
-    other = save_model(
-        machine / "other", "llama", intermediate_size=160, tie_word_embeddings=True
-    )
+    other = save_model(machine / "other", "llama", intermediate_size=160, tie_word_embeddings=True)
     (part,) = open_artifact(machine / "a.dove", read_hardware()).models.values()
     report = compile_model(
         other,

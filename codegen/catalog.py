@@ -252,7 +252,7 @@ def multiplies_pairs(target: Target, dtype: str, heads: HeadShape) -> bool:
 def model_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
     """Return everything but GEMM that the tapes of a model call."""
     if isinstance(spec, EncoderSpec):
-        dtypes = {"embed_sum": spec.weight_dtype, "activate_rows": "tanh"}
+        dtypes = {"embed_sum": spec.weight_format("words"), "activate_rows": "tanh"}
         return tuple(kernel_request(f, target, dtypes.get(f)) for f in ENCODER_FAMILIES)
     stored = spec.weight_format("head" if spec.tied_head else "embed")
     table = "embed_packed" if spec.tied_head or is_quantised(stored) else "embed"
@@ -319,7 +319,10 @@ def _encoder_on_device(spec: EncoderSpec, target: Target) -> tuple[KernelRequest
     """Return the kernels of an encoder; products, whose ends they are here, are a library's."""
     plain = ("rope_rows", "layernorm", "mean_rows", "gather_rows", "unit_rows")
     wanted: dict[tuple[str, str | None], None] = dict.fromkeys((family, None) for family in plain)
-    wanted |= {("embed_sum", spec.weight_dtype): None, ("packed_attention_lanes", None): None}
+    wanted |= {
+        ("embed_sum", spec.weight_format("words")): None,
+        ("packed_attention_lanes", None): None,
+    }
     wanted |= {("gate_rows" if spec.gated else "activate_rows", spec.activation): None}
     if spec.labels:
         wanted |= {("activate_rows", spec.head): None}

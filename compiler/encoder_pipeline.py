@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from dovetail.codegen.isa.target import Target
 from dovetail.compiler.check_tape import verify_tape
 from dovetail.compiler.checkpoint import open_checkpoint
@@ -18,6 +20,7 @@ from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
 from dovetail.compiler.model_source import TOKENIZER, ModelDirectory
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import make_encoder_payload
+from dovetail.compiler.quantising import Advance, Quantised, choose_formats
 from dovetail.compiler.report import Steps
 from dovetail.compiler.request import (
     CompileRequest,
@@ -29,6 +32,7 @@ from dovetail.compiler.request import (
 )
 from dovetail.compiler.search.tables import EFFORTS
 from dovetail.compiler.service import plan_service
+from dovetail.compiler.weight_dtype import QUANTISING
 from dovetail.compiler.weights import pack_sources
 from dovetail.compiler.writer import ArtifactWriter
 from dovetail.ir.artifact import PhasePlan, ServicePlan
@@ -64,6 +68,7 @@ class EncoderInputs:
     devices: tuple[Target, ...]
     plan: ServicePlan
     packed: EncoderPart | None = None
+    quantised: Quantised | None = None
 
     @property
     def step_tokens(self) -> int:
@@ -89,6 +94,8 @@ class EncoderInputs:
             dtype: tuple[str, ...] = ()
         else:
             dtype = self.request.describe_dtype(self.name, self.spec, self.targets[0])
+        if self.quantised is not None:
+            dtype += self.quantised.notes
         if (self.folder.transformer / TOKENIZER).is_file():
             return dtype
         return (f"{self.folder.transformer} has no {TOKENIZER}: texts must be token ids", *dtype)
@@ -105,13 +112,18 @@ class EncoderInputs:
 
 
 def read_encoder_inputs(
-    request: CompileRequest, packed: EncoderPart | None = None
+    request: CompileRequest,
+    packed: EncoderPart | None = None,
+    advance: Advance = lambda *_: None,
 ) -> EncoderInputs:
     """Read and check everything; raises SpecError for wrong input.
 
-    packed: the encoder in an artifact, in the place of the request's model.
+    packed: the encoder in an artifact, in the place of the request's model. advance: as of
+    `read_inputs`.
     """
     check_request(request)
+    if request.calibrate is not None:
+        raise SpecError(f"{request.model} is a text encoder, which no text calibrates")
     hardware = read_hardware(request.hardware)
     cpus, devices = split_targets(request.targets)
     targets = choose_targets(cpus, hardware)
@@ -126,6 +138,12 @@ def read_encoder_inputs(
     else:
         folder, spec = EncoderFolder(packed.folder, packed.folder), packed.file.spec
     check_tokenizer(ModelDirectory(folder.transformer))
+    quantised = None
+    if packed is None and request.weight_dtype in QUANTISING:
+        quantised = _quantise(folder, spec, advance)
+        formats = _TABLES | dict(quantised.formats)
+        listed = {name: form for name, form in formats.items() if form != spec.weight_dtype}
+        spec = msgspec.structs.replace(spec, formats=tuple(listed.items()))
     return EncoderInputs(
         request=request,
         name=request.name or ENCODER_NAME,
@@ -136,7 +154,20 @@ def read_encoder_inputs(
         devices=devices,
         plan=request.plan or plan_service(hardware, request.threads),
         packed=packed,
+        quantised=quantised,
     )
+
+
+_TABLES = dict.fromkeys(("words", "places", "kinds"), "bf16")
+"""Tables of quantised encoders: rows are read one by one, and their sum is normed."""
+
+
+def _quantise(folder: EncoderFolder, spec: EncoderSpec, advance: Advance) -> Quantised:
+    """Return the formats of an encoder's products."""
+    checkpoint = open_checkpoint(folder.transformer)
+    sources = encoder_sources(spec, checkpoint)
+    products = [source for source in sources if source.layout.startswith("packed")]
+    return choose_formats(products, checkpoint, spec, None, advance)
 
 
 def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[EncoderInputs]:
@@ -161,6 +192,7 @@ def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[
             plan=whole_plan(first.plan),
             threads=None,
             max_context=None,
+            calibrate=None,
         )
         found.append(read_encoder_inputs(own))
     return found
@@ -180,9 +212,7 @@ def pack_encoder(
     spec, checkpoint = inputs.spec, open_checkpoint(inputs.folder.transformer)
     sources = encoder_sources(spec, checkpoint)
     path, tables = artifact.path_for(name), encoder_tables(spec)
-    packed = pack_sources(
-        sources, lambda _name: spec.weight_dtype, checkpoint, path, tables, steps.advance
-    )
+    packed = pack_sources(sources, spec.weight_format, checkpoint, path, tables, steps.advance)
     artifact.add_weights(name)
     return packed
 

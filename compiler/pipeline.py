@@ -112,7 +112,7 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
 
 def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
     with steps.run("read"):
-        members = _read(request)
+        members = _read(request, steps)
         workflows = _read_workflows(request, members)
         indexes = read_indexes(request.indexes)
     with write_artifact(request.output) as artifact:
@@ -179,7 +179,7 @@ def _first_and_others(models: Mapping[str, str | Path]) -> dict[str, object]:
     return {"model": models[first], "name": first, "beside": others}
 
 
-def _read(request: CompileRequest) -> tuple[Member, ...]:
+def _read(request: CompileRequest, steps: Steps) -> tuple[Member, ...]:
     """Read the first model, then those beside it, which share a budget with it."""
     if is_artifact(request.model):
         return read_artifact(request)
@@ -187,9 +187,9 @@ def _read(request: CompileRequest) -> tuple[Member, ...]:
     if request.budget is not None:
         request = replace(request, budget=request.budget / (1 + len(request.beside)))
     if is_encoder(request.model):
-        first = read_encoder_inputs(request)
+        first = read_encoder_inputs(request, advance=steps.advance)
     else:
-        first = read_inputs(request)
+        first = read_inputs(request, advance=steps.advance)
     return (first, *read_beside(request, first))
 
 
@@ -286,7 +286,9 @@ def _pack(
         return pack_encoder(member, artifact, steps)
     name = f"models/{member.name}/weights/weights.bin"
     checkpoint = member.source.checkpoint()
-    packed = pack_weights(member.spec, checkpoint, artifact.path_for(name), steps.advance)
+    powers = {} if member.quantised is None else member.quantised.powers
+    path = artifact.path_for(name)
+    packed = pack_weights(member.spec, checkpoint, path, steps.advance, powers)
     artifact.add_weights(name)
     return packed
 
@@ -322,6 +324,8 @@ def _write_member(
         _write_model(artifact, member, weights, _build_tapes(member, weights, chosen.tables))
     folder = f"models/{member.name}"
     artifact.write_json(f"{folder}/schedules.json", ScheduleFile(tables=chosen.tables))
+    if member.quantised is not None:
+        artifact.write_json(f"{folder}/quantisation.json", member.quantised.file)
     artifact.write_json(f"{folder}/weights/chunks.json", chunks)
 
 

@@ -23,12 +23,23 @@ from dovetail.ir.plans import ASKED, PlanChoice
 from dovetail.runtime.artifact import Artifact, Part, Reader, open_artifact
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
-SETTLED = ("name", "beside", "max_context", "weight_dtype", "kv_dtype", "workflows", "index")
+SETTLED = (
+    "name",
+    "beside",
+    "max_context",
+    "weight_dtype",
+    "calibrate",
+    "kv_dtype",
+    "workflows",
+    "index",
+)
 """Options of a compile that an artifact leaves no choice of."""
 _LEFT_OPEN: tuple[object, ...] = (None, AUTO, (), [], {})
 TAKEN = ("graph/", "indexes/")
 """Folders of what does not depend on kernels."""
 PLACED = "graph/serve.json"
+QUANTISATION = "/quantisation.json"
+"""Of a model: how far off its weights are, which are linked."""
 CHOICE = "plans/choice.json"
 MAX_BYTES = 64 << 20
 
@@ -87,7 +98,8 @@ def take_over(artifact: ArtifactWriter, path: Path) -> dict[str, tuple[str, ...]
     """Link workflows and indexes of the artifact at `path`; return their names."""
     manifest = Reader(path).manifest
     for name, entry in manifest.files.items():
-        if name.startswith(TAKEN) and name != PLACED:
+        taken = name.startswith(TAKEN) or name.endswith(QUANTISATION)
+        if taken and name != PLACED:
             artifact.link(name, path / name, entry)
     return {"workflows": manifest.workflows, "indexes": manifest.indexes}
 

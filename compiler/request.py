@@ -29,6 +29,7 @@ from dovetail.compiler.model_source import (
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload, make_payload
+from dovetail.compiler.quantising import Advance, Quantised, choose_formats
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
 from dovetail.compiler.service import (
     alone,
@@ -40,7 +41,8 @@ from dovetail.compiler.service import (
     service_plans,
     unmeasured,
 )
-from dovetail.compiler.weight_dtype import AUTO, describe_weight_dtype
+from dovetail.compiler.weight_dtype import AUTO, QUANTISING, describe_weight_dtype
+from dovetail.compiler.weight_formats import matrices, with_formats
 from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.encoder import Spec
@@ -75,7 +77,8 @@ class ModelRequest:
     hardware: `auto` or a HardwareSpec file. workload: a trace. effort: `none` (schedules by rules),
     `fast` or `full` (and a search on this machine). budget: seconds to measure in all, by default
     the effort's own. database: of tuning records, by default the one in the build cache. threads:
-    of both phases. weight_dtype: a weight format, or `auto` (`resolve_weight_dtype`).
+    of both phases. weight_dtype: a weight format, or `auto` (`resolve_weight_dtype`). calibrate: a
+    text file over which the inputs of products are measured where weights are quantised here.
     """
 
     model: str | Path
@@ -87,6 +90,7 @@ class ModelRequest:
     threads: int | None = None
     max_context: int | None = None
     weight_dtype: str | None = AUTO
+    calibrate: str | Path | None = None
     kv_dtype: str | None = None
     max_step_tokens: int = MAX_STEP_TOKENS
     max_step_sequences: int = MAX_STEP_SEQUENCES
@@ -116,6 +120,17 @@ class ModelRequest:
             weight_dtype=self.weight_dtype,
             target=target,
         )
+
+    def quantise(self, spec: ModelSpec, source: ModelSource, advance: Advance) -> Quantised | None:
+        """Return the formats of matrices that are to be quantised, None where none is."""
+        if self.weight_dtype not in QUANTISING:
+            return None
+        found = None
+        if self.calibrate is not None:
+            from dovetail.compiler.input_powers import calibrate  # noqa: PLC0415 - it compiles
+
+            found = calibrate(self, spec, source, advance)
+        return choose_formats(matrices(spec), source.checkpoint(), spec, found, advance)
 
     def describe_dtype(self, name: str, spec: Spec, target: Target) -> tuple[str, ...]:
         """Return a line on how weights are stored where that was left to `auto`."""
@@ -173,6 +188,7 @@ class Inputs:
     choice: PlanChoice
     payload: Payload
     packed: ModelPart | None = None
+    quantised: Quantised | None = None
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -230,6 +246,8 @@ class Inputs:
             dtype: tuple[str, ...] = ()
         else:
             dtype = self.request.describe_dtype(self.name, self.spec, self.targets[0])
+        if self.quantised is not None:
+            dtype += self.quantised.notes
         if self.source.file(TOKENIZER) is not None:
             return dtype
         return (f"{self.source.path} has no {TOKENIZER}: prompts must be token ids", *dtype)
@@ -246,10 +264,13 @@ class Inputs:
         )
 
 
-def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inputs:
+def read_inputs(
+    request: CompileRequest, packed: ModelPart | None = None, advance: Advance = lambda *_: None
+) -> Inputs:
     """Read and check everything; raises SpecError for wrong input.
 
-    packed: the model in an artifact, in the place of the request's.
+    packed: the model in an artifact, in the place of the request's. advance: told how far measuring
+    is where weights are to be quantised.
     """
     check_request(request)
     source = open_model(request.model) if packed is None else ModelDirectory(packed.folder)
@@ -259,6 +280,9 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
     spec = request.read_spec(targets[0], source) if packed is None else packed.file.spec
     workload = read_workload(request.workload)
     check_tokenizer(source)
+    quantised = None if packed is not None else request.quantise(spec, source, advance)
+    if quantised is not None:
+        spec = with_formats(spec, quantised.formats)
     trace = sample_trace(workload, request.max_step_sequences)
     searched = request.threads is None and request.plan is None
     measured = searched and can_measure(targets[0], request)
@@ -284,6 +308,7 @@ def read_inputs(request: CompileRequest, packed: ModelPart | None = None) -> Inp
         choice=choice,
         payload=make_payload(spec, workload, *request.step, processes),
         packed=packed,
+        quantised=quantised,
     )
 
 
@@ -316,10 +341,20 @@ def check_request(request: CompileRequest) -> None:
         raise SpecError(
             f"a budget of {request.budget} seconds is not possible; it may be 0 or more"
         )
+    check_calibration(request)
     if not 1 <= request.max_step_sequences <= request.max_step_tokens <= 1 << 16:
         raise SpecError(
             f"a step of {request.max_step_tokens} tokens and {request.max_step_sequences} "
             "sequences is not possible; tokens may be up to 65536 and no fewer than sequences"
+        )
+
+
+def check_calibration(request: ModelRequest) -> None:
+    """Raise SpecError for a text where no weights are quantised."""
+    if request.calibrate is not None and request.weight_dtype not in QUANTISING:
+        raise SpecError(
+            f"a text to calibrate is for weights that are quantised here; give --weight-dtype "
+            f"{' or '.join(QUANTISING)}, or leave out --calibrate"
         )
 
 

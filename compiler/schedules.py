@@ -179,7 +179,7 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
     """Return how often each of `gemm_ops` runs in one step."""
     if isinstance(spec, EncoderSpec):
         assert processes == 1, "encoders are not shared"
-        return {op: 1 if op.op in HEADS else spec.n_layers for op in _encoder_gemms(spec)}
+        return dict(Counter(_encoder_gemms(spec)))
     shards = [split_model(spec, rank, processes) for rank in range(processes)]
     size, hidden = spec.head_dim, spec.hidden_size
     heads = max(len(shard.heads) for shard in shards) * size
@@ -206,16 +206,22 @@ def count_gemms(spec: Spec, processes: int = 1) -> dict[GemmOp, int]:
 
 
 def _encoder_gemms(spec: EncoderSpec) -> Iterator[GemmOp]:
-    hidden, inner, dtype = spec.hidden_size, spec.intermediate_size, spec.weight_dtype
-    yield GemmOp("qkv", LINEAR, spec.qkv_size, hidden, dtype)
-    yield GemmOp("o", LINEAR, hidden, spec.n_heads * spec.head_dim, dtype)
-    if spec.gated:
-        yield GemmOp("gate_up", GEGLU, inner, hidden, dtype)
-    else:
-        yield GemmOp("up", spec.activation, inner, hidden, dtype)
-    yield GemmOp("down", LINEAR, hidden, inner, dtype)
+    """Yield the products of a pass, those of every layer."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    up = ("gate_up", GEGLU) if spec.gated else ("up", spec.activation)
+    shapes: tuple[tuple[str, str, int, int], ...] = (
+        ("qkv", LINEAR, spec.qkv_size, hidden),
+        ("o", LINEAR, hidden, spec.n_heads * spec.head_dim),
+        (*up, inner, hidden),
+        ("down", LINEAR, hidden, inner),
+    )
+    for layer in range(spec.n_layers):
+        for name, kind, n, k in shapes:
+            yield GemmOp(name, kind, n, k, spec.weight_format(f"layers.{layer}.{name}"))
     if spec.labels:
-        yield GemmOp("pooler", LINEAR if spec.head == "tanh" else "gelu", hidden, hidden, dtype)
+        kind = LINEAR if spec.head == "tanh" else "gelu"
+        yield GemmOp("pooler", kind, hidden, hidden, spec.weight_format("pooler"))
+        dtype = spec.weight_format("classifier")
         yield GemmOp("classifier", LINEAR, spec.labels, hidden, dtype)
 
 

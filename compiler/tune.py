@@ -32,14 +32,16 @@ from dovetail.compiler.jobs import (
     spent_seconds,
 )
 from dovetail.compiler.measure import Measurer, Meter, StoppableMeasurer, pool_bytes
+from dovetail.compiler.model_source import open_model
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
-from dovetail.compiler.request import ModelRequest, choose_targets
+from dovetail.compiler.request import ModelRequest, check_calibration, choose_targets
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.rows import find_alone
 from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import choose_plans, contenders, sample_trace, service_plans
+from dovetail.compiler.weight_formats import with_formats
 from dovetail.compiler.workers import Board, Pinned, Progress, run_items
 from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.ir.artifact import ServicePlan
@@ -205,7 +207,7 @@ def _prepare(request: TuneRequest) -> TuningJob:
     (target,) = choose_targets((request.target,) if request.target else (), hardware)
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
         raise SpecError(f"the machine does not run {target.name}; tune for it where it does")
-    spec, step = request.read_spec(target), request.step
+    spec, step = _read_spec(request, target), request.step
     effort, workload = EFFORTS[request.effort], read_workload(request.workload)
     database = Path(request.database or default_path(request.cache))
     question = (request.effort, request.threads, target.name, hardware, spec, workload, step)
@@ -232,6 +234,15 @@ def _prepare(request: TuneRequest) -> TuningJob:
         effort=effort,
         budget=effort.seconds if request.budget is None else request.budget,
     )
+
+
+def _read_spec(request: TuneRequest, target: Target) -> ModelSpec:
+    """Return the model as a compile would store it."""
+    check_calibration(request)
+    source = open_model(request.model)
+    spec = request.read_spec(target, source)
+    quantised = request.quantise(spec, source, lambda *_: None)
+    return spec if quantised is None else with_formats(spec, quantised.formats)
 
 
 def _choose_plans(

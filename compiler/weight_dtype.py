@@ -12,6 +12,7 @@ from dovetail.ir.formats import FORMATS
 AUTO = "auto"
 CHOICES = {"f32": "f32", "bf16": "bf16", "int8": "q8_32", "int4": "q4_32"}
 """What may be asked for -> the format it means; the last two quantise."""
+QUANTISING = ("int8", "int4")
 
 
 def resolve_weight_dtype(wanted: str | None, stored: str, target: Target | None) -> str:

@@ -7,13 +7,14 @@ that is stored otherwise than `weight_dtype`. A quantised file keeps its formats
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
 from dovetail.compiler.checkpoint import Checkpoint, TensorInfo
 from dovetail.compiler.gguf_blocks import FORM_OF_KIND
 from dovetail.compiler.tensors import WeightSource, weight_sources
+from dovetail.ir.encoder import Spec
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import ModelSpec
 
@@ -45,14 +46,27 @@ def keep_formats(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
     """
     spec = replace(spec, formats=tuple(_split_qkv(spec, checkpoint)))
     kept = dict(_formats(spec, checkpoint))
-    return _with_formats(spec, kept)
+    return with_formats(spec, kept)
+
+
+HEAD = {"q4_32": ("q6_16k", "q8_32")}
+"""Format that was asked for -> those that the head may have instead, by how K is cut: its errors
+are those of the logits. llama.cpp gives it as many bits."""
+FINER = {"q4_32": ("q8_32",), "q6_16k": ("q8_32",)}
+"""Format -> those for a matrix that loses too much in it; then comes float32."""
+
+
+def wanted_format(source: WeightSource, spec: Spec) -> str:
+    """Return the format that a matrix is to be quantised in; float32 where K is cut by none."""
+    form = spec.weight_dtype
+    choices = HEAD.get(form, (form,)) if source.name == "head" else (form,)
+    return next((name for name in choices if source.k % FORMATS[name].unit == 0), WIDEST)
 
 
 def quantise_formats(spec: ModelSpec, form: str) -> ModelSpec:
     """Return the spec with every matrix in blocks of `form`, or float32 where K is cut by none."""
-    unit = FORMATS[form].unit
-    kept = {s.name: form if s.k % unit == 0 else WIDEST for s in matrices(spec)}
-    return _with_formats(replace(spec, weight_dtype=form), kept)
+    spec = replace(spec, weight_dtype=form)
+    return with_formats(spec, {s.name: wanted_format(s, spec) for s in matrices(spec)})
 
 
 def matrices(spec: ModelSpec) -> Iterator[WeightSource]:
@@ -77,7 +91,7 @@ def _split_qkv(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, s
             yield from ((f"{layer}.{part}", form) for part, form in zip("qkv", found, strict=True))
 
 
-def _with_formats(spec: ModelSpec, kept: dict[str, str]) -> ModelSpec:
+def with_formats(spec: ModelSpec, kept: Mapping[str, str]) -> ModelSpec:
     """Return the spec with what differs from its main format, and parts of q, k, v, listed."""
     parts = {name for i in range(spec.n_layers) if len(p := spec.qkv_parts(i)) > 1 for name in p}
     listed = {n: form for n, form in kept.items() if form != spec.weight_dtype or n in parts}

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ THREADS = (2, 4)
 a chunk of memory."""
 
 Array = npt.NDArray[Any]
+NO_POWERS: Mapping[str, Array] = MappingProxyType({})
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
@@ -75,12 +77,16 @@ def total_bytes(entries: tuple[WeightEntry, ...]) -> int:
 
 
 def pack_weights(
-    spec: ModelSpec, checkpoint: Checkpoint, path: Path, progress: Progress | None = None
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    path: Path,
+    progress: Progress | None = None,
+    powers: Mapping[str, Array] = NO_POWERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path` for a decoder; see `pack_sources`."""
     tables = zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
-    sources = weight_sources(spec)
-    return pack_sources(sources, spec.weight_format, checkpoint, path, dict(tables), progress)
+    given = (weight_sources(spec), spec.weight_format, checkpoint, path, dict(tables))
+    return pack_sources(*given, progress, powers)
 
 
 def pack_sources(
@@ -90,15 +96,17 @@ def pack_sources(
     path: Path,
     tables: Mapping[str, Array],
     progress: Progress | None = None,
+    powers: Mapping[str, Array] = NO_POWERS,
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     """Write `path`; return its index and the sha256 of every 4 MiB.
 
-    tables: the weights that no tensor holds, by name. Raises SpecError for weights with NaN or
+    tables: the weights that no tensor holds, by name. powers: weight -> float32 [k], what an error
+    of each value of K costs where values are quantised. Raises SpecError for weights with NaN or
     infinite values, OSError when the disk is full or read-only.
     """
     entries = plan_sources(sources, format_of)
     total = total_bytes(entries)
-    packer = _Packer(sources, entries, checkpoint, tables)
+    packer = _Packer(sources, entries, checkpoint, tables, powers)
     least, most = THREADS
     pool = ThreadPoolExecutor(min(max(len(os.sched_getaffinity(0)), least), most))
     digests: list[str] = []
@@ -142,6 +150,7 @@ class _Packer:
     entries: tuple[WeightEntry, ...]
     checkpoint: Checkpoint
     tables: Mapping[str, Array]
+    powers: Mapping[str, Array]
 
     def pack(self, start: int, end: int) -> npt.NDArray[np.uint8]:
         """Return the bytes [start, end) of the file; what lies between weights is zero."""
@@ -169,7 +178,8 @@ class _Packer:
         parts = [_Part(self.checkpoint, dtype, *part) for part in source.parts]
         top, bottom = first * PANEL, last * PANEL
         if is_quantised(dtype) and source.layout in ("packed", "packed_pair"):
-            return _quantised_units(parts, source, dtype, top, bottom)
+            power = self.powers.get(source.name)
+            return _quantised_units(parts, source, dtype, (top, bottom), power)
         if source.layout == "vector":
             return _stacked_rows(parts, source.rows, 0, source.n)
         if source.layout == "pair_vector":
@@ -211,8 +221,8 @@ class _Part:
         self._require(info.dtype.all_finite(values))
         return convert(values, info.dtype.name, self.wanted)
 
-    def blocks(self, form: BlockFormat, first: int, last: int) -> Blocks:
-        """Return rows as the file has them in `form`, else quantised from their values."""
+    def blocks(self, form: BlockFormat, first: int, last: int, power: Array | None) -> Blocks:
+        """Return rows as the file has them in `form`, else quantised; power: as of `powers`."""
         first, last = (self.start + min(row, self.count) for row in (first, last))
         info = self.checkpoint.info(self.name)
         if FORM_OF_KIND.get(info.kind) == form:
@@ -221,7 +231,7 @@ class _Part:
             return found
         values = self.checkpoint.rows(self.name, first, last)
         self._require(info.dtype.all_finite(values))
-        return quantise_rows(info.dtype.widen(values), form)
+        return quantise_rows(info.dtype.widen(values), form, power)
 
     def _require(self, finite: bool) -> None:
         if not finite:
@@ -236,16 +246,21 @@ def _stacked_rows(parts: list[_Part], sizes: tuple[int, ...], first: int, last: 
 
 
 def _quantised_units(
-    parts: list[_Part], source: WeightSource, dtype: str, first: int, last: int
+    parts: list[_Part],
+    source: WeightSource,
+    dtype: str,
+    rows: tuple[int, int],
+    power: Array | None,
 ) -> Array:
     """Return the panels of rows [first, last), or of two tensors' in turns, in blocks."""
     form = FORMATS[dtype]
     assert isinstance(form, BlockFormat)
     if source.layout == "packed_pair":
-        gate, up = (form.pack(part.blocks(form, first, last)) for part in parts)
+        gate, up = (form.pack(part.blocks(form, *rows, power)) for part in parts)
         return np.stack((gate, up), axis=1)
-    spans = _spans(parts, source.rows, first, last)
-    packed: Array = form.pack(stack_blocks([part.blocks(form, *span) for part, span in spans]))
+    spans = _spans(parts, source.rows, *rows)
+    found = [part.blocks(form, *span, power) for part, span in spans]
+    packed: Array = form.pack(stack_blocks(found))
     return packed
 
 

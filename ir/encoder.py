@@ -56,12 +56,17 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     weight_dtype: str
+    formats: tuple[tuple[str, str], ...] = ()  # (weight, its format) of those stored otherwise
     checkpoint_dtype: str
 
     @property
     def qkv_size(self) -> int:
         """Columns of the fused q, k, v projection."""
         return 3 * self.n_heads * self.head_dim
+
+    def weight_format(self, weight: str) -> str:
+        """Return the format of a weight by its name in the index."""
+        return next((form for name, form in self.formats if name == weight), self.weight_dtype)
 
     def is_local(self, layer: int) -> bool:
         """Tell whether the rows of a layer see only those near them."""

@@ -226,7 +226,7 @@ def fitting_kernels(
     spec: EncoderSpec, kernels: Mapping[str, KernelEntry]
 ) -> dict[str, KernelEntry]:
     """Return the kernels of a module without those made for other encoders beside this one."""
-    own = {"W": spec.weight_dtype, "HD": -(-spec.head_dim // WARP) * WARP}
+    own = {"W": spec.weight_format("words"), "HD": -(-spec.head_dim // WARP) * WARP}
     return {
         name: kernel
         for name, kernel in kernels.items()

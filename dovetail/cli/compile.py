@@ -13,6 +13,7 @@ import typer
 
 from dovetail.cli.options import (
     AsJson,
+    Calibrate,
     Database,
     KvDtype,
     MaxContext,
@@ -70,6 +71,7 @@ def compile_command(
     threads: Threads = None,
     max_context: MaxContext = None,
     weight_dtype: WeightDtype = "auto",
+    calibrate: Calibrate = None,
     kv_dtype: KvDtype = None,
     workflow: Annotated[
         list[str] | None,
@@ -100,6 +102,7 @@ def compile_command(
             threads=threads,
             max_context=max_context,
             weight_dtype=weight_dtype,
+            calibrate=calibrate,
             kv_dtype=kv_dtype,
             workflows=[find_workflow(text) for text in workflow or ()],
             index=index,

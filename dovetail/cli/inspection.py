@@ -17,6 +17,7 @@ from rich.table import Table
 from dovetail.cli.inspect_encoder import encoder_facts
 from dovetail.cli.inspect_memory import describe_division, division_table
 from dovetail.cli.inspect_plans import graph_table, plan_tables
+from dovetail.cli.inspect_quantisation import quantisation_table
 from dovetail.cli.inspect_workflows import describe_index, workflow_table
 from dovetail.cli.report import show_bytes, show_count
 from dovetail.ir.artifact import KernelIndex, Manifest, PhasePlan, ServicePlan
@@ -25,6 +26,7 @@ from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.model import ModelFile, WeightEntry
 from dovetail.ir.plans import PlanChoice
+from dovetail.ir.quantisation import QuantisationFile
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.schedule import ScheduleFile as Schedules
 from dovetail.ir.tape import Tape
@@ -53,6 +55,7 @@ class ModelInspection(msgspec.Struct, frozen=True, kw_only=True):
     file: ModelFile
     schedules: tuple[ScheduleTable, ...]
     tapes: tuple[TapeSummary, ...]
+    quantisation: QuantisationFile | None = None
 
 
 class GpuRoom(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,7 @@ class EncoderInspection(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuRoom | None
     schedules: tuple[ScheduleTable, ...]
     tapes: tuple[TapeSummary, ...]
+    quantisation: QuantisationFile | None = None
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +146,10 @@ def _inspect_files(reader: Reader, name: str) -> dict[str, Any]:
     """Return what every kind of model has."""
     folder = PurePosixPath("models", name)
     tapes = [f for f in sorted(reader.manifest.files) if f.startswith(f"{folder}/tapes/")]
+    errors = f"{folder}/quantisation.json"
+    has_errors = errors in reader.manifest.files
     return {
+        "quantisation": reader.json(errors, QuantisationFile) if has_errors else None,
         "schedules": reader.json(f"{folder}/schedules.json", Schedules).tables,
         "tapes": tuple(_summarise_tape(reader.json(f, Tape)) for f in tapes),
     }
@@ -176,6 +183,8 @@ def print_inspection(found: Inspection, console: Console) -> None:
     for model in found.models:
         console.print(_facts_table(f"model {model.file.name}", _model_facts(model)))
         console.print(_weights_table(model.file.weights))
+        if model.quantisation is not None:
+            console.print(quantisation_table(model.quantisation))
         console.print(_schedule_table(model.schedules))
     for encoder in found.encoders:
         facts = encoder_facts(encoder.file) | _tape_facts(encoder.tapes)
@@ -185,6 +194,8 @@ def print_inspection(found: Inspection, console: Console) -> None:
             )
         console.print(_facts_table(f"encoder {encoder.file.name}", facts))
         console.print(_weights_table(encoder.file.weights))
+        if encoder.quantisation is not None:
+            console.print(quantisation_table(encoder.quantisation))
         console.print(_schedule_table(encoder.schedules))
     console.print(_kernel_table(found.kernels))
     if (division := found.gpu_memory) is not None:

@@ -176,7 +176,10 @@ def _key(model: Path, options: Mapping[str, object]) -> str:
     root = _absolute(model)
     found = _parts(root) if root.is_file() else sorted(root.rglob("*"))
     files = [_facts(file) for file in found if file.is_file()]
-    return _source_key([host_target().name, str(root), files, dict(options)])
+    texts = (path for path in options.values() if isinstance(path, Path))
+    files += [_facts(_absolute(text)) for text in texts if text.is_file()]
+    named = {name: str(value) for name, value in options.items()}
+    return _source_key([host_target().name, str(root), files, named])
 
 
 def _parts(file: Path) -> list[Path]:

@@ -21,7 +21,14 @@ WeightDtype = Annotated[
     str,
     typer.Option(
         help="How weights are stored: auto (as quantised; bf16 where the CPU multiplies it, "
-        "or where the model has it; else f32), f32, bf16, int8, int4."
+        "or where the model has it; else f32), f32, bf16; int8 and int4 quantise."
+    ),
+]
+Calibrate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TEXTFILE",
+        help="With int8 or int4: a text like those to come; errors count as its activations say.",
     ),
 ]
 KvDtype = Annotated[

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dovetail.cli.options import Activations, KvDtype, MaxContext, WeightDtype
+from dovetail.cli.options import Activations, Calibrate, KvDtype, MaxContext, WeightDtype
 from dovetail.cli.report import print_json, report_errors, tell
 from dovetail.errors import SpecError
 
@@ -87,6 +87,7 @@ def run_command(
     ] = False,
     activations: Activations = "integer",
     weight_dtype: WeightDtype = "auto",
+    calibrate: Calibrate = None,
     kv_dtype: KvDtype = None,
     max_context: MaxContext = None,
     check_weights: Annotated[
@@ -106,8 +107,12 @@ def run_command(
         prompts = _read_prompts(prompt or [], prompt_ids or [])
     elif prompt or prompt_ids:
         raise SpecError("a workflow makes its own prompts; give --input, or leave --workflow")
-    asked_dtype = None if weight_dtype == "auto" else weight_dtype
-    compiled = {"weight_dtype": asked_dtype, "kv_dtype": kv_dtype, "max_context": max_context}
+    compiled = {
+        "weight_dtype": None if weight_dtype == "auto" else weight_dtype,
+        "calibrate": calibrate,
+        "kv_dtype": kv_dtype,
+        "max_context": max_context,
+    }
     options: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,

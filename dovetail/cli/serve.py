@@ -95,9 +95,13 @@ def serve_command(
         str | None,
         flag(
             "--weight-dtype",
-            "Of models that are compiled: auto (default), f32, bf16.",
+            "Of models that are compiled: auto (default), f32, bf16; int8 and int4 quantise.",
             PANEL_MODELS,
         ),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        flag("--calibrate", "A text that int8 or int4 weights are calibrated with.", PANEL_MODELS),
     ] = None,
     kv_dtype: Annotated[
         str | None, flag("--kv-dtype", "Of models that are compiled: f32, bf16, f16.", PANEL_MODELS)
@@ -237,7 +241,12 @@ def serve_command(
     )
     check_address(settings)
     _write_log()
-    options = {"weight_dtype": weight_dtype, "kv_dtype": kv_dtype, "max_context": max_model_len}
+    options = {
+        "weight_dtype": weight_dtype,
+        "calibrate": calibrate,
+        "kv_dtype": kv_dtype,
+        "max_context": max_model_len,
+    }
     artifacts = find_artifacts(models, served_model_name or [], options)
     engine: dict[str, Any] = {"threads": threads, "kv_blocks": kv_blocks}
     load_one: Callable[[Path], App] = partial(

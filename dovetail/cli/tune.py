@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dovetail.cli.options import (
     AsJson,
+    Calibrate,
     Database,
     KvDtype,
     MaxContext,
@@ -72,6 +73,7 @@ def tune_command(
     threads: Threads = None,
     max_context: MaxContext = None,
     weight_dtype: WeightDtype = "auto",
+    calibrate: Calibrate = None,
     kv_dtype: KvDtype = None,
     json: AsJson = False,
 ) -> None:
@@ -97,6 +99,7 @@ def tune_command(
                 threads=threads,
                 max_context=max_context,
                 weight_dtype=weight_dtype,
+                calibrate=calibrate,
                 kv_dtype=kv_dtype,
             )
         except (KeyboardInterrupt, Terminated):

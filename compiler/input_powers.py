@@ -1,0 +1,165 @@
+"""How strong the inputs of every product are over a text: what an error of a weight costs.
+
+In: a model and a text file. Out: a `Calibration`: for each weight the mean square of each value of
+K. The float model is compiled by rules into a folder that goes away, and run by our own runtime:
+its forward tape stops before each product, whose input then lies in a planned buffer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.codegen.targets import host_target
+from dovetail.compiler.model_source import TOKENIZER, ModelSource
+from dovetail.compiler.operators import OPERATORS
+from dovetail.compiler.quantising import Advance, Calibration
+from dovetail.compiler.request import CompileRequest, ModelRequest
+from dovetail.compiler.service import alone
+from dovetail.ir.cache import cache_directory
+from dovetail.ir.errors import SpecError
+from dovetail.ir.model import ModelSpec
+from dovetail.ir.tape import BufferRef, IntConst, Tape, WeightRef
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.device import Segment
+from dovetail.runtime.engine import Engine
+from dovetail.runtime.request import SamplingParams, State
+from dovetail.runtime.step import StepShape
+from dovetail.runtime.tokenizer import Tokenizer
+from dovetail.topology.hardware import read_hardware
+
+TOKENS = 8192
+"""Tokens of the text that are run: means of squares hardly change beyond."""
+WINDOW = 512
+LEAST_TOKENS = 128
+
+Array = npt.NDArray[Any]
+
+
+def calibrate(
+    request: ModelRequest, spec: ModelSpec, source: ModelSource, advance: Advance
+) -> Calibration:
+    """Run the float model over `request.calibrate`; `advance` is told of windows.
+
+    Raises SpecError for a text that cannot be read or is too short, or without a tokenizer.
+    """
+    from dovetail.compiler.pipeline import compile_artifact  # noqa: PLC0415 - it imports this
+
+    assert request.calibrate is not None
+    text = Path(request.calibrate)
+    length = min(WINDOW, spec.max_context)
+    windows = read_windows(text, source, spec, length)
+    folder = request.cache or cache_directory()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="calibrate-", dir=folder) as place:
+        float_request = CompileRequest(
+            model=request.model,
+            output=Path(place) / "float.dove",
+            effort="none",
+            max_context=length,
+            weight_dtype="bf16" if host_target().rounds_rows else "f32",
+            max_step_tokens=max(WINDOW, request.max_step_sequences),
+            cache=request.cache,
+        )
+        compile_artifact(float_request)
+        powers = run_windows(Path(float_request.output), windows, advance)
+    return Calibration(text, sum(map(len, windows)), powers)
+
+
+def read_windows(text: Path, source: ModelSource, spec: ModelSpec, length: int) -> list[list[int]]:
+    """Return windows of token ids from the start of a text, each as a prompt of its own."""
+    content = source.file(TOKENIZER)
+    if content is None:
+        raise SpecError(f"{source.path} has no {TOKENIZER}, so a text cannot calibrate it")
+    try:
+        found = text.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{text} is not UTF-8 text ({error.reason} at {error.start})") from None
+    except OSError as error:
+        raise SpecError(f"cannot read {text}: {error.strerror}") from None
+    tokenizer = Tokenizer(source.path / TOKENIZER, content)
+    tokens = tokenizer.encode(found, special=False)[:TOKENS]
+    if len(tokens) < LEAST_TOKENS:
+        raise SpecError(
+            f"{text} has {len(tokens)} tokens; give a text of {LEAST_TOKENS} or more, best of "
+            f"{TOKENS}, to calibrate"
+        )
+    begin = tokenizer.encode("")[:1]
+    begin = begin if begin == [spec.bos_token_id] else []
+    step = length - len(begin)
+    return [begin + tokens[start : start + step] for start in range(0, len(tokens), step)]
+
+
+def run_windows(path: Path, windows: Sequence[Sequence[int]], advance: Advance) -> dict[str, Array]:
+    """Return the mean square of each input value of the products of an artifact's model."""
+    hardware = read_hardware()
+    artifact = open_artifact(path, hardware)
+    (part,) = artifact.models.values()
+    engine = _Watched(artifact, part, hardware, plan=alone(artifact.service))
+    every = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    try:
+        for done, window in enumerate(windows):
+            advance(done, len(windows))
+            (request,) = engine.submit(window, every)
+            while request.state is not State.FINISHED:
+                engine.step()
+            if request.error is not None:
+                raise request.error
+    finally:
+        engine.close()
+    return {
+        name: (total / engine.rows[name]).astype(np.float32)
+        for name, total in engine.squares.items()
+    }
+
+
+class _Product(NamedTuple):
+    """Where a product of a tape stands, its weight, and where its input rows lie."""
+
+    place: int
+    weight: str
+    buffer: str
+    rows: str
+    k: int
+
+
+def _products(tape: Tape) -> Iterator[_Product]:
+    for place, entry in enumerate(tape.entries):
+        named = zip(OPERATORS[entry.op].operands, entry.slots, strict=True)
+        slots = {operand.name: slot for operand, slot in named}
+        match slots.get("A"), slots.get("B"), slots.get("K"):
+            case BufferRef(name=rows), WeightRef(name=str(weight)), IntConst(value=k):
+                yield _Product(place, weight, rows, entry.m, k)
+
+
+class _Watched(Engine):
+    """An engine that adds up the squares of what its products read, on one process."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.squares: dict[str, Array] = {}
+        self.rows: dict[str, int] = {}
+
+    def forward(self, shape: StepShape) -> None:
+        """Run the tape from product to product."""
+        phase = self.model.prefill
+        args, tape = self.buffers.forward_args(shape, 1), phase.tape.tape
+        strides = {buffer.name: buffer.stride for buffer in tape.buffers}
+        begun = 0
+        for product in _products(tape):
+            self.device.run(Segment(phase.tape, phase.plan, args, range(begun, product.place)))
+            begun = product.place
+            rows = phase.tape.buffer(product.buffer).view(np.float32)
+            rows = rows.reshape(-1, strides[product.buffer])[: args[product.rows], : product.k]
+            self._add(product.weight, rows)
+        self.device.run(Segment(phase.tape, phase.plan, args, range(begun, len(tape.entries))))
+
+    def _add(self, weight: str, rows: Array) -> None:
+        found = np.einsum("mk,mk->k", rows, rows, dtype=np.float64)
+        self.squares[weight] = self.squares.get(weight, 0) + found
+        self.rows[weight] = self.rows.get(weight, 0) + len(rows)

@@ -1,11 +1,11 @@
 """Perplexity lost by quantising, ours beside llama.cpp's, and what integer activations cost.
 
 Both sides quantise the same float copy of a model (`off_grid.py`), whose weights lie on no grid,
-and score the same windows of the same text: of 512 tokens each, the second half. Each side's loss is
-over its own float32. `perplexity_vs_llamacpp_int4`, `_int8`: (our perplexity / our float32's) /
-(llama.cpp's / its float32's), without calibration; at most 1 says that no more is lost. `_calibrated`:
-with `--calibrate` and another text. `integer_activations_int4`, `_int8`: our perplexity / that of the
-same weights with activations in float32.
+and score the same windows of the same text: of 512 tokens each, the second half. Each side's loss
+is over its own float32. `perplexity_vs_llamacpp_int4`, `_int8`: (our perplexity / our float32's) /
+(llama.cpp's / its float32's), without calibration; at most 1 says that no more is lost.
+`_calibrated`: with `--calibrate` and another text. `integer_activations_int4`, `_int8`: our
+perplexity / that of the same weights with activations in float32.
 
     DOVETAIL_PEERS=DIR python benchmarks/perplexity.py MODEL.gguf --json F
 """

@@ -1,10 +1,12 @@
 """Perplexity lost by quantising, ours beside llama.cpp's, and what integer activations cost.
 
 Both sides quantise the same float copy of a model (`off_grid.py`), whose weights lie on no grid,
-and score the same windows of the same text: of 512 tokens each, the second half. Each side's loss
-is over its own float32. `perplexity_vs_llamacpp_int4`, `_int8`: (our perplexity / our float32's) /
-(llama.cpp's / its float32's), without calibration; at most 1 says that no more is lost.
-`_calibrated`: with `--calibrate` and another text. `integer_activations_int4`, `_int8`: our
+and score the same windows of the same text: of 512 tokens each, the second half. A side's loss is
+its perplexity over that of its own float32.
+
+`perplexity_vs_llamacpp_int4`, `_int8`: our loss / llama.cpp's, without calibration; at most 1 says
+that no more is lost. `.._calibrated`: after `--calibrate` with another text. `increase_int4` and so
+on: by how much each side's perplexity grows, in percent. `integer_activations_int4`, `_int8`: our
 perplexity / that of the same weights with activations in float32.
 
     DOVETAIL_PEERS=DIR python benchmarks/perplexity.py MODEL.gguf --json F
@@ -145,6 +147,8 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             own = ratio(perplexity("dovetail", dtype, "integer", calibrated), ours)
             name = f"perplexity_vs_llamacpp_{dtype}{'_calibrated' * calibrated}"
             summary[name] = ratio(own, lost)
+            summary[f"increase_{dtype}{'_calibrated' * calibrated}"] = own and 100 * (own - 1)
+        summary[f"increase_{width}"] = lost and 100 * (lost - 1)
         integer = perplexity("dovetail", dtype, "integer", False)
         floats = perplexity("dovetail", dtype, "float", False)
         summary[f"integer_activations_{dtype}"] = ratio(integer, floats)

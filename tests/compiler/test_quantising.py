@@ -82,7 +82,7 @@ def test_what_loses_too_much_has_eight_bits_or_is_float(tmp_path: Path) -> None:
     save_file(tensors, model / "model.safetensors", {"format": "pt"})
     power = np.ones(96, np.float32)
     power[::32] = 1e-8  # so that the small ones alone count, which have no codes of 8 bits left
-    _, found = choose(model, {"layers.1.down": power}, weight_dtype="int4")
+    found = choose(model, {"layers.1.down": power}, weight_dtype="int4")[1]
     assert found.formats["layers.0.down"] == "q8_32" and found.formats["layers.1.down"] == "f32"
     assert {weight.name for weight in found.file.kept} == {"layers.0.down", "layers.1.down"}
     assert "layers.0.down, layers.1.down" in found.notes[0]

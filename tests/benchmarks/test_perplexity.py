@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import off_grid
-import perplexity
 from dovetail.compiler.model_source import ModelDirectory
 from tests.models import make_model, save_model
+from tests.repository import ROOT
+
+pytest.importorskip("torch")
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import off_grid
+import perplexity
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_copy_off_the_grid_has_the_logits_of_the_model(tied: bool, tmp_path: Path) -> None:
+    path = save_model(tmp_path / "model", "llama", tie_word_embeddings=tied)
     import torch
 
-    path = save_model(tmp_path / "model", "llama", tie_word_embeddings=tied)
     model = make_model("llama", tie_word_embeddings=tied).double()
     copy = make_model("llama", tie_word_embeddings=False).double()
     tensors = dict(off_grid.rotate(ModelDirectory(path), seed=3))
@@ -35,7 +41,9 @@ def test_the_copy_off_the_grid_has_the_logits_of_the_model(tied: bool, tmp_path:
     )
 
 
-def cell(side: str, weights: str, activations: str, perplexity: float, **more: Any) -> dict[str, Any]:
+def cell(
+    side: str, weights: str, activations: str, perplexity: float, **more: Any
+) -> dict[str, Any]:
     found = {"side": side, "weights": weights, "activations": activations, "calibrated": False}
     return found | {"perplexity": perplexity, "bytes": 100} | more
 
@@ -60,5 +68,7 @@ def test_losses_are_over_each_sides_own_float() -> None:
 
 
 def test_estimates_are_read_as_llamacpp_prints_them() -> None:
-    found = perplexity._ESTIMATE.search("x\n11.07.797.255 I Final estimate: PPL = 17.3305 +/- 0.51401\n")
+    found = perplexity._ESTIMATE.search(
+        "x\n11.07.797.255 I Final estimate: PPL = 17.3305 +/- 0.51401\n"
+    )
     assert found and (found[1], found[2]) == ("17.3305", "0.51401")

@@ -364,7 +364,8 @@ def describe(row: Mapping[str, Any]) -> str:
         more = f", {row['read_share']:.0%} of {row['read_gb_s']:.1f} GB/s"
     return (
         f"{row['model']} {row['width']} {row['work']} {row['side']}: "
-        f"{row['tokens_s']:.1f} tokens/s (spread {row['spread']:.0%}), first token after {row['ttft_ms']:.0f} ms, "
+        f"{row['tokens_s']:.1f} tokens/s (spread {row['spread']:.0%}), "
+        f"first token after {row['ttft_ms']:.0f} ms, "
         f"{row['peak_mb']:.0f} MB{more}"
     )
 

@@ -39,8 +39,8 @@ class Flags:
         return ["-fa", self.flash, "-ub", str(self.rows), unified]
 
 
-def other_flags(best: Flags, work: Work) -> Iterator[Callable[[Flags], Flags]]:
-    """Yield the changes of `best` that may make this work faster, to be tried one by one."""
+def other_flags(work: Work) -> Iterator[Callable[[Flags], Flags]]:
+    """Yield the changes of flags that may make this work faster, to be tried one by one."""
     yield lambda best: replace(best, flash="on")
     yield lambda best: replace(best, flash="off")
     if work.batch > 1:
@@ -77,7 +77,7 @@ class LlamaCpp:
         """Find the fastest flags for this work; return them."""
         best = Flags()
         least = self._seconds(work, best)
-        for change in other_flags(best, work):
+        for change in other_flags(work):
             tried = change(best)
             seconds = self._seconds(work, tried)
             if seconds < least:

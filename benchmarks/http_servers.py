@@ -39,8 +39,8 @@ class Listening:
 
 def stream_body(prompt: Sequence[int], answer: int) -> bytes:
     """Return the body that asks for a stream of `answer` tokens, counted at its end."""
-    fields = {"model": "model", "prompt": prompt, "max_tokens": answer, "ignore_eos": True}
-    fields |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    fields = {"prompt": prompt, "max_tokens": answer, "ignore_eos": True, "temperature": 0}
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
     return msgspec.json.encode(fields)
 
 
@@ -86,7 +86,7 @@ def serve_vllm(model: Path, slots: int, context: int) -> Iterator[Listening]:
     """Serve a bfloat16 directory by vLLM's own server."""
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model"]
     command += [str(model), "--dtype", "bfloat16", "--max-num-seqs", str(slots)]
-    command += ["--max-model-len", str(context), "--served-model-name", "model"]
+    command += ["--max-model-len", str(context)]
     with _polled(command) as found:
         yield found
 

@@ -103,9 +103,9 @@ class Dovetail:
         self._weights = file.parent / "weights/weights.bin"
 
     def load(self) -> dict[str, float]:
-        """Load; return the seconds until it had answered with a token, and bytes of memory added.
+        """Load; return the seconds until it had answered with a token.
 
-        `share`: these bytes over those of the file of weights.
+        `share`: bytes of memory that some tokens have added, KV apart, over the file of weights.
         """
         import dovetail
 
@@ -176,8 +176,27 @@ READ_BY_ROW = ("embed", "rope_cos", "rope_sin")
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process, mapped files included."""
-    return _memory(os.getpid(), "VmRSS:")
+    """Return the resident memory of this process, mapped files included, apart from KV.
+
+    The pool of KV is the largest mapping without a file: most of it is never touched.
+    """
+    mappings = read_mappings(Path("/proc/self/smaps").read_text())
+    pool = max((each for each in mappings if not each[2]), default=(0, 0, ""))
+    return sum(resident for _, resident, _ in mappings) - pool[1]
+
+
+def read_mappings(text: str) -> list[tuple[int, int, str]]:
+    """Return size and resident bytes of each mapping in `smaps`, and the name of its file."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            name = words[5] if len(words) > 5 else ""
+        elif words[0] == "Size:":
+            size = int(words[1]) << 10
+        elif words[0] == "Rss:":
+            found.append((size, int(words[1]) << 10, name))
+    return found
 
 
 def peak_bytes(pid: int | None = None) -> int:

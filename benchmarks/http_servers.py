@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 
-import msgspec
-
+from dovetail.cli.serve_client import Target, ask_model
 from llamacpp import SERVER, find_programs
 
 PATH = "/v1/completions"
@@ -36,12 +35,11 @@ class Listening:
     pid: int
     seconds: float
 
-
-def stream_body(prompt: Sequence[int], answer: int) -> bytes:
-    """Return the body that asks for a stream of `answer` tokens, counted at its end."""
-    fields = {"prompt": prompt, "max_tokens": answer, "ignore_eos": True, "temperature": 0}
-    fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return msgspec.json.encode(fields)
+    def target(self, clients: int | None = None) -> Target:
+        """Return how its one model is asked, by so many clients at once at most."""
+        url = f"http://{self.host}:{self.port}"
+        model, _ = ask_model(url, None, None)
+        return Target(base_url=url, model=model, ignore_eos=True, max_concurrency=clients)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,16 @@ from common import (
     timed_region,
     work_folder,
 )
+from dovetail.cli.serve_client import run_load
+from dovetail.cli.serve_load import Planned
 from dovetail.compiler.paired import pair_times
 from dovetail.topology.hardware import read_hardware
 from generate import OURS, find_models, make_file, prepare_peer
 from generate_models import SHAPES, WIDTHS
 from generate_peers import installed_peers
 from generate_workers import peak_bytes
-from http_client import Connection, Stream
-from http_overhead import make_prompts
-from http_servers import PATH, Listening, serve_dovetail, serve_llamacpp, serve_vllm, stream_body
+from http_servers import Listening, serve_dovetail, serve_llamacpp, serve_vllm
 
-FEWEST_WORDS = 1000
-"""Token ids are drawn below it: every model has so many."""
 SHOWN = ("model", "width", "clients", "side", "tokens_s", "spread", "ttft_ms", "first_ttft_ms")
 SHOWN += ("peak_mb", "ready_s", "ratio", "bound", "ttft_ratio", "noisy")
 SERVERS = ("llamacpp", "vllm")
@@ -184,34 +181,20 @@ def measure_round(
 def ask(
     server: Listening, options: argparse.Namespace, clients: int, turn: int
 ) -> tuple[Region, list[float]]:
-    """Have clients send their requests; return the time it took, and times to first tokens."""
+    """Have clients send their requests; return the time it took, and times to first tokens.
+
+    Raises SystemExit where an answer fails or has another length.
+    """
     count = clients * (options.requests if turn >= 0 else 1)
-    seed = 1000 * clients + turn + 1  # a prompt that is known to a server would cost it less
-    prompts = make_prompts(count, options.prompt, FEWEST_WORDS, seed)
-    bodies = [stream_body(prompt, options.answer) for prompt in prompts]
+    first = 100_000 * clients + 1000 * (turn + 1)  # a known prompt would cost a server less
+    planned = [Planned(0.0, options.prompt, options.answer, seed=first + i) for i in range(count)]
     with timed_region() as region:
-        found = asyncio.run(send_all(server, [bodies[i::clients] for i in range(clients)]))
-    for stream in found:
-        check_length(stream, options.answer)
-    return region, [stream.first - stream.sent for stream in found]
-
-
-async def send_all(server: Listening, bodies: Sequence[Sequence[bytes]]) -> list[Stream]:
-    """Send each client's bodies one after the other; return all streams."""
-
-    async def one(mine: Sequence[bytes]) -> list[Stream]:
-        connection = await Connection.open(server.host, server.port)
-        found = [await connection.stream(PATH, body) for body in mine]
-        connection.close()
-        return found
-
-    return list(chain.from_iterable(await asyncio.gather(*map(one, bodies))))
-
-
-def check_length(stream: Stream, answer: int) -> None:
-    """Raise SystemExit where a stream had other than `answer` tokens, by its own count."""
-    if stream.tokens() != answer:
-        raise SystemExit(f"a stream has not {answer} tokens: {stream.body[-400:]!r}")
+        found, _ = asyncio.run(run_load(server.target(clients), planned))
+    for timing in found:
+        if timing.error or timing.output_tokens != options.answer:
+            reason = timing.error or f"it has {timing.output_tokens} tokens"
+            raise SystemExit(f"an answer is not as asked for: {reason}")
+    return region, [timing.ttft for timing in found]
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from common import timed_region
-from http_client import Connection
-from http_servers import PATH, serve_llamacpp, stream_body
+from dovetail.cli.serve_client import run_load
+from dovetail.cli.serve_load import Planned
+from http_servers import serve_llamacpp
 from llamacpp import find_programs
 from serve_load import Arrival, Served
 
@@ -219,22 +220,20 @@ class LlamaCppServer:
 
     def serve(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
         """As `DovetailServer.serve`."""
+        planned = [
+            Planned(arrival.at, len(arrival.prompt), arrival.answer, seed=number)
+            for number, arrival in enumerate(arrivals)
+        ]
         with timed_region() as region:
-            times = asyncio.run(self._send(arrivals))
+            found, _ = asyncio.run(run_load(self._server.target(), planned))
+        if errors := [timing.error for timing in found if timing.error]:
+            raise RuntimeError(errors[0])
+        times = [
+            Served(timing.ttft, timing.tpot if arrival.answer > 1 else None)
+            for timing, arrival in zip(found, arrivals, strict=True)
+        ]
         return {"served": times, "seconds": region.seconds, "others": region.others}
 
     def close(self) -> None:
         """End the server."""
         self._stack.close()
-
-    async def _send(self, arrivals: Sequence[Arrival]) -> list[Served]:
-        start = time.perf_counter()
-
-        async def one(arrival: Arrival) -> Served:
-            await asyncio.sleep(max(0.0, start + arrival.at - time.perf_counter()))
-            connection = await Connection.open(self._server.host, self._server.port)
-            found = await connection.stream(PATH, stream_body(arrival.prompt, arrival.answer))
-            connection.close()
-            return served(start, arrival, found.first, found.last, arrival.answer)
-
-        return list(await asyncio.gather(*map(one, arrivals)))

@@ -1,8 +1,7 @@
-"""Servers with several clients: one quick run of ours, what a stream tells, and the summary."""
+"""Servers with several clients: one quick run of ours, and the summary."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -16,45 +15,7 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from generate_peers import programs_missing
-from http_client import Connection, Stream
-from serve_clients import check_length, summarise
-
-HEAD = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nTransfer-Encoding:chunked\r\n\r\n"
-EVENTS = (
-    b'data: {"choices":[{"text":" the","index":0}]}\n\n',
-    b'data: {"choices":[{"text":""}],"usage":{"completion_tokens":2,"prompt_tokens":3}}\n\n',
-    b"data: [DONE]\n\n",
-)
-
-
-async def stream_from(*pieces: bytes) -> Stream:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        connection = await Connection.open(*server.sockets[0].getsockname())
-        found = await connection.stream("/v1/completions", b"{}")
-        connection.close()
-    return found
-
-
-def test_a_stream_tells_when_its_tokens_came_and_how_many() -> None:
-    chunks = [f"{len(event):x}\r\n".encode() + event + b"\r\n" for event in EVENTS]
-    found = asyncio.run(stream_from(HEAD, *chunks, b"0\r\n\r\n"))
-    assert found.sent <= found.first <= found.last and found.tokens() == 2
-    check_length(found, 2)
-    with pytest.raises(SystemExit, match="has not 3 tokens"):
-        check_length(found, 3)
-    with pytest.raises(SystemExit, match="broke off"):
-        asyncio.run(stream_from(HEAD, chunks[0]))
-    refusal = b'HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\n{"a"'
-    with pytest.raises(SystemExit, match="failed with 404"):
-        asyncio.run(stream_from(refusal))
+from serve_clients import summarise
 
 
 def test_the_summary_names_width_peer_and_clients() -> None:

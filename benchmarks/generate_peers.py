@@ -1,281 +1,275 @@
-"""The peers of `generate.py`: transformers, llama.cpp, OpenVINO GenAI. Each is optional.
+"""The peers of `generate.py`: llama.cpp, OpenVINO GenAI, vLLM. Each is optional.
 
-In: a checkpoint directory. Out: each peer's files of the same weights, and sides with `settings`
-and `run`, for `generate_workers.Worker`.
+In: a GGUF file, of which vLLM gets a bfloat16 copy in its own format. Out: sides with `load`,
+`settings` and `run` as `generate_workers.Dovetail` has them, for `generate_workers.Worker`.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
+import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from common import timed_region
-from generate_workers import Transformers
+from generate_workers import Work, peak_bytes, reset_peak
+from llamacpp import BENCH, Batched, find_programs, parse_batched, run_measured
 
-Array = npt.NDArray[Any]
-
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-OUTER_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-"""Names of a Llama checkpoint's tensors, and theirs in GGUF."""
-GGUF_FORMS = {"float32": "F32", "bfloat16": "BF16"}
+TRIES = 4
+"""Runs of `llama-batched-bench` until one prints its figures: at times it ends before its log."""
 
 
-def write_gguf(checkpoint: Path, target: Path, form: str | None = None) -> None:
-    """Write the checkpoint as a GGUF file without a vocabulary, its weights in their own width.
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """How `llama-batched-bench` is run: flash attention, rows of a step, one cache for all."""
 
-    With `form`, such as F16, they have another.
-    """
-    import gguf
+    flash: str = "auto"
+    rows: int = 512
+    unified: bool = False
 
-    config = json.loads((checkpoint / "config.json").read_text())
-    form = form or GGUF_FORMS[config["torch_dtype"]]
-    part = target.with_name(f"{target.name}.part")
-    writer = gguf.GGUFWriter(part, "llama")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if form == "F32" else f"MOSTLY_{form}"])
-    for name, values in read_tensors(checkpoint):
-        kind = gguf.GGMLQuantizationType[form if values.ndim > 1 else "F32"]
-        data = gguf.quants.quantize(order_for_rope(name, values, config), kind)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    part.replace(target)
+    def arguments(self) -> list[str]:
+        """Return the command line."""
+        unified = "-kvu" if self.unified else "-no-kvu"
+        return ["-fa", self.flash, "-ub", str(self.rows), unified]
 
 
-def read_tensors(checkpoint: Path) -> Iterator[tuple[str, Array]]:
-    """Yield every tensor of a checkpoint as float32."""
-    from safetensors import safe_open
-
-    with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
-        for name in file.keys():
-            yield name, file.get_tensor(name).float().numpy()
-
-
-def gguf_name(name: str) -> str:
-    """Return the GGUF name: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up.weight`."""
-    parts = name.removeprefix("model.").removesuffix(".weight").split(".")
-    if parts[0] == "layers":
-        return f"blk.{parts[1]}.{LAYER_NAMES['.'.join(parts[2:])]}.weight"
-    return f"{OUTER_NAMES['.'.join(parts)]}.weight"
+def other_flags(work: Work) -> Iterator[Callable[[Flags], Flags]]:
+    """Yield the changes of flags that may make this work faster, to be tried one by one."""
+    yield lambda best: replace(best, flash="on")
+    yield lambda best: replace(best, flash="off")
+    if work.batch > 1:
+        yield lambda best: replace(best, unified=True)
+    if work.phase == "prefill":
+        for rows in (128, 256, 2048):
+            if rows < 2 * work.batch * work.prompt:
+                yield lambda best, rows=rows: replace(best, rows=rows)  # type: ignore[misc]
 
 
-def order_for_rope(name: str, values: Array, config: dict[str, Any]) -> Array:
-    """Return q and k with each head's rows in pairs (d, d + half), as llama.cpp rotates them."""
-    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-    for part, key in heads.items():
-        if part in name:
-            split = values.reshape(config[key], 2, -1, values.shape[1])
-            return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
-    return values
+class LlamaCpp:
+    """llama.cpp's `llama-batched-bench`, a process for each run, in the flags found fastest."""
 
+    def __init__(self, model: str, threads: int) -> None:
+        programs = find_programs()
+        assert programs is not None, "a peer that is absent is left out"
+        self._programs, self._model, self._threads = programs, model, threads
+        self._flags: dict[Work, Flags] = {}
 
-def write_openvino(checkpoint: Path, target: Path) -> None:
-    """Write the checkpoint as OpenVINO GenAI's own float32 IR of a Llama, with some tokenizer.
+    def load(self) -> dict[str, float]:
+        """Return the seconds of a process beyond those of its one token in and one out."""
+        work = Work("prefill", 1, 1, 2)
+        times = []
+        for _ in range(3):
+            found, seconds, _ = self._bench(work, Flags())
+            times.append(seconds - found.prefill - found.decode)
+        return {"seconds": statistics.median(times)}
 
-    GenAI makes it of a GGUF file in float16, which holds these checkpoints exactly; its constants
-    are then widened, so that float32 is what a step reads.
-    """
-    import openvino
-    import openvino_genai
+    def settings(self) -> dict[str, str]:
+        """Return what a reader needs to know of this peer."""
+        return {"settings": f"llama.cpp {self._programs.build}", "weights": "file", "kv": "f16"}
 
-    with tempfile.TemporaryDirectory(dir=checkpoint.parent) as work:
-        narrow, part = Path(work) / "model.gguf", Path(work) / "wide"
-        part.mkdir()
-        write_gguf(checkpoint, narrow, "F16")
-        write_tokenizer(part)
-        tokenizer = openvino_genai.Tokenizer(str(part))
-        openvino_genai.LLMPipeline(str(narrow), tokenizer, "CPU", enable_save_ov_model=True)
-        narrow.unlink()
-        model = openvino.Core().read_model(narrow.with_name("openvino_model.xml"))
-        widen(model)
-        openvino.save_model(model, part / "openvino_model.xml", compress_to_fp16=False)
-        shutil.move(part, target)
+    def tune(self, work: Work) -> str:
+        """Find the fastest flags for this work; return them."""
+        best = Flags()
+        least = self._seconds(work, best)
+        for change in other_flags(work):
+            tried = change(best)
+            seconds = self._seconds(work, tried)
+            if seconds < least:
+                best, least = tried, seconds
+        self._flags[work] = best
+        return " ".join(best.arguments())
 
+    def run(self, work: Work, prompts: list[list[int]]) -> dict[str, Any]:
+        """As `Dovetail.run`; the program draws its prompts itself."""
+        with timed_region() as region:
+            found, _, peak = self._bench(work, self._flags.get(work, Flags()))
+        return {
+            "prefill": found.prefill,
+            "decode": found.decode,
+            "others": region.others,
+            "peak": peak,
+        }
 
-def widen(model: Any) -> None:
-    """Replace the float16 constants of a model, and what converts them, by float32 ones."""
-    from openvino import Type, opset13
+    def _seconds(self, work: Work, flags: Flags) -> float:
+        found, _, _ = self._bench(work, flags)
+        return found.prefill if work.phase == "prefill" else found.decode
 
-    for node in model.get_ops():
-        if node.get_type_name() != "Convert" or node.get_output_element_type(0) != Type.f32:
-            continue
-        source = node.input_value(0).get_node()
-        if source.get_type_name() == "Constant" and source.get_output_element_type(0) == Type.f16:
-            wide = opset13.constant(source.get_data().astype(np.float32))
-            node.output(0).replace(wide.output(0))
-
-
-def write_tokenizer(directory: Path) -> None:
-    """Write a byte tokenizer: GenAI wants one, though it only sees ids here."""
-    import openvino
-    from openvino_tokenizers import convert_tokenizer
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytewise = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    known = PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token=alphabet[0])
-    pair = convert_tokenizer(known, with_detokenizer=True)
-    for name, model in zip(("tokenizer", "detokenizer"), pair, strict=True):
-        openvino.save_model(model, directory / f"openvino_{name}.xml")
+    def _bench(self, work: Work, flags: Flags) -> tuple[Batched, float, int]:
+        context = work.batch * (-(-(work.prompt + work.new) // 256) * 256)
+        command = [self._programs.path(BENCH), "-m", self._model, "-t", str(self._threads)]
+        command += ["-c", str(context), "-npp", str(work.prompt), "-ntg", str(work.new - 1)]
+        command += ["-npl", str(work.batch), "--output-format", "jsonl", *flags.arguments()]
+        for _ in range(TRIES):
+            text, seconds, peak = run_measured(command)
+            if found := parse_batched(text):
+                return found, seconds, peak
+        raise RuntimeError(f"{BENCH} printed no figures for {self._model}")
 
 
 class OpenVino:
-    """OpenVINO GenAI in float32, keys and values too; loaded anew for another number of threads."""
+    """OpenVINO GenAI's paged pipeline of the file, its own defaults of precision."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, threads: int) -> None:
+        self._model, self._threads = model, threads
+        self._number = 0
+
+    def load(self) -> dict[str, float]:
+        """Load; return the seconds until it had answered with a token."""
         import openvino
         import openvino_genai
 
         self._tensor, self._api = openvino.Tensor, openvino_genai
-        self._model, self._threads = model, 0
-        self._pipeline: Any = None
-
-    def settings(self) -> str:
-        """Return what a reader needs to know of this peer."""
-        return f"OpenVINO GenAI {version('openvino-genai')}, float32 weights, KV and arithmetic"
-
-    def run(self, prompt: list[int], new_tokens: int, threads: int) -> dict[str, Any]:
-        """Generate greedily; return seconds to the first token and per further one, and the ids."""
-        if threads != self._threads:
-            self._load(threads)
-        ids = np.array([prompt])
-        inputs = self._api.TokenizedInputs(self._tensor(ids), self._tensor(np.ones_like(ids)))
-        options = {"max_new_tokens": new_tokens, "ignore_eos": True, "do_sample": False}
-        with timed_region() as region:
-            found = self._pipeline.generate(inputs, self._api.GenerationConfig(**options))
-        metrics = found.perf_metrics
-        return {
-            "prefill": metrics.get_ttft().mean / 1e3,
-            "decode": metrics.get_tpot().mean / 1e3,
-            "ids": list(found.tokens[0]),
-            "others": region.others,
-        }
-
-    def _load(self, threads: int) -> None:
-        scheduler = self._api.SchedulerConfig()
+        start = time.perf_counter()
+        scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # a prompt that is run again must cost the same
         scheduler.max_num_batched_tokens = 4096
         scheduler.cache_size = 1  # GiB of keys and values
-        self._pipeline = None  # its memory goes back first
-        self._pipeline = self._api.LLMPipeline(
-            self._model,
-            "CPU",
-            scheduler_config=scheduler,
-            INFERENCE_PRECISION_HINT="f32",
-            KV_CACHE_PRECISION="f32",
-            INFERENCE_NUM_THREADS=threads,
+        options = {"INFERENCE_NUM_THREADS": self._threads, "KV_CACHE_PRECISION": "u8"}
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            self._model, scheduler, "CPU", options, {}
         )
-        self._threads = threads
+        self.run(Work("prefill", 1, 1, 1), [[3]])
+        return {"seconds": time.perf_counter() - start}
 
-
-class LlamaCpp:
-    """llama.cpp with its own defaults: float16 keys and values, weights as they are in the file."""
-
-    def __init__(self, model: str) -> None:
-        import llama_cpp
-
-        self._api = llama_cpp
-        self._model = llama_cpp.Llama(model, n_ctx=0, n_batch=512, verbose=False)
-
-    def settings(self) -> str:
+    def settings(self) -> dict[str, str]:
         """Return what a reader needs to know of this peer."""
-        return f"llama.cpp (llama-cpp-python {version('llama-cpp-python')}), float16 KV, mmap"
+        name = f"OpenVINO GenAI {version('openvino-genai')}"
+        return {"settings": name, "weights": "file", "kv": "u8"}
 
-    def run(self, prompt: list[int], new_tokens: int, threads: int) -> dict[str, Any]:
-        """Generate greedily; return seconds to the first token and per further one, and the ids."""
-        self._api.llama_set_n_threads(self._model.ctx, threads, threads)
-        self._model.reset()
-        self._api.llama_memory_clear(self._api.llama_get_memory(self._model.ctx), False)
+    def run(self, work: Work, prompts: list[list[int]]) -> dict[str, Any]:
+        """As `Dovetail.run`."""
+        reset_peak()
+        options = {"max_new_tokens": work.new, "ignore_eos": True, "do_sample": False}
+        config = self._api.GenerationConfig(**options)
+        waiting = []
         with timed_region() as region:
             start = time.perf_counter()
-            self._model.eval(prompt)
-            ids = [self._best()]
-            first = time.perf_counter()
-            for _ in range(new_tokens - 1):
-                self._model.eval(ids[-1:])
-                ids.append(self._best())
+            for ids in prompts:
+                self._number += 1
+                tensor = self._tensor(np.array([ids], np.int64))
+                waiting.append(self._pipeline.add_request(self._number, tensor, config))
+            handles, begun, first = list(waiting), 0.0, 0.0
+            while self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+                if not waiting:
+                    continue
+                now = time.perf_counter()
+                waiting = [handle for handle in waiting if not handle.can_read()]
+                if len(waiting) < len(handles):
+                    begun = begun or now
+                first = now
             last = time.perf_counter()
         return {
             "prefill": first - start,
-            "decode": (last - first) / (new_tokens - 1),
-            "ids": ids,
+            "decode": last - begun,
             "others": region.others,
+            "peak": peak_bytes(),
         }
 
-    def _best(self) -> int:
-        """Return the id of the largest logit of the last token."""
-        logits = self._api.llama_get_logits_ith(self._model.ctx, -1)
-        return int(np.ctypeslib.as_array(logits, (self._model.n_vocab(),)).argmax())
+
+class Vllm:
+    """vLLM on the CPU in bfloat16, offline."""
+
+    def __init__(self, model: str, threads: int) -> None:
+        self._model, self._threads = model, threads
+
+    def load(self) -> dict[str, float]:
+        """Load; return the seconds until it had answered with a token."""
+        import os
+
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{self._threads - 1}"
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        import vllm
+
+        self._api = vllm
+        start = time.perf_counter()
+        self._engine = vllm.LLM(
+            model=self._model,
+            dtype="bfloat16",
+            enable_prefix_caching=False,
+            max_num_batched_tokens=4096,
+            max_model_len=4352,
+            max_num_seqs=16,
+            disable_log_stats=False,
+        )
+        self.run(Work("prefill", 1, 1, 1), [[3]])
+        return {"seconds": time.perf_counter() - start}
+
+    def settings(self) -> dict[str, str]:
+        """Return what a reader needs to know of this peer."""
+        return {"settings": f"vLLM {version('vllm')}", "weights": "bf16", "kv": "bf16"}
+
+    def run(self, work: Work, prompts: list[list[int]]) -> dict[str, Any]:
+        """As `Dovetail.run`."""
+        options = {"max_tokens": work.new, "ignore_eos": True, "temperature": 0.0}
+        with timed_region() as region:
+            found = self._engine.generate(
+                [{"prompt_token_ids": ids} for ids in prompts],
+                self._api.SamplingParams(**options),
+                use_tqdm=False,
+            )
+        times = [one.metrics for one in found]
+        firsts = [one.first_token_ts for one in times]
+        return {
+            "prefill": max(firsts) - min(one.queued_ts for one in times),
+            "decode": max(one.last_token_ts for one in times) - min(firsts),
+            "others": region.others,
+            "peak": peak_bytes(),
+        }
+
+
+def write_bfloat16(file: Path, target: Path) -> None:
+    """Write a GGUF file's weights as a Hugging Face directory in bfloat16, for vLLM."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options = {"gguf_file": file.name, "dtype": torch.bfloat16}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, **options)
+    part = target.with_name(f"{target.name}.part")
+    model.save_pretrained(part)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(part)
+    part.rename(target)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Modules a peer needs, dtypes it is compared in, how its files are made, and its side.
+    """A side, what names what it lacks, and how what it reads in place of the file is made."""
 
-    Without `prepare` it reads the checkpoint itself; else `prepare(checkpoint, target)` writes what
-    it reads, named by `suffix`.
-    """
-
-    modules: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    side: Callable[[str], Any]
+    side: Callable[[str, int], Any]
+    missing: Callable[[], str]
     suffix: str = ""
     prepare: Callable[[Path, Path], None] | None = None
 
-    def path(self, checkpoint: Path) -> Path:
-        """Return what the side reads."""
-        return checkpoint.with_name(checkpoint.name + self.suffix)
 
-    @property
-    def missing(self) -> list[str]:
-        """Return the modules that are not installed."""
-        return [name for name in self.modules if find_spec(name) is None]
+def modules_missing(*names: str) -> Callable[[], str]:
+    """Return what names those modules that are not installed."""
+    return lambda: ", ".join(name for name in names if find_spec(name) is None)
+
+
+def programs_missing() -> str:
+    """Name llama.cpp's programs where there are none."""
+    return "" if find_programs() else f"{BENCH} (in the folder DOVETAIL_PEERS, or on PATH)"
 
 
 PEERS = {
-    "transformers": Peer(("transformers", "torch"), ("f32", "bf16"), Transformers),
-    "llamacpp": Peer(("llama_cpp", "gguf"), ("f32", "bf16"), LlamaCpp, ".gguf", write_gguf),
-    "openvino": Peer(
-        ("openvino_genai", "openvino_tokenizers", "gguf"),
-        ("f32",),
-        OpenVino,
-        "-openvino",
-        write_openvino,
-    ),
+    "llamacpp": Peer(LlamaCpp, programs_missing),
+    "openvino": Peer(OpenVino, modules_missing("openvino_genai", "openvino_tokenizers")),
+    "vllm": Peer(Vllm, modules_missing("vllm"), "-bf16", write_bfloat16),
 }
+
+
+def installed_peers(names: list[str]) -> list[str]:
+    """Return those of the peers asked for that this machine has; say which are absent."""
+    found = []
+    for name in names:
+        if missing := PEERS[name].missing():
+            print(f"{name} is absent: {missing} is not installed", flush=True)
+        else:
+            found.append(name)
+    return found

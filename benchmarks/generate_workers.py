@@ -1,16 +1,21 @@
-"""Sides of `generate.py`, each in its own process so that thread pools do not fight.
+"""The work that `generate.py` times, and our side of it, in a process of its own.
 
-In: messages (method, arguments) over a pipe. Out: the method's result. A side that is not asked
-anything sleeps on its pipe.
+Each side has one, so that thread pools do not fight. In: messages (method, arguments) over a pipe.
+Out: the method's result. A side that is not asked anything sleeps on its pipe.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import random
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +25,28 @@ import numpy as np
 
 from common import timed_region
 from dovetail.runtime.plan import SchedulerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`batch` sequences at once, each of `prompt` tokens in and `new` out; which phase counts."""
+
+    phase: str
+    batch: int
+    prompt: int
+    new: int
+
+    @property
+    def counted(self) -> int:
+        """Return the tokens of the phase that counts, over all sequences."""
+        return self.batch * (self.prompt if self.phase == "prefill" else self.new - 1)
+
+    def prompts(self, vocabulary: int, turn: int) -> list[list[int]]:
+        """Return random token ids, others in each turn, so that no cache of prompts helps."""
+        draw = random.Random(f"{self} {turn}")
+        return [
+            [draw.randrange(3, vocabulary) for _ in range(self.prompt)] for _ in range(self.batch)
+        ]
 
 
 class Worker(AbstractContextManager["Worker"]):
@@ -67,110 +94,134 @@ def _serve(pipe: Connection, make: Callable[..., Any], args: tuple[Any, ...]) ->
 
 
 class Dovetail:
-    """Our side: one artifact, loaded anew when the number of threads changes."""
+    """Our side: one artifact. All prompts of a run are taken in together, as by the peers."""
 
-    def __init__(self, artifact: str) -> None:
+    def __init__(self, artifact: str, threads: int) -> None:
+        self._artifact, self._threads = artifact, threads
+        (file,) = Path(artifact).glob("models/*/model.json")
+        self._model = json.loads(file.read_text())
+        self._weights = file.parent / "weights/weights.bin"
+
+    def load(self) -> dict[str, float]:
+        """Load; return the seconds until it had answered with a token.
+
+        `share`: bytes of memory that some tokens have added, KV apart, over the file of weights.
+        """
         import dovetail
 
-        self._load = dovetail.load
-        self._artifact = artifact
-        self._app: Any = None
-        self._threads = 0
-
-    def load(self, threads: int) -> dict[str, float]:
-        """Load with `threads` threads; return seconds, and resident bytes added by some tokens."""
-        if self._app is not None:
-            self._app.close()
+        load = dovetail.load  # imports what it takes
         before, start = resident_bytes(), time.perf_counter()
-        anew = SchedulerSettings(keep_prefixes=False)  # a prompt that is run again costs the same
-        self._app = self._load(self._artifact, threads=threads, settings=anew)
+        # a prompt that is run again costs the same; a step takes as many rows as fit
+        anew = SchedulerSettings(offload="off", keep_prefixes=False)
+        self._app = load(self._artifact, threads=self._threads, settings=anew)
+        self._app.generate([[3]], max_tokens=1, ignore_eos=True)
         seconds = time.perf_counter() - start
-        self._threads = threads
-        self._app.generate([[1, 2, 3]], max_tokens=2, ignore_eos=True)
-        return {"seconds": seconds, "bytes": resident_bytes() - before}
+        self._app.generate([[3, 4, 5]], max_tokens=2, ignore_eos=True)
+        added = resident_bytes() - before
+        return {"seconds": seconds, "share": added / self._weights.stat().st_size}
 
-    def run(self, prompt: list[int], new_tokens: int, threads: int) -> dict[str, Any]:
-        """Generate; return seconds to the first token, seconds per further token, and the ids."""
-        if threads != self._threads:
-            self.load(threads)
-        options = {"max_tokens": new_tokens, "ignore_eos": True}
-        with timed_region() as region:
-            (found,) = self._app.generate([prompt], **options)
-        metrics = found.metrics
+    def settings(self) -> dict[str, str]:
+        """Return what a reader needs to know of this side: version, widths of weights and KV."""
+        spec = self._model["spec"]
+        kinds = dict.fromkeys([spec["weight_dtype"], *(kind for _, kind in spec["formats"])])
         return {
-            "prefill": metrics.ttft,
-            "decode": (metrics.last_token - metrics.first_token) / (new_tokens - 1),
-            "ids": list(found.token_ids),
-            "others": region.others,
+            "settings": f"dovetail {version('dovetail')}",
+            "weights": "+".join(kinds),
+            "kv": spec["kv_dtype"],
         }
 
-    def bandwidth(self, threads: int) -> float:
-        """Return the bytes per second that `threads` threads read here and now."""
-        from dovetail.compiler.roofline import measure_read_bandwidth
+    def sizes(self) -> dict[str, int]:
+        """Return words of the vocabulary, tokens of context, bytes of weights of a decode step."""
+        spec, weights = self._model["spec"], self._model["weights"]
+        step = sum(w["bytes"] for w in weights if w["name"] not in READ_BY_ROW)
+        names = ("vocab_size", "max_context")
+        return {**{name: spec[name] for name in names}, "step_bytes": step}
 
-        return measure_read_bandwidth(threads)
+    def run(self, work: Work, prompts: list[list[int]]) -> dict[str, Any]:
+        """Generate; return seconds until all had a first token, and from the first one to the last.
 
-    def weights_bandwidth(self, threads: int) -> float:
-        """Return the bytes per second that `threads` threads read of the very pages of weights.
+        `others`: cores that other processes used; `peak`: resident bytes at most.
+        """
+        reset_peak()
+        options = {"max_tokens": work.new, "ignore_eos": True, "temperature": 0.0}
+        with timed_region() as region:
+            found = self._app.generate(prompts, **options)
+        firsts = [one.metrics.first_token for one in found]
+        return {
+            "prefill": max(firsts) - min(one.metrics.arrival for one in found),
+            "decode": max(one.metrics.last_token for one in found) - min(firsts),
+            "others": region.others,
+            "peak": peak_bytes(),
+        }
+
+
+class Memory:
+    """The read bandwidth here and now, in a process whose memory is nobody's figure."""
+
+    def bandwidth(self, artifact: str, threads: int) -> tuple[float, float]:
+        """Return bytes per second that the threads read: of memory, and of the weights' own pages.
 
         On a guest these may be slower than others: 8 of 33 GB/s were seen, for as long as they
         lay in the page cache.
         """
         from dovetail.compiler.roofline import measure_read_bandwidth
 
-        (file,) = Path(self._artifact).glob("models/*/weights/weights.bin")
-        return measure_read_bandwidth(threads, data=np.memmap(file, np.float32, "r"))
+        (weights,) = Path(artifact).glob("models/*/weights/weights.bin")
+        pages = np.memmap(weights, np.float32, "r")
+        return measure_read_bandwidth(threads), measure_read_bandwidth(threads, data=pages)
 
 
-class Transformers:
-    """The peer: transformers on torch, its default attention, a KV cache, no gradients."""
-
-    def __init__(self, model: str) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
-
-    def settings(self) -> str:
-        """Return what a reader needs to know of this peer."""
-        import transformers
-
-        attention = self._model.config._attn_implementation
-        return (
-            f"transformers {transformers.__version__}, torch {self._torch.__version__}, "
-            f"{attention}, {self._model.dtype}"
-        )
-
-    def run(self, prompt: list[int], new_tokens: int, threads: int) -> dict[str, Any]:
-        """Generate greedily with a bare loop, which costs less than `generate`."""
-        torch = self._torch
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
-        with timed_region() as region, torch.no_grad():
-            start = time.perf_counter()
-            found = self._model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
-            ids = [int(found.logits[0, -1].argmax())]
-            first = time.perf_counter()
-            for _ in range(new_tokens - 1):
-                found = self._model(
-                    torch.tensor([[ids[-1]]]),
-                    past_key_values=found.past_key_values,
-                    use_cache=True,
-                )
-                ids.append(int(found.logits[0, -1].argmax()))
-            last = time.perf_counter()
-        return {
-            "prefill": first - start,
-            "decode": (last - first) / (new_tokens - 1),
-            "ids": ids,
-            "others": region.others,
-        }
+READ_BY_ROW = ("embed", "rope_cos", "rope_sin")
+"""Tables of which a step reads one row for each sequence."""
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process, mapped files included."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
+    """Return the resident memory of this process, mapped files included, apart from KV.
+
+    The pool of KV is the largest mapping without a file: most of it is never touched.
+    """
+    mappings = read_mappings(Path("/proc/self/smaps").read_text())
+    pool = max((each for each in mappings if not each[2]), default=(0, 0, ""))
+    return sum(resident for _, resident, _ in mappings) - pool[1]
+
+
+def read_mappings(text: str) -> list[tuple[int, int, str]]:
+    """Return size and resident bytes of each mapping in `smaps`, and the name of its file."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            name = words[5] if len(words) > 5 else ""
+        elif words[0] == "Size:":
+            size = int(words[1]) << 10
+        elif words[0] == "Rss:":
+            found.append((size, int(words[1]) << 10, name))
+    return found
+
+
+def peak_bytes(pid: int | None = None) -> int:
+    """Return the peaks of resident memory of a process, this one by default, and those below it."""
+    return sum(_memory(each, "VmHWM:") for each in _family(pid or os.getpid()))
+
+
+def reset_peak() -> None:
+    """Have `peak_bytes` of this process count from now on, where the kernel allows it."""
+    for pid in _family(os.getpid()):
+        with suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # a thread may end meanwhile
+            for child in file.read_text().split():
+                yield from _family(int(child))
+
+
+def _memory(pid: int, name: str) -> int:
+    with suppress(OSError):  # the process may end meanwhile
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) << 10
     return 0

@@ -11,12 +11,9 @@ import argparse
 import asyncio
 import gc
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,37 +23,11 @@ import numpy as np
 from common import Report, Sample, run_quiet, sample
 from dovetail.runtime.app import App, load
 from http_client import Connection
+from http_servers import PATH, serve_dovetail
 
-PATH = "/v1/completions"
-SERVE = "from dovetail.cli import main; main()"
 CONNECTIONS = 64
 ANSWER = 8
 """Tokens of a request of the overhead part."""
-
-
-@contextmanager
-def served(*artifacts: Path) -> Iterator[tuple[str, int, float]]:
-    """Serve `artifacts` in a process; yield host, port and the seconds until it was ready."""
-    command = [sys.executable, "-P", "-c", SERVE, "serve", *map(str, artifacts), "--port", "0"]
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [*command, "--no-log-requests"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        seconds = time.perf_counter() - start
-        if not line:
-            raise SystemExit(f"cannot be served; try `dovetail serve {artifacts[0]}`")
-        host, port = line.split()[-1].removeprefix("http://").split(":")
-        yield host, int(port), seconds
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
 
 
 def make_prompts(count: int, tokens: int, vocabulary: int, seed: int = 0) -> list[list[int]]:
@@ -151,10 +122,11 @@ def measure(options: argparse.Namespace, artifact: Path) -> Report:
     report = Report("http", {"artifact": artifact.name, **config})
     starts = []
     for _ in range(options.starts):
-        with served(artifact) as (_, _, seconds):
-            starts.append(seconds)
+        with serve_dovetail(artifact) as server:
+            starts.append(server.seconds)
     report.rows.append({"part": "cold start", **_row(sample(starts), "s")})
-    with served(artifact) as (host, port, _), load(artifact) as app:
+    with serve_dovetail(artifact) as server, load(artifact) as app:
+        host, port = server.host, server.port
         vocabulary = app.engine.spec.vocab_size
         prompts = make_prompts(int(options.rate * options.seconds), options.prompt, vocabulary)
         bodies = [request_body(prompt, ANSWER, stream=False) for prompt in prompts]

@@ -21,7 +21,8 @@ import psutil
 
 from common import Report
 from http_client import Connection
-from http_overhead import PATH, make_prompts, request_body, served
+from http_overhead import make_prompts, request_body
+from http_servers import PATH, serve_dovetail
 
 WORKERS = {"engine": "apart.worker", "encoder": "embedding.worker"}
 EMBEDDINGS = "/v1/embeddings"
@@ -154,9 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for model, path in zip((LLAMA, ENCODER), paths, strict=True):
             # products of bfloat16 round by the size of a batch, and answers are compared
             compile_model(model, output=path, effort="none", weight_dtype="f32")
-        with served(*paths) as (host, port, _):
-            (server,) = psutil.Process().children()
-            report.rows += asyncio.run(measure(host, port, server, options))
+        with serve_dovetail(*paths) as at:
+            server = psutil.Process(at.pid)
+            report.rows += asyncio.run(measure(at.host, at.port, server, options))
     report.summary = {
         name: max(row[name] for row in report.rows) for name in ("ended_s", "back_s", "lost")
     }

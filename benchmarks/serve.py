@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,9 @@ from common import (
     work_folder,
 )
 from dovetail.topology.hardware import read_hardware
-from generate import compile_artifact, installed_peers, make_files
+from generate import Preparation, compile_artifact
 from generate_models import SHAPES
-from generate_peers import PEERS
+from generate_peers import programs_missing
 from generate_workers import Worker
 from serve_load import Arrival, Level, Slo, find_goodput, make_arrivals, measure_level, read_trace
 from serve_workers import DovetailServer, LlamaCppServer, TransformersServer
@@ -71,7 +71,6 @@ SETUPS = {
 }
 
 SERVERS = {"llamacpp": LlamaCppServer, "transformers": TransformersServer}
-"""Peers, by their names in `generate_peers.PEERS`."""
 
 Make = Callable[[], Worker]
 
@@ -96,7 +95,9 @@ def parse_arguments() -> argparse.Namespace:
         options.trace = Path(os.environ.get("DOVETAIL_CORPUS", ".")) / "traces" / TRACE
     if not options.trace.is_file():
         parser.error(f"{options.trace} is not there; give --trace FILE")
-    options.peers = installed_peers(options.peers)
+    if "llamacpp" in options.peers and (missing := programs_missing()):
+        print(f"llamacpp is absent: {missing} is not installed", flush=True)
+        options.peers.remove("llamacpp")
     return options
 
 
@@ -119,9 +120,13 @@ def run_benchmark(options: argparse.Namespace, work: Path) -> Report:
         if not sides:
             continue
         checkpoint = work / f"{model}-f32"
-        make_files(checkpoint, model, "f32", [p for p in options.peers if PEERS[p].prepare])
+        file = checkpoint.with_name(f"{model}-F32.gguf")
+        with Worker(Preparation) as worker:
+            worker.call("checkpoint", checkpoint, model, "f32")
+            if "llamacpp" in options.peers and not file.exists():
+                worker.call("width", checkpoint, file, "F32")
         artifact = compile_artifact(checkpoint, options.effort, work / "tuning.jsonl")
-        makers = make_sides(options, checkpoint, artifact)
+        makers = make_sides(options, {"llamacpp": file, "transformers": checkpoint}, artifact)
         for name in sides:
             with makers[name]() as worker:
                 for row in measure_side(worker, name, model, trace, rows):
@@ -139,13 +144,14 @@ def write_report(report: Report, rows: Sequence[dict[str, Any]], path: Path | No
     report.write(path)
 
 
-def make_sides(options: argparse.Namespace, checkpoint: Path, artifact: Path) -> dict[str, Make]:
+def make_sides(
+    options: argparse.Namespace, models: Mapping[str, Path], artifact: Path
+) -> dict[str, Make]:
     """Return how to start each side; one lives at a time, so that none disturbs another."""
     threads = options.threads
     sides: dict[str, Make] = {"dovetail": partial(Worker, DovetailServer, str(artifact), threads)}
     for name in options.peers:
-        path = str(PEERS[name].path(checkpoint))
-        sides[name] = partial(Worker, SERVERS[name], path, CONTEXT, threads)
+        sides[name] = partial(Worker, SERVERS[name], str(models[name]), CONTEXT, threads)
     return sides
 
 

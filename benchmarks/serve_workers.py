@@ -6,19 +6,22 @@ its own (`generate_workers.Worker`) and sleeps while another one is measured.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from common import timed_region
+from dovetail.cli.serve_client import run_load
+from dovetail.cli.serve_load import Planned
+from http_servers import serve_llamacpp
+from llamacpp import find_programs
 from serve_load import Arrival, Served
 
 SLOTS = 64
@@ -202,111 +205,35 @@ class TransformersServer:
 
 
 class LlamaCppServer:
-    """llama.cpp's batched `llama_decode`, fed as its server does: decodes first, then prompts."""
+    """llama.cpp's own server in a process of its own, over HTTP: some ms that ours does not pay."""
 
     def __init__(self, model: str, context: int, threads: int) -> None:
-        import llama_cpp
-
-        self._api = api = llama_cpp
-        self._quiet = api.llama_log_callback(lambda level, text, data: None)
-        api.llama_log_set(self._quiet, None)
-        api.llama_backend_init()
-        self._model = api.llama_model_load_from_file(
-            model.encode(), api.llama_model_default_params()
-        )
-        params = api.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_seq_max = context * SLOTS, STEP_TOKENS, SLOTS
-        params.n_threads = params.n_threads_batch = threads
-        params.kv_unified = True  # it decodes batches faster so than over separate streams
-        self._context = api.llama_init_from_model(self._model, params)
-        self._vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
-        self._batch = api.llama_batch_init(STEP_TOKENS, 0, 1)
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._slots = list(range(SLOTS))
+        self._stack = ExitStack()
+        options = (threads, SLOTS, context, "-kvu", "-ub", str(STEP_TOKENS))
+        self._server = self._stack.enter_context(serve_llamacpp(Path(model), *options))
 
     def settings(self) -> str:
         """Return what a reader needs to know of this side."""
-        package = f"llama-cpp-python {version('llama-cpp-python')}"
-        return f"llama.cpp ({package}), llama_decode, unified f16 KV"
+        programs = find_programs()
+        assert programs is not None, "a peer that is absent is left out"
+        return f"llama-server {programs.build}, {SLOTS} slots, unified f16 KV"
 
     def serve(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
         """As `DovetailServer.serve`."""
-        sequences: list[_Sequence] = []
-
-        def submit(_: int, arrival: Arrival) -> None:
-            sequences.append(_Sequence(arrival))
-            self._waiting.append(sequences[-1])
-
-        def poll(seconds: float | None) -> bool:
-            if self._waiting or self._running:
-                self._step()
-            elif seconds is not None:
-                time.sleep(seconds)
-            return bool(self._waiting or self._running)
-
+        planned = [
+            Planned(arrival.at, len(arrival.prompt), arrival.answer, seed=number)
+            for number, arrival in enumerate(arrivals)
+        ]
         with timed_region() as region:
-            start = replay(arrivals, submit, poll)
-        times = [served(start, s.arrival, s.first, s.last, len(s.tokens)) for s in sequences]
+            found, _ = asyncio.run(run_load(self._server.target(), planned))
+        if errors := [timing.error for timing in found if timing.error]:
+            raise RuntimeError(errors[0])
+        times = [
+            Served(timing.ttft, timing.tpot if arrival.answer > 1 else None)
+            for timing, arrival in zip(found, arrivals, strict=True)
+        ]
         return {"served": times, "seconds": region.seconds, "others": region.others}
 
     def close(self) -> None:
-        """Give its memory back."""
-        self._api.llama_batch_free(self._batch)
-        self._api.llama_free(self._context)
-        self._api.llama_model_free(self._model)
-
-    def _step(self) -> None:
-        while self._waiting and self._slots:
-            sequence = self._waiting.popleft()
-            sequence.slot = self._slots.pop()
-            self._running.append(sequence)
-        batch, rows = self._batch, 0
-        ends: list[tuple[int, _Sequence]] = []
-        for sequence in sorted(self._running, key=lambda s: not s.tokens):  # decodes first
-            pending = sequence.pending()[: STEP_TOKENS - rows]
-            for token in pending:
-                batch.token[rows], batch.pos[rows] = token, sequence.stored
-                batch.n_seq_id[rows], batch.seq_id[rows][0] = 1, sequence.slot
-                sequence.stored += 1
-                batch.logits[rows] = sequence.complete
-                rows += 1
-            if pending and sequence.complete:
-                ends.append((rows - 1, sequence))
-        batch.n_tokens = rows
-        status = self._api.llama_decode(self._context, batch)
-        if status:
-            raise RuntimeError(f"llama_decode returned {status}")
-        for row, sequence in ends:
-            self._take_token(row, sequence)
-
-    def _take_token(self, row: int, sequence: _Sequence) -> None:
-        logits = self._api.llama_get_logits_ith(self._context, row)
-        sequence.add(int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax()))
-        if len(sequence.tokens) >= sequence.arrival.answer:
-            memory = self._api.llama_get_memory(self._context)
-            self._api.llama_memory_seq_rm(memory, sequence.slot, -1, -1)
-            self._running.remove(sequence)
-            self._slots.append(sequence.slot)
-
-
-class _Sequence:
-    """A request of `LlamaCppServer`: what it has, and how much of it is stored."""
-
-    def __init__(self, arrival: Arrival) -> None:
-        self.arrival = arrival
-        self.tokens: list[int] = []
-        self.stored, self.slot = 0, -1
-        self.first = self.last = 0.0
-
-    @property
-    def complete(self) -> bool:
-        return self.stored == len(self.arrival.prompt) + len(self.tokens)
-
-    def pending(self) -> list[int]:
-        return self.tokens[-1:] if self.tokens else self.arrival.prompt[self.stored :]
-
-    def add(self, token: int) -> None:
-        self.last = time.perf_counter()
-        self.first = self.first or self.last
-        self.tokens.append(token)
+        """End the server."""
+        self._stack.close()

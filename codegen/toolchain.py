@@ -52,11 +52,17 @@ class Compiler:
         zig would build for the very host, and links statically with musl only.
         """
         if self.kind != "zig":
-            return target.cflags
+            return (*target.cflags, *OWN_FLAGS.get(self.kind, ()))
         system = target.zig_target.split("-gnu")[0] + "-musl" if static else target.zig_target
         plain = (flag for flag in target.cflags if not flag.startswith("-march="))
         cpu = (f"-mcpu={target.zig_cpu}",) if target.zig_cpu else ()
         return ("-target", system, *plain, *cpu, "-fno-sanitize=undefined", "-g0")
+
+
+OWN_FLAGS = {"gcc": ("-fno-tree-ter", "-fno-tree-reassoc")}
+"""Kind of compiler to flags that it alone knows. gcc would move products in front of their sums, and
+add integers in another order: both fill registers and spill (a tile of 4 x 1 with 4-bit weights on
+AVX2: 268 instead of 339 instructions for 64 products of quads)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ OPS = {
     "vload_pairs": "_mm256_loadu_si256((const __m256i*)({0}))",
     "vbroadcast_pair": "_mm256_broadcastd_epi32(_mm_loadu_si32({0}))",
     "vload_quads": "_mm256_loadu_si256((const __m256i*)({0}))",
-    "vbroadcast_quad": "_mm256_broadcastd_epi32(_mm_loadu_si32({0}))",
+    "vbroadcast_quad": "_mm256_castps_si256(_mm256_broadcast_ss((const float*)({0})))",
     "vdot_quads_signed": "dt_vdot_quads(_mm256_abs_epi8({0}), _mm256_sign_epi8({1}, {0}), {2})",
     "vmul_quads": "_mm256_maddubs_epi16({0}, {1})",
     "vadd_i16": "_mm256_add_epi16({0}, {1})",

@@ -60,9 +60,9 @@ class Compiler:
 
 
 OWN_FLAGS = {"gcc": ("-fno-tree-ter", "-fno-tree-reassoc")}
-"""Kind of compiler to flags that it alone knows. gcc would move products in front of their sums, and
-add integers in another order: both fill registers and spill (a tile of 4 x 1 with 4-bit weights on
-AVX2: 268 instead of 339 instructions for 64 products of quads)."""
+"""Kind of compiler to flags that it alone knows. gcc would move products in front of their sums,
+and add integers in another order: both fill registers and spill (a tile of 4 x 1 with 4-bit weights
+on AVX2: 268 instead of 339 instructions for 64 products of quads)."""
 
 
 @dataclass(frozen=True, slots=True)

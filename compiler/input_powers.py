@@ -8,7 +8,7 @@ its forward tape stops before each product, whose input then lies in a planned b
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,14 +42,17 @@ Array = npt.NDArray[Any]
 
 
 def calibrate(
-    request: ModelRequest, spec: ModelSpec, source: ModelSource, advance: Advance
+    request: ModelRequest,
+    spec: ModelSpec,
+    source: ModelSource,
+    advance: Advance,
+    compile_float: Callable[[CompileRequest], object],
 ) -> Calibration:
     """Run the float model over `request.calibrate`; `advance` is told of windows.
 
+    compile_float: compiles what it is asked for, as `pipeline.compile_artifact`, which uses this.
     Raises SpecError for a text that cannot be read or is too short, or without a tokenizer.
     """
-    from dovetail.compiler.pipeline import compile_artifact  # noqa: PLC0415 - it imports this
-
     assert request.calibrate is not None
     text = Path(request.calibrate)
     length = min(WINDOW, spec.max_context)
@@ -66,7 +69,7 @@ def calibrate(
             max_step_tokens=max(WINDOW, request.max_step_sequences),
             cache=request.cache,
         )
-        compile_artifact(float_request)
+        compile_float(float_request)
         powers = run_windows(Path(float_request.output), windows, advance)
     return Calibration(text, sum(map(len, windows)), powers)
 

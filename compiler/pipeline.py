@@ -33,9 +33,11 @@ from dovetail.compiler.encoder_pipeline import (
 )
 from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.gain import Gain, measure_gain
+from dovetail.compiler.input_powers import calibrate
 from dovetail.compiler.memory import Memory
-from dovetail.compiler.model_source import TOKENIZER
+from dovetail.compiler.model_source import TOKENIZER, ModelSource
 from dovetail.compiler.payload import Payload
+from dovetail.compiler.quantising import Advance, Calibration
 from dovetail.compiler.reopen import is_artifact, link_weights, read_artifact, take_over
 from dovetail.compiler.replay import measure_choice
 from dovetail.compiler.report import CompileReport, EncoderReport, Progress, Steps, our_version
@@ -43,6 +45,7 @@ from dovetail.compiler.request import (
     COPIED_FILES,
     CompileRequest,
     Inputs,
+    ModelRequest,
     can_measure,
     is_here,
     read_inputs,
@@ -68,7 +71,7 @@ from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libra
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, SpecError
-from dovetail.ir.model import ModelFile, WeightChunks, WeightEntry
+from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
@@ -189,8 +192,15 @@ def _read(request: CompileRequest, steps: Steps) -> tuple[Member, ...]:
     if is_encoder(request.model):
         first = read_encoder_inputs(request, advance=steps.advance)
     else:
-        first = read_inputs(request, advance=steps.advance)
+        first = read_inputs(request, advance=steps.advance, calibrate=calibrate_model)
     return (first, *read_beside(request, first))
+
+
+def calibrate_model(
+    request: ModelRequest, spec: ModelSpec, source: ModelSource, advance: Advance
+) -> Calibration:
+    """Return how strong the inputs of products are on the request's text; see `input_powers`."""
+    return calibrate(request, spec, source, advance, compile_artifact)
 
 
 def _read_workflows(request: CompileRequest, members: Sequence[Member]) -> tuple[Stored, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +29,7 @@ from dovetail.compiler.model_source import (
 from dovetail.compiler.model_spec import read_generation_defaults, read_model_spec
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import Payload, make_payload
-from dovetail.compiler.quantising import Advance, Quantised, choose_formats
+from dovetail.compiler.quantising import Advance, Calibration, Quantised, choose_formats
 from dovetail.compiler.search.tables import EFFORTS as SEARCH_EFFORTS
 from dovetail.compiler.service import (
     alone,
@@ -121,14 +121,19 @@ class ModelRequest:
             target=target,
         )
 
-    def quantise(self, spec: ModelSpec, source: ModelSource, advance: Advance) -> Quantised | None:
+    def quantise(
+        self,
+        spec: ModelSpec,
+        source: ModelSource,
+        advance: Advance = lambda *_: None,
+        calibrate: Calibrate | None = None,
+    ) -> Quantised | None:
         """Return the formats of matrices that are to be quantised, None where none is."""
         if self.weight_dtype not in QUANTISING:
             return None
         found = None
         if self.calibrate is not None:
-            from dovetail.compiler.input_powers import calibrate  # noqa: PLC0415 - it compiles
-
+            assert calibrate is not None, "a text was given, but nothing that runs the model on it"
             found = calibrate(self, spec, source, advance)
         return choose_formats(matrices(spec), source.checkpoint(), spec, found, advance)
 
@@ -264,13 +269,20 @@ class Inputs:
         )
 
 
+Calibrate = Callable[[ModelRequest, ModelSpec, ModelSource, Advance], Calibration]
+"""Runs a model on the text that its request names, and finds how strong inputs are there."""
+
+
 def read_inputs(
-    request: CompileRequest, packed: ModelPart | None = None, advance: Advance = lambda *_: None
+    request: CompileRequest,
+    packed: ModelPart | None = None,
+    advance: Advance = lambda *_: None,
+    calibrate: Calibrate | None = None,
 ) -> Inputs:
     """Read and check everything; raises SpecError for wrong input.
 
     packed: the model in an artifact, in the place of the request's. advance: told how far measuring
-    is where weights are to be quantised.
+    is where weights are to be quantised. calibrate: runs the model where a text is given.
     """
     check_request(request)
     source = open_model(request.model) if packed is None else ModelDirectory(packed.folder)
@@ -280,7 +292,7 @@ def read_inputs(
     spec = request.read_spec(targets[0], source) if packed is None else packed.file.spec
     workload = read_workload(request.workload)
     check_tokenizer(source)
-    quantised = None if packed is not None else request.quantise(spec, source, advance)
+    quantised = None if packed is not None else request.quantise(spec, source, advance, calibrate)
     if quantised is not None:
         spec = with_formats(spec, quantised.formats)
     trace = sample_trace(workload, request.max_step_sequences)

@@ -35,6 +35,7 @@ from dovetail.compiler.measure import Measurer, Meter, StoppableMeasurer, pool_b
 from dovetail.compiler.model_source import open_model
 from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
 from dovetail.compiler.payload import make_payload
+from dovetail.compiler.pipeline import calibrate_model
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
 from dovetail.compiler.request import ModelRequest, check_calibration, choose_targets
 from dovetail.compiler.search.policy import SearchTask
@@ -241,7 +242,7 @@ def _read_spec(request: TuneRequest, target: Target) -> ModelSpec:
     check_calibration(request)
     source = open_model(request.model)
     spec = request.read_spec(target, source)
-    quantised = request.quantise(spec, source, lambda *_: None)
+    quantised = request.quantise(spec, source, calibrate=calibrate_model)
     return spec if quantised is None else with_formats(spec, quantised.formats)
 
 

@@ -218,7 +218,7 @@ BAD_OPTIONS = [
     ({"max_step_tokens": 0}, "step"),
     ({"max_step_sequences": 1000}, "step"),
     ({"max_context": 10**9}, "context"),
-    ({"weight_dtype": "int4"}, "int4"),
+    ({"weight_dtype": "int3"}, "int3"),
     ({"kv_dtype": "f64"}, "f64"),
     ({"hardware": "/nowhere.json"}, "nowhere"),
     ({"workload": "/nowhere.csv"}, "nowhere"),

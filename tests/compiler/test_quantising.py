@@ -16,7 +16,7 @@ from dovetail.compiler import input_powers
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.model_source import open_model
 from dovetail.compiler.model_spec import read_model_spec
-from dovetail.compiler.pipeline import compile_model
+from dovetail.compiler.pipeline import compile_artifact, compile_model
 from dovetail.compiler.quantise import quantise_rows, squared_error
 from dovetail.compiler.quantising import Calibration, Quantised, choose_formats, sample_rows
 from dovetail.compiler.request import CompileRequest, read_inputs
@@ -120,7 +120,9 @@ def test_calibration_knows_the_inputs_of_products(text: Path) -> None:
     source, spec = open_model(LLAMA), read_model_spec(LLAMA, weight_dtype="int4")
     request = CompileRequest(model=LLAMA, output="x", weight_dtype="int4", calibrate=text)
     seen: list[tuple[int, int]] = []
-    found = input_powers.calibrate(request, spec, source, lambda *at: seen.append(at))
+    found = input_powers.calibrate(
+        request, spec, source, lambda *at: seen.append(at), compile_artifact
+    )
     assert seen and [done for done, _ in seen] == list(range(seen[0][1]))
     wanted = reference_powers(input_powers.read_windows(text, source, spec, 512))
     assert found.powers.keys() == wanted.keys()
@@ -154,7 +156,7 @@ def reference_powers(windows: list[list[int]]) -> dict[str, Any]:
 def test_calibrated_weights_lose_less_on_their_text(text: Path) -> None:
     source, spec = open_model(LLAMA), read_model_spec(LLAMA, weight_dtype="int4")
     request = CompileRequest(model=LLAMA, output="x", weight_dtype="int4", calibrate=text)
-    powers = input_powers.calibrate(request, spec, source, lambda *_: None).powers
+    powers = input_powers.calibrate(request, spec, source, lambda *_: None, compile_artifact).powers
     checkpoint, form = open_checkpoint(LLAMA), FORMATS["q4_32"]
     assert isinstance(form, BlockFormat)
     total = blind = 0.0

@@ -107,7 +107,7 @@ def test_verify(artifact: Path, tmp_path: Path) -> None:
     assert (report["ok"], report["faults"]) == (True, [])
 
 
-@pytest.mark.parametrize("name", ["weights.bin", "service.json", "model.json", "kernels.c"])
+@pytest.mark.parametrize("name", ["weights.bin", "service.json", "model.json", "index.json"])
 def test_verify_finds_damage_in_any_file(artifact: Path, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "app.dove"
     shutil.copytree(artifact, copy)

@@ -120,9 +120,8 @@ def test_calibration_knows_the_inputs_of_products(text: Path) -> None:
     source, spec = open_model(LLAMA), read_model_spec(LLAMA, weight_dtype="int4")
     request = CompileRequest(model=LLAMA, output="x", weight_dtype="int4", calibrate=text)
     seen: list[tuple[int, int]] = []
-    found = input_powers.calibrate(
-        request, spec, source, lambda *at: seen.append(at), compile_artifact
-    )
+    told = (lambda *at: seen.append(at), compile_artifact)
+    found = input_powers.calibrate(request, spec, source, *told)
     assert seen and [done for done, _ in seen] == list(range(seen[0][1]))
     wanted = reference_powers(input_powers.read_windows(text, source, spec, 512))
     assert found.powers.keys() == wanted.keys()

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from dovetail.compiler.model_source import CONFIG, ModelSource, open_model
 from dovetail.compiler.request import COPIED_FILES
-from generate_peers import gguf_name, order_for_rope
+from generate_models import order_for_rope
 
 Array = npt.NDArray[Any]
 EMBED, HEAD, LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -97,8 +97,10 @@ def write_gguf(like: Path, file: Path, tensors: dict[str, Array], config: dict[s
         kind, *inner = field.types
         writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, values in tensors.items():
-        writer.add_tensor(gguf_name(name), order_for_rope(name, values, config))
+        found = names.get_name(name, (".weight",))
+        writer.add_tensor(found, order_for_rope(name, values, config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -108,7 +108,7 @@ def test_positions_after_the_padding_row(folder: Path, family: str) -> None:
 def test_bfloat16_weights_stay_near(folder: Path) -> None:
     where, texts = folder / "bf16", random_texts(LENGTHS)
     model = save_encoder(where, "bert", dtype="bfloat16", hidden_act="gelu_new")
-    found = load_encoder(compiled(where, folder / "bf16.dove"))
+    found = load_encoder(compiled(where, folder / "bf16.dove", weight_dtype="bf16"))
     assert found.spec.weight_dtype == "bf16"
     wanted = np.array([rows.mean(0) for rows in last_rows(model.float(), texts)])
     assert cosines(found.embed_tokens(texts), wanted).min() > 0.9995

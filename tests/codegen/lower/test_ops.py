@@ -7,7 +7,7 @@ from dovetail.codegen.targets import ALL_TARGETS, TARGETS
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.ops import OPS
 from tests.codegen.lower.native import NATIVE, RUNNING, run
-from tests.codegen.lower.test_quads import QUAD_TEXT
+from tests.codegen.lower.test_quads import QUAD_TEXT, SUM_TEXT
 from tests.codegen.lower.test_tiles import TILE_TEXT
 
 RNG = np.random.default_rng(7)
@@ -245,7 +245,16 @@ def test_pairs_and_many_sums_at_once(target):
 
 
 def test_every_builtin_is_exercised_here():
-    texts = (VECTOR_TEXT, REDUCE_TEXT, SCALAR_TEXT, MEMORY_TEXT, PAIR_TEXT, QUAD_TEXT, TILE_TEXT)
+    texts = (
+        VECTOR_TEXT,
+        REDUCE_TEXT,
+        SCALAR_TEXT,
+        MEMORY_TEXT,
+        PAIR_TEXT,
+        QUAD_TEXT,
+        SUM_TEXT,
+        TILE_TEXT,
+    )
     text = " ".join(texts)
     text += "vload_i32( vstore_i32( viota( vtail("
     missing = [name for name in OPS if f"{name}(" not in text]

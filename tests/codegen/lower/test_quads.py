@@ -55,6 +55,13 @@ def scalars(n: i64, p: ptr[u8], q: ptr[i8], sums: ptr[i32], up: ptr[u8], to: ptr
         up[i] = cast(u8, max(p[i], 7))
         store(to + i, cast(i8, abs(q[i]) - 1))
 """
+SUM_TEXT = """
+@kernel
+def pairs(w: ptr[u8], x: ptr[i8], out: ptr[i32]):
+    first = vmul_quads(vload_quads(w), vload_quads(x))
+    second = vmul_quads(vload_quads(w + 4 * VL), vload_quads(x + 4 * VL))
+    vstore_i32(out, vfold_i16(vadd_i16(first, second)))
+"""
 RNG = np.random.default_rng(11)
 UNIT = parse_high(Source("quads.dk", QUAD_TEXT))
 QUADS = 9
@@ -165,3 +172,21 @@ def test_instructions_for_all_codes_have_forms_that_narrow_targets_compute_exact
         interpret(lowered, "form", (acc, *quads, out), target)
         given = [v.view(t) for v, t in zip((acc, *quads), types, strict=True)]
         np.testing.assert_array_equal(out, row.meaning(*given))
+
+
+SUMMING = [name for name, target in TARGETS.items() if target.sums_16]
+
+
+@pytest.mark.parametrize("target", SUMMING)
+def test_products_are_added_in_16_bits_where_they_fit(target):
+    lanes = TARGETS[target].lanes
+    w, x = drawn(np.uint8, 0, 15, 8 * lanes), drawn(np.int8, -127, 127, 8 * lanes)
+    products = (w.astype(np.int32) * x).reshape(2, lanes, 4)
+    unit = lower(parse_high(Source("s.dk", SUM_TEXT)), "pairs", {}, TARGETS[target], name="pairs")
+    out = np.zeros(lanes, np.int32)
+    interpret(parse_low(Source("s.c", print_low(unit))), "pairs", [w, x, out], TARGETS[target])
+    np.testing.assert_array_equal(out, products.sum((0, 2)))
+    if target in EVERY:
+        again = np.zeros(lanes, np.int32)
+        run(SUM_TEXT, "pairs", target, w, x, again)
+        np.testing.assert_array_equal(again, out)

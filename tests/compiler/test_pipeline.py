@@ -249,8 +249,9 @@ def test_bad_tokenizer(model, tmp_path):
 
 def test_no_compiler(model, tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CC", "/nowhere/cc")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))  # without shared kernels
     with pytest.raises(ToolchainError, match="nowhere"):
-        compile_model(model, output=tmp_path / "a.dove", effort="none", cache=tmp_path / "cache")
+        compile_model(model, output=tmp_path / "a.dove", effort="none")
     assert not (tmp_path / "a.dove").exists()
 
 

@@ -108,7 +108,7 @@ def interpreter(target: str, dtype: str):
 
 
 ON_ALL = [(target, *pair) for target in TARGETS for pair in (("q4_32", LINEAR), ("q8_32", SILU))]
-ON_ONE = [("generic", name, LINEAR) for name in NAMES if name != "q4_32"]
+ON_ONE = [("x86-64-avx512", name, LINEAR) for name in NAMES if name != "q4_32"]
 
 
 @pytest.mark.parametrize(("target", "name", "kind"), ON_ALL + ON_ONE)

@@ -36,7 +36,7 @@ def interrupt(self, tokens, now):
 
 Pace.count = interrupt
 """
-PATIENCE = 120
+PATIENCE = 240
 """Seconds until a program that says nothing is given up, whatever the machine is busy with."""
 
 

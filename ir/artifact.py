@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 FORMAT_MAJOR, FORMAT_MINOR = 1, 3
+
+
+Parts = Annotated[int, Meta(ge=1, le=1 << 16)]
+"""Processes, or threads of one."""
+Number = Annotated[int, Meta(ge=0, le=1 << 16)]
+"""Of a PU or memory node."""
+Amount = Annotated[int, Meta(ge=0, le=1 << 40)]
+Spins = Annotated[int, Meta(ge=0, le=1 << 24)]
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,18 +91,18 @@ class PhasePlan(msgspec.Struct, frozen=True, kw_only=True):
     `cpus` are the PUs of the first process's threads, then of the second's ... (empty = unpinned).
     """
 
-    threads: int
-    cpus: tuple[int, ...]
+    threads: Parts
+    cpus: tuple[Number, ...]
 
 
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """`plans/service.json`: the pair of phase plans and the rule that picks one."""
 
     schema: int = 1
-    processes: int = 1
-    nodes: tuple[int, ...] = ()  # NUMA node of each process's memory; () = those of its CPUs
+    processes: Parts = 1
+    nodes: tuple[Number, ...] = ()  # NUMA node of each process's memory; () = those of its CPUs
     prefill: PhasePlan
     decode: PhasePlan
-    prefill_token_threshold: int = 32
-    kv_blocks: int = 0  # 0 = sized at load from free memory
-    spin_iterations: int = 2000
+    prefill_token_threshold: Amount = 32
+    kv_blocks: Amount = 0  # 0 = sized at load from free memory
+    spin_iterations: Spins = 2000

@@ -88,5 +88,13 @@ class RequestError(DovetailError):
     """One request is wrong (too long, bad sampling parameters); others are unaffected."""
 
 
+class LengthError(RequestError):
+    """A text is longer than what is to read it; waiting does not help. field: what it is called."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class WorkflowError(DovetailError):
     """A workflow is malformed or a node failed; names the node."""

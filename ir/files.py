@@ -1,11 +1,26 @@
-"""Files that others see whole or not at all."""
+"""Files that others see whole or not at all, and files of others that may be no files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
+from io import BufferedReader
 from pathlib import Path
 from uuid import uuid4
+
+
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a file for reading; a pipe, a device or a folder is an OSError, and never waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

@@ -223,16 +223,21 @@ def placeholders(template: str) -> tuple[str, ...]:
 
 def render(template: str, state: State) -> str:
     """Return a prompt with its placeholders filled in; lists become lines with a dash."""
-    return "".join(
-        text + ("" if name is None else _shown(state[name]))
-        for text, name, _, _ in string.Formatter().parse(template)
-    )
+    return "".join(text for text, _ in fill(template, state))
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return "\n".join(f"- {item}" for item in value) or "- nothing"
-    return str(value)
+def fill(template: str, state: State) -> Iterator[tuple[str, object]]:
+    """Yield the pieces of a prompt in order, each with the item of a list that it shows."""
+    for text, name, _, _ in string.Formatter().parse(template):
+        yield text, None
+        if name is None:
+            continue
+        value = state[name]
+        if isinstance(value, list | tuple) and value:
+            for number, item in enumerate(value):
+                yield "\n" * (number > 0) + f"- {item}", item
+        else:
+            yield "- nothing" if isinstance(value, list | tuple) else str(value), None
 
 
 def targets(edge: Edge, names: Iterable[Name]) -> Iterator[Place]:

@@ -1,5 +1,7 @@
 """Checks an artifact completely: every hash, the weights' chunks, the tapes, and this machine.
 
+Nothing of the artifact runs: its libraries are read as data, its Python files are hashed.
+
 In: a path. Out: a VerifyReport with every fault found, or none.
 """
 
@@ -10,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.ir.errors import ArtifactError
+from dovetail.ir.errors import ArtifactError, CapacityError
 from dovetail.runtime.artifact import Artifact, Reader, check_chunks, open_artifact
+from dovetail.runtime.elf import ReadLibrary
 from dovetail.runtime.isa import supports
 from dovetail.runtime.memory import allocate
 from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
@@ -76,14 +79,14 @@ def _content_faults(path: Path, machine: HardwareSpec) -> list[str]:
         for part in artifact.parts:
             check_chunks(path, part)
         _bind_all(artifact)
-    except ArtifactError as error:
+    except (ArtifactError, CapacityError) as error:
         return [str(error)]
     return []
 
 
 def _bind_all(artifact: Artifact) -> None:
     """Bind every tape in both phases, with a KV pool of no blocks: nothing is run."""
-    library = artifact.open_kernels()
+    library = ReadLibrary(*artifact.libraries)
     for part in artifact.parts:
         layers = allocate(part.file.spec.n_layers)
         for tape in part.tapes.values():

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import networkx as nx  # type: ignore[import-untyped]
+
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
 from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import Call, Name
@@ -36,6 +38,9 @@ VALUE_TYPES = {
     "tile": "tile[f32]",
 }
 COMPILE_TIME = ("const", "dtype")
+
+MOST_CALLS = 32
+"""Levels of calls among @inline functions; Python's own stack bounds what can be walked."""
 
 Resolver = Callable[[str], Source]
 """Gives the source of a module by name; KeyError if there is none."""
@@ -103,12 +108,24 @@ class _UnitChecker:
     faults: Faults
     imported: Sequence[Function]
     inlines: dict[str, Function] = field(init=False)
+    calls: nx.DiGraph = field(init=False)  # who calls which @inline function
+    tunables: dict[str, Tunable] = field(init=False)  # of all kernels: callees see their caller's
+    vector_loops: set[str] = field(init=False)  # whom to call is to run a vrange loop
     results: dict[str, str] = field(default_factory=dict)
     active: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         functions = (*self.imported, *self.unit.functions)
         self.inlines = {f.name: f for f in functions if f.kind == "inline"}
+        self.tunables = {t.name: t for f in self.unit.functions for t in f.tunables}
+        self.calls = nx.DiGraph()
+        self.calls.add_nodes_from(f.name for f in functions)
+        for function in functions:
+            for name in called(function) & self.inlines.keys():
+                self.calls.add_edge(function.name, name)
+        looping = {name for name, function in self.inlines.items() if _has_vector_loop(function)}
+        callers = self.calls.reverse(copy=False)
+        self.vector_loops = {n for layer in nx.bfs_layers(callers, looping) for n in layer}
 
     def check(self) -> None:
         self.check_names()
@@ -133,36 +150,22 @@ class _UnitChecker:
             seen.add(function.name)
 
     def check_recursion(self) -> None:
+        circles = nx.strongly_connected_components(self.calls)
+        among = {name for circle in circles if len(circle) > 1 for name in circle}
         for function in self.unit.functions:
-            if function.name in self.reachable(function):
+            if function.name in among or self.calls.has_edge(function.name, function.name):
                 message = f"`{function.name}` calls itself, directly or through others"
                 self.faults.add("high-recursion", message, function.span, "write a loop")
 
-    def reachable(self, function: Function) -> set[str]:
-        """Return the @inline functions that `function` calls, directly or not."""
-        found: set[str] = set()
-        waiting = called(function) & self.inlines.keys()
-        while waiting:
-            name = waiting.pop()
-            found.add(name)
-            waiting |= (called(self.inlines[name]) & self.inlines.keys()) - found
-        return found
-
     def loops_by_vector(self, name: str) -> bool:
         """Tell whether calling `name` runs a vrange loop."""
-        functions = [self.inlines[n] for n in (name, *self.reachable(self.inlines[name]))]
-        loops = (s for f in functions for s in all_statements(f.body) if isinstance(s, For))
-        return any(loop.kind == "vrange" for loop in loops)
-
-    def tunables(self) -> dict[str, Tunable]:
-        """Return the tunables of all kernels: @inline functions see those of their caller."""
-        return {t.name: t for f in self.unit.functions for t in f.tunables}
+        return name in self.vector_loops
 
     def check_borrowed(self, kernel: Function) -> None:
         """Check that a kernel has every tunable that the functions it calls use."""
         own = {t.name for t in kernel.tunables}
-        shared = self.tunables().keys() - own
-        for name in sorted(self.reachable(kernel)):
+        shared = self.tunables.keys() - own
+        for name in sorted(nx.descendants(self.calls, kernel.name)) if shared else ():
             function = self.inlines[name]
             used = _names_used(function) - {p.name for p in function.params}
             for missing in sorted(used & shared - _assigned_names(function)):
@@ -178,6 +181,11 @@ class _UnitChecker:
         if function.returns is not None:
             return print_high(function.returns)
         if name in self.active:
+            return "?"
+        if len(self.active) > MOST_CALLS:
+            message = f"calls are nested more than {MOST_CALLS} levels deep here"
+            hint = "put some of the functions together"
+            self.faults.add("high-nesting", message, self.inlines[name].span, hint)
             return "?"
         if name not in self.results:
             self.results[name] = self.check_function(function, Faults(self.faults.source))
@@ -200,7 +208,7 @@ class _UnitChecker:
         return checker.returned
 
     def body_checker(self, function: Function, faults: Faults) -> BodyChecker:
-        tunables = function.tunables if function.kind == "kernel" else self.tunables().values()
+        tunables = function.tunables if function.kind == "kernel" else self.tunables.values()
         types = {t.name: "text" if isinstance(t.default, str) else "int" for t in tunables}
         fixed = {name: "a tunable" for name in types} | {n: "a constant" for n in CONSTANTS}
         known = {*types, *CONSTANTS}
@@ -248,6 +256,11 @@ class _UnitChecker:
         if function.returns is not None and function.kind == "inline":
             returns = print_high(function.returns)
             checker.exprs.check_type(returns, function.returns.span, (*SCALARS, *VECTORS))
+
+
+def _has_vector_loop(function: Function) -> bool:
+    loops = (stmt for stmt in all_statements(function.body) if isinstance(stmt, For))
+    return any(loop.kind == "vrange" for loop in loops)
 
 
 def _params(function: Function) -> set[str]:

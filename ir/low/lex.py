@@ -45,16 +45,27 @@ _KEYWORD_KINDS = {
 }
 
 
+MOST_FAULTS = 100
+"""Faults of one text that are shown: nobody mends more at a time."""
+
+
 @dataclass(slots=True)
 class Reporter:
-    """Collects the diagnostics of one text, so that all faults are shown at once."""
+    """Collects the diagnostics of one text, so that all faults are shown at once, or the first."""
 
     source: Source
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    _places: set[Span] = field(default_factory=set)
+
+    @property
+    def full(self) -> bool:
+        """Whether later faults would be left out."""
+        return len(self.diagnostics) >= MOST_FAULTS
 
     def add(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
         """Record one fault; a second one at the same place is its echo and is dropped."""
-        if all(d.span != span for d in self.diagnostics):
+        if span not in self._places and not self.full:
+            self._places.add(span)
             self.diagnostics.append(Diagnostic(code, message, span, self.source, hint))
 
     def finish(self) -> None:
@@ -118,10 +129,8 @@ def classify(tokens: Iterable[Token], types: set[str]) -> Iterator[Token]:
     `types` holds the known typedef names and grows as typedefs go by.
     """
     stream = list(tokens)
-    pending: dict[int, str] = {}
+    pending = _typedef_names(stream)
     for i, token in enumerate(stream):
-        if token.type == "TYPEDEF":
-            pending.update([_typedef_name(stream, i)])
         if i in pending:
             types.add(pending[i])
         if token.type != "NAME" or (i and stream[i - 1] in (".", "->")):
@@ -134,14 +143,19 @@ def classify(tokens: Iterable[Token], types: set[str]) -> Iterator[Token]:
             yield token
 
 
-def _typedef_name(stream: list[Token], start: int) -> tuple[int, str]:
-    """Return the name a typedef declares, and the index from which it is known."""
+def _typedef_names(stream: list[Token]) -> dict[int, str]:
+    """Return the names that typedefs declare, by the index from which each is known."""
+    found: dict[int, str] = {}
+    opened: set[int] = set()  # depths of braces at which a typedef has not ended
     depth, last = 0, ""
-    for i in range(start, len(stream)):
-        token = stream[i]
+    for i, token in enumerate(stream):
         depth += (token == "{") - (token == "}")
-        if token.type == "NAME":
+        if token.type == "TYPEDEF":
+            opened.add(depth)
+            last = ""
+        elif token.type == "NAME":
             last = str(token)
-        elif depth == 0 and token in (";", "["):
-            return i, last
-    return len(stream), last
+        elif depth in opened and token in (";", "["):
+            opened.discard(depth)
+            found[i] = last
+    return found

@@ -17,7 +17,7 @@ from dovetail.ir.expr import Expr
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.build import Builder
 from dovetail.ir.low.lex import Reporter, classify, grammar, token_span
-from dovetail.ir.low.preprocess import Macro, preprocess
+from dovetail.ir.low.preprocess import MOST_NESTING, Macro, preprocess
 from dovetail.ir.low.types import constant
 from dovetail.ir.node import Node
 
@@ -44,10 +44,6 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
     "namespace": ("C++", "kernels are C"),
 }
 """C words outside the subset: what they are, and what to write in their place."""
-
-
-MOST_NESTING = 150
-"""Levels of a parse tree; Python's own stack bounds what can be walked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +147,7 @@ class _Run:
                     if token in (";", "{", "}") and parentheses == 0:
                         restart = (_copy(parser), i)
                     continue
-            if self.start != "unit":
+            if self.start != "unit" or self.reporter.full:
                 return None
             parser = _copy(restart[0])
             i, parentheses = skip_statement(tokens, restart[1], i), 0

@@ -48,6 +48,11 @@ Alignment may be dropped: every array is printed with the alignment of a cache l
 TUNE = re.compile(r"dovetail\s+tune\s*\(\s*([A-Za-z_]\w*)\s+in\s+(\d+)\s*\.\.\s*(\d+)\s*\)\s*")
 """`#pragma dovetail tune(NAME in 1..6)`: name, first and last value."""
 
+MOST_NESTING = 150
+"""Levels of a parse tree, or of macros; Python's own stack bounds what can be walked."""
+MOST_EXPANDED = 1 << 20
+"""Tokens that macros of one text may make: each may double what the one before it makes."""
+
 _DIRECTIVE = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
 
 
@@ -61,6 +66,8 @@ class Preprocessor:
     _conditions: list[tuple[bool, bool, Token]] = field(default_factory=list)  # live, taken, where
     _tuned: set[str] = field(default_factory=set)
     _out: list[Token] = field(default_factory=list)
+    _depth: int = 0
+    _expanded: int = 0
 
     def run(self, text: str) -> list[Token]:
         """Return the tokens of `text` after preprocessing; faults go to the reporter."""
@@ -82,7 +89,7 @@ class Preprocessor:
         return self._out
 
     def _live(self) -> bool:
-        return all(live for live, _, _ in self._conditions)
+        return not self._conditions or self._conditions[-1][0]
 
     def _report(self, code: str, message: str, token: Token, hint: str | None = None) -> None:
         self.reporter.add(code, message, token_span(token), hint)
@@ -191,6 +198,7 @@ class Preprocessor:
         self._open(token, rest.strip() not in self.macros)
 
     def _open(self, token: Token, live: bool) -> None:
+        live = live and self._live()
         self._conditions.append((live, live, token))
 
     def _elif(self, token: Token, rest: str) -> None:
@@ -202,7 +210,7 @@ class Preprocessor:
     def _else(self, token: Token, rest: str) -> None:
         if self._inside(token):
             _, taken, opener = self._conditions.pop()
-            self._conditions.append((not taken, True, opener))
+            self._conditions.append((not taken and self._live(), True, opener))
 
     def _endif(self, token: Token, rest: str) -> None:
         if self._inside(token):
@@ -241,13 +249,34 @@ class Preprocessor:
             if macro is None or macro.name in hidden:
                 out.append(token)
             elif macro.params is None:
+                self._enter(token)
                 body = [move_token(t, token_span(token)) for t in macro.body]
-                out += self._expand(body, hidden | {macro.name})
+                out += self._leave(body, hidden | {macro.name}, token)
             elif i < len(tokens) and tokens[i] == "(":
+                self._enter(token)
                 body, i = self._call(macro, tokens, i, hidden)
-                out += self._expand(body, hidden | {macro.name})
+                out += self._leave(body, hidden | {macro.name}, token)
             else:
                 out.append(token)
+        return out
+
+    def _enter(self, use: Token) -> None:
+        """Begin to expand a macro; those nested too deep are a fault that ends the text."""
+        self._depth += 1
+        if self._depth > MOST_NESTING:
+            message = f"macros are nested more than {MOST_NESTING} levels deep here"
+            self._report("low-nesting", message, use)
+            self.reporter.finish()
+
+    def _leave(self, body: Sequence[Token], hidden: frozenset[str], use: Token) -> list[Token]:
+        """Return what a macro's `body` is expanded to; too much of that is a fault as well."""
+        self._expanded += len(body)
+        if self._expanded > MOST_EXPANDED:
+            message = f"macros make more than {MOST_EXPANDED} tokens of this text"
+            self._report("low-macro-size", message, use, "write a loop or a function")
+            self.reporter.finish()
+        out = self._expand(body, hidden)
+        self._depth -= 1
         return out
 
     def _call(

@@ -44,6 +44,8 @@ FAMILIES = (*KERNELS, *ENCODER_FAMILIES, "decode_attention_rows")
 """Everything but products that a step on a CPU calls."""
 DTYPES = {"W": tuple(FORMATS), "KV": KV_DTYPES, "ACT": ("tanh",)}
 """What a family's dtype parameter may be."""
+FEWER = {"embed": ("f32", "bf16", "f16"), "embed_sum": ("f32", "bf16")}
+"""Families that take fewer: quantised rows are packed, an encoder's words are floats."""
 COMMON_HEADS = {64: (1, 2, 3, 4, 7, 8), 80: (1,), 96: (1, 3), 128: range(1, 9), 256: (1, 2, 4)}
 COMMON_KV = ("f32", "bf16")
 """head_dim to the query heads per KV head that decode attention is unrolled for beforehand, and the
@@ -76,7 +78,8 @@ def _products(target: Target) -> Iterator[KernelRequest]:
 
 def _others(target: Target) -> Iterator[KernelRequest]:
     for family in dict.fromkeys(FAMILIES):
-        for dtype in DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,)):
+        known = DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,))
+        for dtype in FEWER.get(family, known):
             yield kernel_request(family, target, dtype)
     for dtype in COMMON_KV:
         for size, groups in COMMON_HEADS.items():

@@ -15,6 +15,8 @@ import pytest
 import dovetail
 from dovetail.codegen import shared
 from dovetail.codegen.catalog import FIXED_HEAD_DIMS, HeadShape, kernel_request
+from dovetail.codegen.library import find_kernel, load_kernel_module
+from dovetail.codegen.lower.pipeline import bind_tunables
 from dovetail.codegen.shared import share_kernels
 from dovetail.codegen.targets import TARGETS, get_target, host_target
 from dovetail.compiler.pipeline import compile_model
@@ -222,6 +224,13 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path, monkeypatch):
 def test_the_list_names_each_kernel_once(target):
     names = [request.name for request in rule_kernels(target)]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_all_of_the_list_can_be_built(target):
+    for request in rule_kernels(target):
+        function = find_kernel(load_kernel_module(request.module), request.kernel)
+        assert bind_tunables(function, request.binding, target), request.name
 
 
 def test_common_heads_are_unrolled():

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dovetail.codegen.extents import extents_in_c, limits_in_c
+from dovetail.codegen.extents import EXTENTS, extents_in_c, limits_in_c, range_of
 from dovetail.codegen.isa.target import Target, called_names
 from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.expr import Binary, Name
@@ -188,7 +188,7 @@ def kernel_text(kernel: KernelSpec, target: Target) -> KernelText:
         entry_arguments=tuple(_entry_argument(p, positions, target) for p in params),
         ffi_arguments=tuple(_from_slot(p, i, target) for i, p in enumerate(params)),
         checks=tuple(_check(p, i, p.name in nullable) for i, p in enumerate(params)),
-        limits=(*_thread_limits(params), *_size_limits(entry)),
+        limits=(*_size_limits(entry), *_thread_limits(params)),
     )
 
 
@@ -201,8 +201,17 @@ def _thread_limits(params: Sequence[KernelParam]) -> Iterator[ArgumentCheck]:
 
 
 def _size_limits(entry: KernelEntry) -> Iterator[ArgumentCheck]:
-    """Yield what a bundled kernel asks of its integers, and of the size of its tensors."""
+    """Yield what a bundled kernel asks of its integers, and of the size of its tensors.
+
+    Integers are bounded first, so that conditions on them and the kernel's own sums hold.
+    """
     places = {p.name: f"slots[{i}]" for i, p in enumerate(entry.params)}
+    for param in entry.params if entry.family in EXTENTS else ():
+        if pointee(param.type) is None and param.type not in FLOATS:
+            least, most = range_of(param.name)
+            place = f"{places[param.name]}.i"
+            call = f"{place} >= {least} && {place} <= {most}"
+            yield ArgumentCheck(param.name, call, f"be between {least} and {most}")
     for name, condition, wanted in limits_in_c(entry.family, entry.binding, places):
         yield ArgumentCheck(name, condition, wanted)
     needed = extents_in_c(entry.family, entry.binding, places)

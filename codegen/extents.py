@@ -109,6 +109,12 @@ LIMITS: dict[str, tuple[tuple[str, str, str], ...]] = {
 }
 """Family to (parameter, condition on integers and tunables, what the parameter must be)."""
 
+MOST_SIZE, MOST_STRIDE, MOST_PARTS = (1 << 31) - 1, 1 << 48, 1 << 16
+"""Most that sizes, strides and counts of parts may be: what a loop passes in time, or never adds up
+to more than 63 bits."""
+_LEAST = {"m_tile": -MOST_PARTS, "prefetch": -MOST_SIZE}
+_PARTS = ("nth", "m_tile", "grid_m", "grid_n", "grid_k", "kv_splits")
+
 FUNCTIONS = {"rows": "dt_ffi_rows", "ceil": "ceil"}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -149,3 +155,11 @@ def limits_in_c(
         (name, _NAME.sub(place, condition), wanted)
         for name, condition, wanted in LIMITS.get(family, ())
     )
+
+
+def range_of(name: str) -> tuple[int, int]:
+    """Return the least and the most that an integer of a bundled kernel may be."""
+    if name in _PARTS:
+        return _LEAST.get(name, 0), MOST_PARTS
+    strides = name.startswith("ld") or "stride" in name or "size" in name
+    return _LEAST.get(name, 0), MOST_STRIDE if strides else MOST_SIZE

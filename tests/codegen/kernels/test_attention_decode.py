@@ -18,6 +18,7 @@ from dovetail.ir.low.print import print_low
 from dovetail.runtime import abi
 from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
 from tests.codegen.kernels.reference import attention, paged
+from tests.shares import share
 
 
 def check(
@@ -162,7 +163,7 @@ def make_runner(target: Target, shapes: list[tuple[str, int, int]]) -> Runner:
 @pytest.mark.parametrize(
     "target", [n for n in NATIVE if n in TARGETS and TARGETS[n].isa in SHARED_ROWS]
 )
-@pytest.mark.parametrize(("kv", "hd", "group"), FIXED)
+@pytest.mark.parametrize(("kv", "hd", "group"), share(FIXED, 3))
 @pytest.mark.parametrize("window", [0, 21])
 def test_made_for_one_shape_of_heads(
     target: str, kv: str, hd: int, group: int, window: int

@@ -33,9 +33,10 @@ from tests.codegen.kernels.gemm_problem import (
     sizes,
     tile_of,
 )
+from tests.shares import share
 
 
-@pytest.mark.parametrize(("target", "name"), kernel_names(LINEAR), ids=str)
+@pytest.mark.parametrize(("target", "name"), share(kernel_names(LINEAR), 3), ids=str)
 def test_linear_at_tile_edges(target: str, name: str) -> None:
     rows, _ = tile_of(name)
     dtype = name.split("_")[2]
@@ -45,7 +46,7 @@ def test_linear_at_tile_edges(target: str, name: str) -> None:
         problem.check(target, name, m_tile=rows, block_n=1)
 
 
-@pytest.mark.parametrize(("target", "name"), kernel_names(SILU), ids=str)
+@pytest.mark.parametrize(("target", "name"), share(kernel_names(SILU), 3), ids=str)
 def test_silu_at_tile_edges(target: str, name: str) -> None:
     rows, _ = tile_of(name)
     dtype = name.split("_")[2]
@@ -146,7 +147,7 @@ def test_the_last_weights_fetch_the_first_of_what_follows(
 EVERYWHERE = [*kernel_names(LINEAR, TEXTS), *kernel_names(SILU, TEXTS)]
 
 
-@pytest.mark.parametrize(("target", "name"), EVERYWHERE, ids=str)
+@pytest.mark.parametrize(("target", "name"), share(EVERYWHERE, 4), ids=str)
 def test_lowered_text_is_right_on_every_target(target: str, name: str) -> None:
     rows, panels = tile_of(name)
     kind, dtype = name.split("_")[1:3]

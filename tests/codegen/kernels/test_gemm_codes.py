@@ -30,6 +30,7 @@ from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.runtime import abi
 from tests.blocks import random_blocks, round_activations
 from tests.codegen.kernels.gemm_problem import slot
+from tests.shares import share
 
 NAMES = [name for name in FORMATS if is_quantised(name)]
 GUARD = np.float32(1e30)
@@ -111,7 +112,7 @@ ON_ALL = [(target, *pair) for target in TARGETS for pair in (("q4_32", LINEAR), 
 ON_ONE = [("x86-64-avx512", name, LINEAR) for name in NAMES if name != "q4_32"]
 
 
-@pytest.mark.parametrize(("target", "name", "kind"), ON_ALL + ON_ONE)
+@pytest.mark.parametrize(("target", "name", "kind"), share(ON_ALL + ON_ONE, 3))
 def test_interpreted_on_every_target(target: str, name: str, kind: str) -> None:
     """All targets compute the sums of integers exactly, so that they agree with numpy's."""
     form = FORMATS[name]
@@ -130,7 +131,12 @@ def library(kind: str, name: str) -> ctypes.CDLL:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("q4_32", LINEAR), ("q8_32", SILU), ("q5_32km", LINEAR), ("q6_16k", SILU), ("q4_32m", LINEAR)],
+    [
+        *(("q4_32", LINEAR), ("q6_16k", SILU)),
+        pytest.param("q8_32", SILU, marks=pytest.mark.long),
+        pytest.param("q5_32km", LINEAR, marks=pytest.mark.long),
+        pytest.param("q4_32m", LINEAR, marks=pytest.mark.long),
+    ],
 )
 def test_natively_in_every_tile_and_order(name: str, kind: str) -> None:
     """Heights, ragged columns, slices of K in each order, K shared by threads, grids of rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import platform
 from functools import cache
 
@@ -24,6 +25,7 @@ from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.runtime import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
+from tests.shares import share
 
 PLAIN = [n for n, t in FLOAT_TARGETS.items() if not t.rounds_rows]
 NATIVE = [n for n in PLAIN if runs_on(TARGETS[n], platform.machine(), host_features())]
@@ -125,8 +127,9 @@ def gated_product(target: str, dtype: str, m: int, n: int, k: int, **schedule: i
     assert (out[:, n:] == 7).all()
 
 
-@pytest.mark.parametrize("target", NATIVE)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("target", "dtype"), share(list(itertools.product(NATIVE, ("f32", "bf16"))), 4)
+)
 def test_a_gelu_is_a_gate(target: str, dtype: str) -> None:
     for m, n, k in ((1, 16, 16), (5, 37, 48), (19, 130, 70)):
         gated_product(target, dtype, m, n, k, m_tile=3, grid_n=2)

@@ -6,8 +6,10 @@ asks for the key, turns errors to replies and writes the log.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -153,7 +155,7 @@ class Gate:
 
     def __init__(self, inner: ASGIApp, server: ServerContext) -> None:
         self._inner, self._server = inner, server
-        self._keys = [key.encode() for key in server.settings.api_keys]
+        self._keys = [_digest(os.fsencode(key)) for key in server.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -181,7 +183,8 @@ class Gate:
         except ClientGone:
             raise
         except Exception as error:
-            found = tell(error)
+            # its traceback holds this frame, and the frames that hold the body
+            found = tell(error).with_traceback(None)
             self._server.metrics.reject(request.scope["path"], found.code)
             if not seen.status:
                 reply = JsonReply(found.reply, found.status, found.headers)
@@ -191,7 +194,8 @@ class Gate:
         if not self._keys or request.scope["path"] in OPEN:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]  # equal time
+        sent = _digest(given.encode("latin-1"))  # the bytes that came
+        matches = [hmac.compare_digest(sent, key) for key in self._keys]  # equal time
         if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(
                 401,
@@ -210,6 +214,11 @@ class Gate:
             took = (time.perf_counter() - seen.started) * 1e3
             line = (request.method, path, seen.status, took, seen.id)
             log.info("%s %s %d %.1f ms id=%s", *line)
+
+
+def _digest(key: bytes) -> bytes:
+    """Return what stands for a key, as long as that of any other."""
+    return hashlib.sha256(key).digest()
 
 
 async def _send_with_id(send: Send, seen: _Seen, message: Message) -> None:

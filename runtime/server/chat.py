@@ -15,7 +15,6 @@ from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.generation import (
     Asked,
     check_context,
-    cut_prompt,
     include_usage,
     new_id,
     processing_headers,
@@ -24,6 +23,7 @@ from dovetail.runtime.server.generation import (
     refuse_unknown_wishes,
 )
 from dovetail.runtime.server.logprobs import chat_logprobs, list_candidates
+from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import (
     ChatChoice,
     ChatChunk,
@@ -42,7 +42,14 @@ async def chat(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, ChatRequest)
     if (workflow := server.workflows.get(body.model or "")) is not None:
         return await chat_with(server, workflow, request, body)
-    asked = await server.aside(request, partial(read_chat, server, body))
+    model = check_chat(server, body)
+    text = await model.render(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        options=body.chat_template_kwargs,
+        last=body.truncate_prompt_tokens,
+    )
+    asked = await server.aside(request, partial(read_chat, model, body, text))
     if body.stream:
         return server.stream(_events(server, asked, usage=include_usage(body)))
     include_usage(body)
@@ -52,23 +59,24 @@ async def chat(server: ServerContext, request: Request) -> Response:
     return JsonReply(reply, headers=processing_headers(found))
 
 
-def read_chat(server: ServerContext, body: ChatRequest) -> Asked:
-    """Return what a body asks for; ApiError where the model or the context cannot do it."""
+def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
+    """Return the model that a body asks; ApiError where that cannot do it."""
     model = server.find(body.model, "generate")
     refuse_unknown_wishes(body)
     refuse_streamed_scores(body, body.prompt_logprobs, param="prompt_logprobs")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
-    prompt = model.render(
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        options=body.chat_template_kwargs,
-    )
-    prompt = cut_prompt(body, prompt)
-    check_context(model, [prompt], param="messages")
-    most = body.max_completion_tokens or body.max_tokens
     if body.max_tokens == 0:
         raise ApiError(400, "`max_tokens` must be at least 1", param="max_tokens")
+    return model
+
+
+def read_chat(model: ServedModel, body: ChatRequest, text: str) -> Asked:
+    """Return what a body asks for, whose prompt is `text`; ApiError where the context is full."""
+    last = body.truncate_prompt_tokens
+    prompt = model.encode(text, param="messages", special=False, last=last)
+    check_context(model, [prompt], param="messages")
+    most = body.max_completion_tokens or body.max_tokens
     most = model.context - len(prompt) if most is None else most
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return Asked(

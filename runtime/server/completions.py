@@ -16,7 +16,6 @@ from dovetail.runtime.server.errors import FINAL, ApiError
 from dovetail.runtime.server.generation import (
     Asked,
     check_context,
-    cut_prompt,
     include_usage,
     new_id,
     processing_headers,
@@ -101,8 +100,7 @@ def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
     if len(given) * n > MAX_INPUTS:
         message = f"a request has {MAX_INPUTS} choices at most: `n` for each prompt"
         raise ApiError(400, message, param="n", headers=FINAL)
-    read = [model.encode(one) if isinstance(one, str) else one for one in given]
-    prompts = [cut_prompt(body, prompt) for prompt in read]
+    prompts = [_encode(model, one, body.truncate_prompt_tokens) for one in given]
     check_context(model, prompts, param="prompt", answer=body.max_tokens != 0)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     scored = max((one for one in (echoed, body.prompt_logprobs) if one is not None), default=None)
@@ -114,16 +112,21 @@ def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
         priority=body.priority or 0,
         id=new_id("cmpl"),
     )
-    echoes = [_text(model, one) if body.echo else "" for one in given for _ in range(n)]
+    whole = body.truncate_prompt_tokens is None
+    shown = given if whole else prompts
+    echoes = [_text(model, one) if body.echo else "" for one in shown for _ in range(n)]
     return TextAsked(asked, echoes, body.logprobs or 0, echoed is not None, body.prompt_logprobs)
 
 
 def as_inputs(
     given: str | list[str | int | list[int]], *, param: str
 ) -> list[str] | list[list[int]]:
-    """Return texts or lists of ids; ApiError where they are mixed or none."""
+    """Return texts or lists of ids; ApiError where they are mixed, none or too many."""
     if isinstance(given, str):
         return [given]
+    if len(given) > MAX_INPUTS and not isinstance(given[0], int):
+        message = f"`{param}` may have {MAX_INPUTS} texts or lists of token ids, not {len(given)}"
+        raise ApiError(400, message, param=param, headers=FINAL)
     texts = [one for one in given if isinstance(one, str)]
     ids = [one for one in given if isinstance(one, int)]
     lists = [one for one in given if isinstance(one, list)]
@@ -135,6 +138,12 @@ def as_inputs(
     if found is ids:
         return [ids]
     return texts or lists
+
+
+def _encode(model: ServedModel, prompt: str | list[int], last: int | None) -> list[int]:
+    if isinstance(prompt, str):
+        return model.encode(prompt, last=last)
+    return prompt if last is None else prompt[-last:]
 
 
 def _text(model: ServedModel, prompt: str | list[int]) -> str:

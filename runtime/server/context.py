@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 
-from dovetail.runtime.server.edge import EventStream, read_json
+from dovetail.runtime.server.edge import EventStream, body_length, read_json
 from dovetail.runtime.server.metrics import Metrics
 from dovetail.runtime.server.models import Models, ServedModel, Skill
 from dovetail.runtime.server.settings import ServeSettings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dovetail.runtime.server.workflows import ServedWorkflow
 
 T = TypeVar("T")
-INLINE_BYTES = 1 << 16
+INLINE_BYTES = 1 << 14
 """Bodies up to this size are rendered and tokenised at once: it takes less than a step."""
 
 
@@ -55,8 +55,8 @@ class ServerContext:
 
     async def aside(self, request: Request, work: Callable[[], T]) -> T:
         """Return the result of `work` on a body: on another thread where that may be long."""
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) <= INLINE_BYTES:
+        length = body_length(request)
+        if length is not None and length <= INLINE_BYTES:
             return work()
         return await asyncio.to_thread(work)
 

@@ -21,6 +21,8 @@ T = TypeVar("T")
 PING = b": ping\n\n"
 """A comment: keeps proxies from closing a stream in which nothing happens."""
 DONE = b"data: [DONE]\n\n"
+LENGTH_DIGITS = 19
+"""Digits of a content-length: Python reads thousands in quadratic time, and more not at all."""
 CLOSE = {"connection": "close"}
 """For replies to bodies that are not read to their end."""
 STREAM_HEADERS = [
@@ -66,16 +68,29 @@ async def read_json(request: Request, kind: type[T], *, most: int, seconds: floa
         raise decode_error(error) from None
 
 
-async def _read_body(request: Request, most: int) -> bytes:
-    length = request.headers.get("content-length", "0")
+def body_length(request: Request) -> int | None:
+    """Return the length that a body is said to have; None where it comes in chunks.
+
+    Raises ApiError where that is no number, or has more digits than any.
+    """
+    said = request.headers.get("content-length")
+    if said is None:
+        return None
+    if not said.isdecimal() or len(said) > LENGTH_DIGITS:
+        message = f"the header `content-length` must be a number of {LENGTH_DIGITS} digits at most"
+        raise ApiError(400, message, headers=CLOSE)
+    return int(said)
+
+
+async def _read_body(request: Request, most: int) -> bytearray:
     body = bytearray()
-    if not (length.isdecimal() and int(length) <= most):
+    if (body_length(request) or 0) > most:
         raise _too_large(most)
     async for part in request.stream():
         body += part
         if len(body) > most:
             raise _too_large(most)
-    return bytes(body)
+    return body
 
 
 def _too_large(most: int) -> ApiError:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.exceptions import HTTPException
 
-from dovetail.ir.errors import CapacityError, DovetailError, RequestError, SpecError
+from dovetail.ir.errors import CapacityError, DovetailError, LengthError, RequestError, SpecError
 
 KINDS: dict[int, str] = {
     401: "authentication_error",
@@ -77,16 +77,9 @@ class ClientGone(Exception):
     """The client closed its connection: nobody waits for a reply."""
 
 
-def too_long(tokens: str, context: int, *, param: str) -> ApiError:
-    """Return the refusal of a prompt that the context cannot hold."""
-    return ApiError(
-        400,
-        f"this model's context holds {context} tokens, and one of them must be left for the "
-        f"answer; the prompt has {tokens}. Shorten it",
-        param=param,
-        code="context_length_exceeded",
-        headers=FINAL,
-    )
+def too_long(said: str, *, param: str | None) -> ApiError:
+    """Return the refusal of a text that the context cannot hold."""
+    return ApiError(400, said, param=param, code="context_length_exceeded", headers=FINAL)
 
 
 def busy(error: CapacityError) -> ApiError:
@@ -108,6 +101,8 @@ def tell(error: Exception) -> ApiError:
         if error.retry_after is not None:
             return busy(error)
         return ApiError(400, str(error), code="request_too_large", headers=FINAL)
+    if isinstance(error, LengthError):
+        return too_long(str(error), param=error.field)
     if isinstance(error, RequestError | SpecError):
         return ApiError(400, str(error))
     if isinstance(error, DovetailError):

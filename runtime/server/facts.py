@@ -39,7 +39,13 @@ async def tokenize(server: ServerContext, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either `prompt` or `messages`", param="prompt")
     served = server.find(body.model, "generate")
-    ids = await server.aside(request, partial(_read_ids, served, body))
+    if body.messages is None:
+        encode = partial(served.encode, body.prompt or "", special=body.add_special_tokens)
+    else:
+        told = body.add_generation_prompt
+        text = await served.render(body.messages, add_generation_prompt=told)
+        encode = partial(served.encode, text, param="messages", special=False)
+    ids = await server.aside(request, encode)
     return JsonReply(Tokens(tokens=ids, count=len(ids), max_model_len=served.context))
 
 
@@ -60,8 +66,10 @@ async def ready(server: ServerContext, _request: Request) -> Response:
     """Say whether new requests are taken."""
     if server.draining:
         return JsonReply(Health(status="draining"), 503)
-    if not all(model.app.ready for model in server.models):
-        return JsonReply(Health(status="restarting"), 503)
+    ill = [model for model in server.models if not model.app.ready]
+    if ill:
+        reason = next(filter(None, (model.app.ailment for model in ill)), None)
+        return JsonReply(Health(status="restarting", reason=reason), 503)
     return JsonReply(Health(status="ok"))
 
 
@@ -73,12 +81,6 @@ async def show_version(server: ServerContext, _request: Request) -> Response:
 async def metrics(server: ServerContext, _request: Request) -> Response:
     """Show all figures for Prometheus."""
     return Response(server.metrics.render(), media_type=METRICS_TYPE)
-
-
-def _read_ids(served: ServedModel, body: TokenizeRequest) -> list[int]:
-    if body.messages is not None:
-        return served.render(body.messages, add_generation_prompt=body.add_generation_prompt)
-    return served.encode(body.prompt or "", special=body.add_special_tokens)
 
 
 def _card(served: ServedModel) -> ModelCard:

@@ -163,11 +163,6 @@ def _check_tokens(model: ServedModel, name: str, tokens: Iterable[str | int]) ->
         raise ApiError(400, message, param=name, headers=FINAL)
 
 
-def cut_prompt(body: GenerationRequest, prompt: Prompt) -> Prompt:
-    """Return the last tokens of a prompt, as many as the request allows."""
-    return prompt if body.truncate_prompt_tokens is None else prompt[-body.truncate_prompt_tokens :]
-
-
 def check_context(
     model: ServedModel, prompts: Sequence[Prompt], *, param: str, answer: bool = True
 ) -> None:
@@ -176,7 +171,11 @@ def check_context(
         if not prompt:
             raise ApiError(400, "the prompt is empty; give at least one token", param=param)
         if len(prompt) + answer > model.context:
-            raise too_long(f"{len(prompt)} tokens", model.context, param=param)
+            said = (
+                f"the prompt has {len(prompt)} tokens, and this model's context holds "
+                f"{model.context}, one of them for the answer; shorten it"
+            )
+            raise too_long(said, param=param)
 
 
 def include_usage(body: GenerationRequest) -> bool:

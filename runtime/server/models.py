@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-from dovetail.ir.errors import RequestError
+from dovetail.ir.errors import LengthError, RequestError
 from dovetail.ir.model import ModelFile
 from dovetail.runtime.app import App
 from dovetail.runtime.chat import Message
@@ -57,7 +57,7 @@ class ServedModel:
         _ = self.app.template
         tokenizer = self.app.generator.tokenizer if self.file else None
         if tokenizer is not None:
-            _ = tokenizer.longest
+            tokenizer.check()
 
     @cached_property
     def encoder(self) -> TextEncoder | None:
@@ -110,23 +110,30 @@ class ServedModel:
             )
         return self.app.tokenizer
 
-    def encode(self, text: str, *, param: str = "prompt", special: bool = True) -> list[int]:
-        """Return the ids of a prompt; ApiError where it is surely longer than the context.
+    def encode(
+        self, text: str, *, param: str = "prompt", special: bool = True, last: int | None = None
+    ) -> list[int]:
+        """Return the ids of a prompt, the `last` ones if it says; see `Tokenizer.encode`.
 
-        A text is refused unread when not even the longest tokens would make it short enough.
+        Raises ApiError where they are more than the context holds.
         """
-        if len(text) > self.context * self.tokenizer.longest:
-            raise too_long(f"more than {self.context} tokens", self.context, param=param)
-        return self.tokenizer.encode(text, special=special)
+        try:
+            return self.tokenizer.encode(text, special=special, most=self.context, last=last)
+        except LengthError as error:
+            raise too_long(str(error), param=param) from None
 
-    def render(
+    async def render(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Return the ids of a conversation."""
+        last: int | None = None,
+    ) -> str:
+        """Return the text of a conversation, for `encode` without special tokens.
+
+        last: tokens of it that will be asked for, so that it may be longer than the context.
+        """
         if self.app.template is None:
             raise ApiError(
                 400,
@@ -134,12 +141,12 @@ class ServedModel:
                 headers=FINAL,
             )
         prompts = self.app.chat_prompts
-        if prompts.surely_too_long(messages):
-            raise too_long(f"more than {self.context} tokens", self.context, param="messages")
-        text = prompts.template.render(
+        if (last is None or last > self.context) and prompts.surely_too_long(messages):
+            said = f"the messages have more than {self.context} tokens, all that the context holds"
+            raise too_long(f"{said}; shorten them", param="messages")
+        return await prompts.template.arender(
             messages, add_generation_prompt=add_generation_prompt, options=options
         )
-        return self.encode(text, param="messages", special=False)
 
     def _choose(self, *, labels: bool) -> TextEncoder | None:
         try:

@@ -220,6 +220,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     outputs: dict[str, Any]
     timeline: list[RunNode]
     seconds: float
+    notes: list[str] = []
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,13 +254,15 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The reply of `/health`: `ok`, `draining` once the server is to stop, or `restarting`.
 
-    `restarting` while a model waits for a process that died and is started again.
+    `restarting` while a model waits for a process that died or hung and is started again; `reason`
+    says which, and what became of it.
     """
 
     status: str
+    reason: str | None = None
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

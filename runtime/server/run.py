@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +23,7 @@ from dovetail.runtime.app import App
 from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
+from dovetail.runtime.server.protocol import BoundedProtocol
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import recording
 from dovetail.runtime.server.traffic import Traffic
@@ -73,6 +75,7 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         config = uvicorn.Config(
             make_app(context),
+            http=partial(BoundedProtocol, head_seconds=settings.head_seconds),  # type: ignore[arg-type]
             log_config=None,
             access_log=False,
             ws="none",

@@ -11,13 +11,18 @@ import msgspec
 from msgspec import Meta
 
 from dovetail.runtime.chat import Message
-from dovetail.runtime.request import MAX_BIAS, MAX_LISTED, MAX_LOGPROBS, MAX_N
+from dovetail.runtime.request import MAX_BIAS, MAX_LISTED, MAX_LOGPROBS, MAX_N, MAX_REPETITION
 
 MAX_TOKENS = 1 << 30
 MAX_STOPS = 16
 MAX_INPUTS = 2048
 """Texts of one embedding call, as OpenAI bounds them; and choices of one completion call."""
+MAX_IDS = 1 << 20
+"""Token ids of a prompt: a context that holds them says how many it takes."""
 MAX_DETOKENIZED = 1 << 17
+MAX_EMBEDDED = 1 << 20
+"""Letters of one text to embed or to rank. Encoders read the beginning of a long one, some thousand
+tokens at most; of a text as long as this that is no page and no chapter, but a mistake."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -25,6 +30,7 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1000)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+EmbeddedText: TypeAlias = Annotated[str, Meta(max_length=MAX_EMBEDDED)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 
 
@@ -59,7 +65,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1 / MAX_REPETITION, le=MAX_REPETITION)] | None = (
+        None
+    )
     logit_bias: (
         Annotated[
             dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Bias], Meta(max_length=MAX_LISTED)
@@ -97,7 +105,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of `/v1/completions`: texts or token ids, one or several."""
 
-    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_INPUTS)]
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_IDS)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -107,7 +115,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/v1/embeddings`: texts or token ids, one or several."""
 
-    input: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_INPUTS)]
+    input: (
+        EmbeddedText
+        | Annotated[list[EmbeddedText | TokenId | list[TokenId]], Meta(max_length=MAX_IDS)]
+    )
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Positive | None = None
@@ -118,14 +129,16 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 class DocumentText(msgspec.Struct, frozen=True, kw_only=True):
     """A document of a rerank call as an object."""
 
-    text: str
+    text: EmbeddedText
 
 
 class RerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/v1/rerank`."""
 
-    query: str
-    documents: Annotated[list[str | DocumentText], Meta(min_length=1, max_length=MAX_INPUTS)]
+    query: EmbeddedText
+    documents: Annotated[
+        list[EmbeddedText | DocumentText], Meta(min_length=1, max_length=MAX_INPUTS)
+    ]
     model: str | None = None
     top_n: Positive | None = None
     return_documents: bool = True

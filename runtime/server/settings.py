@@ -11,7 +11,8 @@ class ServeSettings:
     """How a server listens and what it lets in.
 
     api_keys: a request must carry one of them; none lets everybody in. cors_origins: whose pages
-    may read replies. max_body_bytes, body_seconds: of a request's body. ping_seconds: silence in a
+    may read replies. max_body_bytes, body_seconds: of a request's body. head_seconds: a
+    request's headers must come within this. ping_seconds: silence in a
     stream before a comment. keep_alive_seconds: an idle connection. drain_seconds: what runs may
     take this long to end when the server stops. metrics_prefix: of all names in `/metrics`.
     """
@@ -22,6 +23,7 @@ class ServeSettings:
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 16 << 20
     body_seconds: float = 30.0
+    head_seconds: float = 15.0
     ping_seconds: float = 15.0
     keep_alive_seconds: int = 30
     drain_seconds: int = 30

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -26,7 +28,7 @@ from dovetail.runtime.server.replies import (
     Usage,
 )
 from dovetail.runtime.server.schema import ChatRequest
-from dovetail.runtime.server.workflows import ServedWorkflow, finish
+from dovetail.runtime.server.workflows import ServedWorkflow, blaming, finish
 
 
 async def chat_with(
@@ -37,7 +39,8 @@ async def chat_with(
         raise ApiError(400, "a workflow gives one answer, without log probabilities", param="n")
     question = _question(body.messages)
     inputs = served.ask(question)
-    read = len(served.model.tokenizer.encode(question))
+    count = partial(served.model.encode, question, param="messages")
+    read = len(await server.aside(request, count))
     head: dict[str, Any] = {
         "id": new_id("chatcmpl"),
         "created": int(time.time()),
@@ -49,12 +52,12 @@ async def chat_with(
         return server.stream(_events(server, served, inputs, head, read if usage else None))
     include_usage(body)
     async with present(request.receive):
-        result = await finish(server, served, served.start(inputs))
+        result = await finish(server, served, inputs, "messages")
     text = served.answer(result)
     choice = ChatChoice(
         index=0, message=ChatMessage(content=text), logprobs=None, finish_reason="stop"
     )
-    return JsonReply(ChatReply(**head, choices=[choice], usage=_usage(served, read, text)))
+    return JsonReply(ChatReply(**head, choices=[choice], usage=await _usage(served, read, text)))
 
 
 def _question(messages: list[Message]) -> str:
@@ -66,9 +69,9 @@ def _question(messages: list[Message]) -> str:
     return "\n".join(part.text for part in last.content)
 
 
-def _usage(served: ServedWorkflow, read: int, text: str) -> Usage:
+async def _usage(served: ServedWorkflow, read: int, text: str) -> Usage:
     """Return the tokens of question and answer; what nodes read and wrote is not counted."""
-    written = len(served.model.tokenizer.encode(text))
+    written = len(await asyncio.to_thread(served.model.tokenizer.encode, text))
     return Usage(
         prompt_tokens=read,
         completion_tokens=written,
@@ -91,21 +94,23 @@ async def _events(
         choice = ChatChunkChoice(index=0, delta=delta, finish_reason=reason)
         return event(ChatChunk(**shared, choices=[choice]))
 
-    job, shown = served.start(inputs), ""
-    try:
-        yield chunk(ChatDelta(role="assistant", content=""))
-        async for told in job:
-            if isinstance(told, NodeText) and told.node in served.speakers and told.text:
-                shown += told.text
-                yield chunk(ChatDelta(content=told.text))
-        result = await job
-    finally:
-        job.cancel()
+    shown = ""
+    with blaming("messages"):
+        job = served.start(inputs)
+        try:
+            yield chunk(ChatDelta(role="assistant", content=""))
+            async for told in job:
+                if isinstance(told, NodeText) and told.node in served.speakers and told.text:
+                    shown += told.text
+                    yield chunk(ChatDelta(content=told.text))
+            result = await job
+        finally:
+            job.cancel()
     server.metrics.workflow(served.id, result)
     answer = served.answer(result)
     if rest := answer.removeprefix(shown):
         yield chunk(ChatDelta(content=rest))
     yield chunk(ChatDelta(), "stop")
     if read is not None:
-        yield event(ChatChunk(**head, choices=[], usage=_usage(served, read, answer)))
+        yield event(ChatChunk(**head, choices=[], usage=await _usage(served, read, answer)))
     yield DONE

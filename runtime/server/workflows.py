@@ -7,7 +7,8 @@ chat with a workflow gives its one input the user's last message, and answers wh
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.ir.errors import SpecError, WorkflowError
+from dovetail.ir.errors import CapacityError, LengthError, SpecError, WorkflowError
 from dovetail.ir.workflow import END, Generation, Name, Workflow
 from dovetail.runtime.app import App
 from dovetail.runtime.encoder import Rows
@@ -34,7 +35,7 @@ from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.retrieval.manifest import read_manifest
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, present
-from dovetail.runtime.server.errors import ApiError
+from dovetail.runtime.server.errors import FINAL, ApiError, too_long
 from dovetail.runtime.server.generation import new_id
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.replies import RunNode, RunReply
@@ -154,16 +155,52 @@ async def run_workflow(server: ServerContext, request: Request) -> Response:
     if body.stream:
         return server.stream(_events(server, served, body))
     async with present(request.receive):
-        result = await finish(server, served, served.start(body.inputs))
+        result = await finish(server, served, body.inputs)
     return JsonReply(msgspec.Raw(_encode(_reply(served, result))))
 
 
-async def finish(server: ServerContext, served: ServedWorkflow, job: WorkflowJob) -> WorkflowResult:
-    """Return the result of a run, and count it; the run ends where nobody waits any more."""
+@contextmanager
+def blaming(param: str | None = None) -> Iterator[None]:
+    """Make texts that are too long for a run the fault of the request, and of its field `param`.
+
+    None: the input, where it is known which, or all inputs.
+    """
     try:
-        result = await job
-    finally:
-        job.cancel()
+        yield
+    except (LengthError, WorkflowError) as error:
+        _blame(error, param)
+        raise
+
+
+def _blame(error: LengthError | WorkflowError, param: str | None) -> None:
+    """Raise an ApiError where a request is at fault.
+
+    Apart from who catches the error: a name for it there would be a circle, which holds the inputs
+    until Python looks for circles.
+    """
+    cause = error.__cause__ if isinstance(error, WorkflowError) else error
+    if isinstance(cause, LengthError):
+        raise too_long(str(error), param=param or cause.field or "inputs") from None
+    if isinstance(cause, CapacityError) and cause.retry_after is None:
+        raise ApiError(400, str(error), code="request_too_large", headers=FINAL) from None
+
+
+async def finish(
+    server: ServerContext,
+    served: ServedWorkflow,
+    inputs: Mapping[str, object],
+    param: str | None = None,
+) -> WorkflowResult:
+    """Return the result of a run, and count it; the run ends where nobody waits any more.
+
+    param: the field that the inputs are made of, where they are not a field themselves.
+    """
+    with blaming(param):
+        job = served.start(inputs)
+        try:
+            result = await job
+        finally:
+            job.cancel()
     server.metrics.workflow(served.id, result)
     return result
 
@@ -171,13 +208,14 @@ async def finish(server: ServerContext, served: ServedWorkflow, job: WorkflowJob
 async def _events(
     server: ServerContext, served: ServedWorkflow, body: RunRequest
 ) -> AsyncGenerator[bytes]:
-    job = served.start(body.inputs)
-    try:
-        async for told in job:
-            yield _event({"type": KINDS[type(told)], **_fields(told)})
-        result = await job
-    finally:
-        job.cancel()
+    with blaming():
+        job = served.start(body.inputs)
+        try:
+            async for told in job:
+                yield _event({"type": KINDS[type(told)], **_fields(told)})
+            result = await job
+        finally:
+            job.cancel()
     server.metrics.workflow(served.id, result)
     reply: dict[str, Any] = msgspec.to_builtins(_reply(served, result), enc_hook=_plain)
     yield _event({"type": "run_finished", **reply})
@@ -195,6 +233,7 @@ def _reply(served: ServedWorkflow, result: WorkflowResult) -> RunReply:
         outputs=dict(result.outputs),
         timeline=nodes,
         seconds=result.seconds,
+        notes=list(result.notes),
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from dovetail.cli.serve_client import Target, run_load
+from dovetail.cli.serve_load import Planned
 from tests.dovetail.commands import dovetail
 from tests.runtime.server.live import Live
 
@@ -40,4 +43,50 @@ def test_failures_are_counted_and_an_older_result_is_exchanged(live: Live, tmp_p
     done = dovetail("bench", "serve", "--port", live.url.rsplit(":", 1)[1], *flags)
     assert (tmp_path / "one.json").read_bytes() and not (tmp_path / "older").read_bytes()
     result = msgspec.json.decode(done.out)
-    assert (result["completed"], result["failed"]) == (0, 2) and "404" in result["errors"][0]
+    assert (result["completed"], result["failed"]) == (0, 2)
+    assert result["errors"] == ["404 there is no such path; /openapi.json lists what there is"]
+
+
+def test_a_prompt_that_is_too_long_is_told_as_the_server_says_it(
+    live: Live, tmp_path: Path
+) -> None:
+    (tmp_path / "long.jsonl").write_bytes(msgspec.json.encode({"prompt": "a " * 500_000}))
+    lengths = ("--dataset-name", "custom", "--dataset-path", tmp_path / "long.jsonl", "--json")
+    for backend, field in (("vllm", "prompt"), ("openai-chat", "messages")):
+        done = dovetail(
+            "bench",
+            "serve",
+            "--base-url",
+            live.url,
+            "--backend",
+            backend,
+            *lengths,
+            "--num-prompts",
+            1,
+        )
+        (error,) = msgspec.json.decode(done.out)["errors"]
+        assert error.startswith(f"400 {field}: ") and "1024 tokens" in error
+
+
+def test_a_connection_that_is_closed_before_a_reply_is_tried_again() -> None:
+    """As where a server closes a connection that it had said it keeps."""
+    event = b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+    reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(event), event)
+    replies = iter([b"", reply, b"", b""])
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(next(replies))
+        writer.close()
+
+    async def ask_twice() -> list[str | None]:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        target = Target(base_url=f"http://127.0.0.1:{port}", model="m")
+        async with server:
+            runs = [await run_load(target, [Planned(0.0, 4, 1)]) for _ in range(2)]
+        return [timing.error for found, _ in runs for timing in found]
+
+    first, second = asyncio.run(ask_twice())
+    assert first is None
+    assert second is not None and "RemoteProtocolError" in second

@@ -13,6 +13,7 @@ from tests.runtime.server.live import Live, connect, http
 
 MIB = 1 << 20
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RANK = "/v1/rerank"
 JSON = {"content-type": "application/json"}
 
 
@@ -22,6 +23,10 @@ def chat(content: str, **more: Any) -> bytes:
 
 def text(**fields: Any) -> bytes:
     return msgspec.json.encode({"prompt": "a", "max_tokens": 1, **fields})
+
+
+def rank(query: str, documents: list[Any]) -> bytes:
+    return msgspec.json.encode({"model": "encoder", "query": query, "documents": documents})
 
 
 BODIES: dict[str, tuple[str, bytes, int]] = {
@@ -71,7 +76,28 @@ BODIES: dict[str, tuple[str, bytes, int]] = {
     "negative token ids": (TEXT, text(prompt=[-1]), 400),
     "ids of an encoder beyond its vocabulary": (EMBED, b'{"input": [2000000000]}', 400),
     "an unknown encoding": (EMBED, b'{"input": "a", "encoding_format": "hex"}', 400),
+    "a million ids as a prompt": (TEXT, msgspec.json.encode({"prompt": [5] * MIB}), 400),
+    "too many ids": (TEXT, msgspec.json.encode({"prompt": [5] * (MIB + 1)}), 400),
+    "too many prompts": (TEXT, text(prompt=["a"] * 2049), 400),
     "too many texts": (EMBED, msgspec.json.encode({"input": ["a"] * 2049}), 400),
+    "a prompt of 10 MB, its end": (
+        TEXT,
+        text(prompt="Zorvia " * (10 * MIB // 7), truncate_prompt_tokens=20),
+        200,
+    ),
+    "a chat of 10 MB, its end": (
+        CHAT,
+        chat("Zorvia " * (10 * MIB // 7), truncate_prompt_tokens=20, max_tokens=1),
+        200,
+    ),
+    "10 MB to tokenise": ("/tokenize", text(prompt="a " * 5 * MIB), 400),
+    "10 MB to embed": (EMBED, msgspec.json.encode({"input": ["a", "a " * 5 * MIB]}), 400),
+    "a query of 10 MB": (RANK, rank("a " * 5 * MIB, ["b"]), 400),
+    "a document of 10 MB": (RANK, rank("a", ["b", "a " * 5 * MIB]), 400),
+    "a document of 10 MB as an object": (RANK, rank("a", [{"text": "a " * 5 * MIB}]), 400),
+    "long documents": (RANK, rank("a", ["word " * 50_000] * 8), 200),
+    "a megabyte of bad words": (TEXT, text(bad_words=["word " * 200] * 1024), 400),
+    "hardly any repetition penalty": (TEXT, text(repetition_penalty=1e-300), 400),
     "a long text to embed": (EMBED, msgspec.json.encode({"input": "word " * (MIB // 10)}), 200),
     "1,000 stop texts": (TEXT, text(stop=["x"] * 1000), 400),
     "a long stop text": (TEXT, text(stop="x" * MIB), 400),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import openai
 import pytest
 
 import dovetail
-from dovetail.errors import CapacityError
-from dovetail.runtime.server.errors import busy
+from dovetail.errors import CapacityError, LengthError
+from dovetail.runtime.server.errors import ApiError, busy
+from dovetail.runtime.server.workflows import blaming
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, refused
 
@@ -31,6 +34,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"768": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
     ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
+    ({"extra_body": {"repetition_penalty": 1e-300}}, "repetition_penalty"),
     ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids"),
     ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids[0]"),
     ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
@@ -105,6 +109,64 @@ def test_too_long_a_prompt_is_never_to_be_sent_again(client: openai.OpenAI, word
     assert error.response.headers["x-should-retry"] == "false"
 
 
+TEXT = "Zorvia lies on the river Ossa. " * 40_000
+LONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "completions": ("/v1/completions", {"prompt": TEXT}, "prompt", "1024 tokens"),
+    "one of several": ("/v1/completions", {"prompt": ["a", TEXT]}, "prompt", "1024 tokens"),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": TEXT}]},
+        "messages",
+        "1024 tokens",
+    ),
+    "tokenize": ("/tokenize", {"prompt": TEXT}, "prompt", "1024 tokens"),
+    "embeddings": ("/v1/embeddings", {"input": ["a", TEXT]}, "input[1]", "1048576"),
+    "a query": (
+        "/v1/rerank",
+        {"model": "encoder", "query": TEXT, "documents": ["a"]},
+        "query",
+        "1048576",
+    ),
+    "a document": (
+        "/v1/rerank",
+        {"model": "encoder", "query": "a", "documents": [TEXT]},
+        "documents[0]",
+        "1048576",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_texts_are_refused_by_field_and_limit(live: Live, name: str) -> None:
+    path, body, param, limit = LONG[name]
+    reply = http.post(live.url + path, json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param) and limit in error["message"]
+    assert reply.headers.get("x-should-retry") != "true"
+
+
+@pytest.mark.parametrize("count", [1, 20, 1000])
+def test_a_prompt_is_cut_before_anything_is_too_long(
+    client: openai.OpenAI, live: Live, count: int
+) -> None:
+    """By its last tokens, whether it is read whole for them or not."""
+    words = "Zorvia lies on the river Ossa. " * 70
+    last = http.post(f"{live.url}/tokenize", json={"prompt": words}).json()
+    options: dict[str, Any] = {"max_tokens": 1, "extra_body": {"truncate_prompt_tokens": count}}
+    create = client.completions.create
+    cut = create(model="llama", prompt=words * 200, echo=True, **options)
+    assert cut.usage is not None and cut.usage.prompt_tokens == count
+    given = last["tokens"][-count:] if count <= last["count"] else None
+    if given is not None:
+        same = create(model="llama", prompt=given, echo=True, max_tokens=1)
+        assert same.choices[0].text == cut.choices[0].text
+    ids = create(model="llama", prompt=[5] * 5000, **options)
+    assert ids.usage is not None and ids.usage.prompt_tokens == count
+    messages: Any = [{"role": "user", "content": words * 200}]
+    chat = client.chat.completions.create(model="llama", messages=messages, **options)
+    assert chat.usage is not None and chat.usage.prompt_tokens == count
+
+
 def test_ids_of_requests_are_kept(live: Live) -> None:
     reply = http.get(f"{live.v1}/models", headers={"x-request-id": "mine-5"})
     assert reply.headers["x-request-id"] == "mine-5"
@@ -135,3 +197,29 @@ def test_health_and_version(live: Live) -> None:
 def test_nobody_is_told_to_come_back_later_than_clients_heed() -> None:
     headers = busy(CapacityError("full", retry_after=2000.0)).headers
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("60", "60000")
+
+
+def test_a_refusal_of_inputs_does_not_hold_them() -> None:
+    """A circle of error and frame would keep bodies of megabytes until Python looks for circles."""
+
+    class Inputs:
+        pass
+
+    def refuse() -> weakref.ref[Inputs]:
+        inputs = Inputs()
+        try:
+            with blaming():
+                _raise_beside(inputs)
+        except ApiError as error:
+            error.with_traceback(None)
+        return weakref.ref(inputs)
+
+    gc.disable()
+    try:
+        assert refuse()() is None
+    finally:
+        gc.enable()
+
+
+def _raise_beside(_inputs: object) -> None:
+    raise LengthError("too long", "inputs.a")

@@ -38,6 +38,21 @@ edges:
 """
 
 
+WIDE = f"""
+name: wide
+inputs: [input]
+nodes:
+  - {{kind: retrieval, name: search, query: input, output: docs, topk: 3}}
+  - {{kind: generation, name: answer, prompt: "{"{docs} " * 99}Question: {{input}}",
+     output: answer, options: {{max_tokens: 8}}}}
+edges:
+  - {{from: START, to: search}}
+  - {{from: search, to: answer}}
+  - {{from: answer, to: END}}
+"""
+"""Shows what it found so often that no prompt holds it."""
+
+
 @pytest.fixture(scope="module")
 def index(artifacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("index") / "idx"
@@ -54,7 +69,8 @@ def flows(
 ) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("flows")
     (folder / "pair.yaml").write_text(PAIR)
-    names = ("one-shot", "hyde", "multistep", folder / "pair.yaml")
+    (folder / "wide.yaml").write_text(WIDE)
+    names = ("one-shot", "hyde", "multistep", folder / "pair.yaml", folder / "wide.yaml")
     graphs = [part for name in names for part in ("--workflow", name)]
     with serving(*artifacts.values(), *graphs, "--index", index, log=folder / "log") as server:
         yield server
@@ -140,13 +156,55 @@ def test_an_unknown_model_is_told_of_with_all_ids_there_are(flows: Live) -> None
         assert "'one-shot'" in message and "'llama'" in message
 
 
-def test_a_node_that_fails_is_named(flows: Live) -> None:
+LENGTHS = {
+    3000: ("inputs", "node 'join' failed: "),
+    500_000: ("inputs.left", "'left' has 1000000 letters"),
+    5_000_000: ("inputs.left", "'left' has 10000000 letters"),
+}
+
+
+@pytest.mark.parametrize("words", LENGTHS)
+def test_inputs_that_are_too_long_are_the_clients_fault(flows: Live, words: int) -> None:
+    """A node that they are too long for is named, or they are before any node has begun."""
+    param, said = LENGTHS[words]
+    inputs = {"left": "a " * words, "right": "b"}
     url = f"{flows.v1}/workflows/pair/runs"
-    inputs = {"left": "a " * 3000, "right": "b"}
-    reply = http.post(url, json={"inputs": inputs})
-    assert reply.status_code == 500 and "node 'join' failed" in reply.json()["error"]["message"]
-    streamed = events(http.post(url, json={"inputs": inputs, "stream": True}).text)
-    assert "node 'join' failed" in streamed[-1]["error"]["message"]
+    for stream in (False, True):
+        reply = http.post(url, json={"inputs": inputs, "stream": stream})
+        error = reply.json()["error"] if reply.status_code != 200 else events(reply.text)[-1]
+        error = error.get("error", error)
+        assert reply.status_code == (200 if stream and words == 3000 else 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert said in error["message"] and "1024 tokens" in error["message"]
+        assert reply.headers.get("x-should-retry") != "true"
+
+
+@pytest.mark.parametrize("words", [3000, 500_000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_question_too_long_for_a_workflow_is_refused(
+    flows: Live, words: int, stream: bool
+) -> None:
+    messages = [{"role": "user", "content": "a " * words}]
+    body = {"model": "one-shot", "messages": messages, "stream": stream}
+    reply = http.post(f"{flows.v1}/chat/completions", json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "messages"), error
+    assert "1024 tokens" in error["message"] and reply.headers["x-should-retry"] == "false"
+
+
+def test_documents_are_cut_to_what_a_prompt_holds(flows: Live) -> None:
+    url = f"{flows.v1}/workflows/wide/runs"
+    reply = http.post(url, json={"inputs": {"input": QUESTION}})
+    found = reply.json()
+    assert reply.status_code == 200, found
+    (note,) = found["notes"]
+    assert note.startswith("node 'answer': of 297 retrieved documents")
+    assert "left out" in note and "1024 tokens" in note and len(found["outputs"]["docs"]) == 3
+    streamed = events(http.post(url, json={"inputs": {"input": QUESTION}, "stream": True}).text)
+    assert streamed[-1]["notes"] == [note]
+    assert streamed[-1]["outputs"]["answer"] == found["outputs"]["answer"]
+    plain = http.post(f"{flows.v1}/workflows/one-shot/runs", json={"inputs": {"input": QUESTION}})
+    assert plain.json()["notes"] == []
 
 
 @pytest.mark.parametrize("name", ["hyde", "multistep"])

@@ -38,6 +38,7 @@ from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import Tokenizer
+from dovetail.runtime.trust import meet
 from dovetail.topology.hardware import read_hardware
 
 
@@ -57,6 +58,7 @@ def load(
     workflows: FlowSettings | None = None,
     check_weights: bool = False,
     apart: bool = False,
+    trust: bool = False,
 ) -> App:
     """Open the artifact at `path` on this machine: what generates, and what embeds.
 
@@ -90,6 +92,8 @@ def load(
             die; what ran in an engine that dies fails with a DeviceError. For servers: the engine
             shares no interpreter with its callers. `App.engine` is out of reach then.
         check_weights: also check the chunk hashes of the weights (reads all of them).
+        trust: load an artifact that was not made here, and indexes, without a word. The first load
+            of one says in the log what that means; DOVETAIL_TRUST=1 leaves this out, too.
 
     Raises:
         ArtifactError: the artifact is damaged, too new, or does not fit this machine.
@@ -113,6 +117,7 @@ def load(
         raise SpecError("the clock of an exact emulation is the app's: it does not run apart")
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, check_weights=check_weights)
+    meet(artifact.path, trust=trust, code=artifact.code)
     memory = None
     if workflows is not None and workflows.share is not None and artifact.models:
         memory, options = take_share(workflows.share, options, artifact, workflows.search_threads)
@@ -131,10 +136,12 @@ def load(
             if process is not None:
                 process.wait()
             host = process or EngineLoop(open_engine(artifact, hardware, options))
-            file = next(iter(artifact.models.values())).tokenizer
-            generator = Generator(host, Tokenizer(file) if file else None, artifact.path)
+            part = next(iter(artifact.models.values()))
+            tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
+            context = part.file.spec.max_context
+            generator = Generator(host, tokenizer, artifact.path, context)
         opened.pop_all()
-    return App(artifact, generator, embeddings, workflows, _gpu_of(options), memory)
+    return App(artifact, generator, embeddings, workflows, _gpu_of(options), memory, trust=trust)
 
 
 def _gpu_of(options: EngineOptions) -> Gpu | None:
@@ -155,15 +162,20 @@ class App(ChatCalls, WorkflowCalls):
         workflows: FlowSettings | None = None,
         gpu: Gpu | None = None,
         memory: GpuMemoryPlan | None = None,
+        *,
+        trust: bool = False,
     ) -> None:
-        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned."""
+        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned.
+
+        trust: indexes that are added, see `load`.
+        """
         self.gpu_memory = memory
         self.artifact, self.embeddings = artifact, embeddings
         self.tokenizer = generator.tokenizer if generator else None
         self._generator = generator
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
-        self._flows = FlowService(self._generator, embed, settings, artifact, gpu)
+        self._flows = FlowService(self._generator, embed, settings, artifact, gpu, trust=trust)
         self._end = weakref.finalize(self, _close, self._flows, self._generator, embeddings)
 
     @property
@@ -171,6 +183,12 @@ class App(ChatCalls, WorkflowCalls):
         """Whether all is served: nothing waits for a process that is being started again."""
         engine = self._generator is None or self._generator.host.ready
         return engine and self.embeddings.ready and self._flows.worker.ready
+
+    @property
+    def ailment(self) -> str:
+        """Why it is not ready, in words; "" where it is, or nobody knows."""
+        engine = self._generator.host.ailment if self._generator else ""
+        return engine or self._flows.worker.ailment
 
     def embed(
         self,
@@ -254,6 +272,8 @@ class App(ChatCalls, WorkflowCalls):
 
     def close(self) -> None:
         """End the threads; requests under way fail with a RequestError. Safe to call twice."""
+        if template := self.__dict__.get("template"):
+            template.close()
         self._end()
 
     def __enter__(self) -> Self:

@@ -5,9 +5,10 @@ In: messages, and options as for `generate`. Out: answers whose `message` has `r
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dovetail.ir.errors import RequestError
@@ -106,7 +107,8 @@ class ChatCalls(GenerationCalls):
         **options: object,
     ) -> ChatCompletion:
         """As `chat`, in an event loop. A task that is cancelled ends its request."""
-        asked = self._read_chat(messages, options, priority, chat_template_kwargs)
+        read = partial(self._read_chat, messages, options, priority, chat_template_kwargs)
+        asked = await asyncio.to_thread(read)  # which waits for the template's process
         (job,) = self.generator.accept(asked.ask)
         try:
             return self._answer(asked, await job)
@@ -136,9 +138,12 @@ class ChatCalls(GenerationCalls):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: object,
     ) -> AsyncGenerator[Delta, None]:
-        """As `chat_stream`, for `async for`; `aclose` or the task's end drops the request."""
-        asked = self._read_chat(messages, options, priority, chat_template_kwargs)
-        return self._achat_stream(asked)
+        """As `chat_stream`, for `async for`; `aclose` or the task's end drops the request.
+
+        What is wrong with the messages is told with the first piece asked for.
+        """
+        read = partial(self._read_chat, messages, options, priority, chat_template_kwargs)
+        return self._achat_stream(read)
 
     def _read_chat(
         self,
@@ -169,7 +174,8 @@ class ChatCalls(GenerationCalls):
         finally:
             self.generator.abandon([job])
 
-    async def _achat_stream(self, asked: _AskedChat) -> AsyncGenerator[Delta, None]:
+    async def _achat_stream(self, read: Callable[[], _AskedChat]) -> AsyncGenerator[Delta, None]:
+        asked = await asyncio.to_thread(read)
         reader = AnswerReader(self.end_tokens, asked.notes)
         (job,) = self.generator.accept(asked.ask)
         try:

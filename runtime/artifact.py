@@ -19,6 +19,7 @@ from dovetail.ir.artifact import FORMAT_MAJOR, FileEntry, KernelIndex, Manifest,
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.encoder import EncoderFile, encoder_shapes
 from dovetail.ir.errors import ArtifactError
+from dovetail.ir.files import open_regular
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, ModelFile, WeightChunks, WeightEntry, weight_shapes
 from dovetail.ir.schedule import ScheduleFile
@@ -101,8 +102,18 @@ class Artifact:
 
     def open_kernels(self) -> KernelLibrary:
         """Load the libraries of its kernels."""
-        first = self.own or next(iter(self.shared.values()))
-        return KernelLibrary(first, self.kernels, self.shared)
+        return KernelLibrary(*self.libraries)
+
+    @property
+    def libraries(self) -> tuple[Path, KernelIndex, Mapping[str, Path]]:
+        """What a KernelLibrary is made of."""
+        return self.own or next(iter(self.shared.values())), self.kernels, self.shared
+
+    @property
+    def code(self) -> str:
+        """Which kinds of code it holds; tapes say where kernels read and write."""
+        python = any(workflow.source for workflow in self.workflows)
+        return "native code and Python" if python else "native code"
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -148,7 +159,8 @@ class Reader:
         """Raise ArtifactError where a file's size, or with `contents` sha256, is not as listed."""
         found = self.file(name)
         try:
-            size = found.stat().st_size
+            with open_regular(found) as file:
+                size = os.fstat(file.fileno()).st_size
             if size != entry.bytes:
                 problem = f"has {size} bytes where the manifest says {entry.bytes}"
                 raise damaged(self.path, name, problem)
@@ -188,7 +200,7 @@ class Reader:
 
     def _bytes(self, name: str, found: Path) -> bytes:
         try:
-            with found.open("rb") as file:
+            with open_regular(found) as file:
                 data = file.read(MAX_JSON_BYTES + 1)
         except OSError as error:
             raise damaged(self.path, name, f"cannot be read ({error.strerror})") from None
@@ -205,7 +217,7 @@ class Reader:
 
 def hash_file(path: Path) -> str:
     """Return the sha256 of a file as hexadecimal text."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -219,7 +231,8 @@ def open_artifact(
     """Open the artifact at `path` for the machine `hardware`.
 
     Checks the format, the size of every file, and the sha256 of every file but the weights
-    (`check_weights` adds their chunk hashes) and those of indexes. kernels: False leaves out the
+    (`check_weights` adds their chunk hashes) and those of indexes, which are checked as these are
+    opened against manifests of their own. kernels: False leaves out the
     shared libraries, for one who runs nothing.
 
     Raises:
@@ -228,7 +241,7 @@ def open_artifact(
     """
     reader = Reader(Path(path))
     for name, entry in reader.manifest.files.items():
-        reader.check(name, entry, contents=not name.startswith("indexes/"))
+        reader.check(name, entry, contents=not _is_of_index(name))
     target = choose_target(reader.path, reader.manifest.targets, hardware)
     index = reader.json(f"kernels/{target}/index.json", KernelIndex)
     models = {name: _read_model(reader, name) for name in reader.manifest.models}
@@ -246,7 +259,7 @@ def open_artifact(
         own=own,
         shared=shared,
         kernels=index,
-        service=reader.json("plans/service.json", ServicePlan),
+        service=_read_service(reader),
         models=models,
         encoders=encoders,
         workflows=tuple(_read_workflow(reader, name) for name in reader.manifest.workflows),
@@ -273,6 +286,14 @@ def device_module(artifact: Artifact, target: str = "cuda") -> tuple[Path, Kerne
     return reader.file(f"kernels/{target}/{index.library}"), index
 
 
+def _read_service(reader: Reader) -> ServicePlan:
+    plan = reader.json("plans/service.json", ServicePlan)
+    if plan.nodes and len(plan.nodes) != plan.processes:
+        problem = f"names {len(plan.nodes)} memory nodes for {plan.processes} processes"
+        raise damaged(reader.path, "plans/service.json", problem)
+    return plan
+
+
 def _read_model(reader: Reader, name: str) -> ModelPart:
     file = reader.json(f"models/{name}/model.json", ModelFile)
     part = ModelPart(file=file, **_read_files(reader, name, file.tokenizer))
@@ -294,6 +315,11 @@ def _read_workflow(reader: Reader, name: str) -> StoredWorkflow:
         reader.json(f"graph/{name}.json", WorkflowFile),
         reader.file(source) if source in reader.manifest.files else None,
     )
+
+
+def _is_of_index(name: str) -> bool:
+    """Tell whether a file is one that the manifest of an index lists, too."""
+    return name.startswith("indexes/") and not name.endswith("/manifest.json")
 
 
 def _index_folder(reader: Reader, name: str) -> Path:

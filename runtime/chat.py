@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from dovetail.ir.errors import RequestError
+from dovetail.ir.errors import LengthError, RequestError
+from dovetail.runtime.bounded import BYTES_PER_TOKEN
 from dovetail.runtime.request import Chunk, Completion
 from dovetail.runtime.tokenizer import Tokenizer
 
@@ -123,11 +124,10 @@ class ChatPrompts:
         return ChatPrompt(ids, (_tell_dropped(dropped, self.context),) if dropped else ())
 
     def surely_too_long(self, messages: Sequence[Message | Mapping[str, Any]]) -> bool:
-        """Tell whether not even the longest tokens would fit the messages into the context."""
+        """Tell whether the messages surely do not fit into the context, without a look at them."""
         if len(messages) > self.context:
             return True
-        letters = sum(map(_letters, messages))
-        return letters > self.context * self.tokenizer.longest
+        return sum(map(_letters, messages)) > self.context * BYTES_PER_TOKEN
 
     def _encode(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None
@@ -136,7 +136,10 @@ class ChatPrompts:
         if self.surely_too_long(messages):
             return None
         text = self.template.render(messages, options=options)
-        return self.tokenizer.encode(text, special=False)
+        try:
+            return self.tokenizer.encode(text, special=False, most=self.context)
+        except LengthError:
+            return None
 
 
 class AnswerReader:

@@ -1,70 +1,45 @@
 """Messages to a prompt by the model's own Jinja template, as transformers renders it.
 
-In: the files beside a model's tokenizer, and messages. Out: the text of a prompt. Templates run in
-Jinja's immutable sandbox: they change nothing.
+In: the files beside a model's tokenizer, and messages. Out: the text of a prompt. Templates are run
+in another process (`template_worker.py`), whose time and memory are bounded.
 """
 
 from __future__ import annotations
 
-import datetime
+import asyncio
+import hashlib
 import json
-import re
+import weakref
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.parser
 import msgspec
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.chat import Message
+from dovetail.runtime.template_process import CLOSED, SHARED
+from dovetail.runtime.template_worker import Teach
 
 TEMPLATE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of a message's reasoning: templates read the first one, some the second."""
-PROBE = "a part's text"
-
-
-class GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}`, which marks for training what the assistant wrote: its body alone."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """Return the body as a scope of its own: what is set in it ends with it."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
 
 
 class ChatTemplate:
-    """A model's template, with the special tokens it may name."""
+    """A model's template, with the special tokens it may name. For any thread."""
 
     def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
         """Raises ArtifactError where `text` is no template."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", GenerationBlocks],
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {
-            "raise_exception": _refuse,
-            "strftime_now": lambda form: datetime.datetime.now().strftime(form),
-        }
+        key = hashlib.sha256(msgspec.json.encode([text, dict(tokens)])).hexdigest()
+        self._teach = Teach(key, text, dict(tokens))
+        SHARED.take()
+        self._end = weakref.finalize(self, SHARED.give_back)
         try:
-            self._template = environment.from_string(text)
-        except jinja2.TemplateError as error:
-            raise ArtifactError(
-                f"the model's chat template is wrong: {error}; mend it in {CONFIG} and run "
-                "`dovetail compile MODEL` again"
-            ) from None
-        self._tokens = dict(tokens)
+            SHARED.use().learn(self._teach)
+        except BaseException:
+            self._end()
+            raise
 
     def render(
         self,
@@ -73,36 +48,47 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt; RequestError where the template does not take these messages.
+        """Return the prompt; waits for another process, so that no event loop may call it.
 
         options: what the template may read beside the messages: `tools`, `documents`, its own.
+
+        Raises RequestError where the template does not take these messages, or takes too much time
+        or memory for them; DeviceError where its process cannot be started, or ended.
         """
-        plain = [_plain(message) for message in messages]
-        if not self._takes_parts:
-            plain = [_joined(message) for message in plain]
-        try:
-            return self._render(plain, add_generation_prompt, options or {})
-        except Exception as error:  # the model's code on the user's data: any kind may come
-            raise RequestError(
-                f"the model's chat template does not take these messages: {error}"
-            ) from None
+        return self._start(messages, add_generation_prompt, options).result()
 
-    def _render(
-        self, messages: Sequence[Any], add_generation_prompt: bool, options: Mapping[str, Any]
+    async def arender(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
-        absent = {"tools": None, "documents": None}  # and not undefined
-        known = {"messages": messages, "add_generation_prompt": add_generation_prompt}
-        return self._template.render({**absent, **self._tokens, **options, **known})
+        """As `render`, in an event loop."""
+        return await asyncio.wrap_future(self._start(messages, add_generation_prompt, options))
 
-    @cached_property
-    def _takes_parts(self) -> bool:
-        """Whether the template spells the parts of a message itself, not their list as Python."""
-        parts = [{"type": "text", "text": PROBE}]
+    def close(self) -> None:
+        """Use the process no more."""
+        self._end()
+
+    def _start(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        add_generation_prompt: bool,
+        options: Mapping[str, Any] | None,
+    ) -> Future[str]:
+        if not self._end.alive:
+            raise RequestError(CLOSED)
+        conversation = {
+            "messages": [msgspec.to_builtins(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "options": dict(options or {}),
+        }
         try:
-            found = self._render([{"role": "user", "content": parts}], True, {})
-        except Exception:  # the model's code, as above
-            return False
-        return PROBE in found and not re.search(rf"[\"']{PROBE}", found)
+            data = json.dumps(conversation).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"what the chat template is given is no JSON: {error}") from None
+        return SHARED.use().render(self._teach, data)
 
 
 def read_template(folder: Path) -> ChatTemplate | None:
@@ -147,41 +133,3 @@ def _token(found: object) -> str | None:
     if isinstance(found, dict):
         found = found.get("content")
     return found if isinstance(found, str) else None
-
-
-def _plain(message: Message | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates expect it: without what is None, reasoning by its names."""
-    plain = {name: v for name, v in msgspec.to_builtins(message).items() if v is not None}
-    reasoning = next((plain[name] for name in REASONING if name in plain), None)
-    if reasoning is not None:
-        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
-    return plain
-
-
-def _joined(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its parts as one text."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": "\n".join(part["text"] for part in content)}
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON as it is, where Jinja's own filter escapes it for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)

@@ -20,6 +20,7 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.artifact import Artifact
+from dovetail.runtime.bounded import BYTES_PER_TOKEN, SHORT, beginning, check_unicode
 from dovetail.runtime.embedding.job import EmbedJob
 from dovetail.runtime.embedding.open import (
     open_service,
@@ -62,11 +63,19 @@ class Ranked:
 
 
 class TextReader:
-    """Texts to token ids by an encoder's tokenizer.json, cut to the tokens that it takes."""
+    """Texts to token ids by an encoder's tokenizer.json, cut to the tokens that it takes.
+
+    They are cut to `letters` before they are tokenised, and then to tokens.
+    """
 
     def __init__(self, path: Path | None, spec: EncoderSpec) -> None:
         """The file is read when a text first needs it; None: only token ids can be embedded."""
         self._path, self.spec = path, spec
+
+    @property
+    def letters(self) -> int:
+        """Letters of a text that are read at most."""
+        return self.spec.max_tokens * BYTES_PER_TOKEN
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
@@ -103,20 +112,24 @@ class TextReader:
         found: list[Sequence[int] | Ids] = [() if isinstance(t, str) else t for t in texts]
         for first in range(0, len(places), SLICE):
             part = places[first : first + SLICE]
-            checked = [prompt + _checked(texts[i], i) for i in part]
+            checked = [self._cut(prompt + _checked(texts[i], i)) for i in part]
             for place, encoding in zip(part, self._encode(checked), strict=True):
                 found[place] = np.array(encoding.ids, np.int32)
         return found
 
+    def _cut(self, text: str) -> str:
+        return beginning(text, self.letters)
+
     def _encode(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
         """Encode texts: few on this thread, for waiting until others run may take far longer."""
-        if len(texts) <= FEW:
+        if len(texts) <= FEW and max(map(len, texts)) <= SHORT:
             return [self._tokenizer.encode(text) for text in texts]
         return self._tokenizer.encode_batch_fast(texts)
 
     def read_pairs(self, query: str, documents: Sequence[str]) -> Iterator[tuple[Ids, Ids]]:
         """Yield (token ids, segments) of the query beside each document; the longer one is cut."""
-        pairs = [(_checked(query, 0), _checked(text, i)) for i, text in enumerate(documents)]
+        asked = self._cut(_checked(query, 0))
+        pairs = [(asked, self._cut(_checked(text, i))) for i, text in enumerate(documents)]
         segments = self.spec.token_types > 1  # a tokenizer may tell them to a model without
         for first in range(0, len(pairs), SLICE):
             for encoding in self._tokenizer.encode_batch(pairs[first : first + SLICE]):
@@ -304,10 +317,5 @@ def as_texts(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
 def _checked(text: object, number: int) -> str:
     if not isinstance(text, str):
         raise RequestError(f"text {number} must be a text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"text {number} is not valid Unicode: half a surrogate pair at {error.start}"
-        ) from None
+    check_unicode(text, f"text {number}")
     return text

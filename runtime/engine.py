@@ -36,12 +36,20 @@ from dovetail.runtime.logit_rules import LogitRules, Logits
 from dovetail.runtime.memory import available_memory
 from dovetail.runtime.plan import ON_CPU, Limits, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import ZeroPredictor
-from dovetail.runtime.ranks import Group, RankGroup, RankSetup, make_setups, plan_ranks
+from dovetail.runtime.ranks import (
+    START_SECONDS,
+    Group,
+    RankGroup,
+    RankSetup,
+    make_setups,
+    plan_ranks,
+)
 from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import FAILED, Request, SamplingParams, State, TokenLogprob
 from dovetail.runtime.sampling import draw_uniform, logprob_of, score_token, top_logprobs
 from dovetail.runtime.scheduler import Scheduler
 from dovetail.runtime.step import StepBuffers, StepShape
+from dovetail.runtime.step_times import StepTimes, StepWork
 from dovetail.runtime.tally import Tally
 from dovetail.runtime.tape import Operands
 from dovetail.topology.hardware import HardwareSpec
@@ -51,6 +59,9 @@ MEMORY_SHARE = 0.5
 
 STEP_TOKENS = (1, 8, *(2**e for e in range(4, 15)))
 """Bounds by which steps are counted by the tokens they compute: vLLM's."""
+
+KEYS_PER_ROW = 6
+"""Keys, for each value of a hidden state, whose attention takes as long as a row's products."""
 
 _UNRECORDED = nullcontext()
 
@@ -127,6 +138,9 @@ class Engine:
         self.recorder: StepRecorder | None = None
         self.waits = DeviceWaits()
         self.step_tokens = Tally(STEP_TOKENS)
+        self.announce: Callable[[float], object] = lambda predicted: None
+        """Told when a step begins of the seconds that it should take."""
+        self._times = StepTimes(KEYS_PER_ROW * self.spec.hidden_size)
         self.scheduler: Scheduler = Scheduler(
             limits, self.pool, ZeroPredictor(), self.device.now, settings=settings
         )
@@ -158,6 +172,8 @@ class Engine:
                 return touched
             with self._span("schedule"):
                 plan = self.scheduler.plan()
+            work, began = StepWork.of(plan), self.device.now()
+            self.announce(max(plan.predicted_seconds, self._times.predict(work)))
             try:
                 touched += self._execute(plan)
             except BaseException as error:
@@ -165,8 +181,9 @@ class Engine:
                 if not isinstance(error, DovetailError | MemoryError):
                     raise
             else:
-                if tokens := sum(batch.tokens for batch in plan.batches):
-                    self.step_tokens.add(tokens)
+                if work.rows:
+                    self.step_tokens.add(work.rows)
+                    self._times.learn(work, self.device.now() - began)
         if self.recorder:
             self.recorder.end(request for request in touched if request.state is State.FINISHED)
         return touched
@@ -221,6 +238,7 @@ class Engine:
         lost = self._lose_group(self.group, self.group.loss())
         if not lost:
             log.warning("starting the processes of the group anew")
+            self.announce(START_SECONDS)
             self.group.start()
             self._join_group()
         return lost

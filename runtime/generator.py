@@ -28,9 +28,12 @@ WRONG_PROMPT = "a prompt must be a text or a list of token ids"
 class Generator:
     """An engine, wherever it runs, and the tokenizer of its model. For any thread."""
 
-    def __init__(self, host: EngineHost, tokenizer: Tokenizer | None, path: Path) -> None:
-        """`path`: the artifact, for errors."""
-        self.host, self.tokenizer, self._path = host, tokenizer, path
+    def __init__(
+        self, host: EngineHost, tokenizer: Tokenizer | None, path: Path, context: int
+    ) -> None:
+        """`path`: the artifact, for errors. `context`: tokens that a request may have."""
+        self.host, self.tokenizer, self.context = host, tokenizer, context
+        self._path = path
 
     # ---- reading what is asked for ----
 
@@ -74,7 +77,7 @@ class Generator:
                 raise RequestError(
                     f"{self._path} has no tokenizer, so prompts must be lists of token ids"
                 )
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt, most=self.context)
         if not _is_listed(prompt):
             raise RequestError(WRONG_PROMPT)
         if set(map(type, prompt)) == {int}:

@@ -144,9 +144,16 @@ def take_share(
 
 
 def divide_for(
-    share: GpuShare, options: Emulation | CudaOptions, artifact: Artifact, threads: int
+    share: GpuShare,
+    options: Emulation | CudaOptions,
+    artifact: Artifact,
+    threads: int,
+    *,
+    kernels: bool | None = None,
 ) -> tuple[MemoryDivision, Accelerator]:
     """Return how the memory of a GPU is divided between an artifact's first model and an index.
+
+    kernels: False keeps to scans by faiss, so that no code of the index runs.
 
     Raises as `divide_memory`, and SpecError where it is not clear which index is meant.
     """
@@ -160,10 +167,12 @@ def divide_for(
     if not artifact.models:
         raise SpecError("the artifact has no model that generates: no memory is to be divided")
     accelerator = Accelerator.of(options, next(iter(artifact.models.values())).file.spec)
-    return divide_memory(share, accelerator, threads), accelerator
+    return divide_memory(share, accelerator, threads, kernels=kernels), accelerator
 
 
-def divide_memory(share: GpuShare, accelerator: Accelerator, threads: int) -> MemoryDivision:
+def divide_memory(
+    share: GpuShare, accelerator: Accelerator, threads: int, *, kernels: bool | None = None
+) -> MemoryDivision:
     """Return how the bytes of a KV pool are best divided; `threads` search on the CPU.
 
     Raises what `App.add_index` does, SpecError where one generation needs more than all blocks.
@@ -172,7 +181,9 @@ def divide_memory(share: GpuShare, accelerator: Accelerator, threads: int) -> Me
     budget = accelerator.blocks * accelerator.block_bytes
     stages = share.rate * share.generations, share.rate * share.retrievals
     with closing(RetrievalProcess(threads)) as worker:
-        opened = worker.open("planned", share.index, room=Room(accelerator.gpu, budget))
+        opened = worker.open(
+            "planned", share.index, kernels=kernels, room=Room(accelerator.gpu, budget)
+        )
         host, _ = measure_scan(worker, "planned", opened, threads)
     if opened.hot is None:
         why = opened.why_cold or "no cluster fits"

@@ -56,6 +56,10 @@ class EngineHost(Protocol):
         """Whether requests are served now; those that come meanwhile wait."""
 
     @property
+    def ailment(self) -> str:
+        """Why it is not ready, in words; "" where it is, or nobody knows."""
+
+    @property
     def service(self) -> ServicePlan:
         """The processes, threads and CPUs that the engine runs with."""
 

@@ -1,7 +1,7 @@
-"""Processes of a group: started on this machine, asked how they ended, and the loss of one told.
+"""Child processes: started on this machine, asked how they ended, and the loss of one told.
 
-In: a command and descriptors to inherit. Out: a `Member` for each rank. `ray_ranks.py` has the one
-that lets Ray choose the machine.
+In: a module and descriptors to inherit. Out: a `Child` on a socket, or a `Member` for each rank of
+a group. `ray_ranks.py` has the one that lets Ray choose the machine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Protocol, TypeAlias
 
-from dovetail.ir.errors import RankError
+from dovetail.ir.errors import DeviceError, RankError
+from dovetail.runtime.leash import PARENT
 from dovetail.runtime.orders import PairSetup
+
+Popen: TypeAlias = "subprocess.Popen[bytes]"
 
 END_SECONDS = 2.0
 """How long a process that is to end, or has hung up, is waited for."""
@@ -54,8 +61,38 @@ class Launcher(Protocol):
         """Give back what belongs to no single rank."""
 
 
+class _Starter:
+    """The thread that starts all children: they are killed when it ends, so it never does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._asked: SimpleQueue[tuple[Callable[[], Popen], Future[Popen]]] = SimpleQueue()
+
+    def run(self, start: Callable[[], Popen]) -> Popen:
+        """Return what `start` does, or raise it."""
+        future: Future[Popen] = Future()
+        with self._lock:
+            self._asked.put((start, future))
+            if self._thread is None or not self._thread.is_alive():  # so in a forked process, too
+                self._thread = threading.Thread(target=self._serve, name="starter", daemon=True)
+                self._thread.start()
+        return future.result()
+
+    def _serve(self) -> None:
+        while True:
+            start, future = self._asked.get()
+            try:
+                future.set_result(start())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+_starter = _Starter()
+
+
 class LocalProcess:
-    """A child process of ours."""
+    """A child process of ours, which does not outlive this one."""
 
     def __init__(
         self,
@@ -66,17 +103,22 @@ class LocalProcess:
     ) -> None:
         """Start `python -P -m module arguments`; RankError where the system refuses."""
         command = [sys.executable, "-P", "-m", module, *map(str, arguments)]
-        try:
-            # A session of its own: Ctrl-C in a terminal is for the parent, which ends its ranks
-            self.process = subprocess.Popen(
+        # A session of its own: Ctrl-C in a terminal is for the parent, which ends its children
+        environment = {**os.environ, PARENT: str(os.getpid()), **(words or {})}
+
+        def start() -> Popen:
+            return subprocess.Popen(
                 command,
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, **(words or {})},
+                env=environment,
             )
+
+        try:
+            self.process: Popen = _starter.run(start)
         except OSError as error:
-            raise RankError(f"cannot start a process of the group ({error})") from None
+            raise RankError(f"cannot start a process of the group ({error})") from error
 
     @property
     def where(self) -> str:
@@ -96,6 +138,49 @@ class LocalProcess:
     def kill(self) -> None:
         """See Member."""
         self.process.kill()
+
+
+class Child:
+    """A process of ours that is spoken to on a socket, and ends when that is hung up."""
+
+    def __init__(
+        self,
+        module: str,
+        what: str,
+        fds: Sequence[int] = (),
+        words: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start `module` with the descriptors of its socket and of `fds`.
+
+        Raises DeviceError, which names it as `what`, where the system refuses.
+        """
+        self.link, theirs = socket.socketpair()
+        inherited = (theirs.fileno(), *fds)
+        try:
+            self.member = LocalProcess(module, inherited, words, inherited)
+        except RankError as error:
+            self.link.close()
+            raise DeviceError(f"cannot start {what} ({error.__cause__})") from None
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.member.process.pid
+
+    def bury(self, seconds: float = END_SECONDS) -> str:
+        """Hang up and wait: it goes by itself, else it is killed. Return how it ended, in words."""
+        with suppress(OSError):
+            self.link.close()
+        end_members([self.member], seconds)
+        return self.member.fate(END_SECONDS) or "ended"
+
+
+def hang_up(link: socket.socket) -> None:
+    """End a connection; who reads from it is told."""
+    with suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
 
 
 class LocalLauncher:

@@ -9,6 +9,7 @@ import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dovetail.ir.artifact import KernelIndex, PhasePlan
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RankError
@@ -29,8 +30,10 @@ class KernelLibrary:
         if index.abi != abi.ABI:
             raise self._error(f"was built for kernel ABI {index.abi}, this version has {abi.ABI}")
         self._homes = shared or {}
-        self._loaded = {p: self._load(p) for p in dict.fromkeys((path, *self._homes.values()))}
-        self.c = self._loaded[path]
+        self._loaded: dict[Path, Any] = {
+            p: self._load(p) for p in dict.fromkeys((path, *self._homes.values()))
+        }
+        self.c: Any = self._loaded[path]
         self.kernels = {kernel.name: kernel for kernel in index.kernels}
         self._addresses = {name: self._address(name) for name in self.kernels}
 
@@ -81,7 +84,7 @@ class KernelLibrary:
             raise CapacityError(f"cannot start {threads} threads; give a smaller number of threads")
         return Team(self.c, handle, threads)
 
-    def _load(self, path: Path) -> ctypes.CDLL:
+    def _load(self, path: Path) -> Any:
         try:
             library = abi.declare(ctypes.CDLL(str(path.resolve())))
         except (OSError, AttributeError) as error:

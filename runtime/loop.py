@@ -62,6 +62,7 @@ class EngineLoop:
     """Owns an engine: an `EngineHost`. Only functions of `call` may touch the engine meanwhile."""
 
     ready = True
+    ailment = ""
 
     def __init__(self, engine: Engine, pause: Callable[[], object] = lambda: None) -> None:
         """`pause` is called on the engine's thread after each step, and before it waits."""

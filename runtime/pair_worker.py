@@ -7,7 +7,6 @@ step. It ends when the parent hangs up.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from dovetail.runtime.collective import Collective
 from dovetail.runtime.cuda_pair import CudaPair, GpuParts
 from dovetail.runtime.forward import ForwardModel
 from dovetail.runtime.framing import receive_value, send_value
+from dovetail.runtime.leash import begin_child
 from dovetail.runtime.meeting import Meet, join_meeting, prepare_backend
 from dovetail.runtime.orders import Hello, PairSetup, StepOrder
 from dovetail.runtime.pair import Pair
@@ -124,6 +124,6 @@ def serve(parent: socket.socket, fd: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_child()
     with suppress(DovetailError):  # the parent has been told
         call_parent(os.environ)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 
-from dovetail.ir.errors import CapacityError, RequestError
+from dovetail.ir.errors import CapacityError, LengthError, RequestError
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.kv_pool import KvPool, blocks_for, hash_blocks
 from dovetail.runtime.plan import Batch, Limits, Move, SchedulerSettings
@@ -78,7 +78,8 @@ class RequestBook:
         """Return how many tokens may be generated for `prompt`.
 
         Raises:
-            RequestError: the prompt is empty, longer than the context, or has an unknown id.
+            RequestError: the prompt is empty or has an unknown id.
+            LengthError: it is longer than the context.
             CapacityError: prompt and answer never fit a pool, or too many requests wait.
         """
         limits = self.limits
@@ -86,7 +87,7 @@ class RequestBook:
             raise RequestError("the prompt is empty; give at least one token")
         if len(prompt) + min(params.max_tokens, 1) > limits.max_context:
             left = " and one must be left for the answer" if params.max_tokens else ""
-            raise RequestError(
+            raise LengthError(
                 f"the prompt has {len(prompt)} tokens, the context holds {limits.max_context}"
                 f"{left}; shorten the prompt"
             )

@@ -6,7 +6,6 @@ arrays), then a `RankSetup` and a message per step. It ends when the parent hang
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 
@@ -15,6 +14,7 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.collective import Communicator, SharedMemory
 from dovetail.runtime.forward import ForwardModel
 from dovetail.runtime.framing import receive, receive_value, send_value
+from dovetail.runtime.leash import begin_child
 from dovetail.runtime.ranks import STEP, STEP_ARGS, RankReply, RankSetup, fingerprint
 from dovetail.runtime.step import StepBuffers
 from dovetail.topology.hardware import read_hardware
@@ -76,6 +76,6 @@ def serve(link: socket.socket, comm_fd: int, step_fd: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_child()
     control, sums, arrays = map(int, sys.argv[1:])
     serve(socket.socket(fileno=control), sums, arrays)

@@ -23,6 +23,10 @@ MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_LISTED = 1024
 """Token ids or words that one option may list."""
+MAX_WORD_LETTERS = 1 << 14
+"""Letters of all words that one option may list: they are tokenised at once."""
+MAX_REPETITION = 100.0
+"""A repetition penalty lies between one over this and this: logits stay numbers in float32."""
 
 FAILED = "error"
 """Finish reason of requests that could not be computed; `Request.error` says why."""
@@ -154,7 +158,10 @@ def _words(name: str, value: object) -> tuple[str, ...]:
     found = _listed(name, value)
     if not all(isinstance(item, str) and item.strip() for item in found):
         raise _wrong(name, value, "a list of texts that are not blank")
-    return tuple(map(str, found))
+    words = tuple(map(str, found))
+    if (letters := sum(map(len, words))) > MAX_WORD_LETTERS:
+        raise RequestError(f"{name} may have {MAX_WORD_LETTERS} letters in all, not {letters}")
+    return words
 
 
 def _bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
@@ -183,7 +190,7 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "n": lambda name, v: _integer(name, v, 1, MAX_N),
     "presence_penalty": lambda name, v: _number(name, v, -MAX_PENALTY, MAX_PENALTY),
     "frequency_penalty": lambda name, v: _number(name, v, -MAX_PENALTY, MAX_PENALTY),
-    "repetition_penalty": lambda name, v: _number(name, v, 0.0, 100.0, open_low=True),
+    "repetition_penalty": lambda name, v: _number(name, v, 1 / MAX_REPETITION, MAX_REPETITION),
     "logit_bias": _bias,
     "min_tokens": lambda name, v: _integer(name, v, 0, 1 << 30),
     "stop_token_ids": _token_ids,

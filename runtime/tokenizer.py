@@ -11,7 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.ir.errors import ArtifactError, RequestError
+from dovetail.ir.errors import ArtifactError
+from dovetail.runtime.bounded import (
+    begin_within,
+    check_unicode,
+    encode,
+    encode_end,
+    encode_within,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -70,28 +77,31 @@ class Tokenizer:
         _ = self._tokenizer
 
     @cached_property
-    def longest(self) -> int:
-        """Characters of the longest token: no text has fewer tokens than its share of these."""
-        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
-
-    @cached_property
     def special(self) -> frozenset[int]:
         """Ids of tokens that are no text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token for token, facts in added.items() if facts.special)
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = True, most: int | None = None, last: int | None = None
+    ) -> list[int]:
         """Return the ids of `text`, with the special tokens that go around one if `special`.
 
-        Raises RequestError for text that has no UTF-8 form.
+        most: a text that has more is refused, soon and unread. last: so many from its end, and
+        little more of it is read.
+
+        Raises RequestError for text that has no UTF-8 form, LengthError where it is too long.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the prompt is not valid Unicode: half a surrogate pair at {error.start}"
-            ) from None
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        if last is not None and (most is None or last <= most):
+            return encode_end(self._tokenizer, text, last, special=special)
+        if most is not None:
+            return encode_within(self._tokenizer, text, most, special=special)
+        check_unicode(text, "the prompt")
+        return encode(self._tokenizer, text, special=special)
+
+    def cut(self, text: str, most: int) -> str:
+        """Return the beginning of a text that has `most` tokens at most, without special ones."""
+        return begin_within(self._tokenizer, text, most)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens."""

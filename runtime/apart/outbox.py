@@ -10,12 +10,12 @@ import socket
 import struct
 import threading
 from collections import deque
-from contextlib import suppress
 
 import msgspec
 
 from dovetail.runtime.apart.wire import PackedOrders
 from dovetail.runtime.framing import MAX_MESSAGE, pack_value
+from dovetail.runtime.launch import hang_up
 
 TIMEOUT = struct.Struct("@ll")
 FULL = MAX_MESSAGE // 2
@@ -81,9 +81,3 @@ class Outbox:
                 room -= len(orders[-1])
             self._sending = bool(orders)
         return pack_value(PackedOrders(orders)) if orders else b""
-
-
-def hang_up(link: socket.socket) -> None:
-    """End a connection; who reads from it is told."""
-    with suppress(OSError):
-        link.shutdown(socket.SHUT_RDWR)

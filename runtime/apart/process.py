@@ -12,14 +12,15 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import msgspec
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import DeviceError, DovetailError, RankError, RequestError
-from dovetail.runtime.apart.outbox import Outbox, hang_up
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError
+from dovetail.runtime.apart.outbox import Outbox
 from dovetail.runtime.apart.wire import (
     Drop,
     News,
@@ -34,10 +35,12 @@ from dovetail.runtime.apart.wire import (
 from dovetail.runtime.framing import Inlet, pack_value, receive_value
 from dovetail.runtime.host import Ask, EngineLoad
 from dovetail.runtime.job import Job
-from dovetail.runtime.launch import END_SECONDS, LocalProcess
+from dovetail.runtime.launch import END_SECONDS, Child, hang_up
 from dovetail.runtime.open_engine import EngineOptions
+from dovetail.runtime.progress import Progress
 from dovetail.runtime.request import FAILED, Metrics, Request
 from dovetail.runtime.timeline import Timeline
+from dovetail.runtime.watch import PATIENCE, Hang, HangWatcher, Reading
 
 MODULE = "dovetail.runtime.apart.worker"
 STARTS = 3
@@ -68,7 +71,10 @@ class EngineProcess:
         self._waiting: list[tuple[tuple[int, ...], msgspec.Raw]] = []  # for a process
         self._tickets: dict[int, Future[None]] = {}
         self._outbox: Outbox | None = None  # of a process that is ready
-        self._child: tuple[socket.socket, LocalProcess] | None = None
+        self._child: Child | None = None
+        self._progress = Progress()
+        self._hang: Hang | None = None
+        self._ailment = ""
         self._load = EngineLoad()
         self._service: ServicePlan | None = None
         self._vocab_size = 0
@@ -90,7 +96,7 @@ class EngineProcess:
     def pid(self) -> int | None:
         """Process id of the child, None while there is none."""
         child = self._child
-        return None if child is None else child[1].process.pid
+        return None if child is None else child.pid
 
     # ---- an EngineHost: see there ----
 
@@ -98,6 +104,11 @@ class EngineProcess:
     def ready(self) -> bool:
         """False from the death of a process until the next one serves."""
         return self._outbox is not None
+
+    @property
+    def ailment(self) -> str:
+        """See EngineHost."""
+        return "" if self.ready else self._ailment
 
     @property
     def service(self) -> ServicePlan:
@@ -163,7 +174,7 @@ class EngineProcess:
             self._closed = True
             child, thread = self._child, self._thread
             if child is not None:
-                hang_up(child[0])
+                hang_up(child.link)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -291,7 +302,7 @@ class EngineProcess:
         failed = 0
         while True:
             try:
-                link, child = self._start()
+                child = self._start()
             except DovetailError as error:
                 failed += 1
                 if isinstance(error, _DiedOnStart) and failed < STARTS and not self._closed:
@@ -299,37 +310,42 @@ class EngineProcess:
                 self._give_up(RequestError(CLOSED_MEANWHILE) if self._closed else error)
                 return
             failed = 0
-            self._read(link)
-            why = self._end(link, child)
+            watcher = HangWatcher(self._look, partial(self._kill, child), PATIENCE)
+            self._read(child.link)
+            watcher.end()
+            why = self._end(child)
             if self._closed:
                 self._give_up(RequestError(CLOSED_MEANWHILE))
                 return
             log.warning("%s; starting another one", why)
 
-    def _start(self) -> tuple[socket.socket, LocalProcess]:
+    def _start(self) -> Child:
         """Return a process that serves; DovetailError where there is none."""
-        link, theirs = socket.socketpair()
-        try:
-            child = LocalProcess(MODULE, [theirs.fileno()], fds=(theirs.fileno(),))
-        except RankError as error:
-            link.close()
-            raise DeviceError(str(error)) from None
-        finally:
-            theirs.close()
+        child = Child(MODULE, "the engine's process", [self._progress.fd])
         with self._lock:
-            self._child = link, child
+            self._child = child
             if self._closed:
-                hang_up(link)
+                hang_up(child.link)
         try:
-            link.sendall(pack_value(self._setup))
-            ready = receive_value(link, Ready)
+            child.link.sendall(pack_value(self._setup))
+            ready = receive_value(child.link, Ready)
         except OSError:
             ready = None
         if ready is None or ready.error is not None:
-            fate = self._close_child(link, child)
-            raise ready.error.make() if ready and ready.error else _DiedOnStart(fate)
+            fate = self._bury(child)
+            why = f"the engine's {child.member.where} {fate} on its start"
+            raise ready.error.make() if ready and ready.error else _DiedOnStart(why)
         self._service, self._vocab_size = ready.service, ready.vocab_size
-        return link, child
+        return child
+
+    def _look(self) -> Reading:
+        """Return the process as its watcher sees it: without the lock, which a sender may hold."""
+        busy = bool(self._jobs or self._tickets)
+        return self._progress.read(busy=busy)
+
+    def _kill(self, child: Child, hang: Hang) -> None:
+        self._hang = hang
+        child.member.kill()
 
     def _read(self, link: socket.socket) -> None:
         try:
@@ -346,35 +362,31 @@ class EngineProcess:
         except Exception:
             log.exception("what the engine's process is sent or says is wrong")
 
-    def _end(self, link: socket.socket, child: LocalProcess) -> str:
+    def _end(self, child: Child) -> str:
         """Fail what the process had; return how it ended, in words."""
         with self._lock:
             self._outbox, self._load = None, EngineLoad()
             lost = [self._jobs.pop(number) for number in set(self._jobs) - self._unsent]
             tickets = list(self._tickets.values())
             self._tickets.clear()
-        hang_up(link)
+        hang_up(child.link)
         # The lost are told at once, and the child is buried after
-        fate = child.fate(END_SECONDS) or "hung up"
-        why = f"the engine's {child.where} {fate}"
+        fate = child.member.fate(END_SECONDS) or "hung up"
+        hang, self._hang = self._hang, None
+        self._ailment = why = f"the engine's {child.member.where} {hang or fate}"
         ended = RequestError(CLOSED_MEANWHILE) if self._closed else None
         for job in lost:
             _fail(job, ended or DeviceError(f"{why}; send the request again"))
         for future in tickets:
             future.set_result(None)
-        self._close_child(link, child)
+        self._bury(child)
         return why
 
-    def _close_child(self, link: socket.socket, child: LocalProcess) -> str:
-        """Hang up and wait: a process goes by itself, else it is killed; return how it ended."""
-        link.close()
-        fate = child.fate(END_SECONDS)
-        if fate is None:
-            child.kill()
-            fate = child.fate(END_SECONDS)
+    def _bury(self, child: Child) -> str:
+        fate = child.bury()
         with self._lock:
             self._child = None
-        return f"the engine's {child.where} {fate or 'ended'} on its start"
+        return fate
 
     def _give_up(self, error: DovetailError) -> None:
         """Fail what there is; the next request tries to start a process again."""

@@ -1,7 +1,8 @@
-"""The engine's process: `python -P -m dovetail.runtime.apart.worker FD`.
+"""The engine's process: `python -P -m dovetail.runtime.apart.worker FD PROGRESS`.
 
 In: an inherited socket, what to serve, and orders on it (`wire.py`). Out: after each step one
-message with all that it brought. The process ends at once when the app hangs up.
+message with all that it brought, and the step's end in shared memory (PROGRESS). The process ends
+at once when the app hangs up.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -40,8 +40,10 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.engine import STEP_TOKENS, Engine
 from dovetail.runtime.framing import Inlet, pack_value, receive_value
 from dovetail.runtime.host import Ask
+from dovetail.runtime.leash import begin_child
 from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.open_engine import open_engine
+from dovetail.runtime.progress import Progress
 from dovetail.runtime.request import Request, SamplingParams, State
 from dovetail.runtime.tally import Tally
 from dovetail.runtime.timeline import Timeline
@@ -129,8 +131,9 @@ class Stub:
 class Desk:
     """The engine behind a socket: orders in, messages out."""
 
-    def __init__(self, link: socket.socket, engine: Engine) -> None:
-        self._link, self._engine = link, engine
+    def __init__(self, link: socket.socket, engine: Engine, progress: Progress) -> None:
+        self._link, self._engine, self._progress = link, engine, progress
+        engine.announce = progress.begin
         self._loop = EngineLoop(engine, self._tell)
         self._stubs: dict[int, Stub] = {}
         self._changed: dict[int, Stub] = {}
@@ -192,6 +195,7 @@ class Desk:
 
     def _tell(self) -> None:
         """Send what there is to tell."""
+        self._progress.end()
         drawn = self._timeline.drain() if self._timeline is not None else None
         now = self._loop.now()
         told = list(self._changed.values())
@@ -226,7 +230,7 @@ _DO: dict[type, Callable[[Desk, Any], None]] = {
 }
 
 
-def serve(link: socket.socket) -> None:
+def serve(link: socket.socket, progress: Progress) -> None:
     """Open what the app asks for, and answer its orders until it hangs up."""
     setup = receive_value(link, Setup)
     if setup is None:
@@ -245,7 +249,7 @@ def serve(link: socket.socket) -> None:
         warm_up(engine)
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it
-    opened.set_result(Desk(link, engine))
+    opened.set_result(Desk(link, engine, progress))
     link.sendall(pack_value(Ready(engine.service, engine.spec.vocab_size)))
     reader.join()
 
@@ -299,6 +303,7 @@ def _write_log(level: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_child()
     with suppress(ConnectionError):  # the app is gone
-        serve(socket.socket(fileno=int(sys.argv[1])))
+        link, shared = map(int, sys.argv[1:])
+        serve(socket.socket(fileno=link), Progress.join(shared))

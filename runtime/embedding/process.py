@@ -7,14 +7,10 @@ child (`worker.py`) and one back.
 from __future__ import annotations
 
 import math
-import socket
 import struct
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -23,6 +19,7 @@ from dovetail.ir import errors
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.embedding.instance import EncoderSource, Ids, InstanceLost, Vectors
 from dovetail.runtime.framing import receive, receive_value, send_value
+from dovetail.runtime.launch import Child, Popen
 
 REQUEST = struct.Struct("<qqq")
 """Queries of a batch, their tokens, and 1 or 2 rows: ids, and segments where there are any.
@@ -32,7 +29,7 @@ Lengths and the rows follow as int32.
 REPLY = struct.Struct("<qq")
 """Vectors and values of each, which follow as float32; or -1 and the bytes of a `WorkerReply`."""
 START_SECONDS = 120.0
-END_SECONDS = 2.0
+MODULE = "dovetail.runtime.embedding.worker"
 
 
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,17 +70,19 @@ class ProcessInstance:
     @property
     def pid(self) -> int:
         """Process id of the child."""
-        return self._process.pid
+        return self._child.pid
 
     @property
     def dead(self) -> bool:
         """See Mortal."""
-        return self._process.poll() is not None
+        return self._child.member.process.poll() is not None
 
     def watch(self, died: Callable[[], object]) -> None:
         """See Mortal."""
         self._died = died
-        threading.Thread(target=_mourn, args=(self._process, died), daemon=True).start()
+        threading.Thread(
+            target=_mourn, args=(self._child.member.process, died), daemon=True
+        ).start()
 
     def embed_tokens(
         self, ids: Sequence[Ids], types: Sequence[Ids] | None = None, limit: float = math.inf
@@ -120,7 +119,7 @@ class ProcessInstance:
 
     def restart(self) -> None:
         """End the child at once, for it may hang, and start another one."""
-        self._process.kill()
+        self._child.member.kill()
         self.close()
         self._start()
         if self._died is not None:
@@ -131,22 +130,9 @@ class ProcessInstance:
         self._end()
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "dovetail.runtime.embedding.worker"]
-        try:
-            # A session of its own: Ctrl-C in a terminal is for the parent, which ends it
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._socket.close()
-            raise DeviceError(f"cannot start an embedding process ({error})") from None
-        finally:
-            theirs.close()
-        self._end = weakref.finalize(self, _end_process, self._socket, self._process)
+        self._child = Child(MODULE, "an embedding process")
+        self._socket = self._child.link
+        self._end = weakref.finalize(self, self._child.bury)
         send_value(self._socket, self._setup)
         self._socket.settimeout(START_SECONDS)
         try:
@@ -165,17 +151,6 @@ class ProcessInstance:
         self.dim = reply.dim
 
 
-def _mourn(process: subprocess.Popen[bytes], died: Callable[[], object]) -> None:
+def _mourn(process: Popen, died: Callable[[], object]) -> None:
     process.wait()
     died()
-
-
-def _end_process(link: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """Hang up, and wait: an idle child goes by itself."""
-    with suppress(OSError):
-        link.close()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

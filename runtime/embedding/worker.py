@@ -7,7 +7,6 @@ up.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from contextlib import suppress
@@ -19,6 +18,7 @@ from dovetail.ir.errors import DovetailError
 from dovetail.runtime.embedding.instance import Encoder, Ids, InstanceLost
 from dovetail.runtime.embedding.process import REPLY, REQUEST, WorkerReply, WorkerSetup
 from dovetail.runtime.framing import receive, receive_value, send_value
+from dovetail.runtime.leash import begin_child
 
 
 def serve(link: socket.socket) -> None:
@@ -66,7 +66,7 @@ def _failure(error: BaseException) -> WorkerReply:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_child()
     parent = socket.socket(fileno=int(sys.argv[1]))  # open until the last words are out
     with suppress(ConnectionError):  # the parent is gone
         try:

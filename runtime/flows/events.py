@@ -76,10 +76,12 @@ class WorkflowResult:
 
     outputs: the inputs, and what the nodes on the ways to END have written. timeline: its nodes
     in the order in which they ended. seconds: from its submission to its end. graphs: what was
-    computed, `plain()`, and what ran after all transformations, `graph()`.
+    computed, `plain()`, and what ran after all transformations, `graph()`. notes: a sentence for
+    each thing that went otherwise than was asked, such as documents that a prompt had no room for.
     """
 
     outputs: Mapping[str, Any]
     timeline: tuple[NodeTime, ...]
     seconds: float
     graphs: Graphs
+    notes: tuple[str, ...] = ()

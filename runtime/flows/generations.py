@@ -14,9 +14,10 @@ from typing import TypeAlias
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError
 from dovetail.runtime.flows.lanes import as_ours
 from dovetail.runtime.flows.recorder import FIRST_FLOW
-from dovetail.runtime.generator import Generator
+from dovetail.runtime.generator import Generator, Prompt
 from dovetail.runtime.job import Job
-from dovetail.runtime.request import Chunk
+from dovetail.runtime.prompts import fit
+from dovetail.runtime.request import Chunk, SamplingParams
 from dovetail.runtime.wavefront.messages import (
     Failed,
     Finished,
@@ -27,18 +28,21 @@ from dovetail.runtime.wavefront.messages import (
 )
 
 Show: TypeAlias = Callable[[Source, Chunk], None]
+Note: TypeAlias = Callable[[Source, str], None]
 
 
 @dataclass(slots=True)
 class _Reply:
     """A generation. reported: tokens at the last report of progress.
 
-    job: None while the engine has no room for it. hidden: what may not be shown yet.
+    job: None while the engine has no room for it. hidden: what may not be shown yet. note: what is
+    to be said of its prompt.
     """
 
     order: Generate
     hidden: list[Chunk] | None
     job: Job | None = None
+    note: str | None = None
     pieces: list[str] = field(default_factory=list)
     tokens: int = 0
     reported: int = 0
@@ -53,10 +57,12 @@ class Generations:
         generator: Generator | None,
         tell: Callable[[Report], None],
         show: Show,
+        note: Note,
         later: Callable[[Callable[[], None]], None],
     ) -> None:
         """`later` has a function called soon on the driver's thread; it is called on any."""
-        self._generator, self._tell, self._show, self._later = generator, tell, show, later
+        self._generator, self._tell, self._later = generator, tell, later
+        self._show, self._note = show, note
         self._replies: dict[int, _Reply] = {}
         self._held: deque[int] = deque()  # refused because too many requests wait
 
@@ -79,6 +85,7 @@ class Generations:
         if reply is None or reply.hidden is None:
             return
         chunks, reply.hidden = reply.hidden, None
+        self._tell_note(reply)
         for chunk in chunks:
             self._show(reply.order.source, chunk)
         if reply.over:
@@ -112,14 +119,20 @@ class Generations:
         try:
             if self._generator is None:
                 raise RequestError("the app has no model that generates")
-            order, flow = reply.order, FIRST_FLOW + reply.order.source.request
-            asked = self._generator.read([order.prompt], order.node.options, single=True, flow=flow)
+            flow, options = FIRST_FLOW + reply.order.source.request, reply.order.node.options
+            prompt, reply.note = _read_prompt(self._generator, reply.order)
+            asked = self._generator.read([prompt], options, single=True, flow=flow)
             (started,) = self._generator.accept(asked)
         except Exception as error:  # whatever a prompt of users does to a tokenizer
             return self._refused(job, as_ours(error))
         reply.job = started
+        self._tell_note(reply)
         started.watch(lambda: self._later(lambda: self._take_news(job, started)))
         return True
+
+    def _tell_note(self, reply: _Reply) -> None:
+        if reply.note is not None and reply.hidden is None:
+            self._note(reply.order.source, reply.note)
 
     def _refused(self, job: int, error: DovetailError) -> bool:
         """Report an error, unless all that is wrong is that others are first."""
@@ -162,3 +175,11 @@ class Generations:
             reply.over = True
         self._tell(Finished(job, done.text or ""))
         self.retry()
+
+
+def _read_prompt(generator: Generator, order: Generate) -> tuple[Prompt, str | None]:
+    """Return the prompt as the engine takes it, and a note where documents were cut for it."""
+    if generator.tokenizer is None:
+        return order.prompt, None  # which is told of where it is read
+    most = SamplingParams.make(order.node.options).max_tokens
+    return fit(order.prompt, generator.tokenizer, generator.context, most)

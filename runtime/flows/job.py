@@ -39,6 +39,7 @@ class WorkflowJob:
         self._events: Mailbox[Event] | None = Mailbox() if events else None
         self._starts: dict[tuple[Name, int], NodeStarted] = {}
         self._timeline: list[NodeTime] = []
+        self._notes: dict[str, None] = {}  # each once, in order
 
     # ---- for the caller ----
 
@@ -100,6 +101,10 @@ class WorkflowJob:
         self.tell(event)
         return ran
 
+    def note(self, text: str) -> None:
+        """Have the result say what went otherwise than was asked."""
+        self._notes[text] = None
+
     def tell(self, event: Event) -> None:
         """Pass an event on."""
         if self._events is not None:
@@ -108,7 +113,8 @@ class WorkflowJob:
     def end(self, state: Mapping[str, Any], graphs: Graphs) -> None:
         """Give the result to those who wait."""
         timeline = tuple(self._timeline)
-        self._result.set_result(WorkflowResult(state, timeline, self.seconds, graphs))
+        notes = tuple(self._notes)
+        self._result.set_result(WorkflowResult(state, timeline, self.seconds, graphs, notes))
         self._close()
 
     def fail(self, error: Exception) -> None:

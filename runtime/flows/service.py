@@ -23,7 +23,7 @@ from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.flows.changes import AppIndex
-from dovetail.runtime.flows.checks import check_workflow
+from dovetail.runtime.flows.checks import check_inputs, check_workflow
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver
 from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
@@ -35,11 +35,13 @@ from dovetail.runtime.generator import Generator
 from dovetail.runtime.gpu_memory import GpuShare
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.documents import open_documents
+from dovetail.runtime.retrieval.manifest import read_manifest
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import Gpu
 from dovetail.runtime.stored_workflows import open_workflow
 from dovetail.runtime.tally import Histogram
 from dovetail.runtime.timeline import Timeline
+from dovetail.runtime.trust import meet
 from dovetail.runtime.wavefront.costs import StageCosts
 from dovetail.runtime.wavefront.messages import Device
 from dovetail.runtime.wavefront.settings import WavefrontSettings
@@ -99,18 +101,21 @@ class FlowService:
         settings: FlowSettings,
         artifact: Artifact,
         gpu: Gpu | None = None,
+        *,
+        trust: bool = False,
     ) -> None:
         """`embed` turns texts into vectors: of embedding nodes, and queries by default.
 
         Workflows and indexes of `artifact` are opened when they are first needed. `gpu`: what may
-        hold hot clusters.
+        hold hot clusters. trust: indexes that are added, see `load`.
         """
-        self._settings, self._embed = settings, embed
+        self._settings, self._embed, self._trust = settings, embed, trust
         self._models = (*artifact.models, *artifact.encoders)
         self._scan, self._overhead, self._vectors = UNKNOWN_SCAN, 0.0, 0
         self._device: ScanCost | None = None
         self._lock, self._opening = Lock(), Lock()
         self._indexes = dict(artifact.indexes)
+        self._own = {path.resolve() for path in artifact.indexes.values()}
         self._stored = {stored.name: stored for stored in artifact.workflows}
         self._workflows: dict[str, Workflow] = {}
         worker = RetrievalProcess(settings.search_threads)
@@ -177,6 +182,8 @@ class FlowService:
             raise SpecError(f"nprobe must be at least 1, not {nprobe}")
         folder, worker = Path(path).resolve(), self._hands.worker
         called = folder.name if name is None else name
+        if folder not in self._own and read_manifest(folder).targets:
+            meet(folder, trust=self._trust)
         room = self._hands.hot.room(called)
         opened = worker.open(called, folder, room=room)
         if opened.why_cold:
@@ -217,6 +224,8 @@ class FlowService:
             raise WorkflowError('inputs are given by name, such as {"input": "..."}')
         found = self.find(workflow)
         self.check(found)
+        if (generator := self._hands.generator) is not None:
+            check_inputs(found, inputs, generator.context)
         return self._driver.submit(WorkflowRun(found, inputs), events=events)
 
     def start_recording(self, timeline: Timeline) -> None:

@@ -85,7 +85,9 @@ class Session:
         self._jobs: dict[int, WorkflowJob] = {}
         self._numbers: dict[WorkflowJob, int] = {}
         self._over = False
-        self._generations = Generations(hands.generator, self.told, self._show, self._soon)
+        self._generations = Generations(
+            hands.generator, self.told, self._show, self._note, self._soon
+        )
         self._retrievals = Retrievals(
             hands.worker, hands.indexes, hands.hot, self.told, self._scanned, self._soon
         )
@@ -156,6 +158,10 @@ class Session:
         if job is not None and (chunk.text or chunk.token_ids):
             piece = chunk.text, chunk.token_ids
             job.tell(NodeText(source.node, source.round, *piece, job.seconds))
+
+    def _note(self, source: Source, note: str) -> None:
+        if (job := self._jobs.get(source.request)) is not None:
+            job.note(f"node {source.node!r}: {note}")
 
     def _scanned(self, order: Scan, reply: Reply) -> None:
         self._hands.scans[order.device].add(reply.seconds)

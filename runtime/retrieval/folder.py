@@ -7,20 +7,25 @@ In: the path of what `dovetail index build` wrote. Out: a `Collection`; every fa
 from __future__ import annotations
 
 import os
+from itertools import accumulate
 from pathlib import Path
 
 from dovetail.ir.errors import SpecError
-from dovetail.ir.index_file import DOCUMENTS, OFFSETS, VECTORS
+from dovetail.ir.index_file import DOCUMENTS, OFFSETS, VECTORS, IndexManifest
 from dovetail.runtime.retrieval.build import read_index
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.manifest import MANIFEST, check_file, damaged, read_manifest
 
+HASHED_AT_ONCE = 512 << 20
+"""Bytes whose sha256 is checked while an index is opened: about a second, smaller files first."""
+
 
 def open_index(path: str | os.PathLike[str], *, check: bool = False) -> Collection:
     """Open the index at `path`; vectors and documents stay in their files until they are read.
 
-    Checks the format and the size of every file; `check` adds their sha256, which reads them all.
+    Checks the format, the size of every file, and sha256 of HASHED_AT_ONCE bytes; `check` adds what
+    is left, which reads it all: see `check_rest`.
 
     Raises:
         ArtifactError: anything is missing, damaged, too new, or does not fit the rest.
@@ -30,8 +35,9 @@ def open_index(path: str | os.PathLike[str], *, check: bool = False) -> Collecti
     for name in (VECTORS, DOCUMENTS, OFFSETS):
         if name not in manifest.files:
             raise damaged(folder, MANIFEST, f"lists no {name}")
+    left = () if check else left_over(manifest)
     for name in manifest.files:
-        check_file(folder, manifest, name, contents=check)
+        check_file(folder, manifest, name, contents=name not in left)
     try:
         index = read_index(folder / VECTORS)
     except SpecError as error:
@@ -45,3 +51,21 @@ def open_index(path: str | os.PathLike[str], *, check: bool = False) -> Collecti
     if len(store) and int(index.base.ids[-1]) != len(store) - 1:
         raise damaged(folder, VECTORS, "has ids that are no rows of the documents")
     return Collection(index, store, manifest.embedder)
+
+
+def left_over(manifest: IndexManifest) -> tuple[str, ...]:
+    """Return the files of an index whose sha256 is not checked while it is opened."""
+    names = sorted(manifest.files, key=lambda name: manifest.files[name].bytes)
+    ends = accumulate(manifest.files[name].bytes for name in names)
+    return tuple(name for name, end in zip(names, ends, strict=True) if end > HASHED_AT_ONCE)
+
+
+def check_rest(path: str | os.PathLike[str]) -> None:
+    """Check the sha256 of the files that `open_index` left, which may take minutes.
+
+    Raises ArtifactError that names the first damaged one.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    for name in left_over(manifest):
+        check_file(folder, manifest, name, contents=True)

@@ -6,11 +6,14 @@ command that mends it.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 
 import msgspec
 
-from dovetail.ir.errors import ArtifactError
+from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.files import open_regular
 from dovetail.ir.index_file import INDEX_MAJOR, IndexManifest
 from dovetail.runtime.artifact import MAX_JSON_BYTES, hash_file
 
@@ -22,11 +25,17 @@ class _Kind(msgspec.Struct):
     format_major: int
 
 
+def need_faiss() -> None:
+    """Raise SpecError where faiss is not installed, which makes indexes and searches them."""
+    if importlib.util.find_spec("faiss") is None:
+        raise SpecError("indexes need faiss; install dovetail with its extra `rag`")
+
+
 def read_manifest(folder: Path) -> IndexManifest:
     """Return the manifest of an index; ArtifactError where there is none that we read."""
     path = folder / MANIFEST
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_JSON_BYTES)
         found = msgspec.json.decode(data, type=_Kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -50,7 +59,8 @@ def check_file(folder: Path, manifest: IndexManifest, name: str, *, contents: bo
     if not path.resolve().is_relative_to(folder.resolve()):
         raise damaged(folder, name, "leads out of the index")
     try:
-        size = path.stat().st_size
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
         if size != entry.bytes:
             raise damaged(folder, name, f"has {size} bytes where the manifest says {entry.bytes}")
         if contents and entry.sha256 is not None and hash_file(path) != entry.sha256:

@@ -7,43 +7,49 @@ Changes of documents that were answered are made again in each worker that follo
 
 from __future__ import annotations
 
-import importlib.util
 import logging
+import math
 import os
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError
+from dovetail.runtime.launch import Child, hang_up
 from dovetail.runtime.retrieval.change_log import ChangeLog
+from dovetail.runtime.retrieval.manifest import need_faiss
 from dovetail.runtime.retrieval.wire import (
     Body,
     Changed,
     ChangeIndex,
     Opened,
     OpenIndex,
+    ProbeQueries,
     Ready,
     Refused,
     Reply,
     Request,
     Room,
+    ScanPieces,
     receive_struct,
     send,
 )
+from dovetail.runtime.watch import PATIENCE, Hang, HangWatcher, Reading
 
+MODULE = "dovetail.runtime.retrieval.worker"
 START_SECONDS = 120.0
-END_SECONDS = 2.0
+SEARCHES = (ProbeQueries, ScanPieces)
+FIRST_SEARCH = 3.0
+"""Seconds that a search is predicted to take before one has told: files may have to be read."""
 SEND_SECONDS = 30
 """A worker that takes no request for so long is replaced: it always reads, unless it is stopped."""
 TIMEOUT = struct.Struct("@ll")
@@ -77,8 +83,8 @@ class RetrievalProcess:
     answered, so that one that kills workers is found out and fails alone.
     """
 
-    def __init__(self, threads: int = 1) -> None:
-        """`threads`: that search together."""
+    def __init__(self, threads: int = 1, patience: float = PATIENCE) -> None:
+        """`threads`: that search together. `patience`: see `Watch`."""
         self._threads = threads
         self._lock = threading.Lock()
         self._numbers = count()
@@ -88,21 +94,30 @@ class RetrievalProcess:
         self._changes: dict[str, ChangeLog] = {}  # since it was opened
         self._suspects: set[int] = set()  # what a worker had that died
         self._closed = False
-        self._link: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None  # of a worker that is ready
+        self._child: Child | None = None
         self._thread: threading.Thread | None = None
         self.deaths = 0
+        self._patience = patience
+        self._hang: Hang | None = None
+        self._ailment = ""
+        self._answered, self._longest = 0, 0.0  # the seconds that a search took
 
     @property
     def pid(self) -> int | None:
         """Process id of the worker, None while there is none."""
-        process = self._process
-        return None if process is None else process.pid
+        child = self._child
+        return None if child is None else child.pid
 
     @property
     def ready(self) -> bool:
         """Whether a worker serves; also while none was ever needed."""
         return self._thread is None or self._link is not None
+
+    @property
+    def ailment(self) -> str:
+        """Why it is not ready, in words; "" where it is."""
+        return "" if self.ready else self._ailment
 
     @property
     def in_hand(self) -> tuple[int, ...]:
@@ -162,7 +177,7 @@ class RetrievalProcess:
             self._closed = True
             link, thread = self._link, self._thread
             if link is not None:
-                _hang_up(link)
+                hang_up(link)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -176,12 +191,15 @@ class RetrievalProcess:
             try:
                 send(self._link, asked.request)
             except OSError:  # it is gone, or has read nothing for long: its end is read elsewhere
-                _hang_up(self._link)
+                hang_up(self._link)
                 self._link = None
 
     def _take(self, reply: Reply) -> None:
         with self._lock:
             asked = self._sent.pop(reply.number)
+            self._answered += 1
+            if type(asked.request.body) in SEARCHES:
+                self._longest = max(self._longest, reply.seconds)
             self._suspects.discard(reply.number)
             body = asked.request.body
             if isinstance(reply.body, Opened) and isinstance(body, OpenIndex):
@@ -227,7 +245,7 @@ class RetrievalProcess:
         failed = 0
         while True:
             try:
-                link, process = self._start()
+                child = self._start()
             except DovetailError as error:
                 failed += 1
                 if isinstance(error, _DiedOnStart) and failed < STARTS and not self._closed:
@@ -235,13 +253,14 @@ class RetrievalProcess:
                 self._fail_all(error)
                 return
             failed = 0
-            self._read(link)
-            closed = self._end(link, process)
+            watcher = HangWatcher(self._reading, partial(self._kill, child), self._patience)
+            self._read(child.link)
+            watcher.end()
+            closed, why = self._end(child)
             if closed:
                 self._fail_all(RequestError("the app was closed while the search was running"))
                 return
             self.deaths += 1
-            why = f"the retrieval worker died ({_ending(process.returncode)})"
             log.warning("%s; starting another one", why)
             for asked in self._take_back():
                 asked.future.set_exception(
@@ -260,47 +279,43 @@ class RetrievalProcess:
         except Exception:
             log.exception("a retrieval worker said what it should not")
 
-    def _end(self, link: socket.socket, process: subprocess.Popen[bytes]) -> bool:
+    def _end(self, child: Child) -> tuple[bool, str]:
+        """Return whether this is closed, and how the worker ended, in words."""
         with self._lock:
-            self._link = self._process = None
+            self._link = self._child = None
             closed = self._closed
-        _end_process(link, process)
-        return closed
+        fate = child.bury()
+        hang, self._hang = self._hang, None
+        self._ailment = f"the retrieval worker {hang or fate}"
+        return closed, self._ailment
 
-    def _start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    def _reading(self) -> Reading:
+        """Return the worker as a watcher sees it: only searches are told how long they may take."""
+        # Without the lock, which who sends to a worker that is stopped holds for long
+        kinds = {type(asked.request.body) for asked in list(self._sent.values())}
+        longest = self._longest or FIRST_SEARCH
+        predicted = longest if kinds <= set(SEARCHES) else math.inf
+        return Reading(bool(kinds), self._answered, predicted)
+
+    def _kill(self, child: Child, hang: Hang) -> None:
+        self._hang = hang
+        child.member.kill()
+
+    def _start(self) -> Child:
         """Return a worker that has opened all indexes; DovetailError where that fails."""
-        if importlib.util.find_spec("faiss") is None:
-            raise SpecError("retrieval needs faiss; install dovetail with its extra `rag`")
-        link, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "dovetail.runtime.retrieval.worker"]
-        # A session of its own: Ctrl-C in a terminal is for the parent, which ends it. Threads that
-        # spin for the next search would slow the engine down.
+        need_faiss()
+        # Threads that spin for the next search would slow the engine down
+        words = {"OMP_NUM_THREADS": str(self._threads), "OMP_WAIT_POLICY": "passive"}
+        child = Child(MODULE, "the retrieval worker", words=words)
         try:
-            process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": str(self._threads),
-                    "OMP_WAIT_POLICY": "passive",
-                },
-                start_new_session=True,
-            )
-        except OSError as error:
-            link.close()
-            raise DeviceError(f"cannot start the retrieval worker ({error})") from None
-        finally:
-            theirs.close()
-        try:
-            self._set_up(link)
+            self._set_up(child.link)
         except (DovetailError, OSError) as error:
-            _end_process(link, process)
+            child.bury()
             if isinstance(error, DovetailError):
                 raise
             raise _DiedOnStart(DIED) from None
-        self._process = process
-        return link, process
+        self._child = child
+        return child
 
     def _set_up(self, link: socket.socket) -> None:
         link.settimeout(START_SECONDS)
@@ -325,22 +340,3 @@ class RetrievalProcess:
         for index, first in self._opened.items():
             yield first
             yield from self._changes[index].replay()
-
-
-def _hang_up(link: socket.socket) -> None:
-    with suppress(OSError):
-        link.shutdown(socket.SHUT_RDWR)
-
-
-def _end_process(link: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """Hang up, and wait: a worker goes by itself."""
-    link.close()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _ending(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

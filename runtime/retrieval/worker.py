@@ -8,22 +8,22 @@ once when the app hangs up, whatever it is doing.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, SpecError
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, DovetailError, SpecError
 from dovetail.runtime.cuda import CudaDevice
+from dovetail.runtime.leash import begin_child
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.cuda_lists import CudaLists
@@ -33,7 +33,7 @@ from dovetail.runtime.retrieval.device_lists import (
     EmulatedLists,
     measure_lists,
 )
-from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.retrieval.folder import check_rest, open_index
 from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.list_kernels import find_list_module, open_list_kernels
 from dovetail.runtime.retrieval.scanner import KernelScanner, choose_scanner
@@ -69,11 +69,23 @@ from dovetail.runtime.retrieval.wire import (
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """An index, its documents, what scans its lists, and its hot clusters on a GPU."""
+    """An index, its documents, what scans its lists, and its hot clusters on a GPU.
+
+    faults: damage that was found after it had been opened.
+    """
 
     collection: Collection
     scanner: Scanner
     hot: DeviceScanner | None = None
+    faults: list[ArtifactError] = field(default_factory=list)
+
+    def check(self, path: str) -> None:
+        """Check what opening left unchecked; in a thread that gives way to all others."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        try:
+            check_rest(path)
+        except ArtifactError as error:
+            self.faults.append(error)
 
 
 class Shelf:
@@ -98,7 +110,8 @@ class Shelf:
         scanner = _choose_scanner(body, index)
         self.close(body.index)
         hot, cost, why_cold = _open_hot(body, index, scanner)
-        self._indexes[body.index] = _Served(found, scanner, hot)
+        self._indexes[body.index] = served = _Served(found, scanner, hot)
+        threading.Thread(target=served.check, args=(body.path,), daemon=True).start()
         return Opened(
             dim=index.dim,
             metric=index.metric,
@@ -119,7 +132,10 @@ class Shelf:
 
     def probe(self, body: ProbeQueries) -> ProbedQueries:
         """Find the clusters of queries; their filters are looked at here for the first time."""
-        found = self._indexes[body.index].collection
+        served = self._indexes[body.index]
+        for fault in served.faults:  # each search begins here
+            raise fault
+        found = served.collection
         seen = found.snapshot
         index = seen.index
         vectors = _read_vectors(index, [query.vector for query in body.queries])
@@ -318,6 +334,6 @@ def _lane(body: Body) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_child()
     with suppress(ConnectionError):  # the app is gone
         serve(socket.socket(fileno=int(sys.argv[1])))

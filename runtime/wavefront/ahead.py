@@ -21,8 +21,8 @@ from dovetail.ir.workflow import (
     State,
     Terminal,
     Workflow,
-    render,
 )
+from dovetail.runtime.prompts import FilledPrompt
 from dovetail.runtime.workflow_run import Call, WorkflowRun
 
 
@@ -68,7 +68,7 @@ def text_of(call: Call) -> str:
 
 
 _TEXTS: dict[type, Callable[[Any, State], str]] = {
-    Generation: lambda node, state: render(node.prompt, state),
+    Generation: lambda node, state: FilledPrompt.of(node.prompt, state),
     Retrieval: lambda node, state: str(state[node.query]),
     Embedding: lambda node, state: str(state[node.text]),
 }

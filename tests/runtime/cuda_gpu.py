@@ -118,7 +118,7 @@ class Gpu:
         engine._execute = follow  # type: ignore[method-assign]
         for lane in engine.lanes:
             note_host(lane, driver)
-        generator = Generator(EngineLoop(engine), None, self.artifact.path)
+        generator = Generator(EngineLoop(engine), None, self.artifact.path, 256)
         with App(self.artifact, generator, Embeddings(self.artifact.path, {})) as app:
             yield Running(app, engine, driver, products[0], plans)
             for pool in engine.scheduler.pools.values():

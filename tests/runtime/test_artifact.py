@@ -214,6 +214,54 @@ def test_parts_that_do_not_fit_are_refused(
     assert not report.ok and words in report.faults[0]
 
 
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("bytes_", [0, 7])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(
+    make_artifact: MakeArtifact, name: str, bytes_: int
+) -> None:
+    path = make_artifact()
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    if name != "manifest.json":
+        entry = {"bytes": bytes_, "sha256": None if name.endswith("weights.bin") else "0" * 64}
+        edit_json(path / "manifest.json", lambda m: m["files"].update({name: entry}))  # type: ignore[attr-defined]
+    with pytest.raises(ArtifactError, match=Path(name).name + ": cannot be read.*regular"):
+        load(path)
+    report = verify_artifact(path)
+    assert not report.ok and "not a regular file" in report.faults[0]
+
+
+COUNTS: dict[str, Callable[[dict[str, object]], object]] = {
+    "no process": lambda m: m.update(processes=0),
+    "processes below 0": lambda m: m.update(processes=-1),
+    "processes without end": lambda m: m.update(processes=1 << 40),
+    "no thread": lambda m: m["decode"].update(threads=0),  # type: ignore[attr-defined]
+    "threads without end": lambda m: m["prefill"].update(threads=1 << 40),  # type: ignore[attr-defined]
+    "a CPU below 0": lambda m: m["prefill"].update(cpus=[-1, 0]),  # type: ignore[attr-defined]
+    "a node below 0": lambda m: m.update(nodes=[-1]),
+    "more nodes than processes": lambda m: m.update(nodes=[0, 0]),
+    "blocks below 0": lambda m: m.update(kv_blocks=-1),
+    "a spin below 0": lambda m: m.update(spin_iterations=-1),
+    "a spin without end": lambda m: m.update(spin_iterations=1 << 62),
+    "a threshold below 0": lambda m: m.update(prefill_token_threshold=-1),
+}
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_counts_that_no_machine_has_are_refused(
+    make_artifact: MakeArtifact, reseal: Reseal, case: str
+) -> None:
+    path = make_artifact()
+    edit_json(path / "plans/service.json", COUNTS[case])
+    reseal(path)
+    for read in (load, lambda p: open_artifact(p, HARDWARE)):
+        with pytest.raises(ArtifactError, match=r"service\.json") as error:
+            read(path)
+        assert "\n" not in str(error.value)
+    report = verify_artifact(path)
+    assert not report.ok and "service.json" in report.faults[0]
+
+
 def test_targets_of_the_compiler_are_known_here() -> None:
     assert set(TARGETS) == set(REQUIREMENTS)
     for name, target in TARGETS.items():

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,9 @@ import pytest
 from dovetail.errors import ArtifactError, RequestError
 from dovetail.runtime.chat import Message
 from dovetail.runtime.chat_template import ChatTemplate, read_template
+from dovetail.runtime.template_process import NICE, SHARED, Renderer
 from dovetail.tiny_world import LLAMA
+from tests.processes import running
 
 HELLO = [Message(role="user", content="{{ 7 * 7 }} <b>")]
 
@@ -90,6 +95,91 @@ def test_parts_are_joined_where_the_template_takes_texts_alone() -> None:
     for expression in ("m.content", "m.content | tojson", "'x' + m.content"):
         text = "{% for m in messages %}{{ " + expression + " }}{% endfor %}"
         assert "a\nb" in ChatTemplate(text, {}).render(messages).replace("\\n", "\n")
+
+
+ENDLESS = (
+    "{% for m in messages %}{% if 'loop' in m.content %}{% for i in range(99999) %}"
+    "{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
+)
+LOOP = [Message(role="user", content="loop")]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "1 s"),
+        ("{{ lipsum(n=100000000) }}", "1 s"),
+        ("{% set x = namespace(a='ab') %}{% for i in range(40) %}{% set x.a = x.a + x.a %}"
+         "{% endfor %}", "256 MiB"),
+        ("{{ 'a' * (messages | length) * 10 ** 10 }}", "256 MiB"),
+    ],
+)  # fmt: skip
+def test_a_template_that_takes_too_much_is_refused_and_others_are_served(
+    text: str, why: str
+) -> None:
+    honest, greedy = ChatTemplate("{{ messages[0].content }}", {}), ChatTemplate(text, {})
+    for _ in range(2):
+        with pytest.raises(RequestError, match=f"does not take these messages: .*{why}"):
+            greedy.render(HELLO)
+        assert honest.render(HELLO) == HELLO[0].content
+
+
+def test_others_do_not_wait_for_a_conversation_that_burns_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The deadline is made endless: who waited for it would wait for ever."""
+    monkeypatch.setattr("dovetail.runtime.template_process.DEADLINE", 1e6)
+    renderer = Renderer()
+    monkeypatch.setattr(SHARED, "use", lambda: renderer)
+    template = ChatTemplate(ENDLESS, {})
+
+    async def ask() -> list[str]:
+        burning = asyncio.ensure_future(template.arender(LOOP))
+        await asyncio.sleep(0)
+        found = [await template.arender(HELLO) for _ in range(20)]
+        assert not burning.done()
+        burning.cancel()
+        return found
+
+    assert set(asyncio.run(ask())) == {HELLO[0].content}
+    quick, patient = renderer.pids
+    assert quick is not None and patient is not None
+    while os.getpriority(os.PRIO_PROCESS, patient) != os.getpriority(os.PRIO_PROCESS, 0) + NICE:
+        os.sched_yield()  # it is being started
+    renderer.close()
+    assert renderer.pids == (None, None) and not running([quick, patient])
+    with pytest.raises(RequestError, match="closed"):
+        renderer.render(template._teach, b"{}").result(timeout=300)
+
+
+def test_a_process_that_is_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        pid = SHARED.use().pids[0]
+        assert pid is not None
+        os.kill(pid, number)
+        assert template.render(HELLO) == HELLO[0].content
+        assert SHARED.use().pids[0] != pid
+
+
+def test_the_last_template_ends_the_process() -> None:
+    one, other = ChatTemplate("a", {}), ChatTemplate("b", {})
+    one.close()
+    assert other.render(HELLO) == "b"
+    with pytest.raises(RequestError, match="closed"):
+        one.render(HELLO)
+
+
+def test_a_template_is_not_read_in_this_process_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jinja computes constants as it compiles; this takes hours."""
+    monkeypatch.setattr("dovetail.runtime.template_process.LEARN_SECONDS", 1.0)
+    with pytest.raises(ArtifactError, match="chat template is wrong: it is not read within 1 s"):
+        ChatTemplate("{{ 10 ** (10 ** 8) }}", {})
+
+
+def test_what_is_no_json_is_refused() -> None:
+    with pytest.raises(RequestError, match="no JSON"):
+        ChatTemplate("a", {}).render(HELLO, options={"tools": [print]})
 
 
 USER = {"role": "user", "content": "Où? <b> & 'quoted' \"twice\" {{ 1 }}"}

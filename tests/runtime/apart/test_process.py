@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.timeline import check_timeline
 from tests.processes import stop
+from tests.runtime.apart import looping_worker
+from tests.runtime.conftest import ROOT
 from tests.runtime.test_engine import random_prompts
 from tests.runtime.test_tokenizer import toy_tokenizer
 
@@ -184,18 +188,86 @@ def test_a_killed_process_fails_what_it_had_and_the_next_one_serves(
         assert app.ready and pid(app) != first
 
 
+@contextmanager
+def starting_later(app: App) -> Iterator[threading.Event]:
+    """Processes of the app start from now on once the event is set, or the body has ended."""
+    held, host = threading.Event(), process(app)
+    start = host._start
+
+    def start_later() -> Any:
+        held.wait()
+        return start()
+
+    host._start = start_later  # type: ignore[method-assign]
+    try:
+        yield held
+    finally:
+        held.set()
+
+
+def test_a_stopped_process_is_found_to_hang_and_the_next_one_serves(
+    make_artifact: MakeArtifact, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.runtime.apart.process.PATIENCE", 0.5)
+    with load(make_artifact(), apart=True) as app, starting_later(app) as held:
+        first = pid(app)
+        stop(first)
+        assert app.ready and app.ailment == "", "it has no work"
+        lost = [app.submit([3, 3], **LONG) for _ in range(4)]
+        for job in lost:
+            with pytest.raises(DeviceError, match=r"hung: .*0\.5 s; send the request again"):
+                job.result(timeout=300)
+        assert not app.ready and f"process {first} hung" in app.ailment
+        kept = app.submit([4, 4, 4], max_tokens=30)
+        held.set()
+        assert list(kept.result(timeout=300).token_ids) == answer([4, 4, 4], 30)
+        assert app.ready and app.ailment == "" and pid(app) != first
+
+
+def test_a_step_that_never_ends_is_found_out(
+    make_artifact: MakeArtifact, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others of the process had their turn before; what the next one is asked is answered."""
+    monkeypatch.setattr("dovetail.runtime.apart.process.PATIENCE", 1.0)
+    monkeypatch.setattr("dovetail.runtime.apart.process.MODULE", looping_worker.__name__)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    with load(make_artifact(), apart=True) as app:
+        first = pid(app)
+        assert list(app.generate([4, 4, 4], max_tokens=30)[0].token_ids) == answer([4, 4, 4], 30)
+        with pytest.raises(DeviceError, match=f"process {first} hung"):
+            app.generate([looping_worker.LOOP, 3], **LONG)
+        assert list(app.generate([4, 4, 4], max_tokens=30)[0].token_ids) == answer([4, 4, 4], 30)
+        assert pid(app) != first
+
+
+def test_whatever_a_request_is_doing_it_ends_with_its_process(
+    make_artifact: MakeArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One writes, one reads its prompt, one waits: tried until the process was killed just then."""
+    monkeypatch.setattr("dovetail.runtime.apart.process.MODULE", looping_worker.__name__)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setenv(looping_worker.STEP_SECONDS, "0.02")
+    settings = SchedulerSettings(offload="off", prompt_tokens=2)
+    with load(make_artifact(max_sequences=2), apart=True, settings=settings) as app:
+        killed = False
+        while not killed:
+            jobs = [app.submit(prompt, **LONG) for prompt in ([4, 4], [3] * 50, [5, 5])]
+            next(iter(jobs[0]))
+            while not (jobs[0].finished or killed):
+                now = app.generator.host.load
+                if now.running == 2 and now.waiting == 1 and not jobs[1].request.output:
+                    os.kill(pid(app), signal.SIGKILL)
+                    killed = True
+                time.sleep(0.001)
+            found = outcomes(jobs)
+        assert found == ["DeviceError"] * 3
+        assert app.generate([4], max_tokens=2)
+
+
 def test_requests_wait_for_a_process_that_is_being_started(
     make_artifact: MakeArtifact, answer: Answer
 ) -> None:
-    with load(make_artifact(), apart=True) as app:
-        held = threading.Event()
-        start = process(app)._start
-
-        def start_later() -> Any:
-            held.wait()
-            return start()
-
-        process(app)._start = start_later  # type: ignore[method-assign]
+    with load(make_artifact(), apart=True) as app, starting_later(app) as held:
         os.kill(pid(app), signal.SIGKILL)
         while app.ready:
             os.sched_yield()
@@ -226,10 +298,7 @@ def test_what_waits_outlives_a_process_that_it_could_not_be_sent_to(
             raise MemoryError
         return pack_value(value)
 
-    with load(make_artifact(), apart=True) as app:
-        held = threading.Event()
-        start = process(app)._start
-        monkeypatch.setattr(process(app), "_start", lambda: (held.wait(), start())[1])
+    with load(make_artifact(), apart=True) as app, starting_later(app) as held:
         os.kill(pid(app), signal.SIGKILL)
         while app.ready:
             os.sched_yield()
@@ -263,13 +332,13 @@ def test_closing_ends_the_process_and_fails_what_runs(make_artifact: MakeArtifac
     app.close()
     app.close()
     assert set(outcomes(jobs)) <= {"RequestError", "length"}
-    assert child[1].process.returncode is not None and process(app).pid is None
+    assert child.member.process.returncode is not None and process(app).pid is None
     with pytest.raises(RequestError, match="closed"):
         app.generate([4])
 
 
 PARENT = """
-import sys, time
+import sys
 from dovetail.runtime.app import load
 app = load(sys.argv[1], apart=True)
 job = app.submit([4, 4], max_tokens=200, ignore_eos=True)
@@ -278,10 +347,14 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
-def test_no_process_outlives_its_app(make_artifact: MakeArtifact, number: int) -> None:
+def test_no_process_outlives_its_app(
+    make_artifact: MakeArtifact, number: int, stopped: bool
+) -> None:
+    """Not even one that is stopped, and so does not see that its app is gone."""
     app = subprocess.Popen(
         [sys.executable, "-P", "-c", PARENT, str(make_artifact())],
         stdin=subprocess.PIPE,
@@ -290,7 +363,10 @@ def test_no_process_outlives_its_app(make_artifact: MakeArtifact, number: int) -
     )
     assert app.stdout is not None and app.stdin is not None
     with app.stdin, app.stdout:
-        child = os.pidfd_open(int(app.stdout.readline()))
+        pid = int(app.stdout.readline())
+        child = os.pidfd_open(pid)
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
         app.send_signal(number)
         select.select([child], [], [])  # readable once it has ended
         os.close(child)

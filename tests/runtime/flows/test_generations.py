@@ -28,11 +28,13 @@ class Desk:
     def __init__(self, app: App) -> None:
         self.told: list[Report] = []
         self.shown: list[str] = []
+        self.notes: list[str] = []
         self._later: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.generations = Generations(
             app.generator,
             self.told.append,
             lambda source, chunk: self.shown.append(chunk.text),
+            lambda source, note: self.notes.append(note),
             self._later.put,
         )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from dovetail import workflows
-from dovetail.ir.errors import ArtifactError, RequestError, SpecError, WorkflowError
+from dovetail.ir.errors import ArtifactError, LengthError, RequestError, SpecError, WorkflowError
+from dovetail.ir.index_file import DOCUMENTS, VECTORS
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
@@ -24,6 +27,8 @@ from dovetail.runtime.flows.events import (
     WorkflowResult,
 )
 from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries, Refused
+from dovetail.runtime.retrieval.worker import Shelf
 from dovetail.runtime.services import Document, perform
 from dovetail.runtime.wavefront.settings import WavefrontSettings
 from dovetail.runtime.workflow_run import run_in_order
@@ -213,6 +218,37 @@ def test_what_cannot_run_is_told_before_it_begins(app: App, folder: Path) -> Non
         app.add_index(folder.parent)
 
 
+def test_bit_rot_of_an_index_is_told_by_the_name_of_the_file(
+    open_app: Callable[..., App], folder: Path, tmp_path: Path
+) -> None:
+    app = open_app()
+    for name in (VECTORS, DOCUMENTS):
+        rotten = shutil.copytree(folder, tmp_path / f"rotten {name}")
+        data = bytearray((rotten / name).read_bytes())
+        data[len(data) // 2] ^= 4
+        (rotten / name).write_bytes(data)
+        with pytest.raises(ArtifactError, match=f"{name}: does not have the sha256"):
+            app.add_index(rotten)
+
+
+def test_damage_that_is_found_while_an_index_is_served_ends_its_searches(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.runtime.retrieval.folder.HASHED_AT_ONCE", 0)
+    rotten = shutil.copytree(folder, tmp_path / "rotten")
+    data = bytearray((rotten / DOCUMENTS).read_bytes())
+    data[len(data) // 2] ^= 4
+    (rotten / DOCUMENTS).write_bytes(data)
+    shelf = Shelf()
+    assert isinstance(shelf.answer(OpenIndex("idx", str(rotten))), Opened)
+    asked, deadline = ProbeQueries("idx", (), nprobe=1), time.monotonic() + 60
+    while not shelf._indexes["idx"].faults and time.monotonic() < deadline:
+        time.sleep(0.01)
+    answer = shelf.answer(asked)
+    assert isinstance(answer, Refused) and answer.error == "ArtifactError"
+    assert f"{DOCUMENTS}: does not have the sha256" in answer.message
+
+
 def test_nodes_fail_by_name_where_their_services_do(
     open_app: Callable[..., App], folder: Path
 ) -> None:
@@ -233,6 +269,29 @@ def test_nodes_fail_by_name_where_their_services_do(
     g.add_edge("search", END)
     with pytest.raises(WorkflowError, match="node 'search' failed: a query has 4 values"):
         app.run(g, question(1))
+
+
+@pytest.mark.parametrize("way", ["app.run", "app.arun", "events"])
+def test_documents_that_a_prompt_has_no_room_for_are_cut_with_a_note(app: App, way: str) -> None:
+    wide = workflows.one_shot(topk=120, max_tokens=8)
+    if way == "app.run":
+        result = app.run(wide, question(1))
+    elif way == "app.arun":
+        result = asyncio.run(app.arun(wide, question(1)))
+    else:
+        job = app.submit_workflow(wide, question(1))
+        list(job)
+        result = job.result()
+    (note,) = result.notes
+    assert note.startswith("node 'answer': of 120 retrieved documents") and "256 tokens" in note
+    assert result.outputs["answer"] and len(result.outputs["docs"]) == 120
+    assert app.run(workflows.one_shot(topk=2, max_tokens=8), question(1)).notes == ()
+
+
+def test_an_input_that_no_prompt_holds_is_refused_before_a_node_begins(app: App) -> None:
+    with pytest.raises(LengthError, match="'input' has 1000000 letters") as caught:
+        app.submit_workflow(workflows.one_shot(), {"input": "a" * 1_000_000})
+    assert caught.value.field == "inputs.input"
 
 
 def test_closing_fails_what_runs_and_refuses_what_comes(app: App) -> None:

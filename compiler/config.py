@@ -7,7 +7,6 @@ names the file and the key.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +80,7 @@ class Config:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fail(key, "but a number is needed")
-        if not math.isfinite(value) or not low <= value <= high:
+        if not low <= value <= high:  # nor is what is no number at all
             raise self.fail(key, f"but must be a number between {low:g} and {high:g}")
         return float(value)
 

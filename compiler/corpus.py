@@ -90,6 +90,12 @@ def _read_json(file: Path, text: str, _words: int) -> Iterator[Passage]:
     """A list of records, or an object of texts (or lists of sentences) by title."""
     content = _decode(text, str(file))
     if isinstance(content, dict):
+        if wrong := next((title for title, body in content.items() if not _is_body(body)), None):
+            raise SpecError(
+                f"{file}: an object's values must be texts (or lists of sentences) by title, and "
+                f"that of {wrong!r} is none; passages with fields of their own stand in a list, "
+                '[{"text": "..."}]'
+            )
         content = [
             {"title": title, "text": "".join(body) if isinstance(body, list) else body}
             for title, body in content.items()
@@ -98,6 +104,11 @@ def _read_json(file: Path, text: str, _words: int) -> Iterator[Passage]:
         raise SpecError(f"{file}: must be a list of passages, or an object of texts by title")
     for number, record in enumerate(content, 1):
         yield _read_record(record, f"{file}, passage {number}")
+
+
+def _is_body(value: object) -> bool:
+    sentences = value if isinstance(value, list) else [value]
+    return all(isinstance(sentence, str) for sentence in sentences)
 
 
 def _read_markdown(_file: Path, text: str, words: int) -> Iterator[Passage]:

@@ -7,7 +7,6 @@ its forward tape stops before each product, whose input then lies in a planned b
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from dovetail.compiler.operators import OPERATORS
 from dovetail.compiler.quantising import Advance, Calibration
 from dovetail.compiler.request import CompileRequest, ModelRequest
 from dovetail.compiler.service import alone
+from dovetail.compiler.writer import half_made, sweep
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
@@ -33,6 +33,7 @@ from dovetail.runtime.step import StepShape
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.topology.hardware import read_hardware
 
+CALIBRATE = "calibrate-"
 TOKENS = 8192
 """Tokens of the text that are run: means of squares hardly change beyond."""
 WINDOW = 512
@@ -59,10 +60,11 @@ def calibrate(
     windows = read_windows(text, source, spec, length)
     folder = request.cache or cache_directory()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="calibrate-", dir=folder) as place:
+    sweep(folder, CALIBRATE)
+    with half_made(folder, CALIBRATE) as place:
         float_request = CompileRequest(
             model=request.model,
-            output=Path(place) / "float.dove",
+            output=place / "float.dove",
             effort="none",
             max_context=length,
             weight_dtype="bf16" if host_target().rounds_rows else "f32",

@@ -78,6 +78,7 @@ from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
 from dovetail.runtime.tape import pick_tables
+from dovetail.runtime.trust import is_known_folder
 
 Member: TypeAlias = Inputs | EncoderInputs
 """What was read of one model."""
@@ -140,7 +141,7 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         with steps.run("plans"):
             manifest = _manifest(members, [chunks for _, chunks in packed]) | stored
             plan, words = _write_plans(members[0], artifact, manifest)
-            artifact.commit(**manifest)
+            artifact.commit(foreign=_holds_foreign(request, indexes), **manifest)
     first, *encoders = members
     joined, others = Chosen.join(tuned), zip(encoders, packed[1:], strict=True)
     spec, notes = first.spec, (note for member in members for note in member.notes)
@@ -167,6 +168,14 @@ def _compile(request: CompileRequest, steps: Steps) -> CompileReport:
         workflows=manifest["workflows"],
         indexes=manifest["indexes"],
     )
+
+
+def _holds_foreign(request: CompileRequest, indexes: Mapping[str, tuple[Path, Any]]) -> bool:
+    """Tell whether what is taken over as it is, with code in it, comes from elsewhere."""
+    taken = [folder for folder, manifest in indexes.values() if manifest.targets]
+    if is_artifact(request.model):
+        taken.append(Path(request.model))
+    return not all(map(is_known_folder, taken))
 
 
 # ---- the steps ----

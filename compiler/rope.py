@@ -41,8 +41,9 @@ def read_rope(config: Config, head_dim: int, max_position: int) -> RopeSpec:
         if place.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
             raise place.fail("partial_rotary_factor", "but only 1 is supported")
     kind = rope.text("rope_type", rope.text("type", "default"))
-    theta_source = rope if rope.has("rope_theta") else config
-    theta = theta_source.number("rope_theta", MIN_THETA, MAX_THETA, 10000.0)
+    theta = 10000.0
+    for place in (config, rope):  # the latter stands; what a newer version passes over must be fit
+        theta = place.number("rope_theta", MIN_THETA, MAX_THETA, theta)
     if kind not in _READERS:
         known = ", ".join(_READERS)
         raise SpecError(f"{rope.name}: rope type {kind!r} is not supported; supported: {known}")

@@ -11,11 +11,10 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,10 @@ from dovetail.compiler.shared_kernels import TargetKernels
 from dovetail.ir.artifact import FileEntry, Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.index_file import IndexManifest
+from dovetail.ir.trust import remember
 
 MANIFEST = "manifest.json"
 SUFFIX = ".partial"
-STALE_SECONDS = 60.0
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -94,13 +93,18 @@ class ArtifactWriter:
         self.write_json(MANIFEST, self.kind(files=files, **manifest))
         return self.root
 
-    def commit(self, **manifest: Any) -> None:
-        """Write the manifest and put the artifact in its place."""
+    def commit(self, *, foreign: bool = False, **manifest: Any) -> None:
+        """Write the manifest and put the artifact in its place, marked as made here.
+
+        foreign: it holds code of others, as it was; then it is not marked.
+        """
         self.seal(**manifest)
         _check_replaceable(self.target, self.kind)
         for folder in (self.root, *(p for p in self.root.rglob("*") if p.is_dir())):
             _sync_folder(folder)
-        self.root.chmod(0o777 & ~_umask())  # mkdtemp makes it private
+        self.root.chmod(0o777 & ~_umask())  # it was made private
+        if not foreign:
+            remember((self.root / MANIFEST).read_bytes())
         _replace(self.root, self.target)
         _sync_folder(self.target.parent)
 
@@ -136,7 +140,6 @@ def write_artifact(
     _check_replaceable(target, kind)
     with ExitStack() as stack:
         root = _make_sibling(target, stack)
-        stack.callback(shutil.rmtree, root, ignore_errors=True)
         try:
             yield ArtifactWriter(target, root, kind=kind)
         except OSError as error:
@@ -146,33 +149,46 @@ def write_artifact(
 
 
 def _make_sibling(target: Path, stack: ExitStack) -> Path:
-    """Make the temporary directory and hold a lock on it, so that no other compile sweeps it."""
+    """Make the temporary directory."""
     try:
-        _sweep(target)
-        prefix = f".{target.name}."
-        root = Path(tempfile.mkdtemp(prefix=prefix, suffix=SUFFIX, dir=target.parent))
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        stack.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        sweep(target.parent, f".{target.name}.")
+        return stack.enter_context(half_made(target.parent, f".{target.name}."))
     except OSError as error:
         reason = error.strerror or error
         raise SpecError(
             f"cannot write to {target.parent}: {reason}; choose another output"
         ) from error
-    return root
 
 
-def _sweep(target: Path) -> None:
-    """Remove siblings of killed compiles: nobody holds their lock and they are not brand new."""
-    for left in target.parent.glob(f".{target.name}.*{SUFFIX}"):
+@contextmanager
+def half_made(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield a new directory in `parent`, locked so that nobody sweeps it; it is removed after."""
+    with ExitStack() as stack:
+        while True:
+            root = parent / f"{prefix}{secrets.token_hex(4)}{SUFFIX}"
+            # Before it is there: a signal may come in between
+            stack.callback(shutil.rmtree, root, ignore_errors=True)
+            root.mkdir(0o700)
+            with suppress(FileNotFoundError):
+                descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                root.stat()  # it may have been swept before it was locked: then another one
+                break
+        yield root
+
+
+def sweep(folder: Path, prefix: str = "") -> None:
+    """Remove what killed compiles left half-made in a folder: nobody holds its lock."""
+    found = [path for path in folder.iterdir() if path.name.endswith(SUFFIX)]
+    for left in (path for path in found if path.name.startswith(prefix)):
         try:
             descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(left, ignore_errors=True)
         except OSError:  # in use
             continue
         finally:

@@ -44,10 +44,11 @@ class Kernels:
     __getattr__ = __getitem__
 
 
-def kernels(path: str | os.PathLike[str]) -> Kernels:
-    """Return the kernels of the artifact at `path` that this machine runs best.
+def kernels(path: str | os.PathLike[str], *, trust: bool = False) -> Kernels:
+    """Return the kernels of the artifact at `path` that this machine runs best; trust: see `load`.
 
-    `path` may also be a directory that `dovetail kernel build` wrote.
+    `path` may also be a directory that `dovetail kernel build` wrote, whose library is loaded
+    without a word.
 
     `kernels("app.dove")["rmsnorm"](T, H, x, ldx, w, eps, out, ldo, 0, 1)`: the parameters stand in
     kernels/<target>/index.json in this order; a thread number and count come last. Arrays are
@@ -60,7 +61,7 @@ def kernels(path: str | os.PathLike[str]) -> Kernels:
     folder, hardware = Path(path), read_hardware()
     if (folder / INDEX).is_file():
         return Kernels(_built_kernels(folder, hardware))
-    return Kernels(_kept_kernels(open_ready(folder, hardware)))
+    return Kernels(_kept_kernels(open_ready(folder, hardware, trust=trust)))
 
 
 def _kept_kernels(artifact: Artifact) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 from dovetail.errors import MissingKernelsError
 from dovetail.runtime import app
 from dovetail.runtime.artifact import Artifact, open_artifact
+from dovetail.runtime.trust import meet
 from dovetail.topology.hardware import HardwareSpec
 
 Given = ParamSpec("Given")
@@ -48,6 +49,10 @@ load = build_missing(app.load)
 
 
 @build_missing
-def open_ready(path: str | os.PathLike[str], hardware: HardwareSpec) -> Artifact:
-    """Open an artifact as `open_artifact` does, its kernels at hand."""
-    return open_artifact(Path(path), hardware)
+def open_ready(
+    path: str | os.PathLike[str], hardware: HardwareSpec, *, trust: bool = False
+) -> Artifact:
+    """Open an artifact as `open_artifact` does, its kernels at hand; trust: see `load`."""
+    artifact = open_artifact(Path(path), hardware)
+    meet(artifact.path, trust=trust)
+    return artifact

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from dovetail.cli.options import AsJson, Threads
+from dovetail.cli.options import AsJson, Threads, Trust
 from dovetail.cli.report import (
     print_json,
     read_duration,
@@ -117,6 +117,7 @@ def profile_command(
     ] = False,
     sequences: Annotated[int, typer.Option(min=1, help="With --calls: of the step.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="With --calls: tokens of each.")] = 128,
+    trust: Trust = False,
     json: AsJson = False,
 ) -> None:
     """Measure an artifact's cost tables on this machine, or show those it has."""
@@ -126,7 +127,7 @@ def profile_command(
     from dovetail.topology.hardware import read_hardware
 
     seconds = read_duration(budget)
-    with load(artifact, threads=threads) as app:
+    with load(artifact, threads=threads, trust=trust) as app:
         if calls:
             found = profile_calls(app.engine, sequences=sequences, context=context, seconds=seconds)
             if json:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.options import Activations, AsJson, Threads
+from dovetail.cli.options import Activations, AsJson, Threads, Trust
 from dovetail.cli.report import print_json, progress_bars, report_errors
 from dovetail.errors import SpecError
 
@@ -45,6 +45,7 @@ def perplexity_command(
     ] = None,
     threads: Threads = None,
     activations: Activations = "integer",
+    trust: Trust = False,
     json: AsJson = False,
 ) -> None:
     """Score the second halves of windows of a text that follow each other without overlap."""
@@ -54,7 +55,7 @@ def perplexity_command(
 
     text = _read(file)
     (artifact,) = find_artifacts([str(model)], [], {}).values()
-    with load(artifact, threads=threads, activations=activations) as app:
+    with load(artifact, threads=threads, activations=activations, trust=trust) as app:
         length = context or min(512, app.engine.spec.max_context)
         windows = cut_windows(app, text, length, max_tokens)
         begun = time.perf_counter()

@@ -8,21 +8,15 @@ are on record, so that the next one goes on from there.
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from tempfile import TemporaryFile
 from threading import Condition, Thread
 from typing import IO
 
+from dovetail.cli.compile_child import CompileChild
 from dovetail.cli.model_cache import TuningJob
 from dovetail.errors import DovetailError
-
-END_SECONDS = 10.0
-"""A child that was told to end may take so long to remove what is half made."""
 
 log = logging.getLogger("dovetail.server")
 
@@ -38,7 +32,7 @@ class IdleTuner:
         self._changed = Condition()
         self._idle_since: float | None = None
         self._closed = self._stopped = False
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: CompileChild | None = None
         self._thread = Thread(target=self._run, name="dovetail-tuning", daemon=True)
         self._thread.start()
 
@@ -97,31 +91,18 @@ class IdleTuner:
                 return None
             log.info("tuning: measuring schedules of %r", job.name)
             said = TemporaryFile()
-            child = self._child = subprocess.Popen(
-                job.command, stdout=said, stderr=said, process_group=0
-            )
+            child = self._child = CompileChild(job.command, job.output, said)
             self._stopped = False
         with said:
-            code = self._wait(child)
+            code = child.wait()
+            with self._changed:
+                self._child = None
             if code and self._stopped:
                 log.info("tuning: stopped for requests; what was measured is on record")
                 return None
             if code:
                 log.warning("tuning: %r could not be compiled: %s", job.name, _last_line(said))
         return code == 0
-
-    def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        """Return the child's exit code; nothing that it started is left."""
-        while child.poll() is None:
-            told = self._stopped
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(END_SECONDS)
-            if told and child.poll() is None:
-                _signal(child, signal.SIGKILL)
-        _signal(child, signal.SIGKILL)
-        with self._changed:
-            self._child = None
-        return child.returncode
 
     def _take(self, job: TuningJob) -> None:
         try:
@@ -135,15 +116,10 @@ class IdleTuner:
         """Have the child and all it started end. With the lock."""
         if self._child is not None:
             self._stopped = True
-            _signal(self._child, signal.SIGTERM)
+            self._child.stop()
 
 
 def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
     lines = file.read().decode(errors="replace").splitlines()
     return next((line for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-def _signal(child: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)

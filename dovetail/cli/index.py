@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.options import AsJson, Threads
+from dovetail.cli.options import AsJson, Threads, Trust
 from dovetail.cli.report import (
     Terminated,
     fail,
@@ -58,12 +58,13 @@ def index_build_command(
         ),
     ] = None,
     threads: Threads = None,
+    trust: Trust = False,
     json: AsJson = False,
 ) -> None:
     """Build an index of a corpus; run again after an interruption, it goes on where it was."""
     try:
         report = _build(
-            corpus, output, embedder, codes, metric, clusters, words, seed, target, threads
+            corpus, output, embedder, codes, metric, clusters, words, seed, target, threads, trust
         )
     except (KeyboardInterrupt, Terminated):
         fail("interrupted; run the same command again to go on with the passages left")
@@ -94,19 +95,23 @@ def _build(
     seed: int,
     targets: list[str] | None,
     threads: int | None,
+    trust: bool,
 ) -> IndexReport:
     from dovetail.cli.model_cache import find_artifact
     from dovetail.codegen.targets import get_target, host_target
     from dovetail.compiler.corpus import read_corpus
-    from dovetail.compiler.index_build import IndexRequest, build_index_folder
     from dovetail.loading import load
+    from dovetail.runtime.retrieval.manifest import need_faiss
+
+    need_faiss()
+    from dovetail.compiler.index_build import IndexRequest, build_index_folder
 
     more = [get_target(name) for name in targets or ()]
     passages = read_corpus(corpus, words)
-    if not (embedder / "manifest.json").exists():
+    if not (embedder / "manifest.json").is_file():
         _check_family(embedder)
     artifact = find_artifact(embedder, {})
-    with progress_bars() as progress, load(artifact, threads=threads) as app:
+    with progress_bars() as progress, load(artifact, threads=threads, trust=trust) as app:
         entry = describe_encoder(app, embedder)
         request = IndexRequest(
             output=output,

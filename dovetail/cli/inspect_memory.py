@@ -27,8 +27,9 @@ def divide_gpu(path: Path, gpu: str, share: GpuShare) -> MemoryDivision:
     opening artifact and index raises.
     """
     emulation = Emulation(find_machine(gpu))
-    artifact = open_artifact(path, read_hardware())
-    division, _ = divide_for(share, emulation, artifact, FlowSettings().search_threads)
+    artifact = open_artifact(path, read_hardware(), kernels=False)
+    threads = FlowSettings().search_threads
+    division, _ = divide_for(share, emulation, artifact, threads, kernels=False)
     return division
 
 

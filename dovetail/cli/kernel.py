@@ -5,10 +5,11 @@ In: a `.dk` file (high IR) or C text (low IR). Out: diagnostics, high IR text, o
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -158,14 +159,27 @@ def check_kernels(source: Source, prelude: Source | None, target: str | None) ->
     """
     from dovetail.codegen.lower import lower
 
-    names = () if is_high(source) else check_low(source, prelude)
-    if target is not None or is_high(source):
-        unit = read_unit(source, prelude)
-        names = names or kernel_names(unit)
-        if target is not None:
-            for name in kernel_names(unit):
-                lower(unit, name, {}, choose_target(target), name=name)
+    with _no_collector():
+        names = () if is_high(source) else check_low(source, prelude)
+        if target is not None or is_high(source):
+            unit = read_unit(source, prelude)
+            names = names or kernel_names(unit)
+            if target is not None:
+                for name in kernel_names(unit):
+                    lower(unit, name, {}, choose_target(target), name=name)
     return names
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Pause Python's search for circles, which a tree has none of: it grows with each new node."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def check_low(source: Source, prelude: Source | None) -> tuple[str, ...]:

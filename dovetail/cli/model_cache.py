@@ -11,21 +11,20 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
 
+from dovetail.cli.compile_child import CompileChild, compile_command
 from dovetail.cli.report import tell
 from dovetail.errors import ArtifactError, DovetailError, SpecError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
 
-COMPILE = "from dovetail.cli import main; main()"
-COMPILE_IDLE = f"import os; os.nice(19); {COMPILE}"
+IDLE = 19
+"""Niceness of compiles while a server is idle."""
 TUNED = ".tuned.dove"
 """How artifacts end whose schedules were measured while a server was idle."""
 
@@ -82,9 +81,8 @@ def find_artifact(model: Path, options: Mapping[str, object]) -> Path:
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
             tell(f"compiling {model} into {artifact}")
-            command = _compile_command(COMPILE, model, artifact, chosen)
-            done = subprocess.run([*command, "--effort", "none"], stdout=sys.stderr, check=False)
-            if done.returncode:
+            command = _compile_command(model, artifact, chosen, ["--effort", "none"])
+            if CompileChild(command, artifact).wait():
                 raise DovetailError(f"{model} could not be compiled; the lines above tell why")
     return artifact
 
@@ -119,13 +117,13 @@ def find_untuned(
         of_checkpoint = not _is_artifact(path)
         output = _tuned(artifact) if of_checkpoint else _tuned_copy(path)
         known = chosen if of_checkpoint else {}
-        command = _compile_command(COMPILE_IDLE, path, output, known)
-        jobs.append(TuningJob(name, (*command, *flags), output))
+        command = _compile_command(path, output, known, flags, nice=IDLE)
+        jobs.append(TuningJob(name, command, output))
     return jobs
 
 
 def _is_artifact(path: Path) -> bool:
-    return (path / "manifest.json").exists()
+    return (path / "manifest.json").is_file()
 
 
 def _name(path: Path) -> str:
@@ -155,11 +153,13 @@ def _tuned_copy(given: Path) -> Path:
 
 
 def _folder() -> Path:
-    """Return the cache's folder of artifacts; it is made where it is not there."""
+    """Return the cache's folder of artifacts, made, and without what killed compiles left there."""
+    from dovetail.compiler.writer import sweep
     from dovetail.ir.cache import cache_directory
 
     folder = cache_directory() / "models"
     folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder)
     return folder
 
 
@@ -214,10 +214,10 @@ def _fits(artifact: Path) -> bool:
 
 
 def _compile_command(
-    program: str, model: Path, artifact: Path, options: Mapping[str, object]
-) -> list[str]:
-    flags = [part for name, value in options.items() for part in (_flag(name), str(value))]
-    return [sys.executable, "-P", "-c", program, "compile", str(model), "-o", str(artifact), *flags]
+    model: Path, artifact: Path, options: Mapping[str, object], flags: Sequence[str], nice: int = 0
+) -> tuple[str, ...]:
+    chosen = [part for name, value in options.items() for part in (_flag(name), str(value))]
+    return compile_command([str(model), "-o", str(artifact), *chosen, *flags], nice)
 
 
 def _flag(name: str) -> str:

@@ -31,6 +31,14 @@ Calibrate = Annotated[
         help="With int8 or int4: a text like those to come; errors count as its activations say.",
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Run the code of an artifact or index that was not made here without a word.",
+        envvar="DOVETAIL_TRUST",
+    ),
+]
 KvDtype = Annotated[
     str | None, typer.Option(help="How keys and values are stored: f32, bf16 or f16.")
 ]

@@ -88,7 +88,9 @@ def quickstart_command(
 ) -> None:
     """Index the bundled corpus, compile the bundled models, and answer questions from it."""
     from dovetail.loading import load
+    from dovetail.runtime.retrieval.manifest import need_faiss
 
+    need_faiss()
     say: Say = (lambda _line: None) if json else print
     artifact, index = directory / "app.dove", directory / "idx"
     passages, index_seconds = index_corpus(directory, index, say, quiet=json)

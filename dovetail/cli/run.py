@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dovetail.cli.options import Activations, Calibrate, KvDtype, MaxContext, WeightDtype
+from dovetail.cli.options import Activations, Calibrate, KvDtype, MaxContext, Trust, WeightDtype
 from dovetail.cli.report import print_json, report_errors, tell
 from dovetail.errors import SpecError
 
@@ -39,6 +39,7 @@ class WorkflowRun(msgspec.Struct, frozen=True):
     outputs: dict[str, Any]
     timeline: Sequence[Any]
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 @report_errors
@@ -93,6 +94,7 @@ def run_command(
     check_weights: Annotated[
         bool, typer.Option("--check-weights", help="Check the hashes of the weights first.")
     ] = False,
+    trust: Trust = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Ask a model: one prompt streams, several run as a batch; without any, talk on a terminal."""
@@ -129,7 +131,7 @@ def run_command(
         "activations": activations,
     }
     artifact = find_artifact(model, compiled)
-    with load(artifact, check_weights=check_weights, **asked) as app:
+    with load(artifact, check_weights=check_weights, trust=trust, **asked) as app:
         if workflow is not None:
             _run_workflow(app, workflow, input or [], index or [], json=json)
             return
@@ -171,8 +173,11 @@ def _run_workflow(
     workflow = app.find_workflow(name)
     result = app.run(workflow, _read_inputs(workflow.inputs, given))
     if json:
-        print_json(WorkflowRun(name, dict(result.outputs), result.timeline, result.seconds))
+        told = result.timeline, result.seconds, result.notes
+        print_json(WorkflowRun(name, dict(result.outputs), *told))
     else:
+        for note in result.notes:
+            tell(note)
         last = workflow.nodes[result.timeline[-1].node]
         print(str(result.outputs[last.output]).strip())
 

@@ -138,6 +138,9 @@ def serve_command(
     max_body_bytes: Annotated[int, flag("--max-body-bytes", "Longest body of a request.")] = 16
     << 20,
     body_seconds: Annotated[float, flag("--body-seconds", "A body must come within this.")] = 30.0,
+    head_seconds: Annotated[
+        float, flag("--head-seconds", "A request's headers must come within this.")
+    ] = 15.0,
     ssl_keyfile: Annotated[Path | None, flag("--ssl-keyfile", "Key for TLS.")] = None,
     ssl_certfile: Annotated[Path | None, flag("--ssl-certfile", "Certificate for TLS.")] = None,
     ping_seconds: Annotated[
@@ -195,6 +198,15 @@ def serve_command(
             PANEL_ENGINE,
         ),
     ] = "integer",
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Run the code of artifacts and indexes that were not made here without a word.",
+            envvar=[ENV + "TRUST", "DOVETAIL_TRUST"],
+            rich_help_panel=PANEL_MODELS,
+        ),
+    ] = False,
 ) -> None:
     """Serve models behind one OpenAI-compatible port."""
     from dovetail.cli.idle_tuning import IdleTuner
@@ -230,6 +242,7 @@ def serve_command(
         cors_origins=tuple(cors_allow_origin or ()),
         max_body_bytes=max_body_bytes,
         body_seconds=body_seconds,
+        head_seconds=head_seconds,
         ping_seconds=ping_seconds,
         drain_seconds=drain_seconds,
         metrics_prefix=metrics_prefix,
@@ -257,6 +270,7 @@ def serve_command(
         activations=activations,
         settings=replace(ON_CPU, max_waiting=max_queue),
         apart=True,
+        trust=trust,
     )
     graphs = [graph for text in workflow or () for graph in read_graphs(text)]
     opened = open_models(artifacts, load_one)
@@ -269,6 +283,7 @@ def serve_command(
             old, app = opened.find(job.name).app, load_one(job.output)
             try:
                 found = opened.exchange(job.name, app)
+                found.find(job.name).read_texts()  # no request waits for it
                 flows.update(add_flows(found))
             except BaseException:
                 app.close()

@@ -6,6 +6,7 @@ In: planned requests and a server's URL. Out: `Timing`s, and vLLM's figures over
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -44,9 +45,9 @@ class Target:
         return self.base_url.rstrip("/") + (self.endpoint or ENDPOINTS[self.backend])
 
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> dict[bytes, bytes]:
         """The headers of requests."""
-        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return _headers(self.api_key)
 
     def body(self, planned: Planned) -> dict[str, Any]:
         """Return the body of a request."""
@@ -65,6 +66,17 @@ class Target:
             "stream_options": {"include_usage": True},
             **({"ignore_eos": True} if self.ignore_eos else {}),
         }
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+    param: str | None = None
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """OpenAI's envelope of errors."""
+
+    error: _Error
 
 
 @dataclass(slots=True)
@@ -110,7 +122,7 @@ def ask_model(base_url: str, model: str | None, api_key: str | None) -> tuple[st
 
     Raises SpecError where there is no server.
     """
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = _headers(api_key)
     url = base_url.rstrip("/") + "/v1/models"
     try:
         reply = httpx.get(url, headers=headers, timeout=30)
@@ -145,19 +157,42 @@ async def run_load(target: Target, planned: Sequence[Planned]) -> tuple[list[Tim
 
 async def _send(client: httpx.AsyncClient, target: Target, request: Planned) -> Timing:
     body = msgspec.json.encode(target.body(request))
-    headers = {"content-type": "application/json"}
     timing = Timing(time.perf_counter())
     try:
-        async with client.stream("POST", target.url, content=body, headers=headers) as reply:
-            if reply.status_code != 200:
-                text = (await reply.aread()).decode(errors="replace")
-                timing.error = f"{reply.status_code} {text[:300]}"
-            else:
-                await _read(reply, timing)
+        try:
+            await _post(client, target, body, timing)
+        except httpx.RemoteProtocolError:
+            if timing.came:
+                raise
+            # some servers close a connection that they had said they keep
+            await _post(client, target, body, timing)
     except httpx.HTTPError as error:
         timing.error = f"{type(error).__name__} {error}"
     timing.ended = time.perf_counter()
     return timing
+
+
+async def _post(client: httpx.AsyncClient, target: Target, body: bytes, timing: Timing) -> None:
+    headers = {"content-type": "application/json"}
+    async with client.stream("POST", target.url, content=body, headers=headers) as reply:
+        if reply.status_code != 200:
+            timing.error = f"{reply.status_code} {_said(await reply.aread())}"
+        else:
+            await _read(reply, timing)
+
+
+def _headers(api_key: str | None) -> dict[bytes, bytes]:
+    """Return the header that carries a key, of any letters."""
+    return {b"authorization": b"Bearer " + os.fsencode(api_key)} if api_key else {}
+
+
+def _said(body: bytes) -> str:
+    """Return the sentence of an error, with the field that it is about; else what the body has."""
+    try:
+        error = msgspec.json.decode(body, type=_Failure).error
+    except msgspec.DecodeError:
+        return body.decode(errors="replace")[:300]
+    return f"{error.param}: {error.message}" if error.param else error.message
 
 
 async def _read(reply: httpx.Response, timing: Timing) -> None:
@@ -170,7 +205,7 @@ async def _read(reply: httpx.Response, timing: Timing) -> None:
             continue
         chunk = msgspec.json.decode(line[6:])
         if "error" in chunk:
-            timing.error = str(chunk["error"])
+            timing.error = _said(line[6:].encode())
         for choice in chunk.get("choices", ()):
             text = choice.get("text") or (choice.get("delta") or {}).get("content")
             if text:

@@ -76,6 +76,8 @@ def test_cutting_loses_no_word_and_no_passage_is_too_long(
         ("a.jsonl", '{"id": 1, "text": "x"}\n{"id": "1", "text": "y"}', "the key '1'"),
         ("a.json", "4", "must be a list"),
         ("a.json", '{"t": 4}', "must be texts"),
+        ("a.json", '{"docs": [{"text": "x"}]}', "of 'docs' is none; .* stand in a list"),
+        ("a.json", '{"a": {"text": "x"}}', "of 'a' is none; .* stand in a list"),
         ("a.txt", "  \n", "holds no passages"),
         ("a.pdf", "x", "cannot tell what it is"),
         ("a.txt.gz", "no gzip", "cannot be read"),

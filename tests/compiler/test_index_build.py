@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,8 +25,8 @@ from dovetail.compiler.index_build import (
     describe_embedder,
 )
 from dovetail.ir.errors import ArtifactError, SpecError
-from dovetail.ir.index_file import EmbedderEntry, Passage
-from dovetail.runtime.retrieval.folder import open_index
+from dovetail.ir.index_file import DOCUMENTS, OFFSETS, VECTORS, EmbedderEntry, Passage
+from dovetail.runtime.retrieval.folder import check_rest, left_over, open_index
 from dovetail.runtime.retrieval.manifest import MANIFEST, read_manifest
 
 DIM = 16
@@ -198,6 +199,24 @@ def test_every_damage_is_named(folder: Path, tmp_path: Path) -> None:
     for name in ("vectors.faiss", "documents.jsonl", "offsets.npy"):
         cases += [(flip(name), "does not have the sha256"), (cut(name), "bytes where")]
     for path, said in cases:
-        with pytest.raises(ArtifactError, match=said):
-            open_index(path, check=True)
+        for check in (False, True):
+            with pytest.raises(ArtifactError, match=said):
+                open_index(path, check=check)
     assert len(open_index(copy()).snapshot.index) == 60
+
+
+def test_the_smallest_files_are_hashed_at_load_and_the_rest_by_and_by(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "idx")
+    sizes = {name: (copy / name).stat().st_size for name in (VECTORS, DOCUMENTS, OFFSETS)}
+    largest = max(sizes, key=lambda name: sizes[name])
+    monkeypatch.setattr("dovetail.runtime.retrieval.folder.HASHED_AT_ONCE", sizes[largest])
+    assert largest in left_over(read_manifest(copy))
+    check_rest(copy)
+    data = bytearray((copy / largest).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / largest).write_bytes(data)
+    open_index(copy)
+    with pytest.raises(ArtifactError, match=f"{largest}: does not have the sha256"):
+        check_rest(copy)

@@ -118,14 +118,21 @@ def test_compiling_again_replaces_and_agrees(artifact, model, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["again.dove"]
 
 
-def test_several_targets_side_by_side(model, tmp_path):
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ("x86-64-avx512", "aarch64-neon", "generic"),
+        pytest.param(tuple(FLOAT_TARGETS), marks=pytest.mark.long),
+    ],
+    ids=["some", "all"],
+)
+def test_several_targets_side_by_side(model, tmp_path, targets):
     """Every kernel of a model compiles for every target, also those that this CPU does not run."""
-    report = compile_model(
-        model, output=tmp_path / "a.dove", effort="none", targets=tuple(FLOAT_TARGETS), threads=1
-    )
-    assert report.targets == tuple(FLOAT_TARGETS)
-    assert {p.name for p in (tmp_path / "a.dove/kernels").iterdir()} == set(report.targets)
-    tables = read(tmp_path / "a.dove/models/llm/schedules.json", ScheduleFile).tables
+    path = tmp_path / "a.dove"
+    report = compile_model(model, output=path, effort="none", targets=targets, threads=1)
+    assert report.targets == targets
+    assert {p.name for p in (path / "kernels").iterdir()} == set(report.targets)
+    tables = read(path / "models/llm/schedules.json", ScheduleFile).tables
     assert {t.target for t in tables} == set(report.targets)
     assert {t.threads for t in tables} == {1}
 

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from dovetail.compiler.config import Config, parse_json_object
 from dovetail.compiler.model_spec import read_model_spec
-from dovetail.compiler.rope import inverse_frequencies, rope_tables
+from dovetail.compiler.rope import inverse_frequencies, read_rope, rope_tables
+from dovetail.errors import SpecError
 from tests.models import save_model
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -49,3 +51,20 @@ def test_tables_equal_transformers(kind, theta, head_dim, tmp_path):
         assert got.dtype == np.float32
         assert got.shape == (512, head_dim // 2)
         np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "theta", ["0", "-10000.0", "NaN", "Infinity", "-Infinity", "1" + "0" * 400]
+)
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"rope_theta": %s}',
+        '{"rope_theta": %s, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}',
+        '{"rope_theta": 10000.0, "rope_parameters": {"rope_type": "default", "rope_theta": %s}}',
+    ],
+)
+def test_a_theta_that_makes_no_angles_is_refused_wherever_it_stands(config, theta):
+    values = parse_json_object((config % theta).encode(), "config.json")
+    with pytest.raises(SpecError, match=r"rope_theta is .* number between"):
+        read_rope(Config("config.json", values), 64, 128)

@@ -6,11 +6,10 @@ import json
 import os
 import resource
 import subprocess
-import time
 
 import pytest
 
-from dovetail.compiler.writer import STALE_SECONDS, write_artifact
+from dovetail.compiler.writer import sweep, write_artifact
 from dovetail.ir.artifact import Manifest
 from dovetail.ir.errors import ArtifactError, SpecError
 
@@ -152,24 +151,39 @@ def test_a_full_file_system(tmp_path):
 
 
 def test_what_a_killed_compile_left_is_swept(tmp_path):
-    def leave(name, age):
+    def leave(name):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").touch()
-        then = time.time() - age
-        os.utime(tmp_path / name, (then, then))
         return tmp_path / name
 
-    old = leave(".app.dove.1.partial", 2 * STALE_SECONDS)
-    new = leave(".app.dove.2.partial", 0)
-    other = leave(".b.dove.3.partial", 2 * STALE_SECONDS)
-    busy = leave(".app.dove.4.partial", 2 * STALE_SECONDS)
+    left, other, busy = map(
+        leave, (".app.dove.1.partial", ".b.dove.3.partial", ".app.dove.4.partial")
+    )
     descriptor = os.open(busy, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         make(tmp_path / "app.dove")
+        assert [left.exists(), other.exists(), busy.exists()] == [False, True, True]
+        sweep(tmp_path)
+        assert [other.exists(), busy.exists()] == [False, True]
     finally:
         os.close(descriptor)
-    assert [old.exists(), new.exists(), other.exists(), busy.exists()] == [False, True, True, True]
+    assert (tmp_path / "app.dove/manifest.json").exists()
+
+
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    """Another compile begins between the two steps, and sweeps: nothing of this one is lost."""
+    lock, swept = fcntl.flock, []
+
+    def sweep_first(descriptor, kind):
+        if not swept:
+            swept.append(kind)
+            sweep(tmp_path)
+        lock(descriptor, kind)
+
+    monkeypatch.setattr("dovetail.compiler.writer.fcntl.flock", sweep_first)
+    make(tmp_path / "app.dove")
+    assert swept and [p.name for p in tmp_path.iterdir()] == ["app.dove"]
 
 
 def test_manifest_reads_back(tmp_path):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from dovetail.codegen.catalog import HeadShape, KernelRequest, kernel_request
-from dovetail.codegen.emit import pointee
+from dovetail.codegen.emit import FLOATS, pointee
 from dovetail.codegen.extents import EXTENTS
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
@@ -93,6 +93,12 @@ for name, params in cases.items():
         if not p["element"]:
             must_refuse(name, idle, i, "1", p["name"])
             must_refuse(name, idle, i, torch.zeros(1), p["name"])
+            if p["float"]:
+                continue
+            for number in (-(2**62), -(2**31) - 1, 2**49, 2**62):
+                must_refuse(name, idle, i, number, p["name"])
+            if p["name"] not in ("m_tile", "prefetch"):
+                must_refuse(name, idle, i, -1, "must")
             continue
         good = args[i]
         other = torch.int8 if p["element"] != "i8" else torch.int16
@@ -105,6 +111,16 @@ for name, params in cases.items():
             small = torch.zeros(1, dtype=good.dtype)
             must_refuse(name, sizes(params, args, 16), i, small, p["name"])
             must_refuse(name, sizes(params, args, 2**62), i, good, "must")
+    sized = [i for i, p in enumerate(params) if p["element"] and p["sized"]]
+    for i, p in enumerate(params):  # rows that lie upon each other, or are empty, are still rows
+        if sized and p["name"] in ("T", "M", "R", "Q", "S"):
+            many = [*idle[:i], 2**30, *idle[i + 1:]]
+            try:
+                module[name](*many)
+            except TypeError as error:
+                assert "must" in str(error)
+            else:
+                raise AssertionError(f"{name} went through {p['name']} = {2**30}")
     for thread in ((1, 1), (-1, 1), (0, 0)):
         wrong = [*idle[:-2], *thread]
         must_refuse(name, wrong, len(wrong) - 2, thread[0], "tid")
@@ -143,6 +159,7 @@ def describe(index: KernelIndex) -> bytes:
                 {
                     "name": p.name,
                     "element": pointee(p.type),
+                    "float": p.type in FLOATS,
                     "sized": p.name in EXTENTS.get(kernel.family, {}),
                     "least": least_values(kernel.binding).get(p.name, 0),
                 }

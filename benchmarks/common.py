@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import platform
 import resource
 import statistics
@@ -25,6 +26,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.compiler.paired import pair_times
 from dovetail.ir.files import write_whole
 from dovetail.runtime.cpu_time import QUIET_CORES, busy_seconds, process_seconds
 from dovetail.topology.hardware import read_hardware
@@ -155,6 +157,16 @@ def interleave(
         name: sample([r.seconds for r in found], sum(not r.quiet for r in found))
         for name, found in regions.items()
     }
+
+
+def speedup(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+    """Return how many times as fast we are: `ratio`, the median over rounds, and `bound`.
+
+    The true ratio is at least `bound` with a probability of 0.99; None where rounds are too few.
+    Both are one over a `PairedRatio` of our times over theirs, whose bound is an upper one.
+    """
+    found = pair_times(ours, theirs)
+    return {"ratio": 1 / found.median, "bound": 1 / found.bound if found.bound else None}
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -310,13 +322,19 @@ def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _own_seconds() -> float:
-    """Return the CPU seconds of this process and its children (ranks, programs), ended or not."""
+    """Return the CPU seconds of this process and those below it (servers and their engines)."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = time.process_time() + ended.ru_utime + ended.ru_stime
-    for file in Path("/proc/self/task").glob("*/children"):
+    return seconds + sum(process_seconds(pid) for pid in family(os.getpid()) if pid != os.getpid())
+
+
+def family(pid: int) -> Iterator[int]:
+    """Yield a process and all below it."""
+    yield pid
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # a thread may end meanwhile
-            seconds += sum(process_seconds(int(child)) for child in file.read_text().split())
-    return seconds
+            for child in file.read_text().split():
+                yield from family(int(child))
 
 
 def _version(package: str) -> str | None:

@@ -28,10 +28,10 @@ from common import (
     keep_current,
     open_report,
     sample,
+    speedup,
     work_folder,
 )
 from dovetail.codegen.targets import host_features
-from dovetail.compiler.paired import pair_times
 from dovetail.topology.hardware import read_hardware
 from generate_bars import judge, summarise
 from generate_models import (
@@ -334,8 +334,7 @@ def measure_cell(
                 step = sample(side.decode).median / (work.new - 1)
                 row["read_share"] = sizes["step_bytes"] / step / memory
         else:
-            found = pair_times(side.times(work.phase), sides[OURS].times(work.phase))
-            row |= {"ratio": found.median, "bound": found.bound or None}
+            row |= speedup(sides[OURS].times(work.phase), side.times(work.phase))
         rows.append(row)
         print(describe(row), flush=True)
     return rows

@@ -185,6 +185,7 @@ class Vllm:
 
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{self._threads - 1}"
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a side may have no children
         import vllm
 
         self._api = vllm
@@ -203,7 +204,7 @@ class Vllm:
 
     def settings(self) -> dict[str, str]:
         """Return what a reader needs to know of this peer."""
-        return {"settings": f"vLLM {version('vllm')}", "weights": "bf16", "kv": "bf16"}
+        return {"settings": f"vLLM {self._api.__version__}", "weights": "bf16", "kv": "bf16"}
 
     def run(self, work: Work, prompts: list[list[int]]) -> dict[str, Any]:
         """As `Dovetail.run`."""
@@ -231,6 +232,8 @@ def write_bfloat16(file: Path, target: Path) -> None:
 
     options = {"gguf_file": file.name, "dtype": torch.bfloat16}
     model = AutoModelForCausalLM.from_pretrained(file.parent, **options)
+    model.hf_quantizer = None  # its weights are plain bfloat16 now
+    del model.config.quantization_config
     part = target.with_name(f"{target.name}.part")
     model.save_pretrained(part)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(part)

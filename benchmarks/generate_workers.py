@@ -12,7 +12,7 @@ import os
 import random
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from common import timed_region
+from common import family, timed_region
 from dovetail.runtime.plan import SchedulerSettings
 
 
@@ -201,22 +201,14 @@ def read_mappings(text: str) -> list[tuple[int, int, str]]:
 
 def peak_bytes(pid: int | None = None) -> int:
     """Return the peaks of resident memory of a process, this one by default, and those below it."""
-    return sum(_memory(each, "VmHWM:") for each in _family(pid or os.getpid()))
+    return sum(_memory(each, "VmHWM:") for each in family(pid or os.getpid()))
 
 
 def reset_peak() -> None:
     """Have `peak_bytes` of this process count from now on, where the kernel allows it."""
-    for pid in _family(os.getpid()):
+    for pid in family(os.getpid()):
         with suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # a thread may end meanwhile
-            for child in file.read_text().split():
-                yield from _family(int(child))
 
 
 def _memory(pid: int, name: str) -> int:

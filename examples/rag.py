@@ -190,7 +190,8 @@ A build that was interrupted goes on where it was when the command is given agai
 
 `await app.arun(...)` does the same in an event loop. `app.submit_workflow(...)` returns a job at
 once, which yields events as nodes begin and end, as text is written and as searches advance.
-`app.index("idx")` adds and removes documents while workflows run.
+`app.index("idx")` adds and removes documents while workflows run. Documents that a prompt has no
+room for are cut, the farthest first, and `notes` of the result say so.
 
 ## Keep it in the artifact
 

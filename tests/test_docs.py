@@ -103,7 +103,9 @@ def test_names_that_python_blocks_import_are_there(page: Path) -> None:
                 assert all(hasattr(module, alias.name) for alias in node.names), node.module
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/rag.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "docs/figures.md", ROOT / "docs/rag.md"], ids=lambda p: p.name
+)
 def test_figures_are_of_files_that_are_kept(page: Path) -> None:
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
     named = {name for row in rows for name in re.findall(r"`([\w/]+\.json)`", row)}

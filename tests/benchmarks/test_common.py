@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from common import keep_current
+from common import family, keep_current, speedup
 
 
 class Maker:
@@ -56,3 +58,23 @@ def test_what_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
         keep_current(make.artifact, fail)
     keep_current(make.artifact, make)
     assert make.made == 2
+
+
+def test_a_family_has_those_below_its_children() -> None:
+    """A server's engine computes for the benchmark that runs it: it is no noise of others."""
+    inner = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", outer], **pipes, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        below = int(child.stdout.readline())
+        assert {os.getpid(), child.pid, below} <= set(family(os.getpid()))
+        child.stdin.close()
+
+
+def test_a_speedup_is_bounded_from_below() -> None:
+    ours, theirs = [1.0] * 9, [2.0, 1.9, 1.8, 2.1, 2.2, 1.7, 2.3, 2.4, 1.6]
+    found = speedup(ours, theirs)
+    assert found["ratio"] == pytest.approx(2.0)
+    assert found["bound"] == pytest.approx(1.6)  # of nine, the least
+    assert speedup(ours[:6], theirs[:6])["bound"] is None

@@ -1,0 +1,1 @@
+"""Models on a torch device beside the CPU: the only room that imports torch."""

@@ -1,0 +1,139 @@
+"""A torch device as executors see it: its memory, its two streams, and what threads it leaves.
+
+In: a name such as `cuda:1`, `xpu:0` or `torch:cpu`. Out: a `TorchDevice`. On `torch:cpu` work is
+done when a call returns, so streams and events are nothing there; elsewhere they are torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dovetail.ir.errors import CapacityError, DeviceError
+from dovetail.runtime.memory import allocate, available_memory
+
+CPU = "torch:cpu"
+TURING = (7, 5)
+"""The last NVIDIA architecture without bfloat16 products."""
+
+Array = npt.NDArray[Any]
+
+
+class TorchDevice:
+    """One device. Work of a stream runs in the order given; the two streams side by side."""
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        """`threads`: of torch on `torch:cpu`. Raises DeviceError where there is no such device."""
+        self.name, self.threads = name, threads
+        self.device = torch.device("cpu" if name == CPU else name)
+        self.apart = self.device.type != "cpu"  # has memory and streams of its own
+        if self.apart:
+            self._check()
+            self.copy: Any = torch.Stream(self.device)
+            self.compute: Any = torch.Stream(self.device)
+
+    def _check(self) -> None:
+        found = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
+        kind, index = self.device.type, self.device.index or 0
+        if found is None or found.type != kind or index >= torch.accelerator.device_count():
+            seen = f"{torch.accelerator.device_count()} of {found.type}" if found else "none"
+            raise DeviceError(
+                f"torch {torch.__version__} has no device {self.name} here (it sees {seen}); "
+                "install torch for this accelerator, or give --device cpu"
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What activations are by default: bfloat16, float16 where products know no bfloat16."""
+        if self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) <= TURING:
+            return torch.float16
+        return torch.bfloat16
+
+    def free_bytes(self) -> int:
+        """Return the bytes that are free on the device now."""
+        if not self.apart:
+            return available_memory() or 0
+        return int(torch.accelerator.get_memory_info(self.device)[0])
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Have this thread give work to the device: without gradients, on its compute stream.
+
+        Raises CapacityError where its memory runs out.
+        """
+        try:
+            with torch.inference_mode():
+                if self.apart:
+                    with self.compute:
+                        yield
+                else:
+                    if torch.get_num_threads() != self.threads:
+                        torch.set_num_threads(self.threads)
+                    yield
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(f"{self.name} has no memory for a step: {error}") from None
+
+    # ---- streams: nothing to do on torch:cpu ----
+
+    def mark(self, stream: Any) -> Any:
+        """Return an event at the point that a stream has come to; None on `torch:cpu`."""
+        if not self.apart:
+            return None
+        event = torch.Event(self.device)
+        event.record(stream)
+        return event
+
+    def follow(self, stream: Any, event: Any) -> None:
+        """Have a stream go on behind an event."""
+        if event is not None:
+            stream.wait_event(event)
+
+    def wait(self, event: Any) -> None:
+        """Return when an event has been reached."""
+        if event is not None:
+            event.synchronize()
+
+    def finish(self) -> None:
+        """Wait for all that was given to the device."""
+        if self.apart:
+            self.compute.synchronize()
+            self.copy.synchronize()
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Give work to the copy stream."""
+        if self.apart:
+            with self.copy:
+                yield
+        else:
+            yield
+
+    # ---- memory ----
+
+    def host(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return zeroed bytes of the host that the device copies from and to without a detour."""
+        if not self.apart:
+            return allocate(nbytes)
+        found: npt.NDArray[np.uint8] = torch.zeros(
+            nbytes, dtype=torch.uint8, pin_memory=True
+        ).numpy()
+        return found
+
+    def twin(self, array: Array) -> torch.Tensor:
+        """Return a tensor like `array` on the device; on `torch:cpu` over the same memory."""
+        tensor = torch.from_numpy(array)
+        return torch.zeros_like(tensor, device=self.device) if self.apart else tensor
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return zeros on the device; CapacityError without room."""
+        try:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise CapacityError(f"{self.name} has no memory for {shape}: {error}") from None

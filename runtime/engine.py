@@ -109,7 +109,7 @@ class Engine:
             RankError: a process could not be started.
         """
         self.spec: ModelSpec = part.file.spec
-        self.service = service = _fit(artifact.service, hardware) if plan is None else plan
+        self.service = service = fit_service(artifact.service, hardware) if plan is None else plan
         self.threshold = service.prefill_token_threshold
         forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
         tokens, sequences = forward.max_tokens, min(forward.max_sequences, sample.max_sequences)
@@ -404,7 +404,7 @@ def _lost_with(error: BaseException) -> DovetailError:
     return DeviceError(f"a step failed ({error}); send the request again")
 
 
-def _fit(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:
+def fit_service(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:
     """Return the artifact's plan as this machine can run it now; the log says what is different."""
     fitted, said = adapt_service(service, hardware, read_busy())
     for text in said:

@@ -25,10 +25,12 @@ class PairSetup(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     plan: RankPlan
     device: str
-    ordinal: int
+    activations: str
     backend: str
-    gpu_blocks: int
+    blocks: int
+    tokens: int
     sequences: int
+    threads: int
     lanes: int
 
 
@@ -49,25 +51,12 @@ class LaneSizes(msgspec.Struct, frozen=True, kw_only=True):
     gpu_decode: int
     cpu_decode: int
     n_out: int
-    gpu_splits: int
     cpu_splits: int
-    prefill: bool
 
     @property
     def sequences(self) -> int:
         """Sequences in all."""
         return self.n_prefill + self.gpu_decode + self.cpu_decode
-
-    @property
-    def args(self) -> dict[str, int]:
-        """The integers of the forward tape, for what the accelerator computes."""
-        return {
-            "n_tokens": self.n_tokens,
-            "n_prefill": self.n_prefill,
-            "n_decode": self.gpu_decode,
-            "n_out": self.n_out,
-            "kv_splits": self.gpu_splits,
-        }
 
 
 class LaneOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import torch
 
 from dovetail.ir.errors import CapacityError, DeviceError
 from dovetail.runtime.memory import allocate, available_memory
+from dovetail.topology.hardware import read_hardware
 
 CPU = "torch:cpu"
 TURING = (7, 5)
@@ -32,10 +33,11 @@ class TorchDevice:
         self.name, self.threads = name, threads
         self.device = torch.device("cpu" if name == CPU else name)
         self.apart = self.device.type != "cpu"  # has memory and streams of its own
+        self.copy: Any = None
+        self.compute: Any = None
         if self.apart:
             self._check()
-            self.copy: Any = torch.Stream(self.device)
-            self.compute: Any = torch.Stream(self.device)
+            self.copy, self.compute = torch.Stream(self.device), torch.Stream(self.device)
 
     def _check(self) -> None:
         found = (
@@ -50,16 +52,15 @@ class TorchDevice:
             )
 
     @property
-    def dtype(self) -> torch.dtype:
+    def activations(self) -> str:
         """What activations are by default: bfloat16, float16 where products know no bfloat16."""
-        if self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) <= TURING:
-            return torch.float16
-        return torch.bfloat16
+        old = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) <= TURING
+        return "f16" if old else "bf16"
 
     def free_bytes(self) -> int:
         """Return the bytes that are free on the device now."""
         if not self.apart:
-            return available_memory() or 0
+            return available_memory(read_hardware()) or 0
         return int(torch.accelerator.get_memory_info(self.device)[0])
 
     @contextmanager

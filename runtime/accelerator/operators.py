@@ -103,8 +103,10 @@ def bind_rope(binder: Binder, entry: Entry) -> Work:
         cosine, sine = _rotations(step, tables, entry.m)
         turn = heads[:, : n_q + n_kv].float()
         left, right = turn[..., :half], turn[..., half:turned]
-        heads[:, : n_q + n_kv, :half] = left * cosine - right * sine
-        heads[:, : n_q + n_kv, half:turned] = right * cosine + left * sine
+        turned_left = left * cosine - right * sine
+        turned_right = right * cosine + left * sine
+        heads[:, : n_q + n_kv, :half] = turned_left
+        heads[:, : n_q + n_kv, half:turned] = turned_right
         if stored := step.counts["n_stored"]:
             blocks, places = _slots(step, stored)
             for pool, last in pools:

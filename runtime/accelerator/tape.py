@@ -167,6 +167,16 @@ def array(slot: Slot) -> str:
     return slot.name
 
 
+UNUSED = ("partial", "split_k", "scratch")
+"""Buffers that only the CPU's kernels need."""
+
+
+def row_bytes(tape: Tape, dtype: torch.dtype) -> int:
+    """Return the bytes of activations that a token takes in one lane: twice the widest at a time."""
+    columns = [b.columns for b in tape.buffers if b.name not in UNUSED]
+    return dtype.itemsize * (sum(columns) + 2 * max(columns))
+
+
 class TorchTape:
     """A tape for one torch device."""
 

@@ -40,13 +40,16 @@ def load_weights(
     for entry in weights.entries.values():
         rows = unpack_rows(entry, weights.array(entry.name), paired.get(entry.name))
         share = shares.get(entry.name, WHOLE)
-        part = _tensor(np.ascontiguousarray(rows[share.rows, share.columns]), entry.dtype)
+        part = _tensor(np.array(rows[share.rows, share.columns]), entry.dtype)
         matrix = entry.layout in MATRICES or (entry.k > 1 and entry.name not in ROTARY)
         held = part.to(device.device, dtype if matrix else torch.float32)
-        if held.data_ptr() == part.data_ptr() and not device.apart:
-            held = held.clone()  # else it would be the artifact's mapped file
         found[entry.name] = held if entry.k > 1 or matrix else held.view(-1)
     return found
+
+
+def weight_bytes(weights: Weights, dtype: torch.dtype) -> int:
+    """Return the bytes that all weights take on a device."""
+    return sum(e.n * e.k * (dtype.itemsize if e.k > 1 else 4) for e in weights.entries.values())
 
 
 def _tensor(rows: npt.NDArray[Any], dtype: str) -> torch.Tensor:

@@ -1,0 +1,351 @@
+"""One batch of a step on a torch device: its arguments, activations, and attention on the CPU.
+
+In: a planned batch. Out: work for the device, and a task for the CPU's thread for each layer. What
+crosses the link for a request that lives on the CPU: a decode's q, k and v go there and its
+attention comes back; a prompt's blocks are computed in a landing place and go there (NEO §3.1).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.tape import BufferRef, Tape
+from dovetail.runtime.accelerator.device import TorchDevice
+from dovetail.runtime.accelerator.operators import DECODER
+from dovetail.runtime.accelerator.sampling import choose_tokens
+from dovetail.runtime.accelerator.tape import Binder, DevicePools, Step, TorchTape
+from dovetail.runtime.accelerator.weights import TYPES
+from dovetail.runtime.device import Segment
+from dovetail.runtime.forward import ForwardModel, Phase
+from dovetail.runtime.kv_pool import KvPool, blocks_for
+from dovetail.runtime.orders import LaneOrder, LaneSizes, order_lane, unpack_arrays
+from dovetail.runtime.plan import Batch
+from dovetail.runtime.request import Home, Request
+from dovetail.runtime.sampling import draw_uniform
+from dovetail.runtime.step import PAGE, StepBuffers, StepShape, step_bytes
+from dovetail.runtime.tape import Operands
+
+CROSSING = ("qkv", "attention")
+"""Buffers of which rows cross the link: to the CPU, and back."""
+OUT_ROWS = ("out_rows", "temperature", "top_k", "top_p", "min_p", "uniform")
+
+Blocks = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """What the lanes of an executor share: one rank's part of a model, on the device and the CPU."""
+
+    spec: ModelSpec
+    tape: Tape
+    device: TorchDevice
+    weights: Mapping[str, torch.Tensor]
+    dtype: torch.dtype
+    pools: DevicePools
+    cpu: ForwardModel
+    sizes: tuple[int, int]
+
+    @property
+    def cpu_pools(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the CPU, laid out as on the device."""
+        spec, kv = self.spec, self.cpu.kv
+        shape = (spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+        keys, values = (
+            torch.from_numpy(memory).view(TYPES[spec.kv_dtype]).view(shape)
+            for memory in (kv.k, kv.v)
+        )
+        return keys, values
+
+    def copy_blocks(self, layer: int, blocks: Blocks, target: Home) -> None:
+        """Copy one layer of `blocks` [2][n], here and on the CPU, on the copy stream."""
+        if not blocks.size:
+            return
+        here = (self.pools.k, self.pools.v)
+        runs = block_runs(*blocks)
+        with self.device.copying():
+            for ours, theirs in zip(here, self.cpu_pools, strict=True):
+                for first, at, count in runs:
+                    a, b = ours[layer, first : first + count], theirs[layer, at : at + count]
+                    to, held = (a, b) if target is Home.GPU else (b, a)
+                    to.copy_(held, non_blocking=True)
+
+
+def block_runs(left: Blocks, right: Blocks) -> list[tuple[int, int, int]]:
+    """Return (left, right, count) of the longest stretches in which both count up by one."""
+    breaks = np.flatnonzero((np.diff(left) != 1) | (np.diff(right) != 1)) + 1
+    starts = [0, *breaks.tolist()]
+    stops = [*breaks.tolist(), len(left)]
+    return [(int(left[i]), int(right[i]), j - i) for i, j in zip(starts, stops, strict=True)]
+
+
+def attention_tape(tape: Tape, sequences: int) -> Tape:
+    """Return the decode attention of a forward tape alone, over rows of `sequences` decodes."""
+    entries = tuple(
+        msgspec.structs.replace(entry, barrier=True)
+        for entry in tape.entries
+        if entry.op == "decode_attention"
+    )
+    used = {s.name for entry in entries for s in entry.slots if isinstance(s, BufferRef)}
+    buffers, offset = [], 0
+    for buffer in tape.buffers:
+        if buffer.name in used:
+            size = buffer.bytes // buffer.rows * sequences
+            buffers.append(
+                msgspec.structs.replace(buffer, offset=offset, rows=sequences, bytes=size)
+            )
+            offset += -(-size // 64) * 64
+    return msgspec.structs.replace(
+        tape, buffers=tuple(buffers), entries=entries, arena_bytes=offset, max_tokens=sequences
+    )
+
+
+class Lane:
+    """Buffers of one batch, on both sides, and the tapes bound to them."""
+
+    def __init__(self, model: DeviceModel) -> None:
+        spec, tape, device = model.spec, model.tape, model.device
+        tokens, sequences = model.sizes
+        self._model, self._device = model, device
+        slab = device.host(step_bytes(spec, tokens, sequences))
+        self.buffers = StepBuffers(_take_from(slab), spec, tokens, sequences)
+        twins = {name: device.twin(array) for name, array in self.buffers.arrays.items()}
+        self.step = Step(self.buffers.arrays, twins)
+        self._binder = Binder(
+            tape, device, model.weights, model.dtype, model.sizes, model.pools
+        )
+        self.forward = TorchTape(tape, self._binder, DECODER)
+        self.attention = [self.forward.segment(f"attn({i})") for i in range(spec.n_layers)]
+        starts = [0, *(span.stop for span in self.attention)]
+        stops = [*(span.start for span in self.attention), len(tape.entries)]
+        self.between = [range(*ends) for ends in zip(starts, stops, strict=True)]
+        self._bind_cpu(tape, sequences)
+        self._task: Future[None] | None = None
+        self.attending = 0.0  # seconds of the CPU's attention since somebody looked
+        self.waited = 0.0  # seconds that the device's thread waited for it since then
+
+    def _bind_cpu(self, tape: Tape, sequences: int) -> None:
+        model, own = self._model, attention_tape(tape, sequences)
+        arena = self._device.host(own.arena_bytes)
+        phase = model.cpu.decode
+        operands = Operands(model.cpu.weights, arena, model.cpu.kv)
+        self._cpu = Phase(model.cpu.bind(own, operands, "decode", phase.plan), phase.plan)
+        self._cpu_spans = [self._cpu.tape.segment(f"attn({i})") for i in range(model.spec.n_layers)]
+        self._host_rows = {
+            b.name: self._cpu.tape.buffer(b.name).view(np.float32).reshape(sequences, b.stride)
+            for b in own.buffers
+            if b.name in CROSSING
+        }
+        self._rows = {
+            name: (self._binder.buffers[name], torch.from_numpy(rows))
+            for name, rows in self._host_rows.items()
+        }
+        self._no_rows = np.zeros(1, np.int32)  # the CPU's rows begin at 0
+
+    def join(self, collective: Any) -> None:
+        """Sum over the ranks of `collective` from now on."""
+        self._binder.collective = collective
+
+    # ---- arguments ----
+
+    def fill(
+        self, batch: Batch, requests: Mapping[int, Request], pools: Mapping[Home, KvPool]
+    ) -> StepShape:
+        """Write the arguments of a batch."""
+
+        def table(number: int) -> Any:
+            home = requests[number].home
+            assert home is not None
+            return pools[home].table(number)
+
+        shape = self._shape = self.buffers.fill(batch, requests, table)
+        self.buffers.sample_args(shape, draw_uniform)
+        self._land_prompts(batch, requests)
+        count = len(batch.cpu_decode)
+        slots = self.buffers.arrays["kv_slots"][shape.n_tokens - count : shape.n_tokens]
+        self._cpu_slots = slots.copy()
+        self._samples = True
+        return shape
+
+    def _land_prompts(self, batch: Batch, requests: Mapping[int, Request]) -> None:
+        """Give the blocks of prompts that live on the CPU their places in the landing."""
+        arrays, first = self.buffers.arrays, self._model.pools.blocks
+        places: dict[int, int] = {}
+        brought: dict[int, None] = {}
+        sent: dict[int, None] = {}
+        row = 0
+        for sequence, chunk in enumerate(batch.prefill):
+            end = chunk.start + chunk.length
+            if requests[chunk.request].home is Home.CPU:
+                table = arrays["block_tables"][sequence, : blocks_for(end)]
+                held = table.tolist()
+                brought |= dict.fromkeys(held[: blocks_for(chunk.start)])
+                sent |= dict.fromkeys(held[chunk.start // KV_BLOCK :])
+                table[:] = [first + places.setdefault(block, len(places)) for block in held]
+                positions = np.arange(chunk.start, end)
+                slots = arrays["kv_slots"][row : row + chunk.length]
+                slots[:] = table[positions // KV_BLOCK] * KV_BLOCK + positions % KV_BLOCK
+            row += chunk.length
+        assert len(places) <= self._model.pools.landing
+        self._brought, self._sent = (
+            np.array([[first + places[b] for b in blocks], [*blocks]], np.int32)
+            for blocks in (brought, sent)
+        )
+
+    def set_args(self, sizes: LaneSizes) -> None:
+        """Say how the filled batch runs, and give its arguments to the device."""
+        self._sizes, self._decodes = sizes, sizes.cpu_decode
+        first = sizes.n_prefill + sizes.gpu_decode
+        arrays = self.buffers.arrays
+        tails = {n: int(arrays[n][first:].ctypes.data) for n in ("seq_lengths", "block_tables")}
+        starts = {"seq_starts": int(self._no_rows.ctypes.data)}
+        counts = {"n_tokens": sizes.cpu_decode, "n_out": 0, "kv_splits": sizes.cpu_splits}
+        counts |= {"n_prefill": 0, "n_decode": sizes.cpu_decode}
+        self._cpu_args = self.buffers.forward_addresses() | tails | starts | counts
+        self.step.counts = {
+            "n_tokens": sizes.n_tokens,
+            "n_stored": sizes.n_tokens - sizes.cpu_decode,
+            "n_cpu": sizes.cpu_decode,
+            "n_prefill": sizes.n_prefill,
+            "n_decode": sizes.gpu_decode,
+            "n_out": sizes.n_out,
+        }
+        self.step.shared.clear()
+        if self._device.apart:
+            self._upload(sizes)
+
+    def order(self) -> LaneOrder:
+        """Return what makes a lane of another rank run the same batch."""
+        kv = {"brought": self._brought, "sent": self._sent, "appended": self._cpu_slots}
+        return order_lane(self._sizes, self.buffers.arrays, **kv)
+
+    def obey(self, order: LaneOrder) -> None:
+        """Fill the lane as that of the rank that made `order`, which chooses the tokens."""
+        unpack_arrays(order.arrays, self.buffers.arrays, order.sizes, order.table_width)
+        self._brought, self._sent = (
+            np.frombuffer(order.kv[name], np.int32).reshape(2, -1) for name in ("brought", "sent")
+        )
+        self._cpu_slots = np.frombuffer(order.kv["appended"], np.int64)
+        self._samples = False
+        self.set_args(order.sizes)
+
+    def _upload(self, sizes: LaneSizes) -> None:
+        rows = {
+            **dict.fromkeys(("token_ids", "positions", "kv_slots"), sizes.n_tokens),
+            **dict.fromkeys(("seq_lengths", "block_tables"), sizes.sequences),
+            **dict.fromkeys(OUT_ROWS, sizes.n_out),
+        }
+        for name, count in rows.items():
+            host = torch.from_numpy(self.buffers.arrays[name][:count])
+            self.step.arrays[name][:count].copy_(host, non_blocking=True)
+
+    # ---- layers ----
+
+    def bring(self, layer: int) -> bool:
+        """Copy what prompts on the CPU computed before to the landing; tell whether they did."""
+        self._model.copy_blocks(layer, self._brought, Home.GPU)
+        return self._brought.size > 0
+
+    def start_layer(self, layer: int, worker: ThreadPoolExecutor) -> None:
+        """Give all up to and including the attention of a layer; the CPU's part to its thread."""
+        self.forward.run(self.between[layer], self.step)
+        device = self._device
+        if self._decodes or self._sent.size:
+            device.follow(device.copy, device.mark(device.compute))
+        if self._decodes:
+            arrived = self._cross("qkv", out=True)
+            self._task = worker.submit(self._attend, layer, arrived)
+        self._model.copy_blocks(layer, self._sent, Home.CPU)
+        self.forward.run(self.attention[layer], self.step)
+
+    def _cross(self, name: str, *, out: bool) -> Any:
+        """Copy the rows of the CPU's decodes there (or back); return the event behind that."""
+        rows, host = self._rows[name]
+        last = self._sizes.n_tokens
+        ours = rows[last - self._decodes : last]
+        theirs = host[: self._decodes, : ours.shape[1]]
+        to, held = (theirs, ours) if out else (ours, theirs)
+        with self._device.copying():
+            to.copy_(held, non_blocking=True)
+        return self._device.mark(self._device.copy)
+
+    def collect(self) -> None:
+        """Wait for the CPU's attention and give it to the device, which goes on behind it."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        begun = time.perf_counter()
+        task.result()
+        self.waited += time.perf_counter() - begun
+        arrived = self._cross("attention", out=False)
+        self._device.follow(self._device.compute, arrived)
+
+    def _attend(self, layer: int, arrived: Any) -> None:
+        """Store the keys and values of the CPU's decodes and attend. On the CPU's thread."""
+        self._device.wait(arrived)
+        begun = time.perf_counter()
+        self._store(layer)
+        span = self._cpu_spans[layer]
+        cpu = self._model.cpu.device
+        cpu.run(Segment(self._cpu.tape, self._cpu.plan, self._cpu_args, span))
+        self.attending += time.perf_counter() - begun
+
+    def _store(self, layer: int) -> None:
+        spec, count = self._model.spec, self._decodes
+        kv, dtype = self._model.cpu.kv, DTYPES[spec.kv_dtype]
+        heads = self._host_rows["qkv"][:count, : spec.qkv_size]
+        heads = heads.reshape(count, -1, spec.head_dim)[:, spec.n_heads :]
+        blocks, places = self._cpu_slots // KV_BLOCK, self._cpu_slots % KV_BLOCK
+        parts = heads[:, : spec.n_kv_heads], heads[:, spec.n_kv_heads :]
+        for memory, part in zip((kv.k, kv.v), parts, strict=True):
+            layers = memory.view(dtype.numpy).reshape(
+                spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim
+            )
+            layers[layer, blocks, :, places] = dtype.narrow(part)
+
+    def end(self) -> None:
+        """Give the rest of the step and the choice of tokens."""
+        self.forward.run(self.between[-1], self.step)
+        rows = self.step.counts["n_out"]
+        if self._samples and rows:
+            choose_tokens(self.step, rows, self._model.spec.vocab_size)
+
+    def fetch(self) -> None:
+        """Copy the chosen tokens to the host, and the logits where they are asked for."""
+        if not self._device.apart:
+            return
+        wanted = [request.params for request in self._shape.outputs]
+        asked = bool(self._shape.scored)
+        asked |= any(one.logprobs is not None or one.changes_logits for one in wanted)
+        count = self.step.counts["n_out"]
+        for name in ("out_ids", "out_logprobs", *(["logits"] if asked else [])):
+            host = torch.from_numpy(self.buffers.arrays[name][:count])
+            host.copy_(self.step.arrays[name][:count], non_blocking=True)
+
+    def abandon(self) -> None:
+        """Wait for the CPU's thread after a step that failed."""
+        if self._task is not None:
+            self._task.exception()
+            self._task = None
+
+
+def _take_from(slab: npt.NDArray[np.uint8]) -> Callable[[int], npt.NDArray[np.uint8]]:
+    """Return an allocator of pieces of `slab`, each from a page's start on."""
+    used = 0
+
+    def take(nbytes: int) -> npt.NDArray[np.uint8]:
+        nonlocal used
+        start, used = used, used + -(-nbytes // PAGE) * PAGE
+        return slab[start : start + nbytes]
+
+    return take

@@ -1,0 +1,170 @@
+"""One rank's device and CPU: weights and KV on both, two lanes, and a step's way through them.
+
+In: a rank's part of a model, then filled lanes or orders. Out: these, run layer by layer: tensors
+on the compute stream, KV behind it, the CPU's attention on a thread of its own (NEO §3.1).
+Nothing here schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.ir.errors import CapacityError, DovetailError, RankError
+from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.accelerator.device import TorchDevice
+from dovetail.runtime.accelerator.lane import DeviceModel, Lane
+from dovetail.runtime.accelerator.tape import DevicePools
+from dovetail.runtime.accelerator.weights import TYPES, load_weights
+from dovetail.runtime.forward import ForwardModel, layer_block_bytes
+from dovetail.runtime.kv_pool import blocks_for
+from dovetail.runtime.orders import StepOrder
+from dovetail.runtime.plan import Move
+from dovetail.runtime.request import Home
+
+
+@dataclass(frozen=True, slots=True)
+class PairSizes:
+    """Blocks of the device's KV pool, and the most tokens and sequences of a step."""
+
+    blocks: int
+    tokens: int
+    sequences: int
+
+
+class DevicePair:
+    """What a rank computes with."""
+
+    def __init__(
+        self, model: ForwardModel, device: TorchDevice, dtype: torch.dtype, sizes: PairSizes
+    ) -> None:
+        """Put everything on the device.
+
+        Args:
+            model: this rank's part of the model on the CPU.
+            device: where tensors go.
+            dtype: of activations and matrices there.
+            sizes: of the pool and of steps.
+
+        Raises CapacityError where weights, KV or activations do not fit.
+        """
+        self._layers, self._moved, self.device = model.spec.n_layers, 0, device
+        self._collective: Any = None
+        tape, shares = model.device_share()
+        with device.working():
+            weights = load_weights(device, model.weights, dtype, shares)
+            landing = blocks_for(model.spec.max_context) + blocks_for(sizes.tokens)
+            landing = min(landing, count_blocks(model))
+            self.model = DeviceModel(
+                spec=model.spec,
+                tape=tape,
+                device=device,
+                weights=weights,
+                dtype=dtype,
+                pools=make_pools(model, device, sizes.blocks, landing),
+                cpu=model,
+                sizes=(sizes.tokens, sizes.sequences),
+            )
+            self.lanes = [Lane(self.model) for _ in range(2)]
+        self.worker = ThreadPoolExecutor(1, "cpu-attention")
+
+    def join(self, collective: Any) -> None:
+        """Sum over the ranks of `collective` from now on."""
+        self._collective = collective
+        for lane in self.lanes:
+            lane.join(collective)
+
+    # ---- a step ----
+
+    def begin(self) -> None:
+        """Begin a step: nothing has been moved."""
+        self._moved = 0
+
+    def obey(self, order: StepOrder) -> None:
+        """Run a step as the rank that made `order`."""
+        self.begin()
+        lanes = self.lanes[: len(order.lanes)]
+        with self.device.working(), self.finishing(lanes):
+            for lane, filled in zip(lanes, order.lanes, strict=True):
+                lane.obey(filled)
+            self.run(order.moves, order.leaving, lanes)
+
+    @contextmanager
+    def finishing(self, lanes: Sequence[Lane]) -> Iterator[None]:
+        """Wait for the work that the body gives to the device, even if it fails.
+
+        Raises RankError where the group has failed meanwhile.
+        """
+        try:
+            yield
+            self.device.finish()
+            if self._collective is not None and self._collective.failed:
+                raise RankError("a process of the group has ended, so nothing can be summed")
+        except BaseException:
+            for lane in lanes:
+                lane.abandon()
+            with suppress(DovetailError, RuntimeError):  # what failed is on its way already
+                self.device.finish()
+            raise
+
+    def run(self, moves: Sequence[Move], leaving: int, lanes: Sequence[Lane]) -> None:
+        """Give filled lanes to the device side by side, each behind its attention on the CPU.
+
+        The first `leaving` of the moves go to the CPU. A layer is moved once, however often the
+        step is tried.
+        """
+        device = self.device
+        for layer in range(self._layers):
+            moved = self._move(layer, moves, leaving, lanes)
+            for lane in lanes:
+                lane.collect()
+                if moved:
+                    device.follow(device.compute, device.mark(device.copy))
+                lane.start_layer(layer, self.worker)
+        for lane in lanes:
+            lane.collect()
+            lane.end()
+
+    def _move(self, layer: int, moves: Sequence[Move], leaving: int, lanes: Sequence[Lane]) -> bool:
+        """Move one layer of KV, and bring what prompts need; tell whether there was any."""
+        brought = [lane.bring(layer) for lane in lanes]
+        moves = moves if layer >= self._moved else ()
+        self._moved = max(self._moved, layer + 1)
+        for i, move in enumerate(moves):
+            out = i < leaving
+            ends = (move.source, move.target) if out else (move.target, move.source)
+            home = Home.CPU if out else Home.GPU
+            self.model.copy_blocks(layer, np.array(ends, np.int32), home)
+        return bool(moves) or any(brought)
+
+    def close(self) -> None:
+        """End the thread; memory goes with the last tensor."""
+        self.worker.shutdown()
+
+
+def make_pools(
+    model: ForwardModel, device: TorchDevice, blocks: int, landing: int
+) -> DevicePools:
+    """Return KV memory on the device; CapacityError where it does not fit."""
+    spec = model.spec
+    shape = (spec.n_layers, blocks + landing, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+    try:
+        keys, values = (device.zeros(shape, TYPES[spec.kv_dtype]) for _ in "kv")
+    except CapacityError as error:
+        size = 2 * spec.n_layers * (blocks + landing) * layer_block_bytes(spec)
+        raise CapacityError(
+            f"a KV pool of {blocks} blocks ({size / 2**20:.0f} MiB) does not fit on {device.name} "
+            f"({error}); lower --gpu-memory-utilization"
+        ) from None
+    return DevicePools(keys, values, blocks, landing)
+
+
+def count_blocks(model: ForwardModel) -> int:
+    """Return the blocks of a rank's KV pool on the CPU."""
+    return model.kv.layer_bytes // layer_block_bytes(model.spec)

@@ -102,8 +102,8 @@ def measure_profile(
         if not least and now() - start > seconds:
             log.info("profiled %d points in %.1f s", number, now() - start)
             break
-        times = _repeat(bench.prepare(table, at), now, POINT_SHARE * seconds)
-        tables.setdefault(table, []).append(_row(at, times))
+        times = repeat(bench.prepare(table, at), now, POINT_SHARE * seconds)
+        tables.setdefault(table, []).append(measured_row(at, times))
         bench.clear()
     return ProfileFile(
         key=key,
@@ -116,13 +116,15 @@ def _place(row: CostRow) -> tuple[int, ...]:
     return row.at
 
 
-def _row(at: tuple[int, ...], times: Sequence[float]) -> CostRow:
+def measured_row(at: tuple[int, ...], times: Sequence[float]) -> CostRow:
+    """Return the row of a point: the median of its times and how far they spread."""
     low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
     spread = (high - low) / middle if middle else 0.0
     return CostRow(at=at, seconds=middle, origin="measured", spread=spread)
 
 
-def _repeat(run: Callable[[], float], now: Callable[[], float], limit: float) -> list[float]:
+def repeat(run: Callable[[], float], now: Callable[[], float], limit: float) -> list[float]:
+    """Return the seconds of some runs: more where `limit` leaves time for them."""
     run()  # the first one maps pages and wakes threads
     times: list[float] = []
     start = now()
@@ -139,12 +141,12 @@ def plan_points(
 ) -> Iterator[tuple[bool, Point]]:
     """Yield (is an end point, point): the ends of each table, then ever finer between them."""
     lines = {
-        "linear": _refined(1, max_tokens),
-        "prefill": _refined(1, min(max_tokens, max_context)),
-        "head": _refined(1, max_sequences),
+        "linear": refine(1, max_tokens),
+        "prefill": refine(1, min(max_tokens, max_context)),
+        "head": refine(1, max_sequences),
     }
-    sequences = _refined(1, max_sequences)
-    each = _refined(min(KV_BLOCK, max_context), min(max_context, kv_tokens))
+    sequences = refine(1, max_sequences)
+    each = refine(min(KV_BLOCK, max_context), min(max_context, kv_tokens))
     grid = {
         (s, s * n): max(i, j)
         for i, row in enumerate(sequences)
@@ -167,7 +169,7 @@ def plan_points(
             yield level == 0, ("cpu_decode", at)
 
 
-def _refined(first: int, last: int) -> list[list[int]]:
+def refine(first: int, last: int) -> list[list[int]]:
     """Return [the ends], [the point between], [those between these], ...: powers of two."""
     known = sorted({first, last})
     levels = [known]

@@ -19,6 +19,8 @@ from dovetail.runtime.memory import allocate, available_memory
 from dovetail.topology.hardware import read_hardware
 
 CPU = "torch:cpu"
+CPU_MEMORY = 0.25
+"""Part of the free memory that counts as that of `torch:cpu`; half is for the CPU's KV."""
 TURING = (7, 5)
 """The last NVIDIA architecture without bfloat16 products."""
 
@@ -58,9 +60,9 @@ class TorchDevice:
         return "f16" if old else "bf16"
 
     def free_bytes(self) -> int:
-        """Return the bytes that are free on the device now."""
+        """Return the bytes that are free on the device now; of `torch:cpu` a part of the CPU's."""
         if not self.apart:
-            return available_memory(read_hardware()) or 0
+            return int(available_memory(read_hardware()) * CPU_MEMORY)
         return int(torch.accelerator.get_memory_info(self.device)[0])
 
     @contextmanager

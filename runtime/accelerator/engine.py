@@ -19,16 +19,19 @@ from msgspec.structs import replace as changed
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, SpecError
+from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accelerator.device import CPU, TorchDevice
 from dovetail.runtime.accelerator.lane import Lane
-from dovetail.runtime.accelerator.pair import DevicePair, PairSizes
+from dovetail.runtime.accelerator.pair import DevicePair
+from dovetail.runtime.accelerator.profile import find_profile
 from dovetail.runtime.accelerator.rounds import largest_member, split_rounds, without
 from dovetail.runtime.accelerator.tape import row_bytes
 from dovetail.runtime.accelerator.weights import TYPES, weight_bytes
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import Collective
+from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.device import Bytes
-from dovetail.runtime.device_limits import device_limits
+from dovetail.runtime.device_limits import DeviceLimits, Wishes, device_limits
 from dovetail.runtime.engine import Engine, fit_service
 from dovetail.runtime.forward import layer_block_bytes
 from dovetail.runtime.kv_pool import KvPool, blocks_for
@@ -58,9 +61,7 @@ class DeviceOptions:
 
     name: str
     gpu_memory_utilization: float = 0.9
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
+    wishes: Wishes = Wishes()
     gpu_blocks: int | None = None
     dtype: str | None = None
     predictor: Predictor | None = None
@@ -98,6 +99,7 @@ class DeviceEngine(Engine):
         backend = "gloo" if options.name == CPU else "nccl"
         self._options, self._given = ranks or RankOptions(backend=backend), options
         self._pairs: PairGroup | None = None
+        self.profile: ProfileFile | None = None
         self._others: tuple[KernelLibrary, Sequence[RankSetup]] | None = None
         service = more.pop("plan", None) or artifact.service
         threads = more.pop("threads", None)
@@ -108,13 +110,15 @@ class DeviceEngine(Engine):
         with ExitStack() as undo:
             undo.callback(super().close)
             name = options.dtype or self._activations()
-            self._sizes = self._choose_sizes(options, TYPES[name])
-            self.pair = DevicePair(self.model, self.accelerator, TYPES[name], self._sizes)
+            self._limits = self._choose_sizes(options, TYPES[name])
+            self.pair = DevicePair(self.model, self.accelerator, TYPES[name], self._limits)
             undo.callback(self.pair.close)
             self.lanes = self.pair.lanes
             self._start_group(name)
-            self._predictor: Predictor = options.predictor or ZeroPredictor()
-            self._schedule(settings)
+            self._schedule(settings, options.predictor or ZeroPredictor())
+            if options.predictor is None and settings.offload == "auto" and self.group is None:
+                self.profile = find_profile(artifact, self, hardware)
+                self._schedule(settings, TablePredictor(self.profile))
             undo.pop_all()
 
     # ---- opening ----
@@ -125,35 +129,35 @@ class DeviceEngine(Engine):
             return self.accelerator.activations
         return self.spec.weight_dtype if self.spec.weight_dtype in TYPES else "bf16"
 
-    def _choose_sizes(self, options: DeviceOptions, kind: torch.dtype) -> PairSizes:
+    def _choose_sizes(self, options: DeviceOptions, kind: torch.dtype) -> DeviceLimits:
         """Return what the device's free memory holds; CapacityError where that is nothing."""
         spec, shard = self.spec, self.model.spec
         limits = device_limits(
-            free=int(self.accelerator.free_bytes() * options.gpu_memory_utilization),
+            free=self.accelerator.free_bytes(),
             weights=weight_bytes(self.model.weights, kind) // self.service.processes,
             block_bytes=2 * spec.n_layers * layer_block_bytes(shard),
             row_bytes=2 * row_bytes(self.model.device_share()[0], kind),
-            output_bytes=2 * 4 * spec.vocab_size,
+            logits_bytes=2 * 4 * spec.vocab_size,
             context=spec.max_context,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_model_len=options.max_model_len,
-            gpu_blocks=options.gpu_blocks,
+            wishes=options.wishes,
+            utilization=options.gpu_memory_utilization,
+            blocks=options.gpu_blocks,
         )
-        return PairSizes(limits.blocks, limits.step_tokens, limits.sequences)
+        return limits
 
-    def _schedule(self, settings: SchedulerSettings) -> None:
+    def _schedule(self, settings: SchedulerSettings, predictor: Predictor) -> None:
         """Schedule for both pools from now on."""
         limits = replace(
             self.scheduler.limits,
-            max_step_tokens=self._sizes.tokens,
-            max_step_sequences=self._sizes.sequences,
+            max_step_tokens=self._limits.step_tokens,
+            max_step_sequences=self._limits.sequences,
+            max_context=self._limits.context,
             n_layers=self.spec.n_layers,
             block_bytes=2 * layer_block_bytes(self.spec) * self.spec.n_layers,
         )
-        gpu = KvPool(self._sizes.blocks, keep=settings.keep_prefixes)
+        gpu = KvPool(self._limits.blocks, keep=settings.keep_prefixes)
         self.scheduler = NeoScheduler(
-            limits, gpu, self.pool, self._predictor, time.perf_counter, settings
+            limits, gpu, self.pool, predictor, time.perf_counter, settings
         )
 
     def _form_group(
@@ -177,9 +181,9 @@ class DeviceEngine(Engine):
                 device=place_rank(self._given.name, setup.plan.rank, alone=self._options.ray is not None),
                 activations=activations,
                 backend=self._options.backend,
-                blocks=self._sizes.blocks,
-                tokens=self._sizes.tokens,
-                sequences=self._sizes.sequences,
+                blocks=self._limits.blocks,
+                tokens=self._limits.step_tokens,
+                sequences=self._limits.sequences,
                 threads=self.accelerator.threads,
                 lanes=setup.lanes,
             )

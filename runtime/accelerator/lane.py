@@ -8,7 +8,7 @@ attention comes back; a prompt's blocks are computed in a landing place and go t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -249,6 +249,38 @@ class Lane:
             host = torch.from_numpy(self.buffers.arrays[name][:count])
             self.step.arrays[name][:count].copy_(host, non_blocking=True)
 
+    def rehearse(self, prompts: Sequence[int], decodes: Sequence[int], on_cpu: int = 0) -> None:
+        """Fill the lane with made-up sequences of so many tokens: prompts, decodes, CPU's decodes.
+
+        For measuring: of their KV nothing is read that matters.
+        """
+        arrays, pools = self.buffers.arrays, self._model.pools
+        lengths = np.array([*prompts, *decodes, *[1] * on_cpu], np.int32)
+        starts = np.cumsum([0, *prompts, *[1] * (len(decodes) + on_cpu)])
+        rows = int(starts[-1])
+        arrays["token_ids"][:rows] = 0
+        arrays["positions"][:rows] = np.arange(rows) % self._model.spec.max_context
+        arrays["kv_slots"][:rows] = np.arange(rows) % ((pools.blocks + pools.landing) * KV_BLOCK)
+        arrays["seq_starts"][: len(starts)] = starts
+        arrays["seq_lengths"][: len(lengths)] = lengths
+        width = blocks_for(int(lengths.max()))
+        held = np.arange(len(lengths) * width) % (pools.blocks + pools.landing)
+        arrays["block_tables"][: len(lengths), :width] = held.reshape(len(lengths), width)
+        out = len(decodes) + on_cpu
+        arrays["out_rows"][:out] = np.arange(rows - out, rows)
+        self._brought = self._sent = np.zeros((2, 0), np.int32)
+        self._cpu_slots, self._samples = np.zeros(on_cpu, np.int64), False
+        self.set_args(
+            LaneSizes(
+                n_tokens=rows,
+                n_prefill=len(prompts),
+                gpu_decode=len(decodes),
+                cpu_decode=on_cpu,
+                n_out=out,
+                cpu_splits=1,
+            )
+        )
+
     # ---- layers ----
 
     def bring(self, layer: int) -> bool:
@@ -263,10 +295,18 @@ class Lane:
         if self._decodes or self._sent.size:
             device.follow(device.copy, device.mark(device.compute))
         if self._decodes:
-            arrived = self._cross("qkv", out=True)
-            self._task = worker.submit(self._attend, layer, arrived)
+            self._hand_over(layer, worker)
         self._model.copy_blocks(layer, self._sent, Home.CPU)
         self.forward.run(self.attention[layer], self.step)
+
+    def _hand_over(self, layer: int, worker: ThreadPoolExecutor) -> None:
+        arrived = self._cross("qkv", out=True)
+        self._task = worker.submit(self._attend, layer, arrived)
+
+    def hand_over(self, worker: ThreadPoolExecutor) -> None:
+        """Have the CPU attend for the first layer and take it back: for measuring."""
+        self._hand_over(0, worker)
+        self.collect()
 
     def _cross(self, name: str, *, out: bool) -> Any:
         """Copy the rows of the CPU's decodes there (or back); return the event behind that."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from dovetail.runtime.accelerator.device import TorchDevice
 from dovetail.runtime.accelerator.lane import DeviceModel, Lane
 from dovetail.runtime.accelerator.tape import DevicePools
 from dovetail.runtime.accelerator.weights import TYPES, load_weights
+from dovetail.runtime.device_limits import DeviceLimits
 from dovetail.runtime.forward import ForwardModel, layer_block_bytes
 from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.orders import StepOrder
@@ -29,20 +29,11 @@ from dovetail.runtime.plan import Move
 from dovetail.runtime.request import Home
 
 
-@dataclass(frozen=True, slots=True)
-class PairSizes:
-    """Blocks of the device's KV pool, and the most tokens and sequences of a step."""
-
-    blocks: int
-    tokens: int
-    sequences: int
-
-
 class DevicePair:
     """What a rank computes with."""
 
     def __init__(
-        self, model: ForwardModel, device: TorchDevice, dtype: torch.dtype, sizes: PairSizes
+        self, model: ForwardModel, device: TorchDevice, dtype: torch.dtype, limits: DeviceLimits
     ) -> None:
         """Put everything on the device.
 
@@ -50,7 +41,7 @@ class DevicePair:
             model: this rank's part of the model on the CPU.
             device: where tensors go.
             dtype: of activations and matrices there.
-            sizes: of the pool and of steps.
+            limits: of the pool and of steps.
 
         Raises CapacityError where weights, KV or activations do not fit.
         """
@@ -59,7 +50,7 @@ class DevicePair:
         tape, shares = model.device_share()
         with device.working():
             weights = load_weights(device, model.weights, dtype, shares)
-            landing = blocks_for(model.spec.max_context) + blocks_for(sizes.tokens)
+            landing = blocks_for(model.spec.max_context) + blocks_for(limits.step_tokens)
             landing = min(landing, count_blocks(model))
             self.model = DeviceModel(
                 spec=model.spec,
@@ -67,9 +58,9 @@ class DevicePair:
                 device=device,
                 weights=weights,
                 dtype=dtype,
-                pools=make_pools(model, device, sizes.blocks, landing),
+                pools=make_pools(model, device, limits.blocks, landing),
                 cpu=model,
-                sizes=(sizes.tokens, sizes.sequences),
+                sizes=(limits.step_tokens, limits.sequences),
             )
             self.lanes = [Lane(self.model) for _ in range(2)]
         self.worker = ThreadPoolExecutor(1, "cpu-attention")

@@ -8,62 +8,23 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol, TypeAlias
 
 from dovetail.ir.errors import ArtifactError, DovetailError, RankError
-from dovetail.runtime.artifact import Artifact, ModelPart, open_artifact
-from dovetail.runtime.collective import Collective
-from dovetail.runtime.cuda_pair import CudaPair, GpuParts
+from dovetail.runtime.accelerator.device import TorchDevice
+from dovetail.runtime.accelerator.pair import DevicePair
+from dovetail.runtime.accelerator.weights import TYPES
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.device_limits import DeviceLimits
 from dovetail.runtime.forward import ForwardModel
 from dovetail.runtime.framing import receive_value, send_value
 from dovetail.runtime.leash import begin_child
 from dovetail.runtime.meeting import Meet, join_meeting, prepare_backend
 from dovetail.runtime.orders import Hello, PairSetup, StepOrder
-from dovetail.runtime.pair import Pair
 from dovetail.runtime.pair_group import MEMORY, PARENT, RANK, TOKEN, keep_alive
 from dovetail.runtime.ranks import RankReply, fingerprint
 from dovetail.topology.hardware import read_hardware
-
-
-class RankPair(Protocol):
-    """What a rank computes with, an accelerator and a CPU."""
-
-    def join(self, collective: Collective) -> None:
-        """Sum over the ranks of `collective` from now on."""
-
-    def obey(self, order: StepOrder) -> None:
-        """Run a step; RankError when the group failed."""
-
-
-def _emulate(setup: PairSetup, _: Artifact, part: ModelPart, model: ForwardModel) -> RankPair:
-    """Compute on the CPU: the emulated clock is the first rank's."""
-    return Pair(part.file.spec, model, model.device, setup.gpu_blocks, setup.sequences)
-
-
-def open_cuda(
-    setup: PairSetup,
-    artifact: Artifact,
-    part: ModelPart,
-    model: ForwardModel,
-    parts: GpuParts | None = None,
-) -> RankPair:
-    """Return a rank's GPU; `parts` as for `CudaPair`."""
-    return CudaPair(
-        artifact,
-        part,
-        model,
-        ordinal=setup.ordinal,
-        blocks=setup.gpu_blocks,
-        sequences=setup.sequences,
-        parts=parts,
-    )
-
-
-MakePair: TypeAlias = Callable[[PairSetup, Artifact, ModelPart, ForwardModel], RankPair]
-DEVICES: dict[str, MakePair] = {"emulated": _emulate, "cuda": open_cuda}
-"""How a rank makes its accelerator, by name."""
 
 
 class PairWorker:
@@ -79,7 +40,14 @@ class PairWorker:
         self._plan = setup.plan
         self._library = artifact.open_kernels()
         model = ForwardModel(artifact, part, self._library, setup.plan)
-        self._pair = DEVICES[setup.device](setup, artifact, part, model)
+        limits = DeviceLimits(
+            step_tokens=setup.tokens,
+            sequences=setup.sequences,
+            context=part.file.spec.max_context,
+            blocks=setup.blocks,
+        )
+        device = TorchDevice(setup.device, setup.threads)
+        self._pair = DevicePair(model, device, TYPES[setup.activations], limits)
 
     def join(self, told: Meet, parent: socket.socket, fd: int) -> None:
         """Meet the other ranks."""

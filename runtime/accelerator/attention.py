@@ -52,7 +52,10 @@ def attend_decodes(
     for alike in step.shared[key]:
         count = len(alike.rows)
         queries = q.index_select(0, alike.rows).view(count, n_kv, n_q // n_kv, -1)
-        keys, values = (_gather(pool, alike.blocks, count, n_kv, queries.dtype) for pool in pools)
+        keys, values = (
+            _gather(step, name, pool, alike.blocks, (count, n_kv), queries.dtype)
+            for name, pool in zip("kv", pools, strict=True)
+        )
         found = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=alike.mask, scale=scale
         )
@@ -60,12 +63,22 @@ def attend_decodes(
 
 
 def _gather(
-    pool: torch.Tensor, blocks: torch.Tensor, count: int, n_kv: int, dtype: torch.dtype
+    step: Step,
+    name: str,
+    pool: torch.Tensor,
+    blocks: torch.Tensor,
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return [count][n_kv][keys][head_dim] of a pool, in one copy."""
+    """Return [count][n_kv][keys][head_dim] of a pool, in one copy; `sizes`: count and n_kv.
+
+    Into memory that the next layer's attention takes anew: fresh pages cost more than the copy.
+    """
     size = pool.shape[-1]
-    taken = pool.view(-1, KV_BLOCK * size).index_select(0, blocks)
-    return taken.view(count, n_kv, -1, size).to(dtype)
+    columns = KV_BLOCK * size
+    taken = step.scratch(name, (len(blocks), columns), pool)
+    torch.index_select(pool.view(-1, columns), 0, blocks, out=taken)
+    return taken.view(*sizes, -1, size).to(dtype)
 
 
 def _group_decodes(step: Step, n_kv: int, window: int) -> list[_Alike]:
@@ -124,9 +137,9 @@ def attend_prompts(
         rows = q[prompt.rows]
         queries = rows.view(len(rows), n_q, -1).transpose(0, 1)[None]
         keys, values = (
-            _gather(pool, prompt.blocks, 1, n_kv, rows.dtype)[:, :, : prompt.keys]
+            _gather(step, name, pool, prompt.blocks, (1, n_kv), rows.dtype)[:, :, : prompt.keys]
             .repeat_interleave(n_q // n_kv, 1)
-            for pool in pools
+            for name, pool in zip("kv", pools, strict=True)
         )  # fmt: skip
         found = F.scaled_dot_product_attention(
             queries,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -28,7 +28,6 @@ from dovetail.runtime.accelerator.rounds import largest_member, split_rounds, wi
 from dovetail.runtime.accelerator.tape import row_bytes
 from dovetail.runtime.accelerator.weights import TYPES, weight_bytes
 from dovetail.runtime.artifact import Artifact, ModelPart
-from dovetail.runtime.collective import Collective
 from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.device import Bytes
 from dovetail.runtime.device_limits import DeviceLimits, Wishes, device_limits
@@ -178,7 +177,9 @@ class DeviceEngine(Engine):
                 model=setup.model,
                 fingerprint=setup.fingerprint,
                 plan=setup.plan,
-                device=place_rank(self._given.name, setup.plan.rank, alone=self._options.ray is not None),
+                device=place_rank(
+                    self._given.name, setup.plan.rank, alone=self._options.ray is not None
+                ),
                 activations=activations,
                 backend=self._options.backend,
                 blocks=self._limits.blocks,

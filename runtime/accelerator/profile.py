@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +24,7 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.runtime.accelerator.lane import Lane
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.cost_tables import PROFILE, read_profile, write_profile
-from dovetail.runtime.kv_pool import blocks_for
+from dovetail.runtime.cost_tables import read_profile, write_profile
 from dovetail.runtime.profiler import measure_profile, measured_row, profile_key, refine, repeat
 from dovetail.runtime.request import Home
 from dovetail.topology.hardware import HardwareSpec
@@ -41,6 +40,8 @@ POINT_SHARE = 0.03
 """Part of it after which a point gets no more runs than the least."""
 EACH = 512
 """Tokens of a sequence, where decode attention on the device is measured by tokens in all."""
+LAYERS = 4
+"""Layers that a point is measured over, at most: they cost alike."""
 SWAPPED = 64
 """Most blocks that are moved at once to be timed."""
 CPU_BYTES = 1 << 28
@@ -132,8 +133,9 @@ class _Bench:
         self._pool = model.pools.blocks + model.pools.landing
         if not self._device.apart:  # untouched pages are one page of zeros, read from a cache
             self._pool = min(self._pool, max(1, CPU_BYTES // self._block_bytes))
-            for pool in (model.pools.k, model.pools.v):
-                pool[:, : self._pool].zero_()
+            with self._device.working():
+                for pool in (model.pools.k, model.pools.v):
+                    pool[:, : self._pool].zero_()
         self._cpu_blocks = engine.pool.n_blocks
 
     def points(self) -> Iterator[tuple[bool, str, int]]:
@@ -159,18 +161,17 @@ class _Bench:
 
     def linear(self, rows: int) -> Callable[[], float]:
         lane = self._fill([min(self._context, rows)] * -(-rows // self._context), [])
-        spans = lane.between[:-1]
-        return self._timed(lambda: [lane.forward.run(span, lane.step) for span in spans])
+        return self._layered(lane, lane.between[1:-1] or lane.between[:1])
 
     def prefill(self, length: int) -> Callable[[], float]:
         lane = self._fill([length], [])
-        return self._timed(lambda: [lane.forward.run(s, lane.step) for s in lane.attention])
+        return self._layered(lane, lane.attention)
 
     def gpu_decode(self, tokens: int) -> Callable[[], float]:
         each = min(EACH, self._context, tokens)
         count = min(self._sequences, max(1, tokens // each))
         lane = self._fill([], [min(self._context, tokens // count)] * count)
-        return self._timed(lambda: [lane.forward.run(s, lane.step) for s in lane.attention])
+        return self._layered(lane, lane.attention)
 
     def head(self, rows: int) -> Callable[[], float]:
         lane = self._fill([], [1] * rows)
@@ -193,6 +194,11 @@ class _Bench:
     def _fill(self, prompts: list[int], decodes: list[int], on_cpu: int = 0) -> Lane:
         self._lane.rehearse(prompts, decodes, on_cpu)
         return self._lane
+
+    def _layered(self, lane: Lane, spans: Sequence[range]) -> Callable[[], float]:
+        taken = spans[:LAYERS]
+        run = lane.forward.run
+        return self._timed(lambda: [run(span, lane.step) for span in taken], len(taken))
 
     def _timed(self, give: Callable[[], object], layers: int | None = None) -> Callable[[], float]:
         device = self._device

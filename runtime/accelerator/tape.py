@@ -43,6 +43,15 @@ class Step:
     arrays: Mapping[str, torch.Tensor]
     counts: dict[str, int] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)
+    _taken: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def scratch(self, name: str, shape: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+        """Return memory of that shape, whose values are those of whoever used `name` before."""
+        size = shape[0] * shape[1]
+        held = self._taken.get(name)
+        if held is None or held.numel() < size:
+            held = self._taken[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return held[:size].view(shape)
 
 
 Work: TypeAlias = Callable[[Step], None]

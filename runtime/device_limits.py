@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.ir.errors import CapacityError, SpecError
+from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.kv_pool import blocks_for
 
 STEP_TOKENS, SEQUENCES = 8192, 256
 """Most that a step takes where nothing is wished: vLLM's."""
 SHARE = 16
-"""Of what weights leave, one part in so many is for rows of tokens where none are wished, so that
-memory bounds prompts (NEO §3.2, step 3), and one for rows of logits; never less than one row."""
+"""Of what weights leave, one part in so many is for rows of tokens where none are wished, so prompts
+are bounded by memory (NEO §3.2, step 3), and one for rows of logits; never less than one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One device that is no CPU. `kind` is `cuda`; `near` are the PUs on its bus, () = unknown."""
+    """One device that is no CPU. `kind`: torch's `cuda`, `xpu`, `npu`; `near`: PUs on its bus, () = ?"""
 
     kind: str
     name: str

@@ -61,7 +61,10 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One device that is no CPU. `kind`: torch's `cuda`, `xpu`, `npu`; `near`: PUs on its bus, () = ?"""
+    """One device that is no CPU. `kind` is torch's name: `cuda`, `xpu`, `npu`.
+
+    near: the PUs on its bus, () = unknown.
+    """
 
     kind: str
     name: str

@@ -114,7 +114,6 @@ def open_engine(artifact: Artifact, hardware: HardwareSpec, options: EngineOptio
         deterministic=options.deterministic,
         activations=options.activations,
         settings=settings,
-        wishes=options.wishes,
     )
 
 
@@ -138,12 +137,11 @@ def _choose(options: EngineOptions) -> tuple[Callable[..., Engine], SchedulerSet
 
         device = DeviceOptions(
             name=options.device,
-            utilization=options.gpu_memory_utilization,
-            tokens=options.max_num_batched_tokens,
-            sequences=options.max_num_seqs,
-            blocks=options.gpu_blocks,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            wishes=options.wishes,
+            gpu_blocks=options.gpu_blocks,
         )
         return partial(DeviceEngine, device, ranks=options.ranks), options.scheduling
     if options.ranks is not None:
         raise SpecError("`ranks` are for processes that each have a device; give `device`, too")
-    return Engine, options.scheduling
+    return partial(Engine, wishes=options.wishes), options.scheduling

@@ -178,7 +178,9 @@ class DeviceEngine(Engine):
                 model=setup.model,
                 fingerprint=setup.fingerprint,
                 plan=setup.plan,
-                device=place_rank(self._given.name, setup.plan.rank, alone=self._options.ray is not None),
+                device=place_rank(
+                    self._given.name, setup.plan.rank, alone=self._options.ray is not None
+                ),
                 activations=activations,
                 backend=self._options.backend,
                 blocks=self._limits.blocks,

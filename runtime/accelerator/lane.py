@@ -121,9 +121,7 @@ class Lane:
         self.buffers = StepBuffers(_take_from(slab), spec, tokens, sequences)
         twins = {name: device.twin(array) for name, array in self.buffers.arrays.items()}
         self.step = Step(self.buffers.arrays, twins)
-        self._binder = Binder(
-            tape, device, model.weights, model.dtype, model.sizes, model.pools
-        )
+        self._binder = Binder(tape, device, model.weights, model.dtype, model.sizes, model.pools)
         self.forward = TorchTape(tape, self._binder, DECODER)
         self.attention = [self.forward.segment(f"attn({i})") for i in range(spec.n_layers)]
         starts = [0, *(span.stop for span in self.attention)]

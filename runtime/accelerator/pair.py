@@ -139,9 +139,7 @@ class DevicePair:
         self.worker.shutdown()
 
 
-def make_pools(
-    model: ForwardModel, device: TorchDevice, blocks: int, landing: int
-) -> DevicePools:
+def make_pools(model: ForwardModel, device: TorchDevice, blocks: int, landing: int) -> DevicePools:
     """Return KV memory on the device; CapacityError where it does not fit."""
     spec = model.spec
     shape = (spec.n_layers, blocks + landing, spec.n_kv_heads, KV_BLOCK, spec.head_dim)

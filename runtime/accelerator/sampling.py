@@ -57,7 +57,9 @@ def draw_tokens(
         sums = ordered.double().cumsum(-1)
         need = top_p.clamp(min=LEAST_SHARE)[:, None] * sums[:, -1:]
         least = ordered.gather(1, (sums < need).sum(-1, keepdim=True).clamp(max=last.max()))
-        bound = torch.maximum(bound, torch.where(top_p < 1.0, torch.maximum(kth, least)[:, 0], kth[:, 0]))
+        bound = torch.maximum(
+            bound, torch.where(top_p < 1.0, torch.maximum(kth, least)[:, 0], kth[:, 0])
+        )
     kept = weights.where(weights >= bound[:, None], 0.0).double().cumsum(-1)
     passed = kept > uniform[:, None] * kept[:, -1:]
     return passed.to(torch.uint8).argmax(-1)

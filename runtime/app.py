@@ -33,7 +33,7 @@ from dovetail.runtime.gpu_memory import take_share
 from dovetail.runtime.loop import EngineLoop
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.open_engine import EngineOptions, open_engine
-from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.plan import Offload, SchedulerSettings
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu
 from dovetail.runtime.timeline import Timeline
@@ -54,6 +54,14 @@ def load(
     settings: SchedulerSettings | None = None,
     ranks: RankOptions | None = None,
     cuda: CudaOptions | None = None,
+    device: str = "cpu",
+    offload: Offload = "auto",
+    gpu_memory_utilization: float = 0.9,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
+    gpu_blocks: int | None = None,
+    max_waiting: int | None = None,
     embedding: EmbeddingSettings | None = None,
     workflows: FlowSettings | None = None,
     check_weights: bool = False,
@@ -75,14 +83,25 @@ def load(
         emulation: an accelerator to emulate beside the CPU: tokens are computed on the CPU, the
             app's clock shows the time that steps were to take, `kv_blocks` are the CPU's. In its
             timed mode tokens are made up and steps take that time.
-        settings: how requests share the machine: `offload`, `chunked` prompts, bounds of queues
-            and waiting, kept prefixes. They stand for those of `emulation` and `cuda`; the CPU
-            alone has nothing to offload, and `runtime.plan.ON_CPU` is its default.
+        settings: how requests share the machine: `chunked` prompts, bounds of queues and waiting,
+            kept prefixes; `offload` is said below. `runtime.plan.ON_CPU` is the CPU's default.
         ranks: how the processes of `plan` beyond this one are started and joined when each has an
             accelerator: on this machine or by Ray on several, summing through shared memory, gloo
             or NCCL.
         cuda: an NVIDIA GPU to use beside the CPU; `kv_blocks` are the CPU's. The artifact must have
             been compiled with `--target cuda`, and torch be installed (extra `cuda`).
+        device: what computes beside the CPU, by torch: `cuda`, `cuda:1`, `xpu`, `npu`, `auto` for
+            the first accelerator that is here (else the CPU), or `torch:cpu`, torch on cores of its
+            own. `kv_blocks` are the CPU's.
+        offload: what of a device's work the CPU takes with its KV: `auto` weighs it in each step,
+            `off` none, `full` all attention.
+        gpu_memory_utilization: part of the device's free memory to use.
+        max_num_seqs: sequences of a step at most.
+        max_num_batched_tokens: tokens of a step at most. Without these two a device's memory
+            decides, and on the CPU what the artifact was compiled for.
+        max_model_len: tokens of a request at most, prompt and answer.
+        gpu_blocks: blocks of 16 tokens of the device's KV pool, instead of all there is room for.
+        max_waiting: requests beyond so many that wait are refused, instead of what `settings` say.
         embedding: an SLO for `embed` and `rerank`: queues sized for it, accelerators first, then a
             CPU process, else BUSY. Sizing measures for some seconds where the artifact's profile
             does not know this machine. Without it encoders run in this process, and calls wait.
@@ -98,8 +117,10 @@ def load(
     Raises:
         ArtifactError: the artifact is damaged, too new, or does not fit this machine.
         CapacityError: there is not enough memory, or threads cannot be started.
-        RequestError: `threads` or `kv_blocks` is below 1.
-        SpecError: the model cannot be shared by the processes of `plan`, or there is no GPU.
+        RequestError: an option has a value that it cannot have.
+        SpecError: the model cannot be shared by the processes of `plan`, or the artifact holds less
+            than `max_...` ask for.
+        DeviceError: the device is not here, or the torch that is installed does not know it.
         RankError: a process could not be started.
     """
     options = EngineOptions(
@@ -112,10 +133,19 @@ def load(
         settings=settings,
         ranks=ranks,
         cuda=cuda,
+        device=device,
+        offload=offload,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        gpu_blocks=gpu_blocks,
+        max_waiting=max_waiting,
     )
     if apart and emulation is not None and not emulation.timed:
         raise SpecError("the clock of an exact emulation is the app's: it does not run apart")
     hardware = read_hardware()
+    options = options.settle(hardware)
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     meet(artifact.path, trust=trust, code=artifact.code)
     memory = None
@@ -138,7 +168,7 @@ def load(
             host = process or EngineLoop(open_engine(artifact, hardware, options))
             part = next(iter(artifact.models.values()))
             tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
-            context = part.file.spec.max_context
+            context = options.wishes.bound_context(part.file.spec.max_context)
             generator = Generator(host, tokenizer, artifact.path, context)
         opened.pop_all()
     return App(artifact, generator, embeddings, workflows, _gpu_of(options), memory, trust=trust)

@@ -55,8 +55,7 @@ class ChatCalls(GenerationCalls):
         if self.template is None or tokenizer is None:
             lacks = "tokenizer" if tokenizer is None else "chat template"
             raise RequestError(f"{self.artifact.path} has no {lacks}; use `generate` or `stream`")
-        part = next(iter(self.artifact.models.values()))
-        return ChatPrompts(self.template, tokenizer, part.file.spec.max_context)
+        return ChatPrompts(self.template, tokenizer, self.generator.context)
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:

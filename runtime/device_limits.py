@@ -6,9 +6,9 @@ divides its memory here; the CPU's tapes were laid out by the compiler, and wish
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from dovetail.ir.errors import CapacityError, SpecError
+from dovetail.ir.errors import CapacityError, RequestError, SpecError
 from dovetail.runtime.kv_pool import blocks_for
 
 STEP_TOKENS, SEQUENCES = 8192, 256
@@ -26,15 +26,14 @@ class Wishes:
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
 
-    def __post_init__(self) -> None:
-        """Raises SpecError for what no step can hold."""
+    def check(self) -> None:
+        """Raise RequestError for what no step can hold."""
         sequences, tokens = self.max_num_seqs, self.max_num_batched_tokens
-        for name in self.__slots__:
-            value = getattr(self, name)
+        for name, value in asdict(self).items():
             if value is not None and value < 1:
-                raise SpecError(f"{name} must be at least 1, not {value}")
+                raise RequestError(f"{name} must be at least 1, not {value}")
         if sequences is not None and tokens is not None and tokens < sequences:
-            raise SpecError(
+            raise RequestError(
                 f"max_num_batched_tokens ({tokens}) must be at least max_num_seqs ({sequences}): "
                 "each sequence has a token in a step"
             )
@@ -66,6 +65,10 @@ class DeviceLimits:
     blocks: int = 0
 
 
+ANY = Wishes()
+"""No wishes."""
+
+
 def device_limits(
     *,
     free: int,
@@ -74,7 +77,7 @@ def device_limits(
     row_bytes: int,
     logits_bytes: int,
     context: int,
-    wishes: Wishes = Wishes(),
+    wishes: Wishes = ANY,
     utilization: float = 0.9,
     blocks: int | None = None,
 ) -> DeviceLimits:

@@ -28,6 +28,7 @@ from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import SharedMemory
 from dovetail.runtime.cpu_time import read_busy
 from dovetail.runtime.device import Bytes, Device, Segment
+from dovetail.runtime.device_limits import ANY, DeviceLimits, Wishes
 from dovetail.runtime.forward import ForwardModel, Phase, find_tape, layer_block_bytes
 from dovetail.runtime.kv_parts import count_parts
 from dovetail.runtime.kv_pool import KvPool, blocks_for
@@ -96,25 +97,30 @@ class Engine:
         deterministic: bool = False,
         activations: str = "integer",
         settings: SchedulerSettings | None = None,
+        wishes: Wishes = ANY,
     ) -> None:
         """Map weights, start threads and processes, size the KV pool and bind the tapes.
 
         `plan` stands for the artifact's own, which is fitted to what this machine has free;
         `threads` count for each process. `deterministic`, `activations`: what `load` says of them.
+        `wishes` bound a step and a request below what the tapes hold.
 
         Raises:
             ArtifactError: the artifact's parts do not fit each other.
             CapacityError: the KV pool does not fit into memory, or threads cannot be started.
-            SpecError: the model cannot be shared by so many processes.
+            SpecError: the model cannot be shared by so many processes, or the artifact holds less
+                than is wished.
             RankError: a process could not be started.
         """
         self.spec: ModelSpec = part.file.spec
         self.service = service = fit_service(artifact.service, hardware) if plan is None else plan
         self.threshold = service.prefill_token_threshold
         forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
-        tokens, sequences = forward.max_tokens, min(forward.max_sequences, sample.max_sequences)
+        sequences = min(forward.max_sequences, sample.max_sequences)
+        bounds = wishes.bound(forward.max_tokens, sequences, self.spec.max_context)
+        tokens, sequences = bounds.step_tokens, bounds.sequences
         settings = settings or ON_CPU
-        blocks = _count_blocks(part, hardware, kv_blocks, service)
+        blocks = _count_blocks(self.spec, hardware, kv_blocks, service, bounds)
         self.pool = KvPool(blocks, keep=settings.keep_prefixes)
         modes = {"deterministic": deterministic, "own_logits": self.own_logits}
         floats = activations == "float"
@@ -134,7 +140,7 @@ class Engine:
         self.sampler = Phase(self.model.bind(sample, operands, "decode", decode), decode)
         self.buffers = StepBuffers(alloc, self.spec, tokens, sequences)
         ends = frozenset(self.spec.eos_token_ids)
-        limits = Limits(tokens, sequences, self.spec.max_context, self.spec.vocab_size, ends)
+        limits = Limits(tokens, sequences, bounds.context, self.spec.vocab_size, ends)
         self.recorder: StepRecorder | None = None
         self.waits = DeviceWaits()
         self.step_tokens = Tally(STEP_TOKENS)
@@ -413,13 +419,16 @@ def fit_service(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:
 
 
 def _count_blocks(
-    part: ModelPart, hardware: HardwareSpec, asked: int | None, service: ServicePlan
+    spec: ModelSpec,
+    hardware: HardwareSpec,
+    asked: int | None,
+    service: ServicePlan,
+    bounds: DeviceLimits,
 ) -> int:
     """Return the blocks asked for, else those of the plan or of a full step of full contexts.
 
     Without `asked`, as many of these as free memory allows; CapacityError where that is not enough.
     """
-    spec = part.file.spec
     copies = max(1, service.processes // spec.n_kv_heads)  # of each KV head
     block = 2 * spec.n_layers * layer_block_bytes(spec) * copies
     free = available_memory(hardware)
@@ -431,5 +440,5 @@ def _count_blocks(
     fitting = int(free * MEMORY_SHARE) // block
     if asked is None and fitting < 1:
         raise CapacityError(f"no memory for KV: one block of {KV_BLOCK} tokens takes {block} bytes")
-    wanted = service.kv_blocks or part.file.max_step_sequences * blocks_for(spec.max_context)
+    wanted = service.kv_blocks or bounds.sequences * blocks_for(bounds.context)
     return asked or min(wanted, fitting)

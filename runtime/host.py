@@ -37,8 +37,9 @@ class Ask:
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     """Requests that are being computed, those that wait, and the part of KV blocks in use, 0..1.
 
-    waits: of CPU and accelerator for each other, since the engine was opened. steps: that it has
-    run since then, by the tokens they computed.
+    pools: the same of each device's pool, `gpu` (what computes beside the CPU) and `cpu`. Since the
+    engine was opened: waits of CPU and accelerator for each other, steps by the tokens that they
+    computed, swaps, requests whose KV went to the device of that name.
     """
 
     running: int = 0
@@ -46,6 +47,8 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     kv_usage: float = 0.0
     waits: DeviceWaits = DeviceWaits()
     steps: Histogram = NO_STEPS
+    pools: dict[str, float] = {}
+    swaps: dict[str, int] = {}
 
 
 class EngineHost(Protocol):

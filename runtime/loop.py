@@ -96,11 +96,18 @@ class EngineLoop:
     @property
     def load(self) -> EngineLoad:
         """Read while the engine runs: whole numbers that need no lock."""
-        book, pool = self.engine.scheduler, self.engine.pool
-        running = sum(len(queue) for queue in book.running.values())
-        usage = 1 - pool.free_blocks / pool.n_blocks
-        steps = self.engine.step_tokens.read()
-        return EngineLoad(running, len(book.waiting), usage, self.engine.waits, steps)
+        book, engine = self.engine.scheduler, self.engine
+        pools = {home: pool for home, pool in book.pools.items() if pool.n_blocks}
+        blocks = sum(pool.n_blocks for pool in pools.values())
+        return EngineLoad(
+            running=sum(len(queue) for queue in book.running.values()),
+            waiting=len(book.waiting),
+            kv_usage=1 - sum(pool.free_blocks for pool in pools.values()) / blocks,
+            waits=engine.waits,
+            steps=engine.step_tokens.read(),
+            pools={h.value: 1 - pool.free_blocks / pool.n_blocks for h, pool in pools.items()},
+            swaps={home.value: book.swaps[home] for home in pools},
+        )
 
     def now(self) -> float:
         """Return seconds on the engine's clock."""
@@ -119,7 +126,7 @@ class EngineLoop:
 
     def start_recording(self, timeline: Timeline) -> None:
         """Draw steps."""
-        recorder = StepRecorder(timeline, self.engine.pool)
+        recorder = StepRecorder(timeline, self.engine.scheduler.pools)
         self.call(lambda: self.engine.start_recording(recorder)).result()
 
     def stop_recording(self) -> None:

@@ -15,11 +15,13 @@ from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.activations import ACTIVATIONS
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions
+from dovetail.runtime.device_limits import Wishes
+from dovetail.runtime.devices import AUTO, CPU, choose_device, find_torch, parse_device
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.pipelined import PipelinedEngine
-from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
 from dovetail.runtime.timed import TimedEngine
 from dovetail.topology.hardware import HardwareSpec
 
@@ -37,17 +39,66 @@ class EngineOptions:
     settings: SchedulerSettings | None = None
     ranks: RankOptions | None = None
     cuda: CudaOptions | None = None
+    device: str = "cpu"
+    offload: Offload = "auto"
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    gpu_blocks: int | None = None
+    max_waiting: int | None = None
 
     def __post_init__(self) -> None:
         """Raises RequestError for what no engine can have."""
-        for name in ("threads", "kv_blocks"):
+        for name in ("threads", "kv_blocks", "gpu_blocks", "max_waiting"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RequestError(f"{name} must be at least 1, not {value}")
         if self.activations not in ACTIVATIONS:
             raise RequestError(f"activations are integer or float, not {self.activations!r}")
+        if self.offload not in OFFLOADS:
+            raise RequestError(f"offload must be auto, off or full, not {self.offload!r}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            share = self.gpu_memory_utilization
+            raise RequestError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
+        if not self.beside_cpu and self.gpu_blocks is not None:
+            raise RequestError("gpu_blocks are a device's beside the CPU; name the device, too")
+        self.wishes.check()
         if self.emulation is not None and self.cuda is not None:
             raise RequestError("give either a GPU or one to emulate")
+
+    def settle(self, hardware: HardwareSpec) -> EngineOptions:
+        """Return them with a device that is here, never `auto`; raises as `choose_device`.
+
+        Of what is `deterministic` the CPU alone knows how.
+        """
+        wanted = CPU if self.deterministic and self.device == AUTO else self.device
+        found = choose_device(wanted, hardware.accelerators, torch=find_torch())
+        return replace(self, device=found.name)
+
+    @property
+    def beside_cpu(self) -> bool:
+        """Whether a device computes, too."""
+        return parse_device(self.device).beside_cpu
+
+    @property
+    def scheduling(self) -> SchedulerSettings:
+        """How requests share the CPU alone, or a device and the CPU."""
+        if self.beside_cpu:
+            settings = replace(self.settings or SchedulerSettings(), offload=self.offload)
+        else:
+            settings = self.settings or ON_CPU
+        waiting = settings.max_waiting if self.max_waiting is None else self.max_waiting
+        return replace(settings, max_waiting=waiting)
+
+    @property
+    def wishes(self) -> Wishes:
+        """Most that a step and a request may hold."""
+        return Wishes(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+        )
 
 
 def open_engine(artifact: Artifact, hardware: HardwareSpec, options: EngineOptions) -> Engine:
@@ -78,8 +129,19 @@ def _choose(options: EngineOptions) -> tuple[Callable[..., Engine], SchedulerSet
         emulation = replace(options.emulation, settings=settings)
         kind = TimedEngine if emulation.timed else PipelinedEngine
         return partial(kind, emulation, ranks=options.ranks), settings
-    if options.ranks is not None:
-        raise SpecError(
-            "`ranks` are for processes with accelerators; give `cuda` or an `emulation`, too"
+    if options.beside_cpu:
+        from dovetail.runtime.accelerator.engine import (  # noqa: PLC0415 - it imports torch
+            DeviceEngine,
+            DeviceOptions,
         )
-    return Engine, settings
+
+        device = DeviceOptions(
+            name=options.device,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            wishes=options.wishes,
+            gpu_blocks=options.gpu_blocks,
+        )
+        return partial(DeviceEngine, device, ranks=options.ranks), options.scheduling
+    if options.ranks is not None:
+        raise SpecError("`ranks` are for processes that each have a device; give `device`, too")
+    return partial(Engine, wishes=options.wishes), options.scheduling

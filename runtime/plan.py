@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from dovetail.ir.errors import SpecError
 
 Offload: TypeAlias = Literal["auto", "off", "full"]
+OFFLOADS = get_args(Offload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class SchedulerSettings:
     """What ended requests left in free blocks serves those that begin alike, until overwritten."""
 
     def __post_init__(self) -> None:
-        if self.offload not in ("auto", "off", "full"):
+        if self.offload not in OFFLOADS:
             raise SpecError(f"offload must be auto, off or full, not {self.offload!r}")
         if min(self.patience, self.weigh_every, self.priority_span) < 1:
             raise SpecError("patience, weigh_every and priority_span must be at least 1")

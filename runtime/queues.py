@@ -57,6 +57,7 @@ class RequestBook:
         self.waiting: list[Request] = []
         self.running: dict[Home, list[Request]] = {home: [] for home in Home}
         self.plans = 0
+        self.swaps = dict.fromkeys(Home, 0)  # requests that went there from the other device
         self.answer_tokens: float | None = None  # mean of finished requests, recent ones weigh more
         self._next_id = 0
         self._pace = 0.0  # seconds between plans
@@ -298,5 +299,6 @@ class RequestBook:
         source.close(request.id)
         self.running[request.home].remove(request)
         request.home = target
+        self.swaps[target] += 1
         insort(self.running[target], request, key=by_order)
         return Move(request.id, tuple(blocks[shared:]), tuple(taken[shared:]))

@@ -6,12 +6,12 @@ In: the engine's spans, batches and ended requests. Out: tracks `engine` (steps 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from dovetail.runtime.kv_pool import KvPool
 from dovetail.runtime.plan import Batch
-from dovetail.runtime.request import Request
+from dovetail.runtime.request import Home, Request
 from dovetail.runtime.timeline import Timeline
 
 PROCESS = "dovetail"
@@ -20,8 +20,8 @@ PROCESS = "dovetail"
 class StepRecorder:
     """Writes to `timeline`. The engine's thread alone uses it."""
 
-    def __init__(self, timeline: Timeline, pool: KvPool) -> None:
-        self._timeline, self._pool = timeline, pool
+    def __init__(self, timeline: Timeline, pools: Mapping[Home, KvPool]) -> None:
+        self._timeline, self._pools = timeline, pools
         self._engine = timeline.track(PROCESS, "engine")
         self._memory = timeline.track(PROCESS, "memory")
         self._requests = timeline.track(PROCESS, "requests")
@@ -48,7 +48,11 @@ class StepRecorder:
         numbers |= {request.id for request in outputs if request.generated == 1}
         for number in sorted(numbers):
             self._timeline.arrow(self._flows.get(number, number), self._engine, now)
-        self._timeline.count(self._memory, "free KV blocks", now, blocks=self._pool.free_blocks)
+        self._timeline.count(self._memory, "free KV blocks", now, **self._free())
+
+    def _free(self) -> dict[str, int]:
+        """Return the free blocks of each device's pool."""
+        return {home.value: p.free_blocks for home, p in self._pools.items() if p.n_blocks}
 
     def end(self, requests: Iterable[Request]) -> None:
         """Add the lives of requests up to now."""

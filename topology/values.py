@@ -61,7 +61,10 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One device that is no CPU. `kind` is `cuda`; `near` are the PUs on its bus, () = unknown."""
+    """One device that is no CPU. `kind` is torch's name: `cuda`, `xpu`, `npu`.
+
+    near: the PUs on its bus, () = unknown.
+    """
 
     kind: str
     name: str

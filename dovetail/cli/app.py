@@ -18,7 +18,7 @@ from dovetail.cli.inspect import inspect_command
 from dovetail.cli.kernel import build_command, check_command, lift_command
 from dovetail.cli.quickstart import quickstart_command
 from dovetail.cli.run import run_command
-from dovetail.cli.serve import serve_command
+from dovetail.cli.serve import ENV, serve_command
 from dovetail.cli.topo import topo_command
 from dovetail.cli.tune import tune_command
 from dovetail.cli.verify import verify_command
@@ -62,7 +62,8 @@ BENCH_VERBS: dict[str, Callable[..., None]] = {
 }
 
 for _name, _verb in VERBS.items():
-    app.command(_name)(_verb)
+    _environment = {"auto_envvar_prefix": ENV} if _verb is serve_command else {}
+    app.command(_name, context_settings=_environment)(_verb)
 for _name, _verb in KERNEL_VERBS.items():
     kernels.command(_name)(_verb)
 for _name, _verb in INDEX_VERBS.items():

@@ -3,9 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+ENGINE = "Engine"
+"""The panel of options of engines in `--help`."""
+
+
+def engine_option(name: str, help: str) -> Any:
+    """Return an option of engines."""
+    return typer.Option(name, help=help, rich_help_panel=ENGINE)
+
+
+Device = Annotated[
+    str,
+    engine_option(
+        "--device", "auto (an accelerator, else the CPU), cpu, cuda, cuda:1, xpu, npu or torch:cpu."
+    ),
+]
+Offload = Annotated[
+    str,
+    engine_option(
+        "--offload", "A device's requests that the CPU keeps: auto (weighed), off or full (all)."
+    ),
+]
+GpuMemoryUtilization = Annotated[
+    float,
+    engine_option("--gpu-memory-utilization", "Part of the device's free memory to use."),
+]
+MaxNumSeqs = Annotated[
+    int | None, engine_option("--max-num-seqs", "Sequences of a step at most; default by memory.")
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    engine_option("--max-num-batched-tokens", "Tokens of a step at most; default by memory."),
+]
+MaxModelLen = Annotated[
+    int | None,
+    engine_option("--max-model-len", "Tokens of a request at most; default the model's."),
+]
 
 ModelDirectory = Annotated[Path, typer.Argument(help="A Hugging Face model directory.")]
 Database = Annotated[

@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from dovetail.cli.options import Activations, Calibrate, KvDtype, MaxContext, Trust, WeightDtype
+from dovetail.cli.options import (
+    Activations,
+    Calibrate,
+    Device,
+    GpuMemoryUtilization,
+    KvDtype,
+    MaxContext,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Offload,
+    Trust,
+    WeightDtype,
+)
 from dovetail.cli.report import print_json, report_errors, tell
 from dovetail.errors import SpecError
 
@@ -87,6 +100,12 @@ def run_command(
         bool, typer.Option("--deterministic", help="Same bits in any batch, on any threads.")
     ] = False,
     activations: Activations = "integer",
+    device: Device = "auto",
+    offload: Offload = "auto",
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
     weight_dtype: WeightDtype = "auto",
     calibrate: Calibrate = None,
     kv_dtype: KvDtype = None,
@@ -129,6 +148,12 @@ def run_command(
         "threads": threads,
         "deterministic": deterministic,
         "activations": activations,
+        "device": device,
+        "offload": offload,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
     }
     artifact = find_artifact(model, compiled)
     with load(artifact, check_weights=check_weights, trust=trust, **asked) as app:

@@ -10,7 +10,6 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +18,23 @@ import typer
 import yaml  # type: ignore[import-untyped]
 
 from dovetail import __version__
+from dovetail.cli.options import (
+    ENGINE,
+    Device,
+    GpuMemoryUtilization,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Offload,
+)
 from dovetail.cli.report import Terminated, report_errors
 from dovetail.errors import SpecError
 
-ENV = "DOVETAIL_SERVE_"
+ENV = "DOVETAIL_SERVE"
+"""Before the names of environment variables."""
 NOTHING = ("", "~", "null")
 """What a YAML file says for no value."""
-PANEL_MODELS, PANEL_HTTP, PANEL_ENGINE = "Models", "HTTP", "Engine"
+PANEL_MODELS, PANEL_HTTP = "Models", "HTTP"
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -64,9 +73,8 @@ def _fit(place: str, parameter: Any, value: Any) -> str | list[str]:
 
 
 def flag(name: str, help: str, panel: str = PANEL_HTTP) -> Any:
-    """Return an option that is an environment variable, too."""
-    variable = ENV + name.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(name, help=help, envvar=variable, rich_help_panel=panel)
+    """Return an option; every one is an environment variable, too (`ENV`, see `app.py`)."""
+    return typer.Option(name, help=help, rich_help_panel=panel)
 
 
 @report_errors
@@ -75,14 +83,13 @@ def serve_command(
         list[str],
         typer.Argument(
             help="Artifacts, or model directories and GGUF files, which are compiled first.",
-            envvar=ENV + "MODELS",
+            envvar=f"{ENV}_MODELS",
         ),
     ],
     config: Annotated[
         Path | None,
         typer.Option(
             help="A YAML file with flags as keys.",
-            envvar=ENV + "CONFIG",
             callback=read_config,
             is_eager=True,
         ),
@@ -105,9 +112,6 @@ def serve_command(
     ] = None,
     kv_dtype: Annotated[
         str | None, flag("--kv-dtype", "Of models that are compiled: f32, bf16, f16.", PANEL_MODELS)
-    ] = None,
-    max_model_len: Annotated[
-        int | None, flag("--max-model-len", "Context of models that are compiled.", PANEL_MODELS)
     ] = None,
     workflow: Annotated[
         list[str] | None,
@@ -166,28 +170,29 @@ def serve_command(
     timeline: Annotated[
         Path | None, flag("--timeline", "Record requests and steps here for ui.perfetto.dev.")
     ] = None,
-    log_requests: Annotated[
-        bool, typer.Option(help="Log a line for each request.", envvar=ENV + "LOG_REQUESTS")
-    ] = True,
+    log_requests: Annotated[bool, typer.Option(help="Log a line for each request.")] = True,
     threads: Annotated[
-        int | None, flag("--threads", "Threads, default as planned.", PANEL_ENGINE)
+        int | None, flag("--threads", "Threads, default as planned.", ENGINE)
     ] = None,
-    kv_blocks: Annotated[
-        int | None, flag("--kv-blocks", "KV blocks of 16 tokens.", PANEL_ENGINE)
-    ] = None,
+    kv_blocks: Annotated[int | None, flag("--kv-blocks", "KV blocks of 16 tokens.", ENGINE)] = None,
+    device: Device = "auto",
+    offload: Offload = "auto",
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
     max_queue: Annotated[
-        int, flag("--max-queue", "Requests that may wait; later ones get 429.", PANEL_ENGINE)
+        int, flag("--max-queue", "Requests that may wait; later ones get 429.", ENGINE)
     ] = 1024,
     embed_slo: Annotated[
         float | None,
-        flag("--embed-slo", "Seconds a text may take to embed; else 429.", PANEL_ENGINE),
+        flag("--embed-slo", "Seconds a text may take to embed; else 429.", ENGINE),
     ] = None,
     deterministic: Annotated[
         bool,
         typer.Option(
             "--deterministic",
             help="Same bits in any batch, on any threads.",
-            envvar=ENV + "DETERMINISTIC",
         ),
     ] = False,
     activations: Annotated[
@@ -195,7 +200,7 @@ def serve_command(
         flag(
             "--activations",
             "How they meet quantised weights: integer (8 bits) or float.",
-            PANEL_ENGINE,
+            ENGINE,
         ),
     ] = "integer",
     trust: Annotated[
@@ -203,7 +208,7 @@ def serve_command(
         typer.Option(
             "--trust",
             help="Run the code of artifacts and indexes that were not made here without a word.",
-            envvar=[ENV + "TRUST", "DOVETAIL_TRUST"],
+            envvar=[f"{ENV}_TRUST", "DOVETAIL_TRUST"],
             rich_help_panel=PANEL_MODELS,
         ),
     ] = False,
@@ -215,7 +220,6 @@ def serve_command(
     from dovetail.loading import load
     from dovetail.runtime.app import App
     from dovetail.runtime.embedding.settings import EmbeddingSettings
-    from dovetail.runtime.plan import ON_CPU
 
     try:
         from dovetail.runtime.server.run import check_address, open_models, serve
@@ -261,14 +265,23 @@ def serve_command(
         "max_context": max_model_len,
     }
     artifacts = find_artifacts(models, served_model_name or [], options)
-    engine: dict[str, Any] = {"threads": threads, "kv_blocks": kv_blocks}
+    engine: dict[str, Any] = {
+        "threads": threads,
+        "kv_blocks": kv_blocks,
+        "device": device,
+        "offload": offload,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "max_waiting": max_queue,
+    }
     load_one: Callable[[Path], App] = partial(
         load,
         **engine,
         embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
         deterministic=deterministic,
         activations=activations,
-        settings=replace(ON_CPU, max_waiting=max_queue),
         apart=True,
         trust=trust,
     )

@@ -37,7 +37,7 @@ from dovetail.runtime.apart.wire import (
     pack_told,
 )
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.engine import STEP_TOKENS, Engine
+from dovetail.runtime.engine import STEP_TOKENS, DeviceWaits, Engine
 from dovetail.runtime.framing import Inlet, pack_value, receive_value
 from dovetail.runtime.host import Ask
 from dovetail.runtime.leash import begin_child
@@ -270,7 +270,7 @@ def warm_up(engine: Engine) -> None:
     while engine.scheduler.busy:
         engine.step()
     engine.scheduler.answer_tokens = None
-    engine.step_tokens = Tally(STEP_TOKENS)
+    engine.step_tokens, engine.waits = Tally(STEP_TOKENS), DeviceWaits()
     for pool in engine.scheduler.pools.values():
         pool.forget()
 

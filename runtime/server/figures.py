@@ -39,6 +39,18 @@ def _bubbles(model: ServedModel) -> Values:
             yield (device,), seconds
 
 
+def _pools(model: ServedModel) -> Values:
+    if model.file is not None:
+        for device, usage in model.app.generator.host.load.pools.items():
+            yield (device,), usage
+
+
+def _swaps(model: ServedModel) -> Values:
+    if model.file is not None:
+        for device, count in model.app.generator.host.load.swaps.items():
+            yield (device,), count
+
+
 def _guesses(model: ServedModel) -> Values:
     found = model.app.flows.statistics
     for result in ("accepted", "rejected"):
@@ -75,6 +87,18 @@ FIGURES: dict[str, tuple[_Family, str, tuple[str, ...], Callable[[ServedModel], 
         "That a device waited for the other in steps that used both.",
         ("device",),
         _bubbles,
+    ),
+    "kv_pool_usage_ratio": (
+        GaugeMetricFamily,
+        "Part of a device's KV blocks that is in use, 0 to 1.",
+        ("device",),
+        _pools,
+    ),
+    "swapped_requests": (
+        CounterMetricFamily,
+        "Requests whose KV went to a device from the other one.",
+        ("device",),
+        _swaps,
     ),
     "speculations": (
         CounterMetricFamily,

@@ -88,7 +88,7 @@ class ServedModel:
     def context(self) -> int:
         """Tokens that a request may have in all."""
         if self.file:
-            return self.file.spec.max_context
+            return self.app.generator.context
         found = self.encoder or self.ranker
         return found.reader.spec.max_tokens if found else 0
 

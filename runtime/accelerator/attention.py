@@ -48,7 +48,7 @@ def attend_decodes(
     n_q, n_kv = heads
     key = ("decodes", window)
     if key not in step.shared:
-        step.shared[key] = _group_decodes(step, n_kv, window)
+        step.shared[key] = _group_decodes(step, n_kv, window, len(pools[0]) - 1)
     for alike in step.shared[key]:
         count = len(alike.rows)
         queries = q.index_select(0, alike.rows).view(count, n_kv, n_q // n_kv, -1)
@@ -81,7 +81,7 @@ def _gather(
     return taken.view(*sizes, -1, size).to(dtype)
 
 
-def _group_decodes(step: Step, n_kv: int, window: int) -> list[_Alike]:
+def _group_decodes(step: Step, n_kv: int, window: int, unread: int) -> list[_Alike]:
     first, count = step.counts["n_prefill"], step.counts["n_decode"]
     host = step.host["seq_lengths"][first : first + count].tolist()
     start = step.counts["n_tokens"] - step.counts["n_cpu"] - count
@@ -95,8 +95,8 @@ def _group_decodes(step: Step, n_kv: int, window: int) -> list[_Alike]:
         at = torch.tensor(members, device=tables.device)
         blocks = tables[first + at, :width].long()
         each = lengths[first + at, None]
-        # past its length a sequence has no blocks of its own: any that exists will do
-        blocks = blocks.where(torch.arange(width, device=at.device) * KV_BLOCK < each, 0)
+        # past its length a sequence has no blocks of its own
+        blocks = blocks.where(torch.arange(width, device=at.device) * KV_BLOCK < each, unread)
         wide = blocks[:, None] * n_kv + torch.arange(n_kv, device=at.device)[None, :, None]
         places = torch.arange(width * KV_BLOCK, device=at.device)
         mask = places < each

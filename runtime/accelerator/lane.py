@@ -349,6 +349,7 @@ class Lane:
             layers = memory.view(dtype.numpy).reshape(
                 spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim
             )
+            layers[layer, blocks[places == 0]] = 0  # see operators._slots
             layers[layer, blocks, :, places] = dtype.narrow(part)
 
     def end(self) -> None:

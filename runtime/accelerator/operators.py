@@ -108,8 +108,10 @@ def bind_rope(binder: Binder, entry: Entry) -> Work:
         heads[:, : n_q + n_kv, :half] = turned_left
         heads[:, : n_q + n_kv, half:turned] = turned_right
         if stored := step.counts["n_stored"]:
-            blocks, places = _slots(step, stored)
+            blocks, places, begun = _slots(step, stored)
             for pool, last in pools:
+                if len(begun):
+                    pool.index_fill_(0, begun, 0)
                 pool[blocks, :, places] = heads[:stored, last - n_kv : last].to(pool.dtype)
 
     return run
@@ -126,13 +128,18 @@ def _rotations(
     return cosine, sine
 
 
-def _slots(step: Step, stored: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return block and place of the rows that are stored, once for all layers."""
+def _slots(step: Step, stored: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return block and place of the rows that are stored, and the blocks that these begin.
+
+    What a block held before is cleared: hidden keys count as nothing only where they are numbers.
+    """
     if "slots" not in step.shared:
         slots = step.arrays["kv_slots"][:stored]
-        step.shared["slots"] = slots // KV_BLOCK, slots % KV_BLOCK
-    blocks, places = step.shared["slots"]
-    return blocks, places
+        held = step.host["kv_slots"][:stored]
+        begun = torch.from_numpy(held[held % KV_BLOCK == 0] // KV_BLOCK).to(slots.device)
+        step.shared["slots"] = slots // KV_BLOCK, slots % KV_BLOCK, begun
+    blocks, places, begun = step.shared["slots"]
+    return blocks, places, begun
 
 
 def bind_prefill(binder: Binder, entry: Entry) -> Work:

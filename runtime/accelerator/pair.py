@@ -142,7 +142,7 @@ class DevicePair:
 def make_pools(model: ForwardModel, device: TorchDevice, blocks: int, landing: int) -> DevicePools:
     """Return KV memory on the device; CapacityError where it does not fit."""
     spec = model.spec
-    shape = (spec.n_layers, blocks + landing, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+    shape = (spec.n_layers, blocks + landing + 1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
     try:
         keys, values = (device.zeros(shape, TYPES[spec.kv_dtype]) for _ in "kv")
     except CapacityError as error:

@@ -80,7 +80,8 @@ class Rows:
 class DevicePools:
     """K and V on the device, each [layer][block][kv_head][16][head_dim] (FlashInfer's HND layout).
 
-    Behind its `blocks` lie `landing` ones, in which KV of the CPU's prompts is computed.
+    Behind its `blocks` lie `landing` ones, in which KV of the CPU's prompts is computed, and one of
+    zeros, which stands for what a sequence has not.
     """
 
     k: torch.Tensor

@@ -117,7 +117,7 @@ def test_without_offloading_requests_give_way_to_each_other(artifacts: dict[str,
     body = {"prompt": [[7] * 30, [8] * 30], "max_tokens": 40, "ignore_eos": True, "temperature": 0}
     with dovetail.load(artifacts["llama"], deterministic=True) as app:
         alone = app.generate(body["prompt"], max_tokens=40, ignore_eos=True)
-    options: dict[str, Any] = {"device": "torch:cpu", "offload": "off", "gpu_blocks": 6}
+    options: dict[str, Any] = {"device": "torch:cpu", "offload": "off", "gpu_blocks": 5}
     with dovetail.load(artifacts["llama"], **options, apart=True) as app:
         server = Server(app)
         reply = server.ask("POST", "/v1/completions", body).json()

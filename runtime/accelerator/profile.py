@@ -143,7 +143,7 @@ class _Bench:
         moved = min(SWAPPED, self._pool, self._cpu_blocks)
         stored = min(self._sequences * self._context, self._pool * KV_BLOCK)
         lines = {
-            "linear": refine(1, self._tokens),
+            "linear": refine(1, min(self._tokens, self._sequences * self._context)),
             "prefill": refine(1, min(self._tokens, self._context)),
             "gpu_decode": refine(1, stored),
             "head": refine(1, self._sequences),
@@ -160,7 +160,8 @@ class _Bench:
         return _PREPARE[table](self, at)
 
     def linear(self, rows: int) -> Callable[[], float]:
-        lane = self._fill([min(self._context, rows)] * -(-rows // self._context), [])
+        whole, rest = divmod(rows, self._context)
+        lane = self._fill([self._context] * whole + [rest] * bool(rest), [])
         return self._layered(lane, lane.between[1:-1] or lane.between[:1])
 
     def prefill(self, length: int) -> Callable[[], float]:

@@ -260,9 +260,9 @@ def warm_up(engine: Engine) -> None:
     Weights and the rows of activations get their pages, Python reads code. What counts requests and
     steps, and the KV pool, are as before.
     """
-    limits = engine.scheduler.limits
-    room = min(limits.max_step_tokens, limits.max_context - WARM_ANSWER)
-    room = min(room, engine.pool.n_blocks * KV_BLOCK - WARM_ANSWER)
+    limits, pools = engine.scheduler.limits, engine.scheduler.pools
+    least = min(pools[home].n_blocks for home in engine.scheduler.homes)
+    room = min(limits.max_step_tokens, min(limits.max_context, least * KV_BLOCK) - WARM_ANSWER)
     if room < 1:
         return
     params = SamplingParams(max_tokens=WARM_ANSWER, ignore_eos=True)

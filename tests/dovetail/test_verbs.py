@@ -183,6 +183,13 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, artifact: Path, tmp_p
         ("run", artifact, "--prompt", "x", "--max-tokens", "0"),
         ("run", artifact, "--prompt", "x", "--n", "0"),
         ("run", artifact, "--prompt", "x", "--threads", "0"),
+        ("run", artifact, "--prompt", "x", "--device", "gpu"),
+        ("run", artifact, "--prompt", "x", "--device", "cuda:255"),
+        ("run", artifact, "--prompt", "x", "--offload", "some"),
+        ("run", artifact, "--prompt", "x", "--gpu-memory-utilization", "0"),
+        ("run", artifact, "--prompt", "x", "--max-num-seqs", "100000"),
+        ("run", artifact, "--prompt", "x", "--max-model-len", "1000000"),
+        ("serve", artifact, "--max-num-batched-tokens", "4", "--max-num-seqs", "8"),
     ]
     for case in cases:
         result = dovetail(*case)

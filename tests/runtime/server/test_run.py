@@ -38,7 +38,9 @@ def guarded(artifacts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     (folder / "keys").write_text("first\nsecond\n")
     config = folder / "serve.yaml"
     text = f"max-queue: 1\nkv_blocks: 60\napi-key-file: {folder / 'keys'}\nport: 1\ntune: off\n"
-    config.write_text(f"{text}api-key: third\nlog-requests: false\nmodels: {artifacts['llama']}\n")
+    config.write_text(
+        f"{text}device: cpu\napi-key: third\nlog-requests: false\nmodels: {artifacts['llama']}\n"
+    )
     env = {"DOVETAIL_SERVE_CORS_ALLOW_ORIGIN": "https://page.example"}
     flags = ("--config", config, "--max-body-bytes", 20_000, "--body-seconds", 2)
     with serving(*flags, log=folder / "log", env=env) as server:

@@ -93,12 +93,14 @@ def compile_cuda(name: str, source: str, target: Target, cache: Path | None = No
             run_tool(command, work, "nvcc failed", {**os.environ, "LC_ALL": "C"}, ADVICE)
         (work / result).write_bytes(name_old_version((work / result).read_bytes()))
 
-    key = content_key([compiler.kind, str(compiler.path), compiler.version, flags, name, source, str(PTX_VERSION)])
+    key = content_key(
+        [compiler.kind, str(compiler.path), compiler.version, flags, name, source, str(PTX_VERSION)]
+    )
     return cached_build(key, result, cache, build)
 
 
 def name_old_version(ptx: bytes) -> bytes:
-    """Return PTX whose ISA version is `PTX_VERSION`, without the zero byte that ends a text of C."""
+    """Return PTX of the ISA version `PTX_VERSION`, without the zero byte that ends a text of C."""
     text, found = re.subn(rb"(?m)^\.version \d+\.\d+$", b".version " + PTX_VERSION, ptx, count=1)
     if not found:
         raise ToolchainError("the CUDA compiler wrote PTX without a version")

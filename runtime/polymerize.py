@@ -45,7 +45,7 @@ class Tile:
 TILES = tuple(Tile(e, f) for e in range(5) for f in range(4) if e + f <= 5)
 """Those the kernel has for row-major weights: at most 32 accumulators."""
 PANEL_TILES = tuple(Tile(e, 0) for e in range(5))
-"""Those it has for weights in blocks, where a column of a plan stands for two panels, 32 columns."""
+"""Those it has for weights in blocks: a column of a plan is two panels there, 32 columns of C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class TileCost:
 class CostTable:
     """A GPU as the planner sees it: `slots` warps run side by side; seconds per launch and element.
 
-    `merge` is the time to read or write one partial sum; `origin` says measured or assumed. `columns`
-    of C are one of a plan: 32 where weights are panels of blocks.
+    `merge` is the time to read or write one partial sum; `origin` says measured or assumed.
+    `columns` of C are one of a plan: 32 where weights are panels of blocks.
     """
 
     slots: int

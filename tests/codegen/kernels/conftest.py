@@ -36,7 +36,7 @@ def any_runner(request: pytest.FixtureRequest) -> Runner:
     return MAKERS[kind](name)
 
 
-@pytest.fixture(scope="session", params=["warp", "gpu"])
+@pytest.fixture(scope="session", params=["warp", pytest.param("gpu", marks=pytest.mark.gpu)])
 def cuda(request: pytest.FixtureRequest) -> Runner:
     """The target cuda as plain C++, and on a GPU."""
     if request.param == "warp":

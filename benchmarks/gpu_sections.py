@@ -1,4 +1,4 @@
-"""The sections of `gpu_report.py`, each run as a process: what is measured, and for how long at most.
+"""The sections of `gpu_report.py`, each a process: what is measured, for how long at most.
 
 In: a section's name and a device. Out: a JSON list of flat rows. A section that this machine or
 device cannot have ends with the status LEFT_OUT and says why in one line.
@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,9 @@ WORKS = (Work("decode 1", 1, 64, 128), Work("decode 16", 16, 64, 128), Work("pre
 TINY_WORKS = (Work("decode 1", 1, 8, 6), Work("decode 2", 2, 8, 6), Work("prefill", 2, 32, 1))
 
 
-def prompts_of(work: Work, vocab: int) -> list[list[int]]:
-    """Return random token ids."""
-    rng = np.random.default_rng(len(work.name))
+def prompts_of(work: Work, vocab: int, seed: int = 0) -> list[list[int]]:
+    """Return random token ids: others for each seed, so that no kept prefix helps."""
+    rng = np.random.default_rng((seed, work.prompt))
     return rng.integers(3, vocab, (work.rows, work.prompt)).tolist()
 
 
@@ -163,14 +164,14 @@ def time_theirs(setting: Setting, folder: Path, works: Sequence[Work], vocab: in
 def speed(work: Work, generate: Callable[[int, list[list[int]]], object], vocab: int) -> Row:
     """Return tokens per second: of prompts, or of answers after their first token.
 
-    The better of two runs, after one whose prompts are others.
+    The better of two runs, after one that is not counted.
     """
-    generate(min(work.answer, 4), prompts_of(Work("warm-up", work.rows, work.prompt, 1), vocab))
-    prompts = prompts_of(work, vocab)
-    first = min(seconds(generate, 1, prompts) for _ in range(2))
+    drawn = (prompts_of(work, vocab, seed) for seed in count())
+    generate(min(work.answer, 4), next(drawn))
+    first = min(seconds(generate, 1, next(drawn)) for _ in range(2))
     if work.answer == 1:
         return {"work": work.name, "tokens_per_second": work.rows * work.prompt / first}
-    whole = min(seconds(generate, work.answer, prompts) for _ in range(2))
+    whole = min(seconds(generate, work.answer, next(drawn)) for _ in range(2))
     tokens = work.rows * (work.answer - 1)
     return {"work": work.name, "tokens_per_second": tokens / max(whole - first, 1e-9)}
 
@@ -192,15 +193,15 @@ def measure_neo(setting: Setting) -> list[Row]:
     shape, requests = ("tiny", 6) if setting.tiny else ("llama-1b", 96)
     prompt, answer = (40, 8) if setting.tiny else (512, 128)
     _, artifact = compile_shape(setting, shape)
-    prompts = prompts_of(Work("neo", requests, prompt, answer), SHAPES[shape]["vocab_size"])
+    work, vocab = Work("neo", requests, prompt, answer), SHAPES[shape]["vocab_size"]
     quarter = max(requests * -(-(prompt + answer) // 16) // 4, 8)
     rows: list[Row] = []
     for offload in ("off", "auto"):
         options = {"device": setting.device, "offload": offload, "gpu_blocks": quarter}
         with dovetail.load(artifact, trust=True, **options) as app:
             run = partial(app.generate, max_tokens=answer, ignore_eos=True, temperature=0.0)
-            run(prompts[: requests // 4])
-            rate = requests * answer / seconds(run, prompts)
+            run(prompts_of(work, vocab, 1)[: requests // 4])
+            rate = requests * answer / seconds(run, prompts_of(work, vocab))
         rows.append({"offload": offload, "gpu_blocks": quarter, "tokens_per_second": rate})
     rows[1]["auto_vs_off"] = round(rows[1]["tokens_per_second"] / rows[0]["tokens_per_second"], 3)
     return rows
@@ -224,10 +225,12 @@ def measure_products(setting: Setting) -> list[Row]:
 def measure_clusters(setting: Setting) -> list[Row]:
     """Scan hot clusters on the device and on the CPU."""
     try:
-        from gpu_clusters import compare_scans
+        from gpu_clusters import compare_scans, torch_lists
+
+        make = torch_lists(setting.device)
     except ImportError as error:
         raise Nothing(f"hot clusters cannot be measured: {error}") from None
-    return compare_scans(setting.device, tiny=setting.tiny)
+    return compare_scans(make, tiny=setting.tiny)
 
 
 # ---- encoders ----
@@ -250,12 +253,12 @@ def measure_encoders(setting: Setting) -> list[Row]:
     model.save_pretrained(folder)
     dovetail.compile(folder, output=artifact, effort="none")
     rng = np.random.default_rng(0)
-    count, longest = (8, 24) if setting.tiny else (256, 256)
-    texts = [rng.integers(5, 30000, n).tolist() for n in rng.integers(4, longest, count)]
+    most, longest = (8, 24) if setting.tiny else (256, 256)
+    texts = [rng.integers(5, 30000, n).tolist() for n in rng.integers(4, longest, most)]
     model = model.to(setting.torch_device)
 
     def theirs() -> None:
-        for first in range(0, count, 32):
+        for first in range(0, most, 32):
             part = [torch.tensor(text) for text in texts[first : first + 32]]
             ids = torch.nn.utils.rnn.pad_sequence(part, batch_first=True).to(setting.torch_device)
             with torch.inference_mode():
@@ -267,7 +270,7 @@ def measure_encoders(setting: Setting) -> list[Row]:
         for side, act in sides.items():
             act()
             took = min(seconds(act) for _ in range(3))
-            rows.append({"side": side, "texts": count, "texts_per_second": count / took})
+            rows.append({"side": side, "texts": most, "texts_per_second": most / took})
     rows[0]["ratio"] = round(rows[0]["texts_per_second"] / rows[1]["texts_per_second"], 3)
     return rows
 

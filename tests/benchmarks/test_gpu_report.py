@@ -1,4 +1,4 @@
-"""The report of an accelerator runs without one: sections that fail or are late leave the others."""
+"""The report of an accelerator runs without one; sections that fail or are late leave others."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # what a wheel carries, so that no C compiler is needed where it is installed
 WHEEL_TARGETS ?= x86-64-amx x86-64-avx512bf16 x86-64-avx512vnni x86-64-avx512 x86-64-avxvnni x86-64-avx2
 
-.PHONY: quickstart kernels wheel test test-long lint format clean
+.PHONY: quickstart kernels wheel test test-long gpu-report lint format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/dovetail quickstart
@@ -33,6 +33,10 @@ test-long: $(VENV)/.installed
 	    print(*(t.name for t in host_targets() if t.machine))'); do \
 	  DOVETAIL_TARGET=$$target $(BIN)/pytest -n $(JOBS) $(EACH_TARGET) || exit 1; \
 	done
+
+# what an accelerator does here, in ten minutes; DEVICE=cuda:1 picks one, torch:cpu tries the script out
+gpu-report: $(VENV)/.installed
+	$(BIN)/python benchmarks/gpu_report.py --output gpu-report $(if $(DEVICE),--device $(DEVICE))
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -47,6 +47,24 @@ SHAPES: dict[str, dict[str, int]] = {
         "max_position_embeddings": 2048,
     },
 }
+SHAPES["llama-1b"] = {  # Llama 3.2 1B
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+SHAPES["llama-8b"] = {  # Llama 3.1 8B: 8 of its 32 layers, which are made and packed in a minute
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
 TORCH_NAMES = {"f32": "float32", "bf16": "bfloat16"}
 STD = 0.02
 WIDTHS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K_M", "BF16")

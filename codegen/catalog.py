@@ -6,7 +6,7 @@ Goes in: a ModelSpec and a target. Comes out: `KernelRequest`s, from which a lib
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -50,21 +50,16 @@ KERNELS: dict[str, str] = {
 
 STANDALONE: dict[str, str] = {
     "decode_attention_rows": "attention_prefill",
-    "prefill_attention_lanes": "prefill_lanes",
-    "gate_rows": "activation",
     "ivf_scan": "ivf",
-    "gemm_skinny": "gemm_skinny",
-    "gemm_skinny_merge": "gemm_skinny",
     "embed_sum": "layernorm",
     "layernorm": "layernorm",
     "packed_attention": "attention_packed",
-    "packed_attention_lanes": "packed_lanes",
     "rope_rows": "rope",
     "mean_rows": "pool",
     "unit_rows": "pool",
     "activate_rows": "activation",
 }
-"""Families that no decoder's table names: of deterministic loads, devices, retrieval, encoders."""
+"""Families that no decoder's table names: of deterministic loads, retrieval, encoders."""
 
 DTYPE_PARAMETER: dict[str, str] = {
     "embed": "W",
@@ -74,13 +69,9 @@ DTYPE_PARAMETER: dict[str, str] = {
     "decode_attention": "KV",
     "decode_attention_merge": "KV",
     "decode_attention_rows": "KV",
-    "prefill_attention_lanes": "KV",
     "ivf_scan": "METRIC",
-    "gemm_skinny": "W",
-    "gemm_skinny_merge": "W",
     "embed_sum": "W",
     "activate_rows": "ACT",
-    "gate_rows": "ACT",
 }
 """The tunable of a family that names its dtype, metric or function; it ends the kernel's name."""
 
@@ -94,11 +85,9 @@ _TILES: dict[tuple[str, str], dict[str, int]] = {
     ("decode_attention", "avx2"): {**_CPU_CHUNK, "HT": 2, "KT": 4, "VT": 2, "DV": 4},
     ("decode_attention", "neon"): {**_CPU_CHUNK, "KT": 4, "VT": 4, "DV": 4},
     ("decode_attention", "generic"): {**_CPU_CHUNK, "HT": 2, "VT": 2},
-    ("decode_attention", "cuda"): {"CHUNK": 32, "ROWS": 32, "KT": 4, "DV": 4},
     ("ivf_scan", "avx512"): {"QT": 4, "NT": 1},  # one vector after the other: memory is read ahead
     ("ivf_scan", "avx2"): {"QT": 4, "NT": 1},
     ("ivf_scan", "neon"): {"QT": 4, "NT": 4},
-    ("ivf_scan", "cuda"): {"QT": 4, "NT": 4},
 }
 TILES = _TILES | {
     (alike, isa): tiles
@@ -175,9 +164,6 @@ def kernel_request(
     """
     binding: dict[str, int | str] = dict(TILES.get((family, target.isa), {}))
     module = KERNELS.get(family) or STANDALONE[family]
-    if family == "packed_attention_lanes" and heads is not None:
-        tiles = lane_tiles(target, heads)
-        return KernelRequest(module, family, tiles, f"{family}_{tiles['HD']}")
     if family not in DTYPE_PARAMETER:
         return KernelRequest(module, family, binding, family)
     assert dtype is not None, f"{family} needs a dtype"
@@ -186,8 +172,6 @@ def kernel_request(
     if family == "decode_attention" and heads and (tiles := fixed_tiles(target, dtype, heads)):
         name = f"{family}_{dtype}_{heads.head_dim}x{heads.group}"
         return KernelRequest(module, family, binding | tiles, name)
-    if family == "prefill_attention_lanes" and heads is not None:
-        binding |= lane_tiles(target, heads)
     return KernelRequest(module, family, binding, f"{family}_{dtype}")
 
 
@@ -195,13 +179,6 @@ def weight_binding(dtype: str) -> dict[str, int | str]:
     """Return the values of the tunables that tell a kernel the format of a weight."""
     form = FORMATS.get(dtype)
     return dict(form.binding) if isinstance(form, BlockFormat) else {"W": dtype}
-
-
-def lane_tiles(target: Target, heads: HeadShape) -> dict[str, int]:
-    """Return the tiles of attention with lanes over head_dim: the most rows that spill nothing."""
-    vectors = -(-heads.head_dim // target.lanes)
-    rows = 8 if vectors == 1 else 4 if vectors <= 4 else 2
-    return {"HD": vectors * target.lanes, "RT": rows}
 
 
 def fixed_tiles(target: Target, dtype: str, heads: HeadShape) -> dict[str, int]:
@@ -288,43 +265,33 @@ def head_shape(spec: ModelSpec) -> HeadShape:
     return HeadShape(spec.head_dim, spec.n_heads // spec.n_kv_heads)
 
 
-DEVICE_FAMILIES = (
-    "embed",
-    "gather_rows",
-    "rmsnorm",
-    "rope_store",
-    "prefill_attention_lanes",
-    "decode_attention",
-    "decode_attention_merge",
-    "gate_rows",
-    "gemm_skinny",
-    "gemm_skinny_merge",
-    "sample",
-)
-"""What a step on an accelerator is made of."""
+ROW_TYPES = ("f32", "bf16", "f16")
+"""Types of activations on an accelerator; weights that are no integers have the same one."""
 
 
-def device_kernels(spec: Spec, target: Target) -> tuple[KernelRequest, ...]:
-    """Return what an accelerator runs of a model."""
-    if isinstance(spec, EncoderSpec):
-        return _encoder_on_device(spec, target)
-    dtypes, heads = {"W": spec.weight_dtype, "KV": spec.kv_dtype, "ACT": "silu"}, head_shape(spec)
-    return tuple(
-        kernel_request(family, target, dtypes.get(DTYPE_PARAMETER.get(family, "")), heads)
-        for family in DEVICE_FAMILIES
+def device_kernels(formats: Iterable[str]) -> tuple[KernelRequest, ...]:
+    """Return what an accelerator is given of models whose products have weights of `formats`.
+
+    That are products of few rows: of row-major weights of every type of activations, to one of
+    which those of a model are converted when they are loaded, and of each format of blocks.
+    """
+    blocks = sorted({name for name in formats if is_quantised(name)})
+    return (
+        *(skinny_request(rows, rows) for rows in ROW_TYPES),
+        *(skinny_request(form, rows) for form in blocks for rows in ROW_TYPES),
+        *(
+            KernelRequest("gemm_skinny", "gemm_skinny_merge", {"X": rows}, skinny_merge(rows))
+            for rows in ROW_TYPES
+        ),
     )
 
 
-def _encoder_on_device(spec: EncoderSpec, target: Target) -> tuple[KernelRequest, ...]:
-    """Return the kernels of an encoder; products, whose ends they are here, are a library's."""
-    plain = ("rope_rows", "layernorm", "mean_rows", "gather_rows", "unit_rows")
-    wanted: dict[tuple[str, str | None], None] = dict.fromkeys((family, None) for family in plain)
-    wanted |= {
-        ("embed_sum", spec.weight_format("words")): None,
-        ("packed_attention_lanes", None): None,
-    }
-    wanted |= {("gate_rows" if spec.gated else "activate_rows", spec.activation): None}
-    if spec.labels:
-        wanted |= {("activate_rows", spec.head): None}
-    heads = HeadShape(spec.head_dim, 1)
-    return tuple(kernel_request(family, target, dtype, heads) for family, dtype in wanted)
+def skinny_request(weights: str, rows: str) -> KernelRequest:
+    """Return the request for products of few rows, of type `rows`, with weights of a format."""
+    binding = weight_binding(weights) | {"X": rows}
+    return KernelRequest("gemm_skinny", "gemm_skinny", binding, f"gemm_skinny_{weights}_{rows}")
+
+
+def skinny_merge(rows: str) -> str:
+    """Return the name of the kernel that adds up the sums of stretches of K."""
+    return f"gemm_skinny_merge_{rows}"

@@ -30,11 +30,9 @@ LINEAR = {
     "R": "rows(M, ldr, N)",
     "partial": "partial_size",
 }
-SKINNY = {**PRODUCT, "B": "rows(N, ldb, K)", "bias": "N", "R": "rows(M, ldr, N)"}
 NORM = {"w": "H", "b": "H", "out": "rows(T, ldo, H)"}
 EXTENTS: dict[str, dict[str, str]] = {
     "rmsnorm": {"x": "rows(T, ldx, H)", "w": "H", "out": "rows(T, ldo, H)"},
-    "gate_rows": {"gate": "rows(T, ldg, H)", "up": "rows(T, ldu, H)", "out": "rows(T, ldo, H)"},
     "embed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "embed_packed": {"ids": "T", "out": "rows(T, ldo, H)"},
     "gather_rows": {"rows": "R", "out": "rows(R, ldo, H)"},
@@ -45,8 +43,6 @@ EXTENTS: dict[str, dict[str, str]] = {
         "B": "rows(2 * ceil(N / 16), panel_stride, ceil(K / GROUP) * GROUP * 16)",
         "bias": "32 * ceil(N / 16)",
     },
-    "gemm_skinny": SKINNY,
-    "gemm_skinny_merge": SKINNY,
     "rope_store": {
         "qkv": "rows(T, ldq, (n_q + 2 * n_kv) * hd)",
         "positions": "T",

@@ -1,4 +1,4 @@
-"""CUDA C++ text to a module the CUDA driver loads: nvcc makes a fat binary, NVRTC makes PTX.
+"""CUDA C++ text to a module the CUDA driver loads: PTX, made by nvcc or by NVRTC.
 
 In: text of `emit_cuda`. Out: the module's path in the build cache, or `ToolchainError` that says
 what to install or what the compiler wrote.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ from dovetail.codegen.isa.target import Target
 from dovetail.codegen.toolchain import cached_build, content_key, run_tool
 from dovetail.ir.errors import ToolchainError
 
-ARCHITECTURES = ("80", "90")
-"""Compute capabilities with machine code in a fat binary; the last comes as PTX for later ones."""
+ARCHITECTURE = "75"
+"""The oldest compute capability (Turing); a driver makes machine code of its PTX for later ones."""
+PTX_VERSION = b"6.3"
+"""The PTX ISA that knows it, CUDA 10's. Compilers name their own version in what they write, which
+drivers older than they are refuse; the text needs nothing newer than this."""
 SOURCE_NAME = "kernels.cu"
 DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
 ADVICE = (
@@ -37,18 +41,10 @@ class CudaCompiler:
     path: Path
     version: str
 
-    @property
-    def suffix(self) -> str:
-        """File name ending of what it makes."""
-        return {"nvcc": "fatbin", "nvrtc": "ptx"}[self.kind]
-
     def flags_for(self, target: Target) -> tuple[str, ...]:
-        """Return the options that select target and architectures."""
-        if self.kind == "nvrtc":
-            return (*target.cflags, f"--gpu-architecture=compute_{ARCHITECTURES[0]}")
-        code = [f"arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
-        code.append(f"arch=compute_{ARCHITECTURES[-1]},code=compute_{ARCHITECTURES[-1]}")
-        return (*target.cflags, "-fatbin", *(word for c in code for word in ("-gencode", c)))
+        """Return the options that select target and architecture."""
+        kind = ("-ptx",) if self.kind == "nvcc" else ()
+        return (*target.cflags, *kind, f"--gpu-architecture=compute_{ARCHITECTURE}")
 
 
 def find_cuda_compiler() -> CudaCompiler:
@@ -83,21 +79,32 @@ def nvrtc_libraries() -> Iterator[Path]:
 
 
 def compile_cuda(name: str, source: str, target: Target, cache: Path | None = None) -> Path:
-    """Return `<name>.fatbin` or `<name>.ptx`, from the build cache where it is there already."""
+    """Return `<name>.ptx`, from the build cache where it is there already."""
     compiler = find_cuda_compiler()
     flags = compiler.flags_for(target)
-    result = f"{name}.{compiler.suffix}"
+    result = f"{name}.ptx"
 
     def build(work: Path) -> None:
         (work / SOURCE_NAME).write_text(source, encoding="utf-8")
         if compiler.kind == "nvrtc":
             (work / result).write_bytes(compile_nvrtc(compiler.path, source, flags, "PTX"))
-            return
-        command = (str(compiler.path), *flags, SOURCE_NAME, "-o", result)
-        run_tool(command, work, "nvcc failed", {**os.environ, "LC_ALL": "C"}, ADVICE)
+        else:
+            command = (str(compiler.path), *flags, SOURCE_NAME, "-o", result)
+            run_tool(command, work, "nvcc failed", {**os.environ, "LC_ALL": "C"}, ADVICE)
+        (work / result).write_bytes(name_old_version((work / result).read_bytes()))
 
-    key = content_key([compiler.kind, str(compiler.path), compiler.version, flags, name, source])
+    key = content_key(
+        [compiler.kind, str(compiler.path), compiler.version, flags, name, source, str(PTX_VERSION)]
+    )
     return cached_build(key, result, cache, build)
+
+
+def name_old_version(ptx: bytes) -> bytes:
+    """Return PTX of the ISA version `PTX_VERSION`, without the zero byte that ends a text of C."""
+    text, found = re.subn(rb"(?m)^\.version \d+\.\d+$", b".version " + PTX_VERSION, ptx, count=1)
+    if not found:
+        raise ToolchainError("the CUDA compiler wrote PTX without a version")
+    return text.rstrip(b"\0")
 
 
 def compile_nvrtc(library: Path, source: str, flags: Sequence[str], wanted: str) -> bytes:

@@ -65,7 +65,7 @@ class IndexRequest:
     """What to build.
 
     clusters: None = chosen by the number of passages. metric: None = inner product for unit
-    vectors, else L2. targets: instruction sets to build scan kernels for.
+    vectors, else L2. target: the instruction set to build scan kernels for, if any.
     """
 
     output: Path
@@ -73,7 +73,7 @@ class IndexRequest:
     metric: str | None = None
     clusters: int | None = None
     seed: int = 0
-    targets: tuple[Target, ...] = ()
+    target: Target | None = None
 
 
 class IndexReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,10 +115,10 @@ def build_index_folder(
             folder.add_file(VECTORS)
             folder.write_bytes(DOCUMENTS, lines)
             folder.write_bytes(OFFSETS, _encode_array(offsets))
-            libraries = {
-                target.name: target_kernels(target, retrieval_kernels(target), None, here=False)
-                for target in request.targets
-            }
+            libraries = {}
+            if (target := request.target) is not None:
+                kernels = target_kernels(target, retrieval_kernels(target), None, here=False)
+                libraries[target.name] = kernels
             write_libraries(folder, libraries)
             folder.commit(
                 producer=f"dovetail {our_version()}",

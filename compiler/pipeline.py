@@ -69,7 +69,7 @@ from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.encoder import EncoderSpec
+from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
 from dovetail.ir.place import place, serving_graph
@@ -254,11 +254,15 @@ def _build_libraries(
         libraries[target.name] = found
         steps.advance(number + 1, len(first.targets) + len(first.devices))
     for device in first.devices:
-        asked = (device_kernels(member.spec, device) for member in members)
-        kernels = {kernel.name: kernel for own in asked for kernel in own}
-        built = build_library(LibrarySpec(target=device, kernels=tuple(kernels.values())), cache)
+        formats = {name for member in members for name in _formats(member.spec)}
+        built = build_library(LibrarySpec(target=device, kernels=device_kernels(formats)), cache)
         libraries[device.name] = TargetKernels(built.index, built)
     return libraries
+
+
+def _formats(spec: Spec) -> set[str]:
+    """Return the formats of a model's weights."""
+    return {spec.weight_dtype, *(form for _, form in spec.formats)}
 
 
 def _kernels(

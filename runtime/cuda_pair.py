@@ -31,7 +31,6 @@ from dovetail.runtime.launches import Products, Sums
 from dovetail.runtime.orders import StepOrder
 from dovetail.runtime.plan import Move
 from dovetail.runtime.request import Home
-from dovetail.runtime.skinny_products import Compare, SkinnyProducts
 from dovetail.runtime.streams import GpuStreams
 
 WARPS_PER_PROCESSOR = 16
@@ -60,7 +59,6 @@ class GpuParts:
     products: MakeProducts | None = None
     sums: Callable[[Any], GroupSums] | None = None
     landing: int | None = None
-    compare: Compare | None = None
 
 
 class CudaPair:
@@ -87,7 +85,7 @@ class CudaPair:
             ordinal: which GPU.
             blocks: of the KV pool on the GPU.
             sequences: most of a step.
-            graphs: whether steps are recorded; only then products are compared (SkinnyProducts).
+            graphs: whether steps are recorded.
             parts: see GpuParts.
 
         Raises:
@@ -104,8 +102,6 @@ class CudaPair:
             for _ in range(2):
                 self.lanes.append(CudaLane(self.gpu, find_tape(part, "sample"), sequences))
                 held.callback(self.lanes[-1].close)
-            if graphs:
-                self._products.choose(self.gpu.streams, part.folder, parts.compare)
             self.worker = held.enter_context(ThreadPoolExecutor(1, "cpu-attention"))
             self._held = held.pop_all()
 
@@ -144,15 +140,13 @@ class CudaPair:
         library = make_products(weights.held, gpu.ordinal)
         if model.shard is not None:
             self._sums = (parts.sums or find_sums())(library)
-        self._products = SkinnyProducts(library, weights.held, loaded)
-        held.callback(self._products.close)
         return GpuModel(
             spec=spec,
             tape=tape,
             streams=streams,
             module=loaded,
             weights=weights,
-            products=self._products,
+            products=library,
             pools=replace(pools, keys=keys, values=values),
             cpu=model,
             gated=alloc(4 * 2 * spec.intermediate_size * tape.max_tokens),
@@ -257,7 +251,7 @@ def find_products() -> MakeProducts:
         from dovetail.runtime.torch_products import TorchProducts  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise SpecError(
-            f"products on a GPU need torch ({error}); pip install 'dovetail[cuda]'"
+            f"products on a GPU need torch ({error}); pip install 'dovetail[gpu]'"
         ) from None
     return TorchProducts
 

@@ -169,7 +169,7 @@ def _load_torch() -> Any:
         from dovetail.runtime import torch_collective  # noqa: PLC0415 - an extra, and slow to load
     except ImportError as error:
         raise RankError(
-            f"torch is not installed ({error}); pip install 'dovetail[cuda]', or use the backend "
+            f"torch is not installed ({error}); pip install 'dovetail[gpu]', or use the backend "
             "shared on one machine"
         ) from None
     return torch_collective

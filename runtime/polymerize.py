@@ -43,7 +43,9 @@ class Tile:
 
 
 TILES = tuple(Tile(e, f) for e in range(5) for f in range(4) if e + f <= 5)
-"""Those the kernel has: at most 32 accumulators."""
+"""Those the kernel has for row-major weights: at most 32 accumulators."""
+PANEL_TILES = tuple(Tile(e, 0) for e in range(5))
+"""Those it has for weights in blocks: a column of a plan is two panels there, 32 columns of C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class CostTable:
     """A GPU as the planner sees it: `slots` warps run side by side; seconds per launch and element.
 
     `merge` is the time to read or write one partial sum; `origin` says measured or assumed.
+    `columns` of C are one of a plan: 32 where weights are panels of blocks.
     """
 
     slots: int
@@ -74,6 +77,7 @@ class CostTable:
     merge: float
     tiles: Mapping[Tile, TileCost]
     origin: str = "assumed"
+    columns: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ def plan_skinny(m: int, n: int, k: int, costs: CostTable) -> SkinnyPlan:
             f"not M = {m}, N = {n}, K = {k}"
         )
     plans = (
-        plan_cover(m, n, k, cover, splits, costs)
+        plan_cover(m, -(-n // costs.columns), k, cover, splits, costs)
         for splits in usable_splits(k)
         for cover in row_covers(m)
     )
@@ -154,17 +158,20 @@ def row_covers(m: int, below: int = 5) -> tuple[tuple[tuple[int, int], ...], ...
 def plan_cover(
     m: int, n: int, k: int, cover: Iterable[tuple[int, int]], splits: int, costs: CostTable
 ) -> SkinnyPlan:
-    """Return the plan of one stack of bands, each as wide in its tiles as is cheapest for it."""
+    """Return the plan of one stack of bands, each as wide in its tiles as is cheapest for it.
+
+    n: columns of the plan.
+    """
     steps = -(-k // (LANES * splits))
     regions: list[Region] = []
     at = 0
     for row_tiles, e in cover:
-        bands = [tuple(cut_columns(at, n, row_tiles, tile)) for tile in TILES if tile.e == e]
+        bands = [tuple(cut_columns(at, n, row_tiles, tile)) for tile in costs.tiles if tile.e == e]
         regions += min(bands, key=lambda band: makespan(band, splits, steps, costs))
         at += row_tiles << e
     seconds = makespan(regions, splits, steps, costs) + costs.launch
     if splits > 1:
-        seconds += costs.launch + costs.merge * (2 * splits + 1) * m * n
+        seconds += costs.launch + costs.merge * (2 * splits + 1) * m * n * costs.columns
     return SkinnyPlan(tuple(regions), splits, seconds)
 
 
@@ -208,27 +215,59 @@ RESIDENT_WARPS = 16
 ISSUE = 4  # warp instructions a multiprocessor starts in a cycle
 MEMORY_CYCLES = 600
 SHUFFLE_CYCLES = 150  # one reduction over a warp
+UNPACK = 6  # instructions that make a code a value
 CACHE_FACTOR = 4  # activations come from caches, that much faster than memory
 LAUNCH_SECONDS = 4e-6
 
 
-def assumed_costs(gpu: GpuSpec, weight_bytes: int) -> CostTable:
-    """Return a table from the machine's rates alone: memory or issue slots, whichever is short."""
+def assumed_costs(gpu: GpuSpec, weight_bytes: float, rows_bytes: int = 4) -> CostTable:
+    """Return a table from the machine's rates alone: memory or issue slots, whichever is short.
+
+    weight_bytes, rows_bytes: of a value of row-major weights, and of activations.
+    """
+
+    def work(tile: Tile) -> TileWork:
+        elements = tile.rows * tile.columns
+        weights, rows = tile.columns * LANES * weight_bytes, tile.rows * LANES * rows_bytes
+        instructions = elements + 2 * (tile.rows + tile.columns) + 4
+        return TileWork(weights + rows / CACHE_FACTOR, instructions, SHUFFLE_CYCLES * elements)
+
+    return _table(gpu, {tile: work(tile) for tile in TILES}, 1)
+
+
+def assumed_panel_costs(gpu: GpuSpec, weight_bytes: float) -> CostTable:
+    """Return the table of weights in blocks, a value of which takes `weight_bytes`."""
+
+    def work(tile: Tile) -> TileWork:
+        instructions = LANES * (2 * tile.rows + UNPACK)
+        return TileWork(LANES * LANES * weight_bytes, instructions, 0)
+
+    return _table(gpu, {tile: work(tile) for tile in PANEL_TILES}, LANES)
+
+
+@dataclass(frozen=True, slots=True)
+class TileWork:
+    """A tile's bytes and warp instructions for 32 values of K, and the cycles of its end."""
+
+    bytes: float
+    instructions: int
+    end: int
+
+
+def _table(gpu: GpuSpec, tiles: Mapping[Tile, TileWork], columns: int) -> CostTable:
     slots = gpu.multiprocessors * RESIDENT_WARPS
     share = gpu.bandwidth / slots
 
-    def cost(tile: Tile) -> TileCost:
-        weights, rows = tile.columns * LANES * weight_bytes, tile.rows * LANES * 4
-        memory = (weights + rows / CACHE_FACTOR) / share
-        instructions = tile.rows * tile.columns + 2 * (tile.rows + tile.columns) + 4
-        issue = instructions * RESIDENT_WARPS / (ISSUE * gpu.clock)
-        fixed = (MEMORY_CYCLES + SHUFFLE_CYCLES * tile.rows * tile.columns) / gpu.clock
-        alone = (MEMORY_CYCLES + instructions) / gpu.clock
-        return TileCost(fixed, alone, max(memory, issue))
+    def cost(work: TileWork) -> TileCost:
+        issue = work.instructions * RESIDENT_WARPS / (ISSUE * gpu.clock)
+        fixed = (MEMORY_CYCLES + work.end) / gpu.clock
+        alone = (MEMORY_CYCLES + work.instructions) / gpu.clock
+        return TileCost(fixed, alone, max(work.bytes / share, issue))
 
     return CostTable(
         slots=slots,
         launch=LAUNCH_SECONDS,
         merge=4 / gpu.bandwidth,
-        tiles={tile: cost(tile) for tile in TILES},
+        tiles={tile: cost(work) for tile, work in tiles.items()},
+        columns=columns,
     )

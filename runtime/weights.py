@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.errors import ArtifactError
+from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import WeightEntry
 from dovetail.runtime.artifact import Part
 from dovetail.runtime.placement import place_pages
@@ -67,7 +68,11 @@ class Weights:
         return self._base + self.entries[name].offset
 
     def array(self, name: str) -> npt.NDArray[np.generic]:
-        """Return a read-only flat view of the stored values of weight `name` (bf16 as uint16)."""
+        """Return a read-only flat view of the stored values of weight `name`.
+
+        bf16 as uint16; weights in blocks as bytes.
+        """
         entry: WeightEntry = self.entries[name]
         stored = self._bytes[entry.offset : entry.offset + entry.bytes]
-        return stored.view(DTYPES[entry.dtype].numpy)
+        known = FORMATS.get(entry.dtype)
+        return stored.view((known.dtype if known else DTYPES[entry.dtype]).numpy)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dovetail.ir.errors import SpecError
-from dovetail.runtime.cuda import CudaError, Driver
-
 
 def count_devices() -> int:
-    """Return how many GPUs this process may use, 0 without a driver."""
+    """Return how many GPUs torch sees, 0 without torch or a driver."""
     try:
-        return Driver().integer("cuDeviceGetCount")
-    except (SpecError, CudaError):
+        import torch
+    except ImportError:
         return 0
+    return torch.cuda.device_count()

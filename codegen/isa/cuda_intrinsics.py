@@ -75,6 +75,26 @@ def _memory_rows(element: str) -> Iterator[Intrinsic]:
     )
 
 
+def _strip_rows() -> Iterator[Intrinsic]:
+    """Loads of two stretches of 16 elements, the second one `stride` elements after the first."""
+    kinds = (("f16", U16, FLOATS, m.f32_of_f16), ("i32", I32, INTS, _same))
+    for element, dtype, vector, widen in (*kinds, ("i8", np.int8, INTS, lambda v: v.astype(I32))):
+        c = STORED[element][0] if element in STORED else "int8_t"
+        yield intrinsic(
+            f"dt_vload_strips_{element}",
+            f"const {c}*, int64_t -> {vector}",
+            _strips(np.dtype(dtype), widen),
+        )
+
+
+def _strips(dtype: np.dtype[Any], widen: Meaning) -> Meaning:
+    def load(p: Pointer, stride: Any) -> Any:
+        second = p.advance(int(stride) * dtype.itemsize)
+        return widen(np.concatenate([p.load(dtype, 16), second.load(dtype, 16)]))
+
+    return load
+
+
 def _store(dtype: Any, change: Meaning = _same) -> Meaning:
     """Return the meaning of a scalar store, which one lane does for all."""
 
@@ -156,6 +176,7 @@ INTRINSICS = table(
         SCALAR_BITS["dt_f32_of_bits"],
         SCALAR_BITS["dt_bits_of_f32"],
         *(row for element in STORED for row in _memory_rows(element)),
+        *_strip_rows(),
         *_scalar_rows(),
         *_vector_rows(),
     ]

@@ -101,6 +101,16 @@ DT_MEMORY(bf16, uint16_t, dt_f32x32, dt_widen_bf16, dt_narrow_bf16)
 DT_MEMORY(f16, uint16_t, dt_f32x32, dt_f32_of_f16, dt_narrow_f16)
 DT_MEMORY(i32, int32_t, dt_i32x32, dt_same, dt_same)
 
+/* Two stretches of 16 elements: the upper half of the lanes takes what lies `stride` after the lower half's. */
+#define DT_STRIPS(element, type, vector, widen)                                          \
+  static DT_DEVICE vector dt_vload_strips_##element(const type* p, int64_t stride) {     \
+    return widen(p[dt_lane() / 16 * stride + dt_lane() % 16]);                           \
+  }
+
+DT_STRIPS(f16, uint16_t, dt_f32x32, dt_f32_of_f16)
+DT_STRIPS(i32, int32_t, dt_i32x32, dt_same)
+DT_STRIPS(i8, int8_t, dt_i32x32, (int32_t))
+
 /* Nothing is fetched ahead: other warps run while one waits. */
 static DT_DEVICE void dt_prefetch(const void* p) { (void)p; }
 static DT_DEVICE void dt_keep_order(void) {}

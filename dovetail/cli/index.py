@@ -51,12 +51,6 @@ def index_build_command(
         int, typer.Option(min=1, help="Words of a passage of Markdown or text at most.")
     ] = 200,
     seed: Annotated[int, typer.Option(help="Of the clustering.")] = 0,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also build scan kernels for this target: cuda for hot clusters on GPUs."
-        ),
-    ] = None,
     threads: Threads = None,
     trust: Trust = False,
     json: AsJson = False,
@@ -64,7 +58,7 @@ def index_build_command(
     """Build an index of a corpus; run again after an interruption, it goes on where it was."""
     try:
         report = _build(
-            corpus, output, embedder, codes, metric, clusters, words, seed, target, threads, trust
+            corpus, output, embedder, codes, metric, clusters, words, seed, threads, trust
         )
     except (KeyboardInterrupt, Terminated):
         fail("interrupted; run the same command again to go on with the passages left")
@@ -93,12 +87,11 @@ def _build(
     clusters: int | None,
     words: int,
     seed: int,
-    targets: list[str] | None,
     threads: int | None,
     trust: bool,
 ) -> IndexReport:
     from dovetail.cli.model_cache import find_artifact
-    from dovetail.codegen.targets import get_target, host_target
+    from dovetail.codegen.targets import host_target
     from dovetail.compiler.corpus import read_corpus
     from dovetail.loading import load
     from dovetail.runtime.retrieval.manifest import need_faiss
@@ -106,7 +99,6 @@ def _build(
     need_faiss()
     from dovetail.compiler.index_build import IndexRequest, build_index_folder
 
-    more = [get_target(name) for name in targets or ()]
     passages = read_corpus(corpus, words)
     if not (embedder / "manifest.json").is_file():
         _check_family(embedder)
@@ -119,7 +111,7 @@ def _build(
             metric=metric,
             clusters=clusters,
             seed=seed,
-            targets=tuple({target.name: target for target in (host_target(), *more)}.values()),
+            target=host_target(),
         )
         return build_index_folder(passages, app, entry, request, progress)
 

@@ -57,6 +57,9 @@ _MEMORY = (
     Op("vload_u8", ("ptr.u8",), I),
     Op("vload_i8", ("ptr.i8",), I),
     Op("vstore_i8", ("ptr.i8", I), "void"),
+    Op("vload_strips", ("ptr.f16", "int"), F),
+    Op("vload_strips_i32", ("ptr.i32", "int"), I),
+    Op("vload_strips_i8", ("ptr.i8", "int"), I),
 )
 _VECTOR = (
     Op("vzero", (), F),

@@ -9,38 +9,28 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.artifact import KernelIndex
-from dovetail.runtime.cuda import CudaDevice
 
 
 class GpuKernels:
-    """A module on a device."""
+    """A module on the first GPU, by torch."""
 
-    def __init__(self, device: CudaDevice, path: Path, index: KernelIndex) -> None:
-        self.device = device
-        self.module = device.load(path, index)
+    def __init__(self, path: Path, index: KernelIndex) -> None:
+        import torch
+
+        from dovetail.runtime.accelerator.gpu_module import GpuModule
+
+        self._torch, self._device = torch, torch.device("cuda", 0)
+        self._module = GpuModule(path, index, self._device)
 
     def call(self, kernel: str, slots: Sequence[Any], warps: int) -> None:
         """Launch `kernel` on about `warps` warps; arrays are copied there and back."""
-        held: dict[int, tuple[np.ndarray, int]] = {}  # address here -> the array, address there
-        operands = [self._operand(slot, held) for slot in slots]
-        try:
-            self.module.launch(kernel, operands, warps)
-            self.device.wait()
-            for array, address in held.values():
-                self.device.download(array, address)
-        finally:
-            for _, address in held.values():
-                self.device.free(address)
+        held = {id(s): self._put(s) for s in slots if isinstance(s, np.ndarray)}
+        operands = [held[id(s)].data_ptr() if id(s) in held else int(s or 0) for s in slots]
+        self._module.launch(kernel, operands, warps)
+        for slot in slots:
+            if id(slot) in held:
+                slot.reshape(-1).view(np.uint8)[:] = held[id(slot)].cpu().numpy()
 
-    def _operand(self, slot: Any, held: dict[int, tuple[np.ndarray, int]]) -> Any:
-        if not isinstance(slot, np.ndarray):
-            return slot
-        root = slot
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        assert root.flags.c_contiguous
-        start = root.ctypes.data
-        if start not in held:
-            held[start] = (root, self.device.alloc(root.nbytes))
-            self.device.upload(held[start][1], root)
-        return held[start][1] + slot.ctypes.data - start
+    def _put(self, array: np.ndarray) -> Any:
+        assert array.flags.c_contiguous
+        return self._torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).to(self._device)

@@ -8,28 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.codegen.catalog import kernel_request
+from dovetail.codegen.catalog import device_kernels
 from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
-from tests.codegen.kernels import test_attention_decode, test_ivf, test_norm, test_rope
+from dovetail.runtime.polymerize import Region, SkinnyPlan, Tile
+from tests.codegen.kernels import test_gemm_skinny
 from tests.codegen.kernels.harness import Runner
 from tests.codegen.test_emit_cuda import kernel
 from tests.codegen.warp_lanes import LaneProgram
 
 CUDA = DEVICE_TARGETS["cuda"]
-FAMILIES = {
-    "rmsnorm": None,
-    "rope_store": "f32",
-    "decode_attention": "f32",
-    "decode_attention_merge": "f32",
-    "ivf_scan": "l2",
-}
+TYPES = ("f32", "bf16")
 
 
 @pytest.fixture(scope="module")
 def lanes(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    requests = [kernel_request(family, CUDA, dtype) for family, dtype in FAMILIES.items()]
-    kernels = [lower_request(request, CUDA) for request in requests]
+    wanted = [r for r in device_kernels(()) if r.name.endswith(TYPES)]
+    kernels = [lower_request(request, CUDA) for request in wanted]
     program = LaneProgram(kernels, tmp_path_factory.mktemp("lanes"))
 
     def call(name: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
@@ -39,20 +34,12 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return Runner("lanes", CUDA.lanes, call)
 
 
-def test_rmsnorm(lanes: Runner) -> None:
-    test_norm.check(lanes, 2, 165, 3)
-
-
-def test_rope_and_norm_in_place(lanes: Runner) -> None:
-    test_rope.check(lanes, "f32", True, (2, 1), 48, 34, 2)
-
-
-def test_decode_attention_shares_scores_between_lanes(lanes: Runner) -> None:
-    test_attention_decode.check(lanes, "f32", (3, 1), 48, [19, 2], splits=2, nth=2)
-
-
-def test_list_scan(lanes: Runner) -> None:
-    test_ivf.check(lanes, "l2", 5, 6, 40, 2)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_products(lanes: Runner, dtype: str, splits: int) -> None:
+    regions = (Region(0, 0, 1, 2, Tile(1, 1)), Region(2, 0, 1, 1, Tile(0, 2)))
+    weights = test_gemm_skinny.row_major(4, 70, dtype)
+    test_gemm_skinny.check(lanes, SkinnyPlan(regions, splits, 0.0), 3, weights, nth=2)
 
 
 @pytest.mark.parametrize("apart", [False, True])

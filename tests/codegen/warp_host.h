@@ -61,6 +61,16 @@ DT_MEMORY(bf16, uint16_t, dt_f32x32, dt_widen_bf16, dt_narrow_bf16)
 DT_MEMORY(f16, uint16_t, dt_f32x32, dt_f32_of_f16, dt_narrow_f16)
 DT_MEMORY(i32, int32_t, dt_i32x32, dt_same, dt_same)
 
+#define DT_STRIPS(element, type, vector, widen)                                           \
+  static inline vector dt_vload_strips_##element(const type* p, int64_t stride) {         \
+    vector v;                                                                             \
+    for (int i = 0; i < 32; ++i) v.lane[i] = widen(p[i / 16 * stride + i % 16]);          \
+    return v;                                                                             \
+  }
+DT_STRIPS(f16, uint16_t, dt_f32x32, dt_f32_of_f16)
+DT_STRIPS(i32, int32_t, dt_i32x32, )
+DT_STRIPS(i8, int8_t, dt_i32x32, )
+
 static inline void dt_prefetch(const void*) {}
 
 #define DT_LANES(result, expression)                             \

@@ -36,14 +36,20 @@ class WarpLibrary:
             units=(TranslationUnit("kernels.cpp", FLAGS),),
         )
         self._library = ctypes.CDLL(str(compile_shared(spec, cache)))
-        self._params = {k.entry.name: k.entry.params for k in kernels}
+        self.kernels = {k.entry.name: k.entry for k in kernels}
 
     def call(self, kernel: str, slots: Sequence[Any], tid: int, nth: int) -> None:
         """Run warp `tid` of `nth` on the operands, `thread` parameters left out."""
-        params = [p for p in self._params[kernel] if p.kind != "thread"]
+        params = [p for p in self.kernels[kernel].params if p.kind != "thread"]
         values = [c_value(p.type, slot) for p, slot in zip(params, slots, strict=True)]
         self._library.dt_host_set(ctypes.c_int64(tid), ctypes.c_int64(nth))
         self._library[f"dt_cuda_{kernel}"](*values)
+
+    def launch(self, kernel: str, operands: Sequence[int], warps: int) -> None:
+        """Run all warps, one after the other, on integers and addresses."""
+        for warp in range(warps):
+            self._library.dt_host_set(ctypes.c_int64(warp), ctypes.c_int64(warps))
+            self._library[f"dt_cuda_{kernel}"](*map(ctypes.c_int64, operands))
 
 
 def c_value(kind: str, value: Any) -> Any:

@@ -144,7 +144,7 @@ def test_an_encoder_that_overflows_is_refused(tmp_path: Path) -> None:
 
 def test_kernels_lie_in_the_index(tmp_path: Path) -> None:
     target = host_target()
-    build(tmp_path / "idx", WordEncoder(), targets=(target,))
+    build(tmp_path / "idx", WordEncoder(), target=target)
     manifest = read_manifest(tmp_path / "idx")
     assert manifest.targets == (target.name,)
     assert f"kernels/{target.name}/index.json" in manifest.files

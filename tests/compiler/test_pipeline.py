@@ -11,8 +11,7 @@ import textwrap
 import msgspec
 import pytest
 
-from dovetail.cli.inspection import inspect_artifact
-from dovetail.codegen.nvidia import ARCHITECTURES
+from dovetail.codegen.catalog import device_kernels
 from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.pipeline import compile_artifact, compile_model
 from dovetail.compiler.report import STEPS
@@ -27,7 +26,6 @@ from dovetail.runtime.artifact import device_module, open_artifact
 from dovetail.topology.hardware import read_hardware
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.compiler.virtual import VirtualMeter, use_virtual_meters
-from tests.encoders import save_encoder
 from tests.models import save_model
 
 TOKENIZER = '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
@@ -146,28 +144,20 @@ def test_a_device_target_adds_its_module(model, tmp_path):
     opened = open_artifact(path, read_hardware())
     assert opened.target == "generic"
     module, index = device_module(opened)
-    assert module.read_bytes().count(b"\x7fELF") == len(ARCHITECTURES)
-    assert {"rmsnorm", "gate_rows_silu", "sample"} < {k.name for k in index.kernels}
+    assert b"dt_cuda_gemm_skinny_f32_f32" in module.read_bytes()
+    assert {k.name for k in index.kernels} == {r.name for r in device_kernels(())}
     assert all(k.warps > 0 for k in index.kernels)
     assert (module.parent / index.source).read_text().count("DT_ENTRY(") > len(index.kernels)
 
 
 @pytest.mark.long  # nvcc takes its time
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed (CUDA toolkit)")
-def test_encoders_share_a_device_module_with_the_model(model, tmp_path):
+def test_a_device_module_has_products_of_the_formats_of_all_models(model, tmp_path):
     path = tmp_path / "a.dove"
-    save_encoder(tmp_path / "bert", "bert", modules=True)
-    save_encoder(tmp_path / "gte", "gte", pad_token_id=0, hidden_size=128, dtype="bfloat16")
-    models = {"llm": model, "one": tmp_path / "bert", "two": tmp_path / "gte"}
-    compile_model(models, output=path, effort="none", targets=("cuda", "generic"))
-    module, index = device_module(open_artifact(path, read_hardware()))
-    assert module.read_bytes().count(b"\x7fELF") == len(ARCHITECTURES)
-    names = {k.name for k in index.kernels}
-    assert {"sample", "embed_sum_f32", "embed_sum_bf16", "packed_attention_lanes_32"} < names
-    assert {"gate_rows_silu", "gate_rows_gelu", "activate_rows_gelu", "rope_rows"} < names
-    for encoder in inspect_artifact(path).encoders:
-        assert encoder.gpu is not None
-        assert encoder.gpu.weights == sum(entry.bytes for entry in encoder.file.weights)
+    options = {"effort": "none", "targets": ("cuda", "generic")}
+    compile_model(model, output=path, weight_dtype="q4_32", **options)
+    _, index = device_module(open_artifact(path, read_hardware()))
+    assert {k.name for k in index.kernels} == {r.name for r in device_kernels(["q4_32"])}
 
 
 def test_artifacts_without_device_kernels_say_so(artifact):

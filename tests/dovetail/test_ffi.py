@@ -141,7 +141,6 @@ def requests() -> tuple[KernelRequest, ...]:
     plain = [kernel_request(f, target) for f in ("gather_rows", "rmsnorm", "sample")]
     families = {"gemm_linear": GEMM, "gemm_linear_reduce": {"W": "bf16"}, "gemm_silu": GEMM}
     gemm = [KernelRequest("gemm", k, binding, k) for k, binding in families.items()]
-    gemm += [KernelRequest("activation", "gate_rows", {}, "gate_rows")]
     gemm += [KernelRequest("ivf", "ivf_scan", {}, "ivf_scan")]
     return (*bf16, *plain, *gemm)
 

@@ -241,21 +241,3 @@ def reseal() -> Callable[[Path], None]:
 @pytest.fixture(scope="session")
 def machine() -> str:
     return platform.machine()
-
-
-@pytest.fixture(scope="session")
-def gpu(tmp_path_factory):
-    """An artifact and an emulated GPU that has its kernels."""
-    from tests.runtime.cuda_gpu import Gpu  # imports torch
-
-    return Gpu(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture(scope="session")
-def alone(gpu) -> list[tuple[int, ...]]:
-    """What the CPU's engine generates from its artifact."""
-    from dovetail.runtime.app import load
-    from tests.runtime.cuda_gpu import ASKED, PROMPTS
-
-    with load(gpu.artifact.path, kv_blocks=200) as app:
-        return [done.token_ids for done in app.generate(PROMPTS, **ASKED)]

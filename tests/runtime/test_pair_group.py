@@ -141,7 +141,7 @@ def test_the_tokens_are_those_of_one_process(
 
 def test_gloo_gives_the_tokens_too(artifact: Path, alone: list[tuple[int, ...]]) -> None:
     """Three ranks with 1, 1 and 2 of the KV heads, so that parts of a gather differ."""
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[cuda]'")
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[gpu]'")
     options = RankOptions(backend="gloo")
     with ranks(artifact, 3, 9, 30, options=options) as (app, plans):
         assert answers(app) == alone

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dovetail.ir.errors import ScheduleError
 from dovetail.runtime.polymerize import (
     LANES,
+    PANEL_TILES,
     TILES,
     CostTable,
     GpuSpec,
@@ -18,6 +19,7 @@ from dovetail.runtime.polymerize import (
     Tile,
     TileCost,
     assumed_costs,
+    assumed_panel_costs,
     cut_columns,
     makespan,
     plan_cover,
@@ -126,3 +128,21 @@ def test_splitting_pays_for_its_merge() -> None:
 def test_shapes_that_are_not_skinny_are_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ScheduleError, match="1 to 64 rows"):
         plan_skinny(*shape, H100)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(**SHAPES)
+def test_panels_are_covered_two_at_a_time(m: int, n: int, k: int) -> None:
+    """A column of the plan is 32 of C; tiles are as high as those of rows, and never wider."""
+    columns = -(-n // 32)
+    costs = assumed_panel_costs(GpuSpec(132, 1.75e9, 3.35e12), 0.5625)
+    plan = plan_skinny(m, n, k, costs)
+    assert (covered(plan, m, columns) == 1).all()
+    assert all(region.tile in PANEL_TILES for region in plan.regions)
+
+
+def test_merging_panels_counts_all_their_columns() -> None:
+    costs = assumed_panel_costs(GpuSpec(132, 1.75e9, 3.35e12), 0.5625)
+    plan = plan_cover(1, 2, 8192, ((1, 0),), 2, costs)
+    stretch = makespan(plan.regions, 2, 8192 // LANES // 2, costs)
+    assert plan.seconds == pytest.approx(stretch + 2 * costs.launch + costs.merge * 5 * 64)

@@ -26,7 +26,7 @@ from tests.runtime.test_pair_group import (
 )
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'dovetail[ray]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[cuda]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[gpu]'")
 
 FAST_DEATH = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
 RESOURCE = "dovetail-rank"

@@ -16,7 +16,7 @@ import pytest
 
 from dovetail.ir.errors import CapacityError, RankError
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[cuda]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[gpu]'")
 
 import torch
 import torch.distributed as dist

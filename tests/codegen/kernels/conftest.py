@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.codegen.targets import DEVICE_TARGETS
 from tests.codegen.kernels.harness import (
     DISTINCT,
-    GPU,
     NATIVE,
     Runner,
+    gpu_runner,
     interpreted_runner,
     native_runner,
+    warp_runner,
 )
+from tests.gpus import count_devices
 
-ALL_DISTINCT = [*DISTINCT, *DEVICE_TARGETS]
-BOTH = [("native", name) for name in NATIVE] + [("interpreted", name) for name in ALL_DISTINCT]
+BOTH = [("native", name) for name in NATIVE] + [("interpreted", name) for name in DISTINCT]
 MAKERS = {"native": native_runner, "interpreted": interpreted_runner}
 
 
@@ -23,7 +23,7 @@ def native(request: pytest.FixtureRequest) -> Runner:
     return native_runner(request.param)
 
 
-@pytest.fixture(scope="session", params=ALL_DISTINCT)
+@pytest.fixture(scope="session", params=list(DISTINCT))
 def interpreted(request: pytest.FixtureRequest) -> Runner:
     """Interpreted kernels, for every target."""
     return interpreted_runner(request.param)
@@ -36,22 +36,11 @@ def any_runner(request: pytest.FixtureRequest) -> Runner:
     return MAKERS[kind](name)
 
 
-@pytest.fixture(scope="session", params=["warp", GPU])
+@pytest.fixture(scope="session", params=["warp", pytest.param("gpu", marks=pytest.mark.gpu)])
 def cuda(request: pytest.FixtureRequest) -> Runner:
     """The target cuda as plain C++, and on a GPU."""
-    if request.param == GPU and GPU not in NATIVE:
+    if request.param == "warp":
+        return warp_runner()
+    if not count_devices():
         pytest.skip("no NVIDIA GPU is at hand")
-    return native_runner({"warp": "cuda"}.get(request.param, GPU))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave prefill attention out on devices: its arrays exceed the shared memory of a block."""
-
-    def fits(item: pytest.Item) -> bool:
-        params = getattr(item, "callspec", None)
-        runner = params.params.get("native", params.params.get("interpreted")) if params else None
-        return "prefill" not in item.nodeid or runner not in (*DEVICE_TARGETS, GPU)
-
-    dropped = [item for item in items if not fits(item)]
-    items[:] = [item for item in items if fits(item)]
-    config.hook.pytest_deselected(items=dropped)
+    return gpu_runner()

@@ -20,6 +20,7 @@ from dovetail.codegen.catalog import (
     KERNELS,
     STANDALONE,
     KernelRequest,
+    device_kernels,
     kernel_request,
     load_kernel_module,
     resolve_imports,
@@ -36,14 +37,13 @@ from dovetail.codegen.targets import (
     runs_on,
 )
 from dovetail.ir.diagnostics import Source
+from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
 from dovetail.runtime import abi
-from dovetail.runtime.cuda import CudaDevice
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.codegen.gpu_kernels import GpuKernels
 from tests.codegen.warp_host import WarpLibrary
-from tests.gpus import count_devices
 
 PROBES = """
 import gelu
@@ -93,22 +93,14 @@ def vtanh_probe(n: i64, x: ptr[f32], out: ptr[f32], tid: thread, nth: thread):
 """
 """Kernels that show the @inline functions of math_f32 and gelu one by one."""
 DTYPES = {"W": ("f32", "bf16"), "KV": ("f32", "bf16", "f16"), "METRIC": ("l2", "ip")}
-ACTIVATIONS = {"activate_rows": ("tanh", "gelu", "gelu_tanh"), "gate_rows": ("silu", "gelu")}
-GPU = "gpu"
+ACTIVATIONS = {"activate_rows": ("tanh", "gelu", "gelu_tanh")}
+QUANTISED = tuple(name for name in FORMATS if is_quantised(name))
 DISTINCT = {n: t for n, t in FLOAT_TARGETS.items() if not t.rounds_rows}
 """Targets that differ in more than the matrix products, which have tests of their own."""
 NATIVE = [
     *(n for n, t in DISTINCT.items() if runs_on(t, platform.machine(), host_features())),
-    *DEVICE_TARGETS,
-    *([GPU] if count_devices() else []),
 ]
-"""Targets whose text runs here; cuda as plain C++, a warp being 32 floats; and a GPU, if any."""
-NOT_ON_DEVICES = ("prefill_attention", "decode_attention_rows", "packed_attention")
-"""Families whose arrays are too large for the shared memory of a block."""
-ONLY_ON_DEVICES = (
-    *("gemm_skinny", "gemm_skinny_merge"),
-    *("prefill_attention_lanes", "packed_attention_lanes"),
-)
+"""CPU targets whose text runs here."""
 
 
 class Slot(ctypes.Union):
@@ -138,10 +130,11 @@ def edges(*sizes: int) -> list[int]:
 
 def requests(target: Target) -> tuple[KernelRequest, ...]:
     """Return every catalogued kernel in every dtype, and the probes."""
+    if target.device:
+        return device_kernels(QUANTISED)
     catalogued = tuple(
         kernel_request(family, target, dtype)
         for family in (*KERNELS, *STANDALONE)
-        if target.device or family not in ONLY_ON_DEVICES
         for dtype in ACTIVATIONS.get(family) or DTYPES.get(DTYPE_PARAMETER.get(family, ""), (None,))
     )
     probes = [f.name for f in probe_unit().functions if f.kind == "kernel"]
@@ -155,31 +148,23 @@ def probe_unit() -> Unit:
 
 
 @cache
-def warp_runner(name: str) -> Runner:
-    """Return the runner of the device target `name` on this CPU."""
-    target = DEVICE_TARGETS[name]
-    library = WarpLibrary(
-        [
-            lower_request(request, target, probe_unit() if request.module == "probes" else None)
-            for request in requests(target)
-            if request.kernel not in NOT_ON_DEVICES
-        ]
-    )
+def warp_runner() -> Runner:
+    """Return the runner of the target cuda on this CPU, as plain C++: a warp is 32 floats."""
+    target = DEVICE_TARGETS["cuda"]
+    library = WarpLibrary([lower_request(request, target) for request in requests(target)])
 
     def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
         library.call(kernel, slots, tid, nth)
 
-    return Runner(name, target.lanes, call)
+    return Runner("cuda", target.lanes, call)
 
 
 @cache
 def gpu_runner() -> Runner:
     """Return the runner of the first NVIDIA GPU, which runs all shares in one launch."""
     target = DEVICE_TARGETS["cuda"]
-    wanted = tuple(r for r in requests(target) if r.kernel not in NOT_ON_DEVICES)
-    spec = LibrarySpec(target=target, kernels=wanted, modules={"probes": probe_unit()})
-    built = build_library(spec)
-    gpu = GpuKernels(CudaDevice(), built.path, built.index)
+    built = build_library(LibrarySpec(target=target, kernels=requests(target)))
+    gpu = GpuKernels(built.path, built.index)
 
     def call(kernel: str, slots: tuple[Any, ...], tid: int, nth: int) -> None:
         if tid == 0:
@@ -191,10 +176,6 @@ def gpu_runner() -> Runner:
 @cache
 def native_runner(name: str) -> Runner:
     """Return the runner of a library compiled for the target `name`, built once."""
-    if name == GPU:
-        return gpu_runner()
-    if name in DEVICE_TARGETS:
-        return warp_runner(name)
     target = TARGETS[name]
     spec = LibrarySpec(target=target, kernels=requests(target), modules={"probes": probe_unit()})
     built = build_library(spec)

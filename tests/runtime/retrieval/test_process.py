@@ -147,7 +147,7 @@ def test_kernels_scan_as_faiss_does_and_later_workers_go_on_with_them(
 ) -> None:
     path = tmp_path / "idx"
     passages = [Passage(key=f"p{i}", text=str(i)) for i in range(len(VECTORS))]
-    request = IndexRequest(output=path, clusters=CLUSTERS, targets=(host_target(),))
+    request = IndexRequest(output=path, clusters=CLUSTERS, target=host_target())
     entry = EmbedderEntry(name="given", fingerprint="")
     build_index_folder(passages, Given(), entry, request, lambda *_: None)
     worker = RetrievalProcess(2)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.runtime.product_choices import Key, choices_path, keep_choices, read_choices
+from dovetail.runtime.accelerator.choices import Key, choices_path, keep_choices, read_choices
 
-FIRST: set[Key] = {((64, 32), 1), ((64, 32), 8)}
-SECOND: set[Key] = {((64, 32), 2)}
+FIRST: set[Key] = {((64, 32, "f32"), 1), ((64, 32, "f32"), 8)}
+SECOND: set[Key] = {((64, 32, "f32"), 2)}
 
 
 def test_what_differs_among_the_compared_has_its_own_file(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import msgspec
 
-Shape: TypeAlias = tuple[int, int]
-"""Columns of C and steps of K."""
+Shape: TypeAlias = tuple[int, int, str]
+"""Columns of C, steps of K, and the format of the weights."""
 Key: TypeAlias = tuple[Shape, int]
 """A shape and a number of rows."""
 MAX_BYTES = 1 << 20

@@ -31,9 +31,9 @@ from dovetail.runtime.flows.service import FlowService, FlowSettings
 from dovetail.runtime.generator import Generator
 from dovetail.runtime.gpu_memory import take_share
 from dovetail.runtime.loop import EngineLoop
-from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.open_engine import EngineOptions, open_engine
 from dovetail.runtime.plan import Offload, SchedulerSettings
+from dovetail.runtime.rank_options import RankOptions
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
 from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu
 from dovetail.runtime.timeline import Timeline

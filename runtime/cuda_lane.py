@@ -19,12 +19,12 @@ import numpy as np
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.tape import ArgRef, BufferRef, KvRef, Slot, Tape, WeightRef
+from dovetail.runtime.accelerator.orders import LaneOrder, LaneSizes, order_lane, unpack_arrays
 from dovetail.runtime.device import Segment
 from dovetail.runtime.forward import Phase
 from dovetail.runtime.gpu_model import GpuModel
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.launches import LaunchTape
-from dovetail.runtime.orders import LaneOrder, LaneSizes, order_lane, unpack_arrays
 from dovetail.runtime.plan import Batch
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.sampling import draw_uniform

@@ -19,6 +19,7 @@ import numpy as np
 from dovetail.ir.artifact import KernelIndex
 from dovetail.ir.errors import DovetailError, SpecError
 from dovetail.ir.tape import Tape
+from dovetail.runtime.accelerator.orders import StepOrder
 from dovetail.runtime.artifact import Artifact, ModelPart, device_module
 from dovetail.runtime.collective import Collective
 from dovetail.runtime.cuda import CudaDevice
@@ -28,7 +29,6 @@ from dovetail.runtime.forward import ForwardModel, find_tape, layer_block_bytes
 from dovetail.runtime.gpu_model import DevicePools, GpuModel
 from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.launches import Products, Sums
-from dovetail.runtime.orders import StepOrder
 from dovetail.runtime.plan import Move
 from dovetail.runtime.request import Home
 from dovetail.runtime.streams import GpuStreams

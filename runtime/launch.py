@@ -22,7 +22,6 @@ from typing import Protocol, TypeAlias
 
 from dovetail.ir.errors import DeviceError, RankError
 from dovetail.runtime.leash import PARENT
-from dovetail.runtime.orders import PairSetup
 
 Popen: TypeAlias = "subprocess.Popen[bytes]"
 
@@ -52,9 +51,7 @@ class Launcher(Protocol):
     host: str
     """An address of this machine that the ranks reach."""
 
-    def launch(
-        self, setup: PairSetup, module: str, words: Mapping[str, str], fds: Sequence[int]
-    ) -> Member:
+    def launch(self, setup: PairSetup, module: str, words: Mapping[str, str]) -> Member:
         """Start `module` as a process with environment `words`; RankError where that fails."""
 
     def close(self) -> None:
@@ -188,11 +185,9 @@ class LocalLauncher:
 
     host = "127.0.0.1"
 
-    def launch(
-        self, setup: PairSetup, module: str, words: Mapping[str, str], fds: Sequence[int]
-    ) -> Member:
+    def launch(self, setup: PairSetup, module: str, words: Mapping[str, str]) -> Member:
         """See Launcher."""
-        return LocalProcess(module, words=words, fds=fds)
+        return LocalProcess(module, words=words)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -19,9 +19,9 @@ from dovetail.runtime.device_limits import Wishes
 from dovetail.runtime.devices import AUTO, CPU, choose_device, find_torch, parse_device
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.engine import Engine
-from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
+from dovetail.runtime.rank_options import RankOptions
 from dovetail.runtime.timed import TimedEngine
 from dovetail.topology.hardware import HardwareSpec
 

@@ -13,12 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.runtime.accelerator.orders import (
+    LaneOrder,
+    LaneSizes,
+    StepOrder,
+    order_lane,
+    unpack_arrays,
+)
 from dovetail.runtime.collective import Collective
 from dovetail.runtime.device import Device, Segment
 from dovetail.runtime.forward import ForwardModel, Phase, layer_block_bytes
 from dovetail.runtime.group_device import GroupDevice
 from dovetail.runtime.kv_pool import KvPool, blocks_for
-from dovetail.runtime.orders import LaneOrder, LaneSizes, StepOrder, order_lane, unpack_arrays
 from dovetail.runtime.plan import Batch, Move, PrefillChunk
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.step import Blocks, StepBuffers, StepShape

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
+from dovetail.runtime.accelerator.group import PairGroup
+from dovetail.runtime.accelerator.orders import LaneOrder, LaneSizes, PairSetup, order_step
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.collective import Collective
 from dovetail.runtime.device import Bytes
@@ -19,13 +21,11 @@ from dovetail.runtime.engine import Engine
 from dovetail.runtime.forward import layer_block_bytes
 from dovetail.runtime.kv_pool import KvPool
 from dovetail.runtime.library import KernelLibrary
-from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.neo import NeoScheduler
-from dovetail.runtime.orders import LaneOrder, LaneSizes, PairSetup, order_step
 from dovetail.runtime.pair import Lane, Pair
-from dovetail.runtime.pair_group import PairGroup
 from dovetail.runtime.plan import Batch, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor
+from dovetail.runtime.rank_options import RankOptions
 from dovetail.runtime.ranks import RankSetup
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.simulated_step import StepTime

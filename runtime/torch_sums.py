@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.ir.errors import CapacityError, RankError
+from dovetail.runtime.accelerator.collective import TorchCollective
 from dovetail.runtime.launches import Exchange
-from dovetail.runtime.torch_collective import TorchCollective
 from dovetail.runtime.torch_products import TorchProducts
 
 

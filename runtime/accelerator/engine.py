@@ -21,7 +21,9 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, SpecError
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accelerator.device import CPU, TorchDevice
+from dovetail.runtime.accelerator.group import PairGroup
 from dovetail.runtime.accelerator.lane import Lane
+from dovetail.runtime.accelerator.orders import LaneSizes, PairSetup, order_step
 from dovetail.runtime.accelerator.pair import DevicePair
 from dovetail.runtime.accelerator.profile import find_profile
 from dovetail.runtime.accelerator.rounds import largest_member, split_rounds, without
@@ -35,12 +37,10 @@ from dovetail.runtime.engine import Engine, fit_service
 from dovetail.runtime.forward import layer_block_bytes
 from dovetail.runtime.kv_pool import KvPool, blocks_for
 from dovetail.runtime.library import KernelLibrary
-from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.neo import NeoScheduler
-from dovetail.runtime.orders import LaneSizes, PairSetup, order_step
-from dovetail.runtime.pair_group import PairGroup
 from dovetail.runtime.plan import Batch, PrefillChunk, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor, ZeroPredictor
+from dovetail.runtime.rank_options import RankOptions
 from dovetail.runtime.ranks import RankSetup
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.step import StepBuffers, StepShape
@@ -54,8 +54,7 @@ class DeviceOptions:
     """The device to use beside the CPU; every field but the first has a default found at load.
 
     name: `cuda:0`, `xpu:1`, `torch:cpu` ... gpu_memory_utilization: part of its free memory that
-    may be used. gpu_blocks: its KV pool. dtype: of activations, f32, bf16 or f16. predictor: stands
-    for measured costs.
+    may be used. gpu_blocks: its KV pool. dtype: of activations, f32, bf16 or f16.
     """
 
     name: str
@@ -63,7 +62,6 @@ class DeviceOptions:
     wishes: Wishes = Wishes()
     gpu_blocks: int | None = None
     dtype: str | None = None
-    predictor: Predictor | None = None
 
 
 class DeviceEngine(Engine):
@@ -95,11 +93,10 @@ class DeviceEngine(Engine):
         """
         if more.get("deterministic"):
             raise SpecError("deterministic logits are the CPU's alone; load with device='cpu'")
-        backend = "gloo" if options.name == CPU else "nccl"
-        self._options, self._given = ranks or RankOptions(backend=backend), options
+        self._options, self._given = ranks or RankOptions(), options
         self._pairs: PairGroup | None = None
         self.profile: ProfileFile | None = None
-        self._others: tuple[KernelLibrary, Sequence[RankSetup]] | None = None
+        self._others: Sequence[RankSetup] = ()
         service = more.pop("plan", None) or artifact.service
         threads = more.pop("threads", None)
         service, own = share_cpus(service, hardware, threads, options.name)
@@ -114,10 +111,9 @@ class DeviceEngine(Engine):
             undo.callback(self.pair.close)
             self.lanes = self.pair.lanes
             self._start_group(name)
-            self._schedule(settings, options.predictor or ZeroPredictor())
-            if options.predictor is None and settings.offload == "auto" and self.group is None:
-                self.profile = find_profile(artifact, self, hardware)
-                self._schedule(settings, TablePredictor(self.profile))
+            self._schedule(settings, ZeroPredictor())
+            if settings.offload == "auto":
+                self._schedule(settings, self._measure(artifact, hardware))
             undo.pop_all()
 
     # ---- opening ----
@@ -144,6 +140,16 @@ class DeviceEngine(Engine):
         )
         return limits
 
+    def _measure(self, artifact: Artifact, hardware: HardwareSpec) -> Predictor:
+        """Return what parts of a step cost here; of a group nothing is known, so all counts alike.
+
+        A group offloads what its devices have no room for, and no more.
+        """
+        if self.group is not None:
+            return ZeroPredictor()
+        self.profile = find_profile(artifact, self, hardware)
+        return TablePredictor(self.profile)
+
     def _schedule(self, settings: SchedulerSettings, predictor: Predictor) -> None:
         """Schedule for both pools from now on."""
         limits = replace(
@@ -163,14 +169,13 @@ class DeviceEngine(Engine):
         self, library: KernelLibrary, setups: Sequence[RankSetup]
     ) -> Callable[[int], Bytes]:
         """Note the ranks: they start when it is known what the device holds."""
-        self._others = library, setups
+        self._others = setups
         return self.model.device.alloc
 
     def _start_group(self, activations: str) -> None:
         """Start the other ranks, where there are any, and sum with them."""
-        if self._others is None:
+        if not self._others:
             return
-        library, setups = self._others
         pairs = [
             PairSetup(
                 artifact=setup.artifact,
@@ -181,16 +186,15 @@ class DeviceEngine(Engine):
                     self._given.name, setup.plan.rank, alone=self._options.ray is not None
                 ),
                 activations=activations,
-                backend=self._options.backend,
                 blocks=self._limits.blocks,
                 tokens=self._limits.step_tokens,
                 sequences=self._limits.sequences,
                 threads=self.accelerator.threads,
-                lanes=setup.lanes,
             )
-            for setup in setups
+            for setup in self._others
         ]
-        self.group = self._pairs = PairGroup(library, pairs, self._options)
+        backend = self._options.backend or ("nccl" if self.accelerator.apart else "gloo")
+        self.group = self._pairs = PairGroup(pairs, self._options, backend)
         self._join_group()
 
     def _join_group(self) -> None:

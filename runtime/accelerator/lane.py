@@ -23,13 +23,13 @@ from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.tape import BufferRef, Tape
 from dovetail.runtime.accelerator.device import TorchDevice
 from dovetail.runtime.accelerator.operators import DECODER
+from dovetail.runtime.accelerator.orders import LaneOrder, LaneSizes, order_lane, unpack_arrays
 from dovetail.runtime.accelerator.sampling import choose_tokens
 from dovetail.runtime.accelerator.tape import Binder, DevicePools, Step, TorchTape
 from dovetail.runtime.accelerator.weights import TYPES
 from dovetail.runtime.device import Segment
 from dovetail.runtime.forward import ForwardModel, Phase
 from dovetail.runtime.kv_pool import KvPool, blocks_for
-from dovetail.runtime.orders import LaneOrder, LaneSizes, order_lane, unpack_arrays
 from dovetail.runtime.plan import Batch
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.sampling import draw_uniform

@@ -19,12 +19,12 @@ from dovetail.ir.errors import CapacityError, DovetailError, RankError
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.accelerator.device import TorchDevice
 from dovetail.runtime.accelerator.lane import DeviceModel, Lane
+from dovetail.runtime.accelerator.orders import StepOrder
 from dovetail.runtime.accelerator.tape import DevicePools
 from dovetail.runtime.accelerator.weights import TYPES, load_weights
 from dovetail.runtime.device_limits import DeviceLimits
 from dovetail.runtime.forward import ForwardModel, layer_block_bytes
 from dovetail.runtime.kv_pool import blocks_for
-from dovetail.runtime.orders import StepOrder
 from dovetail.runtime.plan import Move
 from dovetail.runtime.request import Home
 

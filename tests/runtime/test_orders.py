@@ -7,7 +7,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.runtime.orders import LaneOrder, LaneSizes, StepOrder, pack_arrays, unpack_arrays
+from dovetail.runtime.accelerator.orders import (
+    LaneOrder,
+    LaneSizes,
+    StepOrder,
+    pack_arrays,
+    unpack_arrays,
+)
 from dovetail.runtime.plan import Move
 
 SHAPES = {

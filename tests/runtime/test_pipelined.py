@@ -18,13 +18,13 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import DeviceError, DovetailError, SpecError
 from dovetail.runtime import kv_parts, neo
+from dovetail.runtime.accelerator.orders import LaneSizes
 from dovetail.runtime.app import App, load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.machines import find_machine
 from dovetail.runtime.memory import allocate
 from dovetail.runtime.neo import NeoScheduler
-from dovetail.runtime.orders import LaneSizes
 from dovetail.runtime.pair import KvLink, Lane
 from dovetail.runtime.pipelined import PipelinedEngine, StepLane
 from dovetail.runtime.plan import Batch, Move, SchedulerSettings, StepPlan

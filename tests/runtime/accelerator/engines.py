@@ -13,9 +13,9 @@ from unittest.mock import patch
 import torch
 
 from dovetail.compiler.pipeline import compile_model
-from dovetail.runtime.accelerator import engine as engines
 from dovetail.runtime.accelerator.engine import DeviceEngine
 from dovetail.runtime.app import App, load
+from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.machines import assumed_profile, find_machine
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
 from dovetail.topology.parameters import Figure
@@ -63,11 +63,11 @@ def two_pools(
     chosen = SchedulerSettings(**options)  # type: ignore[arg-type]
     more: dict[str, Any] = {"threads": threads, "settings": chosen, **LIMITS, **(given or {})}
 
-    def assume(_: object, engine: DeviceEngine, *__: object) -> object:
-        return assumed_profile(machine, engine.spec)
+    def assume(engine: DeviceEngine, *_: object) -> TablePredictor:
+        return TablePredictor(assumed_profile(machine, engine.spec))
 
     more |= {"kv_blocks": cpu, "gpu_blocks": gpu, "offload": offload, "device": "torch:cpu"}
-    with patch.object(engines, "find_profile", assume), load(path, **more) as app:
+    with patch.object(DeviceEngine, "_measure", assume), load(path, **more) as app:
         engine = app.engine
         assert isinstance(engine, DeviceEngine)
         plans: list[StepPlan] = []

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from dovetail.ir.errors import DeviceError, DovetailError, SpecError
 from dovetail.runtime import kv_parts, neo
 from dovetail.runtime.accelerator.lane import DeviceModel, Lane
+from dovetail.runtime.accelerator.orders import LaneSizes
 from dovetail.runtime.accelerator.tape import TorchTape
 from dovetail.runtime.app import App, load
 from dovetail.runtime.neo import NeoScheduler
-from dovetail.runtime.orders import LaneSizes
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.scheduler import Draft
 from dovetail.runtime.steady import OffloadVerdict

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from dovetail.ir.errors import RankError
-from dovetail.runtime.collective import Collective
+from dovetail.runtime.accelerator.collective import TorchCollective
+from dovetail.runtime.accelerator.meeting import Meeting
+from dovetail.runtime.accelerator.orders import Hello, PairSetup, StepOrder
 from dovetail.runtime.framing import pack_value, receive_value, send_value
 from dovetail.runtime.launch import (
     Launcher,
@@ -27,16 +29,12 @@ from dovetail.runtime.launch import (
     find_loss,
     hung_up,
 )
-from dovetail.runtime.library import KernelLibrary
-from dovetail.runtime.meeting import Meeting, RankOptions, open_meeting
-from dovetail.runtime.orders import Hello, PairSetup, StepOrder
+from dovetail.runtime.rank_options import RankOptions
 from dovetail.runtime.ranks import START_SECONDS, await_ready, read_last_words
 
-WORKER = "dovetail.runtime.pair_worker"
-PARENT, TOKEN, RANK, MEMORY = (
-    f"DOVETAIL_RANK_{name}" for name in ("PARENT", "TOKEN", "NUMBER", "MEMORY")
-)
-"""What a new rank finds in its environment; MEMORY is an inherited descriptor, or -1."""
+WORKER = "dovetail.runtime.accelerator.rank"
+PARENT, TOKEN, RANK = (f"DOVETAIL_RANK_{name}" for name in ("PARENT", "TOKEN", "NUMBER"))
+"""What a new rank finds in its environment."""
 KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 """After so many seconds, seconds and probes a machine that went silent counts as gone."""
 LOOK_SECONDS = 0.2
@@ -62,14 +60,12 @@ class PairLink:
 class PairGroup:
     """Ranks 1.. of an accelerated group. Not thread-safe: one caller at a time."""
 
-    def __init__(
-        self, library: KernelLibrary, setups: Sequence[PairSetup], options: RankOptions
-    ) -> None:
-        """Start a rank per setup; raises what a rank raised on its start."""
-        self._library, self._options = library, options
+    def __init__(self, setups: Sequence[PairSetup], options: RankOptions, backend: str) -> None:
+        """Start a rank per setup, which sum by `backend`; raises what a rank raised on its start."""
+        self._options, self._backend = options, backend
         self._setups = setups if options.ray is None else [_unpin(setup) for setup in setups]
-        self._ranks, self._lanes = len(setups) + 1, setups[0].lanes
-        self._launcher = _make_launcher(options)
+        self._ranks = len(setups) + 1
+        self._launcher = _make_launcher(options, gpu=backend == "nccl")
         self._close = weakref.finalize(self, self._launcher.close)
         self.start()
 
@@ -79,28 +75,23 @@ class PairGroup:
         self._links: list[PairLink] = []
         self._end = weakref.finalize(self, _end_ranks, self._links, self._members)
         try:
-            meeting = open_meeting(
-                self._options, self._library, self._setups[0].plan, self._lanes, self._launcher.host
-            )
-            try:
-                self.collective: Collective = self._meet(meeting)
-            finally:
-                meeting.close()
+            plan, host = self._setups[0].plan, self._launcher.host
+            meeting = Meeting(self._options, self._backend, plan, host)
+            self.collective = self._meet(meeting)
         except BaseException:
             for member in self._members:
                 member.kill()
             self._end()
             raise
 
-    def _meet(self, meeting: Meeting) -> Collective:
+    def _meet(self, meeting: Meeting) -> TorchCollective:
         host, token = self._launcher.host, secrets.token_hex(16)
         deadline = time.monotonic() + START_SECONDS
         with socket.create_server((host, 0)) as listener:
             told = {PARENT: f"{host}:{listener.getsockname()[1]}", TOKEN: token}
-            told[MEMORY] = str((*meeting.fds, -1)[0])
             for setup in self._setups:
                 words = told | {RANK: str(setup.plan.rank)}
-                self._members.append(self._launcher.launch(setup, WORKER, words, meeting.fds))
+                self._members.append(self._launcher.launch(setup, WORKER, words))
             self._links += self._accept(listener, token, deadline)
         for link, setup in zip(self._links, self._setups, strict=True):
             send_value(link.socket, setup)
@@ -212,14 +203,13 @@ def _read_hello(link: socket.socket, token: str) -> Hello | None:
     return hello if hello and hmac.compare_digest(hello.token, token) else None
 
 
-def _make_launcher(options: RankOptions) -> Launcher:
+def _make_launcher(options: RankOptions, *, gpu: bool) -> Launcher:
     if options.ray is None:
         return LocalLauncher()
     try:
-        from dovetail.runtime import ray_ranks  # noqa: PLC0415 - an extra, and slow to load
+        from dovetail.runtime.accelerator import ray_ranks  # noqa: PLC0415 - an extra, and slow to load
     except ImportError as error:
         raise RankError(f"Ray is not installed ({error}); pip install 'dovetail[ray]'") from None
-    gpu = options.backend == "nccl"
     return ray_ranks.RayLauncher(options.ray, options.resources, gpu=gpu)
 
 

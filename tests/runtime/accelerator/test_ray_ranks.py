@@ -14,8 +14,8 @@ import pytest
 
 from dovetail.ir.errors import RankError, SpecError
 from dovetail.runtime.app import App, load
-from dovetail.runtime.meeting import RankOptions
-from tests.runtime.test_pair_group import (
+from dovetail.runtime.rank_options import RankOptions
+from tests.runtime.accelerator.test_group import (
     ASKED,
     PROMPTS,
     answers,

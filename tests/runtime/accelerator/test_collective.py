@@ -21,9 +21,9 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'doveta
 import torch
 import torch.distributed as dist
 
-from dovetail.runtime import torch_collective
+from dovetail.runtime.accelerator import collective as torch_collective
+from dovetail.runtime.accelerator.collective import Store, TorchCollective
 from dovetail.runtime.collective import own_columns
-from dovetail.runtime.torch_collective import Store, TorchCollective
 from dovetail.runtime.torch_products import TorchProducts
 from dovetail.runtime.torch_sums import BoundExchange, TorchSums
 

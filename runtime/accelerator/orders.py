@@ -26,12 +26,10 @@ class PairSetup(msgspec.Struct, frozen=True, kw_only=True):
     plan: RankPlan
     device: str
     activations: str
-    backend: str
     blocks: int
     tokens: int
     sequences: int
     threads: int
-    lanes: int
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):

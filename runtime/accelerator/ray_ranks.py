@@ -10,7 +10,7 @@ import os
 import runpy
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +19,8 @@ import ray.exceptions
 import ray.util
 
 from dovetail.ir.errors import SpecError
+from dovetail.runtime.accelerator.orders import PairSetup
 from dovetail.runtime.launch import Member
-from dovetail.runtime.orders import PairSetup
 
 
 def connect(address: str) -> bool:
@@ -52,10 +52,8 @@ class RayLauncher:
         self._resources, self._gpu = dict(resources), gpu
         self.host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
-    def launch(
-        self, setup: PairSetup, module: str, words: Mapping[str, str], fds: Sequence[int]
-    ) -> Member:
-        """See Launcher; `fds` stay here."""
+    def launch(self, setup: PairSetup, module: str, words: Mapping[str, str]) -> Member:
+        """See Launcher."""
         placed = _run_rank.options(
             num_cpus=setup.plan.threads,
             num_gpus=int(self._gpu),

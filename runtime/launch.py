@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from dovetail.ir.errors import DeviceError, RankError
 from dovetail.runtime.leash import PARENT
@@ -51,7 +51,7 @@ class Launcher(Protocol):
     host: str
     """An address of this machine that the ranks reach."""
 
-    def launch(self, setup: PairSetup, module: str, words: Mapping[str, str]) -> Member:
+    def launch(self, setup: Any, module: str, words: Mapping[str, str]) -> Member:
         """Start `module` as a process with environment `words`; RankError where that fails."""
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class LocalLauncher:
 
     host = "127.0.0.1"
 
-    def launch(self, setup: PairSetup, module: str, words: Mapping[str, str]) -> Member:
+    def launch(self, setup: Any, module: str, words: Mapping[str, str]) -> Member:
         """See Launcher."""
         return LocalProcess(module, words=words)
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -59,7 +59,7 @@ class DeviceOptions:
 
     name: str
     gpu_memory_utilization: float = 0.9
-    wishes: Wishes = Wishes()
+    wishes: Wishes = field(default_factory=Wishes)
     gpu_blocks: int | None = None
     dtype: str | None = None
 
@@ -337,7 +337,7 @@ def share_cpus(
 
 
 def place_rank(name: str, rank: int, *, alone: bool) -> str:
-    """Return the device of a rank: those behind the first rank's; `alone`: it sees one of its own."""
+    """Return the device of a rank: those behind the first rank's; `alone`: it sees its own."""
     if name == CPU:
         return name
     kind, _, index = name.partition(":")

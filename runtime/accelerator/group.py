@@ -61,7 +61,7 @@ class PairGroup:
     """Ranks 1.. of an accelerated group. Not thread-safe: one caller at a time."""
 
     def __init__(self, setups: Sequence[PairSetup], options: RankOptions, backend: str) -> None:
-        """Start a rank per setup, which sum by `backend`; raises what a rank raised on its start."""
+        """Start a rank per setup, to sum by `backend`; raises what a rank raised on its start."""
         self._options, self._backend = options, backend
         self._setups = setups if options.ray is None else [_unpin(setup) for setup in setups]
         self._ranks = len(setups) + 1

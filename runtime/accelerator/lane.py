@@ -45,7 +45,7 @@ Blocks = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """What the lanes of an executor share: one rank's part of a model, on the device and the CPU."""
+    """What the lanes of an executor share: a rank's part of a model, on device and CPU."""
 
     spec: ModelSpec
     tape: Tape

@@ -1,6 +1,6 @@
 """Cuts a step into rounds where its prompts have no room to land, or memory ran out: pure values.
 
-In: the batches of a StepPlan. Out: batches that fit beside each other, and what is left without one.
+In: the batches of a StepPlan. Out: batches that fit beside each other, or what is left of them.
 """
 
 from __future__ import annotations

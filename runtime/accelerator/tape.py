@@ -182,7 +182,7 @@ UNUSED = ("partial", "split_k", "scratch")
 
 
 def row_bytes(tape: Tape, dtype: torch.dtype) -> int:
-    """Return the bytes of activations that a token takes in one lane: twice the widest at a time."""
+    """Return the bytes of activations of a token in one lane, with what lives for a moment."""
     columns = [b.columns for b in tape.buffers if b.name not in UNUSED]
     return dtype.itemsize * (sum(columns) + 2 * max(columns))
 

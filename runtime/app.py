@@ -92,7 +92,8 @@ def load(
             been compiled with `--target cuda`, and torch be installed (extra `cuda`).
         device: what computes beside the CPU, by torch: `cuda`, `cuda:1`, `xpu`, `npu`, `auto` for
             the first accelerator that is here (else the CPU), or `torch:cpu`, torch on cores of its
-            own. `kv_blocks` are the CPU's.
+            own. `kv_blocks` are the CPU's. Encoders run on it, too, with `auto` on all that are
+            here, and hot clusters of indexes lie on it.
         offload: what of a device's work the CPU takes with its KV: `auto` weighs it in each step,
             `off` none, `full` all attention.
         gpu_memory_utilization: part of the device's free memory to use.
@@ -159,7 +160,13 @@ def load(
             process = EngineProcess(artifact.path, options)
             opened.callback(process.close)
         embeddings = open_encoders(
-            artifact, hardware, plan=plan, threads=threads, settings=embedding, apart=apart
+            artifact,
+            hardware,
+            plan=plan,
+            threads=threads,
+            settings=embedding,
+            apart=apart,
+            device=device,
         )
         opened.callback(embeddings.close)
         if artifact.models:

@@ -21,7 +21,7 @@ from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.bounded import BYTES_PER_TOKEN, SHORT, beginning, check_unicode
-from dovetail.runtime.embedding.detector import AUTO
+from dovetail.runtime.devices import AUTO
 from dovetail.runtime.embedding.job import EmbedJob
 from dovetail.runtime.embedding.open import (
     open_service,

@@ -1,7 +1,7 @@
 """`dovetail bench embed`: how many queries meet an SLO, and what the CPU adds to an accelerator.
 
-In: an encoder's artifact, or nothing. Out: depths measured on this machine beside a torch device, or
-an *emulated* accelerator; or those of the published pairs, by the product's estimator and simulator.
+In: an encoder's artifact, or nothing. Out: depths measured on this machine beside a torch device
+or an *emulated* accelerator; those of the published pairs by the product's estimator and simulator.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ and the log says why, unless it was asked for by name.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from contextlib import ExitStack
 
@@ -15,7 +14,8 @@ import msgspec
 
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.embedding.detector import AUTO, torch_names
+from dovetail.runtime.devices import AUTO, find_torch
+from dovetail.runtime.embedding.detector import torch_names
 from dovetail.runtime.embedding.instance import Instance
 from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.service import Models
@@ -54,7 +54,7 @@ def only(hardware: HardwareSpec, found: dict[str, Models]) -> HardwareSpec:
 
 
 def _check_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
+    if find_torch() is None:
         raise DeviceError("torch is not installed; install torch for it, or give device cpu")
 
 

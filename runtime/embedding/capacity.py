@@ -18,12 +18,11 @@ import numpy as np
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.devices import AUTO, TORCH_CPU
 from dovetail.runtime.embedding.accelerators import start_accelerators
 from dovetail.runtime.embedding.calibrate import Calibrator, Sample, fixed_manager
 from dovetail.runtime.embedding.depths import cost_saving, decide_depths
 from dovetail.runtime.embedding.detector import (
-    AUTO,
-    TORCH_CPU,
     EmbeddingPlan,
     choose_accelerators,
     detect_devices,

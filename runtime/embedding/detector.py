@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DeviceError, SpecError
+from dovetail.runtime.devices import AUTO, CPU, TORCH_CPU, parse_device
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.values import AcceleratorSpec, HardwareSpec, PuSpec
 
 ARM = ("aarch64", "arm64")
 HOST_PART = 4
 """On ARM one core in so many, those with low indices, stays with the host side (WindVE §V-A5)."""
-AUTO, CPU, TORCH_CPU = "auto", "cpu", "torch:cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def choose_accelerators(
             `torch:cpu`, which is near the CPUs that torch keeps for itself.
         threads: of our kernels beside `torch:cpu`, whose CPUs it leaves; default half of them.
 
-    Raises DeviceError where there is no such device.
+    Raises DeviceError where there is no such device, RequestError for what names none.
     """
     if device == AUTO:
         return hardware
@@ -79,10 +79,10 @@ def choose_accelerators(
         chosen = (AcceleratorSpec(kind=TORCH_CPU, name=TORCH_CPU, model=model, near=pus[:own]),)
     elif device != CPU:
         known = dict(zip(torch_names(hardware), hardware.accelerators, strict=True))
-        name = device if ":" in device else f"{device}:0"
+        name = parse_device(device).name
         if name not in known:
             there = ", ".join(known) or "none"
-            raise DeviceError(f"there is no device {device} here (there is {there}); give cpu")
+            raise DeviceError(f"there is no device {name} here (there is {there}); give cpu")
         chosen = (known[name],)
     return replace(hardware, accelerators=chosen)
 

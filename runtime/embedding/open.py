@@ -20,6 +20,7 @@ from dovetail.ir.errors import ArtifactError
 from dovetail.ir.profile import LatencyRow, ProfileFile, ProfileKey
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.cost_tables import read_profile, write_profile
+from dovetail.runtime.devices import AUTO, CPU
 from dovetail.runtime.embedding.accelerators import only, start_accelerators
 from dovetail.runtime.embedding.calibrate import (
     Calibrator,
@@ -31,8 +32,6 @@ from dovetail.runtime.embedding.calibrate import (
 )
 from dovetail.runtime.embedding.depths import Depths, join_depths, make_manager
 from dovetail.runtime.embedding.detector import (
-    AUTO,
-    CPU,
     DevicePlan,
     EmbeddingPlan,
     choose_accelerators,

@@ -171,7 +171,8 @@ def varlen_as_documented(
         places = torch.arange(last - first)
         ahead = places - places[:, None]
         left, right = window_size
-        seen = (ahead >= -left) & (ahead <= right) if left >= 0 else ahead == ahead
+        left, right = (left, right) if left >= 0 else (most, most)
+        seen = (ahead >= -left) & (ahead <= right)
         parts = (part[first:last].transpose(0, 1) for part in (q, k, v))
         found = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale)
         out[first:last] = found.transpose(0, 1)

@@ -112,7 +112,7 @@ def test_a_device_that_torch_does_not_have_is_left_out_unless_it_was_named(
 def test_without_torch_nothing_is_started(
     artifact: Artifact, hardware: HardwareSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accelerators.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(accelerators, "find_torch", lambda: None)
     with pytest.raises(DeviceError, match="torch is not installed"):
         open_encoders(artifact, hardware, device=TORCH)
 

@@ -3,8 +3,8 @@
 Run `python benchmarks/embed.py APP.dove --models DIR --json F` (about 15 minutes). The CPU is
 real, the accelerator *emulated*: the same vectors, on the wall clock by the paper's ratios to the
 CPU measured in the run. The parts `device` and `device-load` have a real one, by torch's name of it
-(`--device`); `torch:cpu` is torch on CPUs that our kernels do not use. Without an artifact or models
-the parts that need them are left out.
+(`--device`); `torch:cpu` is torch on CPUs that our kernels do not use. Without an artifact or
+models the parts that need them are left out.
 """
 
 from __future__ import annotations

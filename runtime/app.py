@@ -35,7 +35,7 @@ from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.open_engine import EngineOptions, open_engine
 from dovetail.runtime.plan import Offload, SchedulerSettings
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
-from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu
+from dovetail.runtime.retrieval.wire import EmulatedGpu, Gpu, TorchGpu
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.runtime.trust import meet
@@ -185,7 +185,9 @@ def _gpu_of(options: EngineOptions) -> Gpu | None:
     """Return the GPU that indexes may use beside the engine."""
     if options.emulation is not None:
         return EmulatedGpu.of(options.emulation.machine)
-    return CudaGpu(options.cuda.ordinal) if options.cuda is not None else None
+    if options.cuda is not None:
+        return TorchGpu(f"cuda:{options.cuda.ordinal}")
+    return TorchGpu(options.device) if options.beside_cpu else None
 
 
 class App(ChatCalls, WorkflowCalls):

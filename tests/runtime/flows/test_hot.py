@@ -17,16 +17,11 @@ from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime import app as app_module
 from dovetail.runtime.app import App
-from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.events import SubStage
 from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
 from dovetail.runtime.flows.indexes import BoundIndex, Indexes
 from dovetail.runtime.flows.retrievals import Retrievals
 from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.gpu_memory import GpuShare
-from dovetail.runtime.machines import find_machine, kv_token_bytes
-from dovetail.runtime.plan import SchedulerSettings
-from dovetail.runtime.request import Home
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.documents import open_documents
 from dovetail.runtime.retrieval.ivf import CHANGED_LEAST
@@ -46,7 +41,6 @@ from dovetail.runtime.retrieval.wire import (
 )
 from dovetail.runtime.wavefront.messages import Part, Report, Scan, Scanned
 from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
-from dovetail.topology.parameters import Figure
 from tests.runtime.flows.conftest import COUNT, DIM, NPROBE, PlainServices, embed
 from tests.runtime.flows.test_recovery import kill_worker
 from tests.runtime.flows.test_service import GRAPHS, plain, question
@@ -54,11 +48,25 @@ from tests.runtime.flows.test_service import GRAPHS, plain, question
 VECTOR = 4 * DIM
 ROOM = 200 * VECTOR
 TORCH = TorchGpu("torch:cpu")
-GPU = Emulation(
-    replace(find_machine("h100"), gpu_blocks=64, cpu_blocks=256, stage=Figure(1e-9, "a test's")),
-    SchedulerSettings(offload="off"),  # the toy model is no model of two pools
-)
-"""Nothing costs anything on it: what it has is scanned there."""
+
+
+@pytest.fixture
+def open_hot(
+    open_app: Callable[..., App], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[FlowSettings], App]:
+    """Return what opens an app whose clusters may lie on torch's CPU device, as if scans were free.
+
+    The toy model runs on no device: the app is loaded for the CPU.
+    """
+
+    def open_(workflows: FlowSettings) -> App:
+        with monkeypatch.context() as here:
+            here.setattr(app_module, "_gpu_of", lambda options: TORCH)
+            app = open_app(workflows)
+        monkeypatch.setattr(app.flows, "_device", ScanCost(0.0, 0.0))
+        return app
+
+    return open_
 
 
 def settings(room: int = ROOM, **changes: Any) -> FlowSettings:
@@ -88,9 +96,9 @@ def run_one(app: App, services: PlainServices, graph: RAGraph) -> HotStatistics:
 
 
 def test_hot_clusters_are_copied_and_scanned_on_the_gpu(
-    open_app: Callable[..., App], services: PlainServices
+    open_hot: Callable[..., App], services: PlainServices
 ) -> None:
-    app = open_app(settings(), emulation=GPU)
+    app = open_hot(settings())
     assert statistics(app) == HotStatistics(room_bytes=ROOM)
     steps = run_some(app, services)
     found = statistics(app)
@@ -103,9 +111,9 @@ def test_hot_clusters_are_copied_and_scanned_on_the_gpu(
 
 
 def test_a_new_worker_has_no_clusters_until_they_are_copied_again(
-    open_app: Callable[..., App], services: PlainServices
+    open_hot: Callable[..., App], services: PlainServices
 ) -> None:
-    app = open_app(settings(), emulation=GPU)
+    app = open_hot(settings())
     run_some(app, services)
     before = statistics(app)
     kill_worker(app)
@@ -120,11 +128,11 @@ def test_a_new_worker_has_no_clusters_until_they_are_copied_again(
 
 
 def test_nothing_is_scanned_there_without_room_device_or_leave(
-    open_app: Callable[..., App], services: PlainServices
+    open_app: Callable[..., App], open_hot: Callable[..., App], services: PlainServices
 ) -> None:
-    small = open_app(settings(VECTOR), emulation=GPU)  # no cluster is as small
+    small = open_hot(settings(VECTOR))  # no cluster is as small
     without = frozenset(TRANSFORMATIONS) - {SPLIT_DEVICES}
-    unused = open_app(settings(transformations=without), emulation=GPU)
+    unused = open_hot(settings(transformations=without))
     for app in (small, open_app(settings()), unused):
         jobs = [app.submit_workflow(GRAPHS["irg"], question(i)) for i in range(3)]
         steps = [event for job in jobs for event in job if isinstance(event, SubStage)]
@@ -135,45 +143,15 @@ def test_nothing_is_scanned_there_without_room_device_or_leave(
         FlowSettings(cluster_bytes=-1)
 
 
-def test_indexes_share_the_room(open_app: Callable[..., App], folder: Path) -> None:
+def test_indexes_share_the_room(open_hot: Callable[..., App], folder: Path) -> None:
     whole = 300 * VECTOR
-    app = open_app(settings(whole + 1000), emulation=GPU)
+    app = open_hot(settings(whole + 1000))
     app.add_index(folder, name="other")
     app.add_index(folder, name="third")
     rooms = {name: found.room_bytes for name, found in app.flows.hot.items()}
     assert rooms["idx"] == whole and rooms.get("other", 0) <= 1000 and len(rooms) <= 2
     app.add_index(folder, name="idx")  # in the place of the first
     assert app.flows.hot["idx"].room_bytes == whole
-
-
-def test_load_divides_the_memory_between_kv_and_clusters(
-    open_app: Callable[..., App], services: PlainServices, folder: Path
-) -> None:
-    """Whatever the division, KV and clusters have it, and answers stay the same."""
-    share = GpuShare(index=folder, rate=1e6, nprobe=12, prompt=32, reply=32)
-    app = open_app(replace(settings(0), share=share), emulation=GPU)
-    plan, spec = app.gpu_memory, app.engine.spec
-    block = 16 * spec.n_layers * kv_token_bytes(spec)
-    assert plan is not None and plan.kv_bytes + plan.cluster_bytes == 64 * block
-    assert plan.kv_bytes >= 4 * block and plan.cluster_bytes >= 0
-    assert app.engine.scheduler.pools[Home.GPU].n_blocks == plan.kv_bytes // block
-    held = min(plan.cluster_bytes, 300 * VECTOR)
-    assert sum(found.room_bytes for found in app.flows.hot.values()) == held
-    run_some(app, services)
-
-
-def test_the_same_road_leads_to_a_torch_device(
-    open_app: Callable[..., App], services: PlainServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app_module, "_gpu_of", lambda options: TORCH)
-    app = open_app(settings())
-    graph = GRAPHS["irg"]
-    monkeypatch.setattr(app.flows, "_device", ScanCost(0.0, 0.0))  # it was measured as a CPU
-    jobs = [app.submit_workflow(graph, question(i)) for i in range(8)]
-    for i, job in enumerate(jobs):
-        assert job.result().outputs["answer"] == plain(services, graph, question(i))["answer"]
-    found = statistics(app)
-    assert found.hits and found.absent == 0 and 0 < found.held_bytes <= ROOM
 
 
 def test_a_device_that_is_not_there_is_done_without(
@@ -268,9 +246,9 @@ def test_indexes_may_be_added_while_others_are_looked_at(
 
 
 def test_documents_that_come_later_have_room_where_there_is_some(
-    open_app: Callable[..., App], services: PlainServices
+    open_hot: Callable[..., App], services: PlainServices
 ) -> None:
-    app = open_app(settings(10**6), emulation=GPU)
+    app = open_hot(settings(10**6))
     run_some(app, services)
     before = statistics(app)
     assert before.room_bytes == 300 * VECTOR
@@ -287,10 +265,10 @@ def test_documents_that_come_later_have_room_where_there_is_some(
 
 
 def test_clusters_that_change_are_copied_again(
-    open_app: Callable[..., App], services: PlainServices
+    open_hot: Callable[..., App], services: PlainServices
 ) -> None:
     """So many documents come, and go, that the index is rewritten: the GPU's lists are old then."""
-    app = open_app(settings(), emulation=GPU)
+    app = open_hot(settings())
     run_some(app, services)
     before = statistics(app)
     texts = [f"w{1 + i % 96} w{1 + i % 89} w{1 + i % 83}" for i in range(CHANGED_LEAST)]

@@ -2,8 +2,9 @@
 
 Run `python benchmarks/embed.py APP.dove --models DIR --json F` (about 15 minutes). The CPU is
 real, the accelerator *emulated*: the same vectors, on the wall clock by the paper's ratios to the
-CPU measured in the run. The part `gpu` has a real one, where the machine has. Without an artifact
-or models the parts that need them are left out.
+CPU measured in the run. The parts `device` and `device-load` have a real one, by torch's name of it
+(`--device`); `torch:cpu` is torch on CPUs that our kernels do not use. Without an artifact or
+models the parts that need them are left out.
 """
 
 from __future__ import annotations
@@ -22,24 +23,29 @@ from dovetail.runtime.embedding.calibrate import Calibrator, DriftKeeper
 from dovetail.runtime.embedding.capacity import (
     Capacity,
     Queries,
+    device_pair,
     emulated_line,
     emulated_pair,
     measure_artifact,
-    measure_gpu,
+    measure_device,
     time_instance,
 )
+from dovetail.runtime.embedding.detector import EmbeddingPlan
 from dovetail.runtime.embedding.instance import EncoderSource
 from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.pairs import LENGTH, PAIRS, SLOS, core_rows, length_rows, table_rows
 from dovetail.runtime.embedding.process import ProcessInstance
+from dovetail.runtime.embedding.service import EmbeddingService
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
 from dovetail.topology.hardware import read_hardware
 from embed_load import manager_overhead, overload
 from embed_models import MODELS
 from embed_throughput import summarize_throughput, throughput_rows
 
-PARTS = ("throughput", "table3", "published", "overhead", "concurrency", "load", "curves", "gpu")
-NEEDS = dict.fromkeys(("concurrency", "load", "curves", "gpu"), "artifact")
+REAL = ("device", "device-load")
+"""Parts with a torch device as accelerator."""
+PARTS = ("throughput", "table3", "published", "overhead", "concurrency", "load", "curves", *REAL)
+NEEDS = dict.fromkeys(("concurrency", "load", "curves", *REAL), "artifact")
 NEEDS |= {"throughput": "models"}
 """Parts that are left out without this option."""
 ROWS_OF = {"published5": "published", "published6": "published", "fig5": "curves", "fig6": "curves"}
@@ -74,15 +80,29 @@ def concurrency_rows(
     ]
 
 
-def gpu_rows(
-    artifact: Path, slos: Sequence[float], repeats: int, threads: int | None
+def device_rows(
+    artifact: Path, slos: Sequence[float], repeats: int, threads: int | None, device: str
 ) -> list[dict[str, Any]]:
-    """Return what the CPU adds to this machine's GPU within each SLO; says where there is none."""
-    options: dict[str, Any] = {"repeats": repeats, "threads": threads}
-    found = [measure_gpu(artifact, LENGTH, slo, **options) for slo in slos]
+    """Return what the CPU adds to a torch device within each SLO; says where there is none."""
+    options: dict[str, Any] = {"repeats": repeats, "threads": threads, "device": device}
+    found = [measure_device(artifact, LENGTH, slo, **options) for slo in slos]
     if None in found:
-        print("gpu: left out: no GPU embeds here, or the artifact is not for `--target cuda`")
-    return [{"part": "gpu"} | capacity_row(each) for each in found if each is not None]
+        print("device: left out: no accelerator embeds here; name one, such as torch:cpu")
+    return [{"part": "device"} | capacity_row(each) for each in found if each is not None]
+
+
+def device_load_rows(
+    artifact: Path, slo: float, seconds: float, threads: int | None, device: str
+) -> list[dict[str, Any]]:
+    """Return what open arrivals at ten times the capacity of a torch device and CPU come to."""
+    keeper = DriftKeeper()
+    options: dict[str, Any] = {"threads": threads, "device": device, "observe": keeper}
+    with device_pair(artifact, LENGTH, slo, **options) as pair:
+        if pair is None:
+            return []
+        calibrator = Calibrator(pair.service, pair.plan, pair.queries.sample)
+        row = overload_row(calibrator, pair.service, pair.plan, keeper, pair.queries, slo, seconds)
+    return [{"part": "device-load", "accelerator": pair.accelerator, **row}]
 
 
 def capacity_row(found: Capacity) -> dict[str, Any]:
@@ -106,21 +126,35 @@ def load_rows(
         _,
     ):
         calibrator = Calibrator(service, plan, queries.sample)
-        depths, _ = calibrator.size_queues((LENGTH,), slo, "open", stress=False)
-        closed = {
-            name: classes[0].line.depth(slo, "closed") for name, classes in depths.devices.items()
-        }
-        capacity = sum(
-            closed[name] / classes[0].line.seconds(closed[name])
-            for name, classes in depths.devices.items()
-            if closed[name]
-        )
-        if not capacity:
-            return [{"part": "load", "slo": slo, "length": LENGTH, "capacity": 0.0}]
-        keeper.keep(service, plan, depths)
-        found = overload(service, queries.of(LENGTH), OVERLOAD * capacity, seconds)
+        row = overload_row(calibrator, service, plan, keeper, queries, slo, seconds)
+    return [{"part": "load", **row}]
+
+
+def overload_row(
+    calibrator: Calibrator,
+    service: EmbeddingService,
+    plan: EmbeddingPlan,
+    keeper: DriftKeeper,
+    queries: Queries,
+    slo: float,
+    seconds: float,
+) -> dict[str, Any]:
+    """Size the queues of a pair, offer it ten times its capacity, and return what came of it."""
+    depths, _ = calibrator.size_queues((LENGTH,), slo, "open", stress=False)
+    closed = {
+        name: classes[0].line.depth(slo, "closed") for name, classes in depths.devices.items()
+    }
+    capacity = sum(
+        closed[name] / classes[0].line.seconds(closed[name])
+        for name, classes in depths.devices.items()
+        if closed[name]
+    )
+    if not capacity:
+        return {"slo": slo, "length": LENGTH, "capacity": 0.0}
+    keeper.keep(service, plan, depths)
+    found = overload(service, queries.of(LENGTH), OVERLOAD * capacity, seconds)
     found["of_capacity"] = found["accepted_per_second"] / capacity
-    return [{"part": "load", "slo": slo, "length": LENGTH, "capacity": capacity, **found}]
+    return {"slo": slo, "length": LENGTH, "capacity": capacity, **found}
 
 
 def curve_rows(
@@ -164,9 +198,12 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found[f"gain_{row['slo']:g}s"] = row["gain"]
         found[f"cpu_share_{row['slo']:g}s"] = row["cpu_share"]
     for row in rows:
-        if row["part"] == "gpu":
-            found[f"gpu_gain_{row['slo']:g}s"] = row["gain"]
-            found[f"gpu_depth_error_{row['slo']:g}s"] = row["depth_error"]
+        if row["part"] == "device":
+            for name in ("gain", "cpu_share", "depth_error"):
+                found[f"device_{name}_{row['slo']:g}s"] = row[name]
+        if row["part"] == "device-load" and row["capacity"]:
+            for name in ("p99", "of_capacity", "busy_p99_ms"):
+                found[f"device_load_{name}_{row['slo']:g}s"] = row[name]
     if measured:
         found["depth_error"] = max(row["depth_error"] for row in measured)
     for row in rows:
@@ -213,8 +250,12 @@ def run_part(
     source = artifact_source(options.artifact, options.threads)
     if part == "concurrency":
         return [concurrency_rows(options.artifact, options.slo, options.repeats, options.threads)]
-    if part == "gpu":
-        return [gpu_rows(options.artifact, options.slo, options.repeats, options.threads)]
+    if part == "device":
+        given = options.slo, options.repeats, options.threads, options.device
+        return [device_rows(options.artifact, *given)]
+    if part == "device-load":
+        given = options.seconds, options.threads, options.device
+        return (device_load_rows(options.artifact, slo, *given) for slo in options.slo)
     if part == "load":
         return [load_rows(source, queries, max(options.slo), options.seconds)]
     return [curve_rows(options.artifact, queries, options.slo, options.cores)]
@@ -232,6 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of a stress trial")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the load test")
     parser.add_argument("--threads", type=int, help="of the CPU instance, default as planned")
+    parser.add_argument("--device", default="auto", help="of torch: auto, cuda:1, torch:cpu")
     most = read_hardware().usable_threads
     parser.add_argument("--cores", type=parse_numbers, default=tuple(range(1, most + 1)))
     add_report_options(parser)
@@ -244,6 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "repeats": options.repeats,
         "seconds": options.seconds,
         "threads": options.threads,
+        "device": options.device,
         "accelerator": "emulated: the CPU's line by the paper's ratios, alpha x 0.21, beta x 0.84",
     }
     report: Report = open_report("embed", options, config, ("artifact", "length", "threads"))

@@ -35,7 +35,7 @@ from dovetail.runtime.open_engine import EngineOptions, open_engine
 from dovetail.runtime.plan import Offload, SchedulerSettings
 from dovetail.runtime.rank_options import RankOptions
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
-from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu
+from dovetail.runtime.retrieval.wire import EmulatedGpu, Gpu, TorchGpu
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.runtime.trust import meet
@@ -92,7 +92,8 @@ def load(
             been compiled with `--target cuda`, and torch be installed (extra `cuda`).
         device: what computes beside the CPU, by torch: `cuda`, `cuda:1`, `xpu`, `npu`, `auto` for
             the first accelerator that is here (else the CPU), or `torch:cpu`, torch on cores of its
-            own. `kv_blocks` are the CPU's.
+            own. `kv_blocks` are the CPU's. Encoders run on it, too, with `auto` on all that are
+            here, and hot clusters of indexes lie on it.
         offload: what of a device's work the CPU takes with its KV: `auto` weighs it in each step,
             `off` none, `full` all attention.
         gpu_memory_utilization: part of the device's free memory to use.
@@ -159,7 +160,13 @@ def load(
             process = EngineProcess(artifact.path, options)
             opened.callback(process.close)
         embeddings = open_encoders(
-            artifact, hardware, plan=plan, threads=threads, settings=embedding, apart=apart
+            artifact,
+            hardware,
+            plan=plan,
+            threads=threads,
+            settings=embedding,
+            apart=apart,
+            device=device,
         )
         opened.callback(embeddings.close)
         if artifact.models:
@@ -178,7 +185,9 @@ def _gpu_of(options: EngineOptions) -> Gpu | None:
     """Return the GPU that indexes may use beside the engine."""
     if options.emulation is not None:
         return EmulatedGpu.of(options.emulation.machine)
-    return CudaGpu(options.cuda.ordinal) if options.cuda is not None else None
+    if options.cuda is not None:
+        return TorchGpu(f"cuda:{options.cuda.ordinal}")
+    return TorchGpu(options.device) if options.beside_cpu else None
 
 
 class App(ChatCalls, WorkflowCalls):

@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.encoder import EncoderSpec
+from dovetail.ir.encoder import EncoderFile, EncoderSpec
 from dovetail.ir.errors import ArtifactError, RequestError
-from dovetail.ir.tape import ENCODE_ARGS
+from dovetail.ir.tape import ENCODE_ARGS, Tape
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.device import CpuDevice, Segment
 from dovetail.runtime.forward import find_tape
@@ -30,7 +31,9 @@ PASS_TOKENS = 1024
 """Rows of a pass: enough to read weights seldom, few enough for activations to stay in caches. A
 longer text has a pass of its own."""
 WIDE_TOKENS = 8192
-"""Rows of a pass on a GPU, which wants many: each pass costs the host the same launches."""
+"""Rows of a pass on an accelerator, which wants many: each costs the host the same launches."""
+SCRATCH = "split_k"
+"""The buffer that only the CPU's kernels use."""
 
 
 class PackedEncoder(ABC):
@@ -170,6 +173,31 @@ def pack_texts(lengths: Sequence[int], tokens: int, texts: int) -> Iterator[rang
         total += length
     if first < len(lengths):
         yield range(first, len(lengths))
+
+
+def widen_tape(tape: Tape, tokens: int) -> Tape:
+    """Return the tape for passes of so many rows or its own, whatever is more, and as many texts.
+
+    Its arena stays as it is: for devices whose buffers lie elsewhere.
+    """
+    times = max(1, tokens // tape.max_tokens)
+    return msgspec.structs.replace(
+        tape, max_tokens=tape.max_tokens * times, max_sequences=tape.max_sequences * times
+    )
+
+
+def device_bytes(file: EncoderFile, tape: Tape, value_bytes: int = 2) -> tuple[int, int]:
+    """Return the bytes that an encoder takes on an accelerator: weights; activations of a pass.
+
+    value_bytes: of a weight of a matrix and of an activation; other weights are float32. Libraries
+    and the driver take their own beside it.
+    """
+    weights = sum(e.n * e.k * (value_bytes if e.k > 1 else 4) for e in file.weights)
+    wide, spec = widen_tape(tape, WIDE_TOKENS), file.spec
+    columns = [buffer.columns for buffer in tape.buffers if buffer.name != SCRATCH]
+    widest = max(*columns, 2 * spec.intermediate_size if spec.gated else 0)
+    rows = value_bytes * (sum(columns) + 2 * widest)  # what makes a row of it lies beside it
+    return weights, wide.max_tokens * rows + 4 * wide.max_sequences * spec.dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import ArtifactError, RequestError
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.bounded import BYTES_PER_TOKEN, SHORT, beginning, check_unicode
+from dovetail.runtime.devices import AUTO
 from dovetail.runtime.embedding.job import EmbedJob
 from dovetail.runtime.embedding.open import (
     open_service,
+    serve_accelerators,
     serve_apart,
-    serve_gpus,
     serve_here,
 )
 from dovetail.runtime.embedding.service import EmbeddingService
@@ -262,13 +263,16 @@ def open_encoders(
     threads: int | None = None,
     settings: EmbeddingSettings | None = None,
     apart: bool = False,
+    device: str = AUTO,
 ) -> Embeddings:
     """Serve every encoder of an artifact, each on all threads of the plan for prompts, in turns.
 
-    settings: an SLO for all devices together; without, calls wait for the GPUs that embed, or else
-    for encoders in this process or `apart`.
+    settings: an SLO for all devices together; without, calls wait for the accelerators that embed,
+    or else for encoders in this process or `apart`. device: which accelerators, by torch's name,
+    `auto` for all that are here, `cpu` for none.
 
-    Raises ArtifactError or CapacityError as `Encoder` does, SpecError as `open_service`.
+    Raises ArtifactError or CapacityError as `Encoder` does, SpecError and DeviceError as
+    `open_service`.
     """
     service = plan or artifact.service
     whole = service.prefill.threads * service.processes
@@ -277,9 +281,9 @@ def open_encoders(
     if not artifact.encoders:
         return Embeddings(artifact.path, {})
     if settings is not None:
-        queues = open_service(artifact, hardware, settings, threads=threads)
-    elif on_gpus := serve_gpus(artifact, hardware):
-        queues = on_gpus
+        queues = open_service(artifact, hardware, settings, threads=threads, device=device)
+    elif beside := serve_accelerators(artifact, hardware, device, threads):
+        queues = beside
     elif apart:
         queues = serve_apart(artifact, fitted)
     else:

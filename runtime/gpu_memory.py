@@ -33,7 +33,7 @@ from dovetail.runtime.retrieval.memory_plan import (
     plan_gpu_memory,
 )
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu, Room
+from dovetail.runtime.retrieval.wire import EmulatedGpu, Gpu, Room, TorchGpu
 
 SIZES = 33
 """Sizes of either side for which there are rows."""
@@ -88,7 +88,7 @@ class Accelerator:
             gpu: Gpu = EmulatedGpu.of(machine)
             return cls(gpu, machine.gpu_blocks, options.tables(spec), spec)
         tables = TablePredictor(options.profile or assumed_profile(machine, spec))
-        return cls(CudaGpu(options.ordinal), machine.gpu_blocks, tables, spec)
+        return cls(TorchGpu(f"cuda:{options.ordinal}"), machine.gpu_blocks, tables, spec)
 
     @property
     def block_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """`dovetail bench embed`: how many queries meet an SLO, and what the CPU adds to an accelerator.
 
-In: an encoder's artifact, or nothing. Out: depths measured on this machine beside its GPU, or an
-*emulated* accelerator; or those of the published pairs, by the product's estimator and simulator.
+In: an encoder's artifact, or nothing. Out: depths measured on this machine beside a torch device
+or an *emulated* accelerator; those of the published pairs by the product's estimator and simulator.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ def embed_command(
     ] = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a query.")] = 75,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each stress trial.")] = 3,
+    device: Annotated[
+        str, typer.Option(help="Beside the CPU: auto, cpu (one is emulated), cuda:1, torch:cpu.")
+    ] = "auto",
     threads: Threads = None,
     json: AsJson = False,
 ) -> None:
@@ -70,7 +73,7 @@ def embed_command(
         report = _simulate(pair)
     else:
         times = [read_duration(each) for each in slo or ("1s", "2s")]
-        report = _measure(artifact, times, length, repeats, threads)
+        report = _measure(artifact, times, length, device, repeats=repeats, threads=threads)
     if json:
         print_json(report)
     else:
@@ -98,17 +101,17 @@ def _simulate(pair: str) -> PairReport:
 
 
 def _measure(
-    artifact: Path, slos: Sequence[float], length: int, repeats: int, threads: int | None
+    artifact: Path, slos: Sequence[float], length: int, device: str, **options: Any
 ) -> EmbedReport:
-    from dovetail.runtime.embedding.capacity import measure_artifact, measure_gpu
+    from dovetail.runtime.embedding.capacity import measure_artifact, measure_device
 
     results: list[Capacity] = []
     with progress_bars(quiet=not sys.stderr.isatty()) as progress:  # a minute for each SLO
         for slo in slos:
             progress("measure", len(results), len(slos))
             results.append(
-                measure_gpu(artifact, length, slo, repeats=repeats, threads=threads)
-                or measure_artifact(artifact, length, slo, repeats=repeats, threads=threads)
+                measure_device(artifact, length, slo, device=device, **options)
+                or measure_artifact(artifact, length, slo, **options)
             )
         progress("measure", len(slos), len(slos))
     return EmbedReport(artifact.name, results[0].accelerator, results)

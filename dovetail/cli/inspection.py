@@ -32,6 +32,7 @@ from dovetail.ir.schedule import ScheduleFile as Schedules
 from dovetail.ir.tape import Tape
 from dovetail.ir.workflow_file import WorkflowFile
 from dovetail.runtime.artifact import Reader
+from dovetail.runtime.encoder import device_bytes
 from dovetail.runtime.gpu_memory import MemoryDivision
 from dovetail.topology.values import HardwareSpec
 
@@ -58,18 +59,18 @@ class ModelInspection(msgspec.Struct, frozen=True, kw_only=True):
     quantisation: QuantisationFile | None = None
 
 
-class GpuRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that an encoder takes on a GPU, beside what libraries and the driver take."""
+class DeviceRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that an encoder takes on an accelerator, beside what libraries and the driver take."""
 
     weights: int
     activations: int
 
 
 class EncoderInspection(msgspec.Struct, frozen=True, kw_only=True):
-    """One text encoder of an artifact; `gpu` where it has kernels for one."""
+    """One text encoder of an artifact."""
 
     file: EncoderFile
-    gpu: GpuRoom | None
+    room: DeviceRoom
     schedules: tuple[ScheduleTable, ...]
     tapes: tuple[TapeSummary, ...]
     quantisation: QuantisationFile | None = None
@@ -128,18 +129,13 @@ def _inspect_model(reader: Reader, name: str) -> ModelInspection:
 
 def _inspect_encoder(reader: Reader, name: str) -> EncoderInspection:
     file = reader.json(f"models/{name}/encoder.json", EncoderFile)
-    return EncoderInspection(file=file, gpu=_gpu_room(reader, file), **_inspect_files(reader, name))
+    return EncoderInspection(file=file, room=_room(reader, file), **_inspect_files(reader, name))
 
 
-def _gpu_room(reader: Reader, file: EncoderFile) -> GpuRoom | None:
-    if "cuda" not in reader.manifest.targets:
-        return None
-    from dovetail.runtime.cuda_encoder import device_bytes
-
-    weights, activations = device_bytes(
-        file, reader.json(f"models/{file.name}/tapes/encode.json", Tape)
-    )
-    return GpuRoom(weights=weights, activations=activations)
+def _room(reader: Reader, file: EncoderFile) -> DeviceRoom:
+    tape = reader.json(f"models/{file.name}/tapes/encode.json", Tape)
+    weights, activations = device_bytes(file, tape)
+    return DeviceRoom(weights=weights, activations=activations)
 
 
 def _inspect_files(reader: Reader, name: str) -> dict[str, Any]:
@@ -188,10 +184,8 @@ def print_inspection(found: Inspection, console: Console) -> None:
         console.print(_schedule_table(model.schedules))
     for encoder in found.encoders:
         facts = encoder_facts(encoder.file) | _tape_facts(encoder.tapes)
-        if room := encoder.gpu:
-            facts["on a GPU"] = (
-                f"weights {show_bytes(room.weights)}, activations {show_bytes(room.activations)}"
-            )
+        sizes = encoder.room.weights, encoder.room.activations
+        facts["on an accelerator"] = "weights {}, activations {}".format(*map(show_bytes, sizes))
         console.print(_facts_table(f"encoder {encoder.file.name}", facts))
         console.print(_weights_table(encoder.file.weights))
         if encoder.quantisation is not None:

@@ -33,7 +33,10 @@ class TorchDevice:
     def __init__(self, name: str, threads: int = 1) -> None:
         """`threads`: of torch on `torch:cpu`. Raises DeviceError where there is no such device."""
         self.name, self.threads = name, threads
-        self.device = torch.device("cpu" if name == CPU else name)
+        try:
+            self.device = torch.device("cpu" if name == CPU else name)
+        except RuntimeError:  # a kind that this torch was not built for
+            raise self._unknown("none") from None
         self.apart = self.device.type != "cpu"  # has memory and streams of its own
         self.copy: Any = None
         self.compute: Any = None
@@ -48,10 +51,13 @@ class TorchDevice:
         kind, index = self.device.type, self.device.index or 0
         if found is None or found.type != kind or index >= torch.accelerator.device_count():
             seen = f"{torch.accelerator.device_count()} of {found.type}" if found else "none"
-            raise DeviceError(
-                f"torch {torch.__version__} has no device {self.name} here (it sees {seen}); "
-                "install torch for this accelerator, or give --device cpu"
-            )
+            raise self._unknown(seen)
+
+    def _unknown(self, seen: str) -> DeviceError:
+        return DeviceError(
+            f"torch {torch.__version__} has no device {self.name} here (it sees {seen}); "
+            "install torch for this accelerator, or give --device cpu"
+        )
 
     @property
     def activations(self) -> str:

@@ -179,7 +179,7 @@ def bind_gather(binder: Binder, entry: Entry) -> Work:
 
     def run(step: Step) -> None:
         chosen = step.arrays[name][: step.counts[entry.m]]
-        torch.index_select(source(step), 0, chosen, out=target(step))
+        target(step).copy_(source(step).index_select(0, chosen))
 
     return run
 

@@ -22,7 +22,7 @@ from dovetail.runtime.weights import Weights
 WHOLE = WeightShare()
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 MATRICES = ("packed", "packed_pair")
-ROTARY = ("rope_cos", "rope_sin")
+ROTARY = ("rope_cos", "rope_sin", "local_rope_cos", "local_rope_sin")
 
 
 def load_weights(

@@ -18,10 +18,15 @@ import numpy as np
 from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.devices import AUTO, TORCH_CPU
+from dovetail.runtime.embedding.accelerators import start_accelerators
 from dovetail.runtime.embedding.calibrate import Calibrator, Sample, fixed_manager
 from dovetail.runtime.embedding.depths import cost_saving, decide_depths
-from dovetail.runtime.embedding.detector import EmbeddingPlan
-from dovetail.runtime.embedding.gpus import start_gpus
+from dovetail.runtime.embedding.detector import (
+    EmbeddingPlan,
+    choose_accelerators,
+    detect_devices,
+)
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance
 from dovetail.runtime.embedding.line import FittedLine, Line, fit_line
 from dovetail.runtime.embedding.pairs import pair_plan
@@ -255,27 +260,72 @@ def measure_artifact(
         return measure_capacity(calibrator, plan, npu, length, slo, repeats=repeats)
 
 
-def measure_gpu(
-    artifact: Path, length: int, slo: float, *, repeats: int = 3, threads: int | None = None
-) -> Capacity | None:
-    """As `measure_artifact`, beside this machine's first GPU; None where it does not embed."""
-    hardware = read_hardware()
-    found = open_artifact(artifact, hardware)
+@dataclass(frozen=True, slots=True)
+class DevicePair:
+    """An accelerator and a CPU at work. accelerator: what `npu` is, in words."""
+
+    service: EmbeddingService
+    plan: EmbeddingPlan
+    npu: Instance
+    queries: Queries
+    accelerator: str
+
+
+@contextmanager
+def device_pair(
+    artifact: Path,
+    length: int,
+    slo: float,
+    *,
+    device: str = AUTO,
+    threads: int | None = None,
+    observe: Observer | None = None,
+) -> Iterator[DevicePair | None]:
+    """Serve on a torch device and, on CPUs that it leaves, a CPU instance; None where none embeds.
+
+    device: see `choose_accelerators`; of several the first.
+
+    Raises as `measure_artifact`, and DeviceError where the device cannot have the encoder.
+    """
+    found, hardware = open_artifact(artifact, read_hardware()), read_hardware()
     part = find_encoder(found)
     _check_length(artifact, part.file.spec, length)
-    queries = Queries(part.file.spec.vocab_size)
+    asked = choose_accelerators(hardware, device, threads)
+    first = msgspec.structs.replace(asked, accelerators=asked.accelerators[:1])
     with ExitStack() as opened:
-        first = msgspec.structs.replace(hardware, accelerators=hardware.accelerators[:1])
-        gpus = start_gpus(found, first, opened)
-        if not gpus:
+        started = start_accelerators(found, first, device, opened)
+        if not started:
+            yield None
+            return
+        (accelerator,) = first.accelerators
+        cpu = detect_devices(first).devices[-1]
+        pus = cpu.pus[0] if accelerator.kind == TORCH_CPU else ()
+        if cpu.accelerator:
+            raise SpecError(f"{accelerator.name} leaves no CPU to our kernels; give them one")
+        instance = ProcessInstance(artifact_source(artifact, threads or len(pus) or None), pus)
+        npu, queries = started[accelerator.name][part.name], Queries(part.file.spec.vocab_size)
+        served = serve_pair(instance, npu, length, slo=slo, observe=observe)
+        service, plan = opened.enter_context(served)
+        words = f"{accelerator.name}: {accelerator.model}"
+        yield DevicePair(service, plan, npu, queries, words)
+
+
+def measure_device(
+    artifact: Path,
+    length: int,
+    slo: float,
+    *,
+    device: str = AUTO,
+    repeats: int = 3,
+    threads: int | None = None,
+) -> Capacity | None:
+    """As `measure_artifact`, beside a torch device; None where none embeds. See `device_pair`."""
+    with device_pair(artifact, length, slo, device=device, threads=threads) as pair:
+        if pair is None:
             return None
-        npu = gpus[first.accelerators[0].name][part.name]
-        cpu = ProcessInstance(artifact_source(artifact, threads, part.name))
-        service, plan = opened.enter_context(serve_pair(cpu, npu, length, slo=slo))
-        calibrator = Calibrator(service, plan, queries.sample)
-        capacity = measure_capacity(calibrator, plan, npu, length, slo, repeats=repeats)
-    (device,) = first.accelerators
-    return replace(capacity, accelerator=f"{device.name}: {device.model}")
+        calibrator = Calibrator(pair.service, pair.plan, pair.queries.sample)
+        capacity = measure_capacity(calibrator, pair.plan, pair.npu, length, slo, repeats=repeats)
+    return replace(capacity, accelerator=pair.accelerator)
 
 
 def _check_length(artifact: Path, spec: EncoderSpec, length: int) -> None:

@@ -1,7 +1,8 @@
 """Device detector: which devices embed, with how many instances on which CPUs (WindVE §IV-C, D).
 
-In: a HardwareSpec, emulated accelerators, the CPUs a service configuration gives. Out: an
+In: a HardwareSpec, which device is asked for, the CPUs a service configuration gives. Out: an
 `EmbeddingPlan`: devices in order of preference, heterogeneous mode, and a note for each decision.
+An accelerator is any device of torch's; `torch:cpu`, torch on CPUs of its own, where it is named.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import DeviceError, SpecError
+from dovetail.runtime.devices import AUTO, CPU, TORCH_CPU, parse_device
 from dovetail.topology.binding import choose_pus
-from dovetail.topology.values import HardwareSpec, PuSpec
+from dovetail.topology.values import AcceleratorSpec, HardwareSpec, PuSpec
 
 ARM = ("aarch64", "arm64")
 HOST_PART = 4
 """On ARM one core in so many, those with low indices, stays with the host side (WindVE §V-A5)."""
-CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """A device that embeds.
 
-    kind: `cpu`, `cuda` or `emulated`. pus: of each instance (its host side, for an accelerator), ()
-    where they are not bound.
+    kind: `cpu`, `emulated`, or torch's name of an accelerator. pus: of each instance (its host
+    side, for an accelerator), () where they are not bound.
     token_budget: most tokens of a batch. pads: whether sequences of a batch are padded to the
     longest.
     """
@@ -51,6 +54,46 @@ class EmbeddingPlan:
     devices: tuple[DevicePlan, ...]
     heterogeneous: bool
     notes: tuple[str, ...] = ()
+
+
+def choose_accelerators(
+    hardware: HardwareSpec, device: str, threads: int | None = None
+) -> HardwareSpec:
+    """Return the machine with the accelerators that `device` asks for.
+
+    Args:
+        hardware: the machine.
+        device: `auto` for all that are here, `cpu` for none, else the name of one: `cuda:1`, or
+            `torch:cpu`, which is near the CPUs that torch keeps for itself.
+        threads: of our kernels beside `torch:cpu`, whose CPUs it leaves; default half of them.
+
+    Raises DeviceError where there is no such device, RequestError for what names none.
+    """
+    if device == AUTO:
+        return hardware
+    chosen: tuple[AcceleratorSpec, ...] = ()
+    if device == TORCH_CPU:
+        pus = host_pus(hardware)
+        own = max(1, len(pus) - min(threads or len(pus) // 2, len(pus)))
+        model = hardware.cpu_model
+        chosen = (AcceleratorSpec(kind=TORCH_CPU, name=TORCH_CPU, model=model, near=pus[:own]),)
+    elif device != CPU:
+        known = dict(zip(torch_names(hardware), hardware.accelerators, strict=True))
+        name = parse_device(device).name
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise DeviceError(f"there is no device {name} here (there is {there}); give cpu")
+        chosen = (known[name],)
+    return replace(hardware, accelerators=chosen)
+
+
+def torch_names(hardware: HardwareSpec) -> list[str]:
+    """Return what torch calls the accelerators of a machine: each kind is counted from 0."""
+    kinds = [device.kind for device in hardware.accelerators]
+    return [
+        kind if kind == TORCH_CPU else f"{kind}:{kinds[:place].count(kind)}"
+        for place, kind in enumerate(kinds)
+    ]
 
 
 def detect_devices(
@@ -91,6 +134,12 @@ def detect_devices(
     )
     notes: list[str] = []
     cpus = service_pus(service) if service else host_pus(hardware)
+    if taken := {pu for a in hardware.accelerators if a.kind == TORCH_CPU for pu in a.near}:
+        cpus = tuple(pu for pu in host_pus(hardware) if pu not in taken)
+        if not cpus:
+            return EmbeddingPlan(
+                accelerators, False, ("torch has all CPUs: our kernels have none",)
+            )
     groups = _divide(cpus, cpu_instances, hardware)
     cpu = DevicePlan(CPU, CPU, cpu_instances, groups, token_budget)
     if cpu_instances > 1:

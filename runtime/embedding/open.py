@@ -20,6 +20,8 @@ from dovetail.ir.errors import ArtifactError
 from dovetail.ir.profile import LatencyRow, ProfileFile, ProfileKey
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.cost_tables import read_profile, write_profile
+from dovetail.runtime.devices import AUTO, CPU
+from dovetail.runtime.embedding.accelerators import only, start_accelerators
 from dovetail.runtime.embedding.calibrate import (
     Calibrator,
     DriftKeeper,
@@ -29,8 +31,12 @@ from dovetail.runtime.embedding.calibrate import (
     profile_rows,
 )
 from dovetail.runtime.embedding.depths import Depths, join_depths, make_manager
-from dovetail.runtime.embedding.detector import CPU, DevicePlan, EmbeddingPlan, detect_devices
-from dovetail.runtime.embedding.gpus import CUDA, only, start_gpus
+from dovetail.runtime.embedding.detector import (
+    DevicePlan,
+    EmbeddingPlan,
+    choose_accelerators,
+    detect_devices,
+)
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance, LocalInstance
 from dovetail.runtime.embedding.line import Line
 from dovetail.runtime.embedding.process import ProcessInstance
@@ -75,13 +81,19 @@ def serve_apart(artifact: Artifact, plan: PhasePlan) -> EmbeddingService:
     return _serve_all({CPU: models}, _longest(artifact), tokens)
 
 
-def serve_gpus(artifact: Artifact, hardware: HardwareSpec) -> EmbeddingService | None:
-    """As `serve_here`, on the GPUs alone, where there is one that embeds."""
+def serve_accelerators(
+    artifact: Artifact, hardware: HardwareSpec, device: str, threads: int | None = None
+) -> EmbeddingService | None:
+    """As `serve_here`, on the accelerators alone that `device` asks for; None where none embeds.
+
+    threads: see `choose_accelerators`.
+    """
+    hardware = choose_accelerators(hardware, device, threads)
     with ExitStack() as opened:
-        gpus = start_gpus(artifact, hardware, opened)
+        found = start_accelerators(artifact, hardware, device, opened)
         opened.pop_all()  # the service closes them
     longest = _longest(artifact)
-    return _serve_all(gpus, longest, max(WIDE_TOKENS, *longest.values())) if gpus else None
+    return _serve_all(found, longest, max(WIDE_TOKENS, *longest.values())) if found else None
 
 
 def _longest(artifact: Artifact) -> dict[str, int]:
@@ -119,6 +131,7 @@ def open_service(
     settings: EmbeddingSettings,
     *,
     threads: int | None = None,
+    device: str = AUTO,
 ) -> EmbeddingService:
     """Serve the encoders of an artifact within an SLO; close the service when done.
 
@@ -130,20 +143,22 @@ def open_service(
         hardware: this machine.
         settings: the SLO, and what is to serve it.
         threads: of a CPU instance, default one for each of its CPUs.
+        device: which accelerators are to embed, see `choose_accelerators`.
 
     Raises:
         ArtifactError: an encoder is unfit.
+        DeviceError: the device that is asked for by name cannot have them.
         SpecError: an option makes no sense.
     """
     keeper = DriftKeeper()
+    hardware = choose_accelerators(hardware, device, threads)
     with ExitStack() as opened:
-        gpus = start_gpus(artifact, hardware, opened)
-        hardware = only(hardware, gpus)
+        started = start_accelerators(artifact, hardware, device, opened)
+        hardware = only(hardware, started)
         plan = _detect(hardware, artifact, settings)
         for note in plan.notes:
             log.info("%s", note)
-        instances = _start(plan, artifact, threads, settings.emulated, opened)
-        instances |= {name: [models] for name, models in gpus.items()}
+        instances = _start(plan, artifact, threads, settings.emulated, started, opened)
         manager = fixed_manager(plan, 1, {})
         service = EmbeddingService(instances, manager, slo=settings.slo, observe=keeper)
         opened.pop_all()  # all are there: the service closes them
@@ -227,9 +242,10 @@ def _start(
     artifact: Artifact,
     threads: int | None,
     emulated: Sequence[Line],
+    there: Mapping[str, Models],
     opened: ExitStack,
 ) -> dict[str, list[Models]]:
-    """Start every instance of a plan but on GPUs, with all encoders; `opened` closes them."""
+    """Start every instance of a plan but those `there`, with all encoders; `opened` closes them."""
     path, lines = artifact.path, iter(emulated)
 
     def start(name: str, line: Line | None, pus: Sequence[int]) -> Instance:
@@ -243,9 +259,9 @@ def _start(
         opened.callback(instance.close)
         return instance
 
-    started: dict[str, list[Models]] = {}
+    started: dict[str, list[Models]] = {name: [models] for name, models in there.items()}
     for device in plan.devices:
-        if device.kind == CUDA:
+        if device.name in there:
             continue
         line = next(lines) if device.accelerator else None
         started[device.name] = [

@@ -1,7 +1,7 @@
 """An artifact's encoder for the embedding service, also in a process of its own.
 
-In: an artifact's path, threads or a GPU. Out: an `Encoder`, or the `EncoderSource` that a child
-opens.
+In: an artifact's path, threads or a torch device. Out: an `Encoder`, or the `EncoderSource` that a
+child opens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def artifact_source(
     return EncoderSource(module=__name__, function="open_encoder", options=options)
 
 
-def gpu_source(path: Path, ordinal: int, model: str | None = None) -> EncoderSource:
-    """Return how another process opens the encoder of an artifact on a GPU."""
-    options = {"path": str(path.resolve()), "ordinal": ordinal, "model": model}
-    module = "dovetail.runtime.cuda_encoder"
-    return EncoderSource(module=module, function="open_gpu_encoder", options=options)
+def device_source(path: Path, device: str, model: str | None = None) -> EncoderSource:
+    """Return how another process opens the encoder of an artifact on a torch device."""
+    options = {"path": str(path.resolve()), "device": device, "model": model}
+    module = "dovetail.runtime.accelerator.encoder"
+    return EncoderSource(module=module, function="open_torch_encoder", options=options)
 
 
 def open_encoder(path: str, threads: int | None = None, model: str | None = None) -> Encoder:

@@ -1,7 +1,8 @@
 """Hot clusters in the memory of a device beside the CPU, and the scans that are given to it.
 
 In: an index, clusters to copy to the device, scans. Out: the same hits as the CPU alone finds
-(HedraRAG §4.4). `EmulatedLists` is a device one does not have; `cuda_lists.py` has the real one.
+(HedraRAG §4.4). `EmulatedLists` is a device one does not have; those of torch are in
+`accelerator/lists.py`.
 """
 
 from __future__ import annotations

@@ -100,6 +100,21 @@ def _search(
     return arrays.found, arrays.ids
 
 
+def measure_pairs(
+    metric: str, queries: Vectors, vectors: Vectors, rows: Ids, places: Ids
+) -> Vectors:
+    """Return the distance of each pair (row of queries, place in vectors) as scans have it."""
+    found = np.empty(len(rows), np.float32)
+    if not len(rows):
+        return found
+    measure = faiss.fvec_L2sqr_by_idx if metric == "l2" else faiss.fvec_inner_products_by_idx
+    asked, among = np.ascontiguousarray(queries[rows]), np.ascontiguousarray(vectors)
+    at = np.ascontiguousarray(places, np.int64)
+    given = [faiss.swig_ptr(array) for array in (found, asked, among, at)]
+    measure(*given, asked.shape[1], len(rows), 1)
+    return found if metric == "l2" else -found
+
+
 def _preassign(arrays: _Arrays, scans: Sequence[Scan], width: int, *, centroids: bool) -> None:
     """Set the clusters of scans; short ones are filled up with no cluster (-1).
 

@@ -1,7 +1,6 @@
-"""The kernels of an index folder that scan its lists, for the CPU at hand or a GPU.
+"""The kernels of an index folder that scan its lists on the CPU at hand.
 
-In: the folder. Out: the library of the best target that runs here, or the module of a GPU's target,
-checked against the manifest.
+In: the folder. Out: the library of the best target that runs here, checked against the manifest.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from dovetail.ir.artifact import KernelIndex
-from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import IndexManifest
 from dovetail.runtime.isa import allowed_targets
 from dovetail.runtime.library import KernelLibrary
@@ -30,20 +28,6 @@ def open_list_kernels(folder: Path) -> KernelLibrary | None:
     if target is None:
         return None
     return KernelLibrary(*_read_kernels(folder, manifest, target))
-
-
-def find_list_module(folder: Path, target: str = "cuda") -> tuple[Path, KernelIndex]:
-    """Return the file of a GPU's kernels and its index.
-
-    Raises SpecError where the index was built without, ArtifactError as `open_list_kernels`.
-    """
-    manifest = read_manifest(folder)
-    if target not in manifest.targets:
-        raise SpecError(
-            f"{folder} has no kernels for {target}; run `dovetail index build` with "
-            f"`--target {target}`"
-        )
-    return _read_kernels(folder, manifest, target)
 
 
 def _read_kernels(folder: Path, manifest: IndexManifest, target: str) -> tuple[Path, KernelIndex]:

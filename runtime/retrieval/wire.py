@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from dovetail.ir import errors
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.ir.index_file import Passage
-from dovetail.runtime.cuda import DRIVER
 from dovetail.runtime.framing import pack_value, receive_value
 from dovetail.runtime.machines import Machine
 from dovetail.runtime.retrieval.budget import ScanCost
@@ -45,21 +44,20 @@ class EmulatedGpu(msgspec.Struct, frozen=True, tag=True):
         return cls(machine.stage.value, machine.bandwidth.value, machine.link.value)
 
 
-class CudaGpu(msgspec.Struct, frozen=True, tag=True):
-    """An NVIDIA GPU by its number; driver: the library of the CUDA driver.
+class TorchGpu(msgspec.Struct, frozen=True, tag=True):
+    """A device by torch's name, `cuda:0` or `torch:cpu`.
 
     patience: seconds without an answer after which it is given up: what is asked of it at once, a
     cluster's copy or the scans of a sub-stage, takes milliseconds. opening_patience: the same while
-    it is opened, which takes a driver seconds where there are several GPUs.
+    it is opened, when torch is imported and its driver started.
     """
 
-    ordinal: int = 0
-    driver: str = DRIVER
+    name: str
     patience: float = 10.0
     opening_patience: float = 60.0
 
 
-Gpu: TypeAlias = EmulatedGpu | CudaGpu
+Gpu: TypeAlias = EmulatedGpu | TorchGpu
 
 
 class Room(msgspec.Struct, frozen=True):

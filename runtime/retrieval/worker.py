@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, DovetailError, SpecError
-from dovetail.runtime.cuda import CudaDevice
 from dovetail.runtime.leash import begin_child
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.collection import Collection
-from dovetail.runtime.retrieval.cuda_lists import CudaLists
 from dovetail.runtime.retrieval.device_lists import (
     DeviceLists,
     DeviceScanner,
@@ -35,7 +33,7 @@ from dovetail.runtime.retrieval.device_lists import (
 )
 from dovetail.runtime.retrieval.folder import check_rest, open_index
 from dovetail.runtime.retrieval.ivf import IvfIndex
-from dovetail.runtime.retrieval.list_kernels import find_list_module, open_list_kernels
+from dovetail.runtime.retrieval.list_kernels import open_list_kernels
 from dovetail.runtime.retrieval.scanner import KernelScanner, choose_scanner
 from dovetail.runtime.retrieval.scans import Scan, Scanner, Vectors
 from dovetail.runtime.retrieval.timed_lists import TimedLists
@@ -258,8 +256,10 @@ def _open_lists(body: OpenIndex, index: IvfIndex) -> DeviceLists:
         return EmulatedLists(index, room, gpu)
 
     def open_lists() -> DeviceLists:
-        device = CudaDevice(gpu.ordinal, gpu.driver)
-        return CudaLists(device, device.load(*find_list_module(Path(body.path))), index, room)
+        from dovetail.runtime.accelerator.device import TorchDevice  # noqa: PLC0415 - torch
+        from dovetail.runtime.accelerator.lists import TorchLists  # noqa: PLC0415 - torch
+
+        return TorchLists(TorchDevice(gpu.name), index, room)
 
     return TimedLists(open_lists, gpu.patience, gpu.opening_patience)
 

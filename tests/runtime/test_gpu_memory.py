@@ -24,7 +24,7 @@ from dovetail.runtime.machines import find_machine
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import MemoryProblem, plan_gpu_memory
-from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu
+from dovetail.runtime.retrieval.wire import EmulatedGpu, TorchGpu
 from dovetail.topology.hardware import read_hardware
 from tests.runtime.conftest import SPEC
 
@@ -41,7 +41,7 @@ def accelerator() -> Accelerator:
 
 def test_an_accelerator_is_that_of_the_options() -> None:
     assert isinstance(accelerator().gpu, EmulatedGpu) and accelerator().blocks == 256
-    assert Accelerator.of(CudaOptions(MACHINE, ordinal=3), SPEC).gpu == CudaGpu(3)
+    assert Accelerator.of(CudaOptions(MACHINE, ordinal=3), SPEC).gpu == TorchGpu("cuda:3")
 
 
 def test_more_kv_serves_more_generations_up_to_those_that_come() -> None:

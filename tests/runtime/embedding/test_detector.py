@@ -6,8 +6,14 @@ import msgspec
 import pytest
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
-from dovetail.ir.errors import SpecError
-from dovetail.runtime.embedding.detector import DevicePlan, detect_devices, host_pus
+from dovetail.ir.errors import DeviceError, SpecError
+from dovetail.runtime.embedding.detector import (
+    DevicePlan,
+    choose_accelerators,
+    detect_devices,
+    host_pus,
+    torch_names,
+)
 from dovetail.topology.synthetic import read_synthetic
 from dovetail.topology.values import AcceleratorSpec, HardwareSpec
 
@@ -36,6 +42,29 @@ def test_both_kinds_get_queues_only_where_that_is_asked_for() -> None:
     only = detect_devices(with_gpus(X86, 2), heterogeneous=False)
     assert [device.kind for device in only.devices] == ["cuda", "cuda"]
     assert not only.heterogeneous
+
+
+def test_any_accelerator_of_torch_counts_and_one_may_be_named() -> None:
+    npu = AcceleratorSpec(kind="npu", name="npu0")
+    mixed = with_gpus(X86, 2)
+    mixed = msgspec.structs.replace(mixed, accelerators=(*mixed.accelerators, npu))
+    assert torch_names(mixed) == ["cuda:0", "cuda:1", "npu:0"]
+    assert choose_accelerators(mixed, "auto") is mixed
+    assert choose_accelerators(mixed, "cpu").accelerators == ()
+    for device, name in (("cuda:1", "cuda1"), ("cuda", "cuda0"), ("npu", "npu0")):
+        assert [a.name for a in choose_accelerators(mixed, device).accelerators] == [name]
+    plan = detect_devices(choose_accelerators(mixed, "npu"))
+    assert [device.kind for device in plan.devices] == ["npu", "cpu"] and plan.heterogeneous
+    with pytest.raises(DeviceError, match="no device xpu:3 here"):
+        choose_accelerators(mixed, "xpu:3")
+    assert "torch:cpu" not in torch_names(choose_accelerators(X86, "auto"))
+
+
+def test_torch_on_the_cpu_leaves_no_cpu_where_there_is_one() -> None:
+    one = msgspec.structs.replace(X86, allowed_pus=(3,))
+    plan = detect_devices(choose_accelerators(one, "torch:cpu"))
+    assert [device.name for device in plan.devices] == ["torch:cpu"] and not plan.heterogeneous
+    assert "torch has all CPUs" in plan.notes[0]
 
 
 def test_arm_keeps_a_quarter_of_low_cores_for_the_host_and_starts_at_the_top() -> None:

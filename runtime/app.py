@@ -17,14 +17,11 @@ from types import TracebackType
 from typing import Self
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import SpecError
 from dovetail.runtime.apart.process import EngineProcess
 from dovetail.runtime.app_chat import ChatCalls
 from dovetail.runtime.app_workflows import WorkflowCalls
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.cuda_engine import CudaOptions
 from dovetail.runtime.embedding.settings import EmbeddingSettings
-from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder import Rows
 from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_encoders
 from dovetail.runtime.flows.service import FlowService, FlowSettings
@@ -35,7 +32,7 @@ from dovetail.runtime.open_engine import EngineOptions, open_engine
 from dovetail.runtime.plan import Offload, SchedulerSettings
 from dovetail.runtime.rank_options import RankOptions
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
-from dovetail.runtime.retrieval.wire import EmulatedGpu, Gpu, TorchGpu
+from dovetail.runtime.retrieval.wire import Gpu, TorchGpu
 from dovetail.runtime.timeline import Timeline
 from dovetail.runtime.tokenizer import Tokenizer
 from dovetail.runtime.trust import meet
@@ -50,10 +47,8 @@ def load(
     kv_blocks: int | None = None,
     deterministic: bool = False,
     activations: str = "integer",
-    emulation: Emulation | None = None,
     settings: SchedulerSettings | None = None,
     ranks: RankOptions | None = None,
-    cuda: CudaOptions | None = None,
     device: str = "cpu",
     offload: Offload = "auto",
     gpu_memory_utilization: float = 0.9,
@@ -80,16 +75,10 @@ def load(
         activations: `integer` rounds what meets quantised weights to 8 bits, 32 values with one
             scale, and multiplies integers; `float` keeps it in float32, which costs time and gives
             the products of the weights as they are. Other weights do not know the difference.
-        emulation: an accelerator to emulate beside the CPU: tokens are computed on the CPU, the
-            app's clock shows the time that steps were to take, `kv_blocks` are the CPU's. In its
-            timed mode tokens are made up and steps take that time.
         settings: how requests share the machine: `chunked` prompts, bounds of queues and waiting,
             kept prefixes; `offload` is said below. `runtime.plan.ON_CPU` is the CPU's default.
         ranks: how the processes of `plan` beyond this one are started and joined when each has an
-            accelerator: on this machine or by Ray on several, summing through shared memory, gloo
-            or NCCL.
-        cuda: an NVIDIA GPU to use beside the CPU; `kv_blocks` are the CPU's. The artifact must have
-            been compiled with `--target cuda`, and torch be installed (extra `cuda`).
+            device: on this machine or by Ray on several, summing by gloo or NCCL.
         device: what computes beside the CPU, by torch: `cuda`, `cuda:1`, `xpu`, `npu`, `auto` for
             the first accelerator that is here (else the CPU), or `torch:cpu`, torch on cores of its
             own. `kv_blocks` are the CPU's. Encoders run on it, too, with `auto` on all that are
@@ -130,10 +119,8 @@ def load(
         kv_blocks=kv_blocks,
         deterministic=deterministic,
         activations=activations,
-        emulation=emulation,
         settings=settings,
         ranks=ranks,
-        cuda=cuda,
         device=device,
         offload=offload,
         gpu_memory_utilization=gpu_memory_utilization,
@@ -143,8 +130,6 @@ def load(
         gpu_blocks=gpu_blocks,
         max_waiting=max_waiting,
     )
-    if apart and emulation is not None and not emulation.timed:
-        raise SpecError("the clock of an exact emulation is the app's: it does not run apart")
     hardware = read_hardware()
     options = options.settle(hardware)
     artifact = open_artifact(path, hardware, check_weights=check_weights)
@@ -183,10 +168,6 @@ def load(
 
 def _gpu_of(options: EngineOptions) -> Gpu | None:
     """Return the GPU that indexes may use beside the engine."""
-    if options.emulation is not None:
-        return EmulatedGpu.of(options.emulation.machine)
-    if options.cuda is not None:
-        return TorchGpu(f"cuda:{options.cuda.ordinal}")
     return TorchGpu(options.device) if options.beside_cpu else None
 
 

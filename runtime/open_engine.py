@@ -14,15 +14,11 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.activations import ACTIVATIONS
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.cuda_engine import CudaEngine, CudaOptions
 from dovetail.runtime.device_limits import Wishes
 from dovetail.runtime.devices import AUTO, CPU, choose_device, find_torch, parse_device
-from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.engine import Engine
-from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
 from dovetail.runtime.rank_options import RankOptions
-from dovetail.runtime.timed import TimedEngine
 from dovetail.topology.hardware import HardwareSpec
 
 
@@ -35,10 +31,8 @@ class EngineOptions:
     kv_blocks: int | None = None
     deterministic: bool = False
     activations: str = "integer"
-    emulation: Emulation | None = None
     settings: SchedulerSettings | None = None
     ranks: RankOptions | None = None
-    cuda: CudaOptions | None = None
     device: str = "cpu"
     offload: Offload = "auto"
     gpu_memory_utilization: float = 0.9
@@ -64,8 +58,6 @@ class EngineOptions:
         if not self.beside_cpu and self.gpu_blocks is not None:
             raise RequestError("gpu_blocks are a device's beside the CPU; name the device, too")
         self.wishes.check()
-        if self.emulation is not None and self.cuda is not None:
-            raise RequestError("give either a GPU or one to emulate")
 
     def settle(self, hardware: HardwareSpec) -> EngineOptions:
         """Return them with a device that is here, never `auto`; raises as `choose_device`.
@@ -117,18 +109,8 @@ def open_engine(artifact: Artifact, hardware: HardwareSpec, options: EngineOptio
     )
 
 
-def _choose(options: EngineOptions) -> tuple[Callable[..., Engine], SchedulerSettings | None]:
+def _choose(options: EngineOptions) -> tuple[Callable[..., Engine], SchedulerSettings]:
     """Return what makes the engine, and its scheduler's settings."""
-    settings = options.settings
-    if options.cuda is not None:
-        settings = settings or options.cuda.settings
-        cuda = replace(options.cuda, settings=settings)
-        return partial(CudaEngine, cuda, ranks=options.ranks), settings
-    if options.emulation is not None:
-        settings = settings or options.emulation.settings
-        emulation = replace(options.emulation, settings=settings)
-        kind = TimedEngine if emulation.timed else PipelinedEngine
-        return partial(kind, emulation, ranks=options.ranks), settings
     if options.beside_cpu:
         from dovetail.runtime.accelerator.engine import (  # noqa: PLC0415 - it imports torch
             DeviceEngine,

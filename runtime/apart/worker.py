@@ -245,8 +245,7 @@ def serve(link: socket.socket, progress: Progress) -> None:
     except (DovetailError, MemoryError, OSError) as error:
         link.sendall(pack_value(Ready(error=ErrorText.of(error))))
         return
-    if setup.options.emulation is None and setup.options.cuda is None:
-        warm_up(engine)
+    warm_up(engine)
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it
     opened.set_result(Desk(link, engine, progress))

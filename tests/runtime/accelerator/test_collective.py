@@ -8,13 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from dovetail.ir.errors import CapacityError, RankError
+from dovetail.ir.errors import RankError
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[gpu]'")
 
@@ -24,8 +23,6 @@ import torch.distributed as dist
 from dovetail.runtime.accelerator import collective as torch_collective
 from dovetail.runtime.accelerator.collective import Store, TorchCollective
 from dovetail.runtime.collective import own_columns
-from dovetail.runtime.torch_products import TorchProducts
-from dovetail.runtime.torch_sums import BoundExchange, TorchSums
 
 HERE = "127.0.0.1"
 T = TypeVar("T")
@@ -79,13 +76,6 @@ class Torn:
 
     def abort(self) -> None:
         self.left.set()
-
-
-class Here(TorchProducts):
-    """Products on a device without streams."""
-
-    def on(self, stream: int) -> AbstractContextManager[Any]:
-        return nullcontext()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -234,23 +224,6 @@ def test_a_backend_that_refuses_work_has_failed(
 
     assert run_ranks(1, work) == [True]
     assert torn.left.wait(60)  # a thread of its own ends the group
-
-
-def test_a_sum_without_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch has none for what travels: rows that lie apart are copied."""
-
-    def refuse(_: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("no room")
-
-    def work(group: TorchCollective) -> None:
-        sums = TorchSums(Here({}))
-        sums.join(group)
-        with monkeypatch.context() as full:
-            full.setattr(torch.Tensor, "contiguous", refuse)
-            with pytest.raises(CapacityError, match="no memory for a sum"):
-                sums.run(BoundExchange(torch.ones(2, 3), None), 2, 0)
-
-    run_ranks(1, work)
 
 
 def test_a_store_that_is_not_there_is_one_sentence() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, WeightEntry
-from dovetail.runtime.device_weights import unpack_rows
+from dovetail.runtime.accelerator.weights import unpack_rows
 
 
 def entry(layout: str, n: int, k: int, dtype: str = "f32") -> WeightEntry:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,8 +20,10 @@ from msgspec.structs import replace as changed
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, SpecError
+from dovetail.ir.formats import is_quantised
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accelerator.device import CPU, TorchDevice
+from dovetail.runtime.accelerator.generated import GeneratedProducts
 from dovetail.runtime.accelerator.group import PairGroup
 from dovetail.runtime.accelerator.lane import Lane
 from dovetail.runtime.accelerator.orders import LaneSizes, PairSetup, order_step
@@ -28,7 +31,7 @@ from dovetail.runtime.accelerator.pair import DevicePair
 from dovetail.runtime.accelerator.profile import find_profile
 from dovetail.runtime.accelerator.rounds import largest_member, split_rounds, without
 from dovetail.runtime.accelerator.tape import row_bytes
-from dovetail.runtime.accelerator.weights import TYPES, weight_bytes
+from dovetail.runtime.accelerator.weights import MATRICES, TYPES, weight_bytes
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.device import Bytes
@@ -107,7 +110,9 @@ class DeviceEngine(Engine):
             undo.callback(super().close)
             name = options.dtype or self._activations()
             self._limits = self._choose_sizes(options, TYPES[name])
-            self.pair = DevicePair(self.model, self.accelerator, TYPES[name], self._limits)
+            kind = TYPES[name]
+            generate = None if self._others else partial(self._generate, artifact, part, kind)
+            self.pair = DevicePair(self.model, self.accelerator, kind, self._limits, generate)
             undo.callback(self.pair.close)
             self.lanes = self.pair.lanes
             self._start_group(name)
@@ -139,6 +144,25 @@ class DeviceEngine(Engine):
             blocks=options.gpu_blocks,
         )
         return limits
+
+    def _generate(
+        self,
+        artifact: Artifact,
+        part: ModelPart,
+        dtype: torch.dtype,
+        weights: Mapping[str, torch.Tensor],
+    ) -> GeneratedProducts | None:
+        """Return generated products, compared with torch's on this device; None without any."""
+        stored, device = self.model.weights, self.accelerator.device
+        floats = {
+            entry.name: weights[entry.name]
+            for entry in stored.entries.values()
+            if entry.layout in MATRICES and not is_quantised(entry.dtype)
+        }
+        products = GeneratedProducts.open(artifact, part, stored, floats, device, dtype)
+        if products is not None:
+            products.choose(lambda name, rows: torch.mm(rows, weights[name].t()))
+        return products
 
     def _measure(self, artifact: Artifact, hardware: HardwareSpec) -> Predictor:
         """Return what parts of a step cost here; of a group nothing is known, so all counts alike.

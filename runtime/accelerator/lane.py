@@ -25,7 +25,7 @@ from dovetail.runtime.accelerator.device import TorchDevice
 from dovetail.runtime.accelerator.operators import DECODER
 from dovetail.runtime.accelerator.orders import LaneOrder, LaneSizes, order_lane, unpack_arrays
 from dovetail.runtime.accelerator.sampling import choose_tokens
-from dovetail.runtime.accelerator.tape import Binder, DevicePools, Step, TorchTape
+from dovetail.runtime.accelerator.tape import Binder, DevicePools, Products, Step, TorchTape
 from dovetail.runtime.accelerator.weights import TYPES
 from dovetail.runtime.device import Segment
 from dovetail.runtime.forward import ForwardModel, Phase
@@ -55,6 +55,7 @@ class DeviceModel:
     pools: DevicePools
     cpu: ForwardModel
     sizes: tuple[int, int]
+    products: Products | None = None
 
     @property
     def cpu_pools(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,7 +122,8 @@ class Lane:
         self.buffers = StepBuffers(_take_from(slab), spec, tokens, sequences)
         twins = {name: device.twin(array) for name, array in self.buffers.arrays.items()}
         self.step = Step(self.buffers.arrays, twins)
-        self._binder = Binder(tape, device, model.weights, model.dtype, model.sizes, model.pools)
+        given = (model.weights, model.dtype, model.sizes, model.pools, model.products)
+        self._binder = Binder(tape, device, *given)
         self.forward = TorchTape(tape, self._binder, DECODER)
         self.attention = [self.forward.segment(f"attn({i})") for i in range(spec.n_layers)]
         starts = [0, *(span.stop for span in self.attention)]

@@ -7,10 +7,10 @@ Nothing here schedules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.accelerator.device import TorchDevice
 from dovetail.runtime.accelerator.lane import DeviceModel, Lane
 from dovetail.runtime.accelerator.orders import StepOrder
-from dovetail.runtime.accelerator.tape import DevicePools
+from dovetail.runtime.accelerator.tape import DevicePools, Products
 from dovetail.runtime.accelerator.weights import TYPES, load_weights
 from dovetail.runtime.device_limits import DeviceLimits
 from dovetail.runtime.forward import ForwardModel, layer_block_bytes
@@ -28,12 +28,19 @@ from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.plan import Move
 from dovetail.runtime.request import Home
 
+Generate: TypeAlias = Callable[[Mapping[str, torch.Tensor]], Products | None]
+
 
 class DevicePair:
     """What a rank computes with."""
 
     def __init__(
-        self, model: ForwardModel, device: TorchDevice, dtype: torch.dtype, limits: DeviceLimits
+        self,
+        model: ForwardModel,
+        device: TorchDevice,
+        dtype: torch.dtype,
+        limits: DeviceLimits,
+        generate: Generate | None = None,
     ) -> None:
         """Put everything on the device.
 
@@ -42,6 +49,7 @@ class DevicePair:
             device: where tensors go.
             dtype: of activations and matrices there.
             limits: of the pool and of steps.
+            generate: finds generated products for the weights on the device.
 
         Raises CapacityError where weights, KV or activations do not fit.
         """
@@ -50,6 +58,7 @@ class DevicePair:
         tape, shares = model.device_share()
         with device.working():
             weights = load_weights(device, model.weights, dtype, shares)
+            products = generate(weights) if generate else None
             landing = blocks_for(model.spec.max_context) + blocks_for(limits.step_tokens)
             landing = min(landing, count_blocks(model))
             self.model = DeviceModel(
@@ -61,6 +70,7 @@ class DevicePair:
                 pools=make_pools(model, device, limits.blocks, landing),
                 cpu=model,
                 sizes=(limits.step_tokens, limits.sequences),
+                products=products,
             )
             self.lanes = [Lane(self.model) for _ in range(2)]
         self.worker = ThreadPoolExecutor(1, "cpu-attention")

@@ -64,7 +64,7 @@ def describe_device(engine: DeviceEngine) -> str:
     """Return the device by its own name, such as `NVIDIA H200`."""
     device = engine.accelerator
     if device.device.type == "cuda":
-        return torch.cuda.get_device_name(device.device)
+        return str(torch.cuda.get_device_name(device.device))
     return device.name
 
 
@@ -190,7 +190,12 @@ class _Bench:
         """What the CPU's attention costs beside itself: two crossings and waking its thread."""
         lane = self._fill([], [], on_cpu=1)
         worker = self._pair.worker
-        return self._timed(lambda: [lane.hand_over(worker) for _ in range(self._layers)])
+
+        def give() -> None:
+            for _ in range(self._layers):
+                lane.hand_over(worker)
+
+        return self._timed(give)
 
     def _fill(self, prompts: list[int], decodes: list[int], on_cpu: int = 0) -> Lane:
         self._lane.rehearse(prompts, decodes, on_cpu)

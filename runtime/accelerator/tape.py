@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -90,6 +90,13 @@ class DevicePools:
     landing: int
 
 
+class Products(Protocol):
+    """Generated products of few rows (`generated.py`)."""
+
+    def product(self, name: str, rows: int) -> Callable[..., torch.Tensor] | None:
+        """Return what multiplies `rows` rows with a weight and adds a bias; None: torch should."""
+
+
 class Binder:
     """What the entries of one tape are bound to."""
 
@@ -101,6 +108,7 @@ class Binder:
         dtype: torch.dtype,
         sizes: tuple[int, int],
         pools: DevicePools | None = None,
+        products: Products | None = None,
     ) -> None:
         """Bind.
 
@@ -111,9 +119,11 @@ class Binder:
             dtype: of activations; logits are float32.
             sizes: most tokens and most sequences of a step.
             pools: the KV memory, where the tape has any.
+            products: generated ones, where there are any.
         """
         self.weights, self.dtype, self.device, self.pools = weights, dtype, device, pools
         self.collective: Any = None
+        self.products = products
         self._sizes = sizes
         self._columns = {b.name: b.columns for b in tape.buffers}
         self.buffers: dict[str, torch.Tensor] = {}
@@ -184,7 +194,7 @@ UNUSED = ("partial", "split_k", "scratch")
 def row_bytes(tape: Tape, dtype: torch.dtype) -> int:
     """Return the bytes of activations of a token in one lane, with what lives for a moment."""
     columns = [b.columns for b in tape.buffers if b.name not in UNUSED]
-    return dtype.itemsize * (sum(columns) + 2 * max(columns))
+    return int(dtype.itemsize) * (sum(columns) + 2 * max(columns))
 
 
 class TorchTape:

@@ -28,10 +28,6 @@ ALLOWED = {
     "dovetail.runtime.retrieval.faiss_lists": {"faiss"},
     "dovetail.compiler.ray_jobs": {"ray"},
     "dovetail.runtime.accelerator.ray_ranks": {"ray"},
-    "dovetail.runtime.accelerator.generated": {"torch"},
-    "dovetail.runtime.accelerator.gpu_module": {"torch"},
-    "dovetail.runtime.accelerator.skinny": {"torch"},
-    "dovetail.runtime.accelerator.collective": {"torch"},
     "dovetail.runtime.torch_products": {"torch"},
     "dovetail.runtime.torch_sums": {"torch"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
@@ -39,6 +35,10 @@ ALLOWED = {
     "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},
     "dovetail.tiny_world.train_llama": {"safetensors", "torch", "transformers"},
 }
+TORCH_ROOM = "dovetail.runtime.accelerator."
+"""The only part of the runtime that is torch's; who needs it imports it in a function."""
+OF_DEVICES = {"dovetail.runtime.pair_worker"}
+"""What only runs as a process that has a device."""
 MODULES = module_files()
 
 
@@ -79,8 +79,20 @@ def test_no_module_takes_part_in_a_circle() -> None:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_heavy_packages_stay_outside(module: str) -> None:
     for name, line, _ in imported_names(MODULES[module]):
-        heavy = name.split(".")[0] in HEAVY - ALLOWED.get(module, set())
+        allowed = ALLOWED.get(module, set()) | (
+            {"torch"} if module.startswith(TORCH_ROOM) else set()
+        )
+        heavy = name.split(".")[0] in HEAVY - allowed
         assert not heavy, f"{MODULES[module]}:{line}: {name}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_the_room_of_torch_is_entered_only_when_a_device_is_asked_for(module: str) -> None:
+    if module.startswith(TORCH_ROOM) or module in OF_DEVICES:
+        return
+    for statement in ast.parse(MODULES[module].read_text()).body:
+        if isinstance(statement, ast.ImportFrom):
+            assert not f"{statement.module}.".startswith(TORCH_ROOM), MODULES[module]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

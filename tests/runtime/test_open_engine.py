@@ -69,7 +69,7 @@ def test_a_device_that_torch_cannot_have_is_refused_or_left_to_auto(
     pytest.importorskip("torch")
     machine, artifact = read_hardware(), open_artifact(make_artifact(), read_hardware())
     asked = EngineOptions(device="xpu:7")  # its driver was found, as far as this knows
-    with pytest.raises(DeviceError, match="torch .* has no device xpu:7"):
+    with pytest.raises(DeviceError, match=r"torch .* has no device xpu:7"):
         open_engine(artifact, machine, asked)
     engine = open_engine(artifact, machine, replace(asked, spare_cpu=True))
     assert type(engine) is Engine and engine.scheduler.settings == ON_CPU

@@ -6,12 +6,13 @@ be told of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from dovetail.ir.artifact import ServicePlan
-from dovetail.ir.errors import RequestError, SpecError
+from dovetail.ir.errors import DeviceError, RequestError, SpecError
 from dovetail.runtime.activations import ACTIVATIONS
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.device_limits import Wishes
@@ -21,10 +22,15 @@ from dovetail.runtime.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
 from dovetail.runtime.rank_options import RankOptions
 from dovetail.topology.hardware import HardwareSpec
 
+log = logging.getLogger("dovetail")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What `load` says about engines; its arguments have these names."""
+    """What `load` says about engines; its arguments have these names.
+
+    spare_cpu: whether the CPU alone will do where the device cannot be had; `settle` says so.
+    """
 
     plan: ServicePlan | None = None
     threads: int | None = None
@@ -41,6 +47,7 @@ class EngineOptions:
     max_model_len: int | None = None
     gpu_blocks: int | None = None
     max_waiting: int | None = None
+    spare_cpu: bool = False
 
     def __post_init__(self) -> None:
         """Raises RequestError for what no engine can have."""
@@ -66,7 +73,7 @@ class EngineOptions:
         """
         wanted = CPU if self.deterministic and self.device == AUTO else self.device
         found = choose_device(wanted, hardware.accelerators, torch=find_torch())
-        return replace(self, device=found.name)
+        return replace(self, device=found.name, spare_cpu=self.device == AUTO)
 
     @property
     def beside_cpu(self) -> bool:
@@ -94,7 +101,21 @@ class EngineOptions:
 
 
 def open_engine(artifact: Artifact, hardware: HardwareSpec, options: EngineOptions) -> Engine:
-    """Return the engine of the model of `artifact` that generates; raises as `load`."""
+    """Return the engine of the model of `artifact` that generates; raises as `load`.
+
+    A driver may be too old for torch, which is known once torch has been imported.
+    """
+    try:
+        return _open(artifact, hardware, options)
+    except DeviceError as error:
+        if not options.spare_cpu:
+            raise
+        log.warning("device %s is not used: %s", options.device, error)
+    alone = replace(options, device=CPU, gpu_blocks=None)
+    return _open(artifact, hardware, alone)
+
+
+def _open(artifact: Artifact, hardware: HardwareSpec, options: EngineOptions) -> Engine:
     make, settings = _choose(options)
     return make(
         artifact,

@@ -205,8 +205,9 @@ class _Bench:
             for layers in (1, self._layers)
         )
         context = min(limits.max_context, in_one)
-        tokens = min(tape.max_tokens, context, in_all)
-        self.limits = (tokens, limits.max_step_sequences, context, in_one)
+        tokens = min(tape.max_tokens, limits.max_step_tokens, context, in_all)
+        sequences = min(tape.max_sequences, limits.max_step_sequences)  # a device's may be more
+        self.limits = (tokens, sequences, context, in_one)
 
     def prepare(self, table: str, at: tuple[int, ...]) -> Callable[[], float]:
         """Return what measures a point once, in seconds of one layer."""

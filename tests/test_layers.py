@@ -33,14 +33,9 @@ ALLOWED = {
     "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},
     "dovetail.tiny_world.train_llama": {"safetensors", "torch", "transformers"},
 }
-ROOM = "dovetail.runtime.accelerator."
-"""The only room of the runtime whose modules import torch."""
+TORCH_ROOM = "dovetail.runtime.accelerator."
+"""The only part of the runtime that is torch's; who needs it imports it in a function."""
 MODULES = module_files()
-
-
-def allowed(module: str) -> set[str]:
-    """Return the slow packages that a module may import."""
-    return ALLOWED.get(module, set()) | ({"torch"} if module.startswith(ROOM) else set())
 
 
 def layer(module: str) -> str:
@@ -80,8 +75,20 @@ def test_no_module_takes_part_in_a_circle() -> None:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_heavy_packages_stay_outside(module: str) -> None:
     for name, line, _ in imported_names(MODULES[module]):
-        heavy = name.split(".")[0] in HEAVY - allowed(module)
+        allowed = ALLOWED.get(module, set()) | (
+            {"torch"} if module.startswith(TORCH_ROOM) else set()
+        )
+        heavy = name.split(".")[0] in HEAVY - allowed
         assert not heavy, f"{MODULES[module]}:{line}: {name}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_the_room_of_torch_is_entered_only_when_a_device_is_asked_for(module: str) -> None:
+    if module.startswith(TORCH_ROOM) or module in OF_DEVICES:
+        return
+    for statement in ast.parse(MODULES[module].read_text()).body:
+        if isinstance(statement, ast.ImportFrom):
+            assert not f"{statement.module}.".startswith(TORCH_ROOM), MODULES[module]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -12,7 +12,9 @@ import pytest
 
 from dovetail.ir.errors import DeviceError, LengthError, RequestError, SpecError
 from dovetail.runtime.app import load
-from dovetail.runtime.open_engine import EngineOptions
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.engine import Engine
+from dovetail.runtime.open_engine import EngineOptions, open_engine
 from dovetail.runtime.plan import ON_CPU, SchedulerSettings
 from dovetail.topology.hardware import read_hardware
 
@@ -56,9 +58,23 @@ def test_what_is_deterministic_is_not_taken_from_the_cpu_by_auto() -> None:
         )
         assert EngineOptions(device="auto", deterministic=True).settle(found).device == "cpu"
     bare = msgspec.structs.replace(machine, accelerators=())
-    assert EngineOptions(device="auto").settle(bare).device == "cpu"
+    assert EngineOptions(device="auto").settle(bare) == EngineOptions(spare_cpu=True)
     with pytest.raises(DeviceError, match="no device npu:3"):
         EngineOptions(device="npu:3").settle(bare)
+
+
+def test_a_device_that_torch_cannot_have_is_refused_or_left_to_auto(
+    make_artifact: MakeArtifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch")
+    machine, artifact = read_hardware(), open_artifact(make_artifact(), read_hardware())
+    asked = EngineOptions(device="xpu:7")  # its driver was found, as far as this knows
+    with pytest.raises(DeviceError, match=r"torch .* has no device xpu:7"):
+        open_engine(artifact, machine, asked)
+    engine = open_engine(artifact, machine, replace(asked, spare_cpu=True))
+    assert type(engine) is Engine and engine.scheduler.settings == ON_CPU
+    assert "device xpu:7 is not used: torch" in caplog.text
+    engine.close()
 
 
 def test_a_device_is_shared_as_settings_and_offload_say() -> None:

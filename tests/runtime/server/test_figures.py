@@ -21,9 +21,7 @@ from dovetail.runtime.embedding.instance import EmulatedAccelerator, LocalInstan
 from dovetail.runtime.embedding.query import QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
-from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder_texts import Embeddings
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext
@@ -57,31 +55,6 @@ class Server:
         found = re.findall(rf"^dovetail:{name}{{(.*)}} (\S+)$", text, re.MULTILINE)
         wanted = {f'{key}="{value}"' for key, value in labels.items()}
         return sum(float(value) for shown, value in found if wanted <= set(shown.split(",")))
-
-
-def test_requests_beside_the_accelerator_and_its_waits_are_counted(
-    make_artifact: Callable[..., Path],
-) -> None:
-    machine = replace(find_machine("t4"), gpu_blocks=24)
-    full = Emulation(machine, SchedulerSettings(offload="full"))
-    with load(make_artifact(kv_blocks=64), emulation=full) as app:
-        server = Server(app)
-        assert server.figure("offloaded_requests_total") == 0
-        body = {"prompt": [[1, 2, 3], [4, 5]], "max_tokens": 6, "ignore_eos": True}
-        assert server.ask("POST", "/v1/completions", body).status_code == 200
-        assert server.figure("offloaded_requests_total", model_name="toy") == 2
-        waits = app.engine.waits
-        assert waits.attention > 0
-        assert server.figure("cpu_attn_seconds_total") == pytest.approx(waits.attention)
-        for device in ("gpu", "cpu"):
-            found = server.figure("pipeline_bubble_seconds_total", device=device)
-            assert found == pytest.approx(waits.bubbles[device])
-        assert sum(waits.bubbles.values()) > 0
-        off = Emulation(machine, SchedulerSettings(offload="off"))
-    with load(make_artifact(name="off.dove", kv_blocks=64), emulation=off) as app:
-        server = Server(app)
-        assert server.ask("POST", "/v1/completions", body).status_code == 200
-        assert server.figure("offloaded_requests_total") == app.engine.waits.attention == 0
 
 
 def test_steps_are_counted_by_their_tokens(make_artifact: Callable[..., Path]) -> None:

@@ -56,6 +56,7 @@ def run_section(name: str, setting: Setting, work: Path) -> Done:
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=HERE.parent,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
             start_new_session=True,
         )
         try:

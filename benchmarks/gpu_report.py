@@ -56,6 +56,7 @@ def run_section(name: str, setting: Setting, work: Path) -> Done:
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=HERE.parent,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
             start_new_session=True,
         )
         try:
@@ -85,7 +86,9 @@ def end_group(child: subprocess.Popen[bytes]) -> None:
 
 def page(device: str, facts: dict[str, Any], sections: Sequence[Done]) -> str:
     """Return the report as Markdown."""
-    head = ", ".join(f"{name} {show(value)}" for name, value in facts.items())
+    known = {name: facts[name] for name in ("cpu", "cores", "system", "python")}
+    known |= {name: facts["packages"].get(name, "none") for name in ("dovetail", "torch")}
+    head = ", ".join(f"{name} {show(value)}" for name, value in known.items())
     lines = [f"# Report of {device}", "", head, ""]
     for done in sections:
         lines += [f"## {done.name}: {done.state} ({done.seconds:.0f} s)", ""]

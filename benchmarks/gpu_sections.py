@@ -278,16 +278,16 @@ def measure_encoders(setting: Setting) -> list[Row]:
 SECTIONS = {
     "tests": Section(run_tests, 110, "The suite's part for accelerators."),
     "speed-1b": Section(
-        partial(measure_speed, "llama-1b"), 100, "Llama 3.2 1B's shape, bfloat16, random weights."
+        partial(measure_speed, "llama-1b"), 110, "Llama 3.2 1B's shape, bfloat16, random weights."
     ),
     "speed-8b": Section(
         partial(measure_speed, "llama-8b"),
         150,
         "Llama 3.1 8B's shape, 8 of its 32 layers, bfloat16, random weights.",
     ),
-    "neo": Section(measure_neo, 90, "The device's pool holds a quarter of the requests' KV."),
+    "neo": Section(measure_neo, 80, "The device's pool holds a quarter of the requests' KV."),
     "products": Section(
-        measure_products, 50, "Times of generated products as a share of torch's own, by rows."
+        measure_products, 60, "Times of generated products as a share of torch's own, by rows."
     ),
     "clusters": Section(measure_clusters, 30, "Scans of hot clusters, device and CPU."),
     "encoders": Section(measure_encoders, 60, "BGE large's shape, bfloat16, random weights."),

@@ -150,7 +150,7 @@ def test_build_for_cuda_gives_a_module_with_its_text(saxpy: Path, tmp_path: Path
     assert result.code == 0, result.err
     index = json.loads((out / "index.json").read_text())
     assert (index["target"], index["kernels"][0]["warps"]) == ("cuda", 8)
-    assert b"sm_90" in (out / index["library"]).read_bytes()
+    assert b".target sm_75" in (out / index["library"]).read_bytes()
     assert "dt_cuda_saxpy(int64_t N" in (out / index["source"]).read_text()
     with pytest.raises(ArtifactError, match="holds kernels for cuda"):
         kernels(out)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dovetail.codegen.targets import ALL_TARGETS, TARGETS
+from dovetail.codegen.targets import ALL_TARGETS, DEVICE_TARGETS, TARGETS
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.high.ops import OPS
 from tests.codegen.lower.native import NATIVE, RUNNING, run
@@ -244,6 +244,26 @@ def test_pairs_and_many_sums_at_once(target):
     np.testing.assert_array_equal(sixteen[:, 4], 7)
 
 
+STRIPS_TEXT = """
+@kernel
+def k(f: ptr[f16], i: ptr[i32], b: ptr[i8], n: i64, out: ptr[f32], words: ptr[i32], low: ptr[i32]):
+    vstore(out, vload_strips(f, n))
+    vstore_i32(words, vload_strips_i32(i, n))
+    vstore_i32(low, vload_strips_i8(b, n))
+"""
+
+
+@pytest.mark.parametrize("target", DEVICE_TARGETS)
+@pytest.mark.parametrize("stride", [0, 16, 21])
+def test_strips_are_two_stretches_of_sixteen(target, stride):
+    halves, words = A[:40].astype(np.float16), I[:40].copy()
+    small = np.arange(-20, 20, dtype=np.int8)
+    found = [np.zeros(32, kind) for kind in (np.float32, np.int32, np.int32)]
+    run(STRIPS_TEXT, "k", target, halves, words, small, stride, *found)
+    for source, got in zip((halves, words, small), found, strict=True):
+        np.testing.assert_array_equal(got, [*source[:16], *source[stride : stride + 16]])
+
+
 def test_every_builtin_is_exercised_here():
     texts = (
         VECTOR_TEXT,
@@ -254,6 +274,7 @@ def test_every_builtin_is_exercised_here():
         QUAD_TEXT,
         SUM_TEXT,
         TILE_TEXT,
+        STRIPS_TEXT,
     )
     text = " ".join(texts)
     text += "vload_i32( vstore_i32( viota( vtail("

@@ -18,7 +18,6 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.cost_tables import TablePredictor
-
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.costs import measure_scan
 from dovetail.runtime.machines import assumed_profile, kv_token_bytes
@@ -81,7 +80,7 @@ class Accelerator:
     spec: ModelSpec
 
     @classmethod
-    def of(cls, options: Emulation , spec: ModelSpec) -> Accelerator:
+    def of(cls, options: Emulation, spec: ModelSpec) -> Accelerator:
         """Return the GPU that an app is loaded with."""
         machine = options.machine
         if isinstance(options, Emulation):
@@ -145,7 +144,7 @@ def take_share(
 
 def divide_for(
     share: GpuShare,
-    options: Emulation ,
+    options: Emulation,
     artifact: Artifact,
     threads: int,
     *,

@@ -15,15 +15,9 @@ import pytest
 from dovetail.ir.errors import RankError, SpecError
 from dovetail.runtime.app import App, load
 from dovetail.runtime.rank_options import RankOptions
-from tests.runtime.accelerator.test_group import (
-    ASKED,
-    PROMPTS,
-    answers,
-    check_blocks,
-    compile_small,
-    ranks,
-    running,
-)
+from tests.processes import running
+from tests.runtime.accelerator.engines import ASKED, PROMPTS, check_blocks, make_artifact
+from tests.runtime.accelerator.test_group import HEADS, answers, ranks
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'dovetail[ray]'")
 pytest.importorskip("torch", reason="torch is not installed: pip install 'dovetail[gpu]'")
@@ -34,7 +28,7 @@ RESOURCE = "dovetail-rank"
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_small(tmp_path_factory.mktemp("ray"))
+    return make_artifact(tmp_path_factory.mktemp("ray"), **HEADS)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import HardwareKey
-from dovetail.runtime.accelerator import ray_ranks
+from dovetail.runtime import ray_ranks
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.values import HardwareSpec
 

@@ -27,7 +27,7 @@ ALLOWED = {
     "dovetail.runtime.retrieval.ivf": {"faiss"},
     "dovetail.runtime.retrieval.faiss_lists": {"faiss"},
     "dovetail.compiler.ray_jobs": {"ray"},
-    "dovetail.runtime.accelerator.ray_ranks": {"ray"},
+    "dovetail.runtime.ray_ranks": {"ray"},
     **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
     "dovetail.tiny_world.encoder": {"torch", "transformers"},
     "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},

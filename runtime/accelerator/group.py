@@ -207,7 +207,7 @@ def _make_launcher(options: RankOptions, *, gpu: bool) -> Launcher:
     if options.ray is None:
         return LocalLauncher()
     try:
-        from dovetail.runtime.accelerator import ray_ranks  # noqa: PLC0415 - an extra, and slow to load
+        from dovetail.runtime import ray_ranks  # noqa: PLC0415 - an extra, and slow to load
     except ImportError as error:
         raise RankError(f"Ray is not installed ({error}); pip install 'dovetail[ray]'") from None
     return ray_ranks.RayLauncher(options.ray, options.resources, gpu=gpu)

@@ -19,7 +19,6 @@ import ray.exceptions
 import ray.util
 
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.accelerator.orders import PairSetup
 from dovetail.runtime.launch import Member
 
 
@@ -52,7 +51,7 @@ class RayLauncher:
         self._resources, self._gpu = dict(resources), gpu
         self.host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
-    def launch(self, setup: PairSetup, module: str, words: Mapping[str, str]) -> Member:
+    def launch(self, setup: Any, module: str, words: Mapping[str, str]) -> Member:
         """See Launcher."""
         placed = _run_rank.options(
             num_cpus=setup.plan.threads,

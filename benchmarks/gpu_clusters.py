@@ -23,9 +23,10 @@ MakeLists = Callable[[IvfIndex, int], DeviceLists]
 
 def torch_lists(device: str) -> MakeLists:
     """Return what makes lists on a device of torch; ImportError where torch is not installed."""
+    from dovetail.runtime.accelerator.device import TorchDevice
     from dovetail.runtime.accelerator.lists import TorchLists
 
-    return lambda index, room: TorchLists(index, room, device)
+    return lambda index, room: TorchLists(TorchDevice(device), index, room)
 
 
 def compare_scans(make: MakeLists, *, tiny: bool) -> list[dict[str, Any]]:

@@ -57,12 +57,16 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLimits:
-    """Tokens and sequences of a step, tokens of a request, KV blocks of a device's pool."""
+    """Tokens and sequences of a step, tokens of a request, KV blocks of a device's pool.
+
+    room: bytes of the device that KV may take, of which hot clusters may have a part.
+    """
 
     step_tokens: int
     sequences: int
     context: int
     blocks: int = 0
+    room: int = 0
 
 
 ANY = Wishes()
@@ -112,9 +116,9 @@ def device_limits(
         STEP_TOKENS,
     )
     sequences, for_logits = _choose(wishes.max_num_seqs, left // SHARE, logits_bytes, 1, SEQUENCES)
-    room = (left - for_tokens - for_logits) // block_bytes
+    room = left - for_tokens - for_logits
     least = blocks or 1
-    if room < least:
+    if room // block_bytes < least:
         raise CapacityError(
             f"{usable} bytes of the device may be used, but weights take {weights}, a step of "
             f"{tokens} tokens {for_tokens}, {sequences} rows of logits {for_logits} and {least} "
@@ -126,7 +130,8 @@ def device_limits(
         step_tokens=tokens,
         sequences=sequences,
         context=context,
-        blocks=blocks or min(room, sequences * blocks_for(context)),
+        blocks=blocks or min(room // block_bytes, sequences * blocks_for(context)),
+        room=room,
     )
 
 

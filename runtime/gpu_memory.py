@@ -1,7 +1,9 @@
 """One plan of a GPU's memory for an app: its KV pool and hot clusters of an index (HedraRAG §4.4).
 
-In: what workflows ask of both, the GPU's blocks and cost tables, the index. Out: a `GpuMemoryPlan`
-by equation (2). Scans are measured here; throughput follows from those times and the step tables.
+In: what workflows ask of both, the bytes that a device has left beside weights, encoders and
+workspace, its cost tables, the index. Out: a `GpuMemoryPlan` by equation (2). Scans are measured
+here; throughput follows from those times and the step tables. A device is asked by a process of its
+own (`accelerator/survey.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +14,21 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import CapacityError, DeviceError, SpecError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.ir.profile import ProfileFile
+from dovetail.runtime.apart.wire import Setup
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.emulated import Emulation
+from dovetail.runtime.encoder import device_bytes
 from dovetail.runtime.flows.costs import measure_scan
-from dovetail.runtime.machines import assumed_profile, kv_token_bytes
+from dovetail.runtime.forward import find_tape
+from dovetail.runtime.framing import receive_value, send_value
+from dovetail.runtime.launch import Child
+from dovetail.runtime.machines import Machine, assumed_profile, kv_token_bytes
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import (
@@ -32,12 +40,14 @@ from dovetail.runtime.retrieval.memory_plan import (
     plan_gpu_memory,
 )
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import EmulatedGpu, Gpu, Room, TorchGpu
+from dovetail.runtime.retrieval.wire import EmulatedGpu, Gpu, Refused, Room, TorchGpu
 
 SIZES = 33
 """Sizes of either side for which there are rows."""
 SHOWN = 7
 """Sizes of the KV cache for which a division tells what would come of them."""
+
+SURVEY = "dovetail.runtime.accelerator.survey"
 
 log = logging.getLogger("dovetail")
 
@@ -70,47 +80,84 @@ class GpuShare:
         return Demand(self.generations, self.retrievals)
 
 
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device told of itself; or an error: its class in `ir.errors` and its text.
+
+    device: in words. room: bytes that KV may take beside weights and workspace. profile: measured.
+    """
+
+    device: str = ""
+    room: int = 0
+    profile: ProfileFile | None = None
+    error: str = ""
+    message: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A GPU as generations see it: blocks of KV that it has room for, seconds of its steps."""
+    """A GPU as generations see it: bytes to divide, seconds of its steps, and whence these are.
+
+    origin: what says so, in words.
+    """
 
     gpu: Gpu
-    blocks: int
+    budget: int
     tables: TablePredictor
     spec: ModelSpec
+    origin: str
 
     @classmethod
-    def of(cls, options: Emulation, spec: ModelSpec) -> Accelerator:
-        """Return the GPU that an app is loaded with."""
-        machine = options.machine
-        if isinstance(options, Emulation):
-            gpu: Gpu = EmulatedGpu.of(machine)
-            return cls(gpu, machine.gpu_blocks, options.tables(spec), spec)
-        tables = TablePredictor(options.profile or assumed_profile(machine, spec))
-        return cls(TorchGpu(f"cuda:{options.ordinal}"), machine.gpu_blocks, tables, spec)
+    def assumed(cls, machine: Machine, spec: ModelSpec) -> Accelerator:
+        """Return a machine class that one does not have."""
+        budget = machine.gpu_blocks * kv_block_bytes(spec)
+        tables = TablePredictor(assumed_profile(machine, spec))
+        origin = f"*assumed*: the documented figures of {machine.name}"
+        return cls(EmulatedGpu.of(machine), budget, tables, spec, origin)
+
+    @classmethod
+    def measured(cls, name: str, found: Survey, taken: int, spec: ModelSpec) -> Accelerator:
+        """Return a device by what it told; encoders take `taken` bytes of its room.
+
+        Raises CapacityError where they take all.
+        """
+        assert found.profile is not None
+        if found.room <= taken:
+            raise CapacityError(
+                f"{found.device} has {found.room} bytes beside a model, and encoders take {taken}; "
+                "load with device='cpu' for one of them, or a smaller model"
+            )
+        tables, origin = TablePredictor(found.profile), f"measured on {found.device}"
+        return cls(TorchGpu(name), found.room - taken, tables, spec, origin)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of KV in all layers."""
-        return KV_BLOCK * self.token_bytes
+        return kv_block_bytes(self.spec)
 
     @property
     def token_bytes(self) -> int:
         """Bytes of the KV of a token in all layers."""
-        return self.spec.n_layers * kv_token_bytes(self.spec)
+        return self.block_bytes // KV_BLOCK
+
+
+def kv_block_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of a block of KV in all layers."""
+    return KV_BLOCK * spec.n_layers * kv_token_bytes(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDivision:
     """How the memory of a GPU is divided, and what says so.
 
-    share: what workflows ask, of which index. budget: bytes of both; least_kv: bytes of KV of one
-    generation; index_bytes: of all clusters. host, device: what scans were measured to cost on
-    either, device None where no cluster can be on the GPU; why_cold: the reason. tried: what comes
-    of other sizes, from the least KV to the most; the plan is among them.
+    origin: what says how fast steps are, and scans on the GPU, in words. share: what workflows ask,
+    of which index. budget: bytes of both; least_kv: bytes of KV of one generation; index_bytes: of
+    all clusters. host, device: what scans were measured to cost on either, device None where no
+    cluster can be on the GPU; why_cold: the reason. tried: what comes of other sizes, from the
+    least KV to the most; the plan is among them.
     """
 
     plan: GpuMemoryPlan
+    origin: str
     share: GpuShare
     budget: int
     least_kv: int
@@ -126,58 +173,73 @@ def take_share(
 ) -> tuple[GpuMemoryPlan | None, EngineOptions]:
     """Return how a KV pool's memory is divided, and options with the blocks that are left to it.
 
-    `threads` search on the CPU. Without a GPU there is nothing to divide. Raises as
-    `divide_for`.
+    `threads` search on the CPU. Without a GPU there is nothing to divide. Raises as `name_index`,
+    `ask_device` and `divide_memory`.
     """
-    gpu = options.emulation or options.cuda
-    if gpu is None:
+    if not options.beside_cpu:
         return None, options
-    division, accelerator = divide_for(share, gpu, artifact, threads)
+    share = name_index(share, artifact)
+    accelerator = ask_device(artifact, options)
+    division = divide_memory(share, accelerator, threads)
     plan = division.plan
-    log.info("memory of the GPU: %s", describe(plan))
-    machine = gpu.machine.with_gpu_blocks(plan.kv_bytes // accelerator.block_bytes)
-    if options.emulation is not None:
-        return plan, replace(options, emulation=replace(options.emulation, machine=machine))
-    assert options.cuda is not None
-    return plan, replace(options, cuda=replace(options.cuda, machine=machine))
+    log.info("memory of the GPU (%s): %s", division.origin, describe(plan))
+    return plan, replace(options, gpu_blocks=plan.kv_bytes // accelerator.block_bytes)
 
 
-def divide_for(
-    share: GpuShare,
-    options: Emulation,
-    artifact: Artifact,
-    threads: int,
-    *,
-    kernels: bool | None = None,
-) -> tuple[MemoryDivision, Accelerator]:
-    """Return how the memory of a GPU is divided between an artifact's first model and an index.
+def ask_device(artifact: Artifact, options: EngineOptions) -> Accelerator:
+    """Return the device of `options` by a survey for an artifact's first model.
 
-    kernels: False keeps to scans by faiss, so that no code of the index runs.
-
-    Raises as `divide_memory`, and SpecError where it is not clear which index is meant.
+    Its memory less weights, workspace and the artifact's encoders; tables that were measured on it,
+    which takes some seconds the first time. Raises what opening the engine there raises.
     """
-    if share.index is None:
-        if len(artifact.indexes) != 1:
-            has = ", ".join(sorted(artifact.indexes)) or "none"
-            raise SpecError(
-                f"name the index that the GPU's memory is for: {artifact.path} has {has}"
-            )
-        share = replace(share, index=next(iter(artifact.indexes.values())))
+    child = Child(SURVEY, "a process that asks the device")
+    try:
+        setup = Setup(path=str(artifact.path), options=options, log_level=log.getEffectiveLevel())
+        send_value(child.link, setup)
+        found = receive_value(child.link, Survey)
+    finally:
+        ended = child.bury()
+    if found is None:
+        raise DeviceError(f"the process that asks {options.device} died ({ended})")
+    if found.error:
+        raise Refused(found.error, found.message).make()
+    taken = sum(
+        sum(device_bytes(part.file, find_tape(part, "encode")))
+        for part in artifact.encoders.values()
+    )
+    return Accelerator.measured(options.device, found, taken, _model(artifact))
+
+
+def _model(artifact: Artifact) -> ModelSpec:
+    return next(iter(artifact.models.values())).file.spec
+
+
+def name_index(share: GpuShare, artifact: Artifact) -> GpuShare:
+    """Return a share with its index, by default the artifact's only one.
+
+    Raises SpecError where it is not clear which is meant, or no model is to share with it.
+    """
     if not artifact.models:
         raise SpecError("the artifact has no model that generates: no memory is to be divided")
-    accelerator = Accelerator.of(options, next(iter(artifact.models.values())).file.spec)
-    return divide_memory(share, accelerator, threads, kernels=kernels), accelerator
+    if share.index is not None:
+        return share
+    if len(artifact.indexes) != 1:
+        has = ", ".join(sorted(artifact.indexes)) or "none"
+        raise SpecError(f"name the index that the GPU's memory is for: {artifact.path} has {has}")
+    return replace(share, index=next(iter(artifact.indexes.values())))
 
 
 def divide_memory(
     share: GpuShare, accelerator: Accelerator, threads: int, *, kernels: bool | None = None
 ) -> MemoryDivision:
-    """Return how the bytes of a KV pool are best divided; `threads` search on the CPU.
+    """Return how a GPU's bytes are best divided; `threads` search on the CPU.
+
+    kernels: False keeps to scans by faiss, so that no code of the index runs.
 
     Raises what `App.add_index` does, SpecError where one generation needs more than all blocks.
     """
     assert share.index is not None
-    budget = accelerator.blocks * accelerator.block_bytes
+    budget = accelerator.budget
     stages = share.rate * share.generations, share.rate * share.retrievals
     with closing(RetrievalProcess(threads)) as worker:
         opened = worker.open(
@@ -201,6 +263,7 @@ def divide_memory(
     between = np.linspace(problem.least, budget, SHOWN).astype(int).tolist()
     return MemoryDivision(
         plan=plan,
+        origin=accelerator.origin,
         share=replace(share, index=os.fspath(share.index)),
         budget=budget,
         least_kv=problem.least_kv,
@@ -226,8 +289,7 @@ def generation_table(share: GpuShare, accelerator: Accelerator, rate: float) -> 
 
     As many decode together as there is KV for; between steps their prompts are read.
     """
-    budget = accelerator.blocks * accelerator.block_bytes
-    rows = []
+    budget, rows = accelerator.budget, []
     for nbytes in sorted({budget * i // (SIZES - 1) for i in range(SIZES)}):
         batch = int(nbytes / (accelerator.token_bytes * (share.prompt + share.reply)))
         most = batch / _generation_seconds(share, accelerator, batch) if batch else 0.0

@@ -19,7 +19,7 @@ def inspect_command(
     artifact: Annotated[Path, typer.Argument(help="An artifact directory.")],
     gpu: Annotated[
         str | None,
-        typer.Option(help="A machine class, such as h100: how load would divide its memory."),
+        typer.Option(help="A device here, or a class such as h100: how its memory is divided."),
     ] = None,
     rate: Annotated[float, typer.Option(help="With --gpu: workflows that begin each second.")] = 1,
     index: Annotated[

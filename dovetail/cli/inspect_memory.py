@@ -1,7 +1,8 @@
 """How a GPU's memory would be divided, as `dovetail inspect --gpu` prints it (equation (2)).
 
-In: an artifact, a machine class, what workflows ask. Out: a `MemoryDivision`: scans are measured on
-this machine, the GPU's by an emulated clock; and facts and a table of it.
+In: an artifact, a device or a machine class that one does not have, what workflows ask. Out: a
+`MemoryDivision`, and facts and a table of it. A device's memory and times are its own; those of a
+machine class are *assumed*, and its scans timed by an emulated clock.
 """
 
 from __future__ import annotations
@@ -11,26 +12,51 @@ from pathlib import Path
 from rich.table import Table
 
 from dovetail.cli.report import show_bytes
+from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.gpu_memory import GpuShare, MemoryDivision, describe, divide_for
-from dovetail.runtime.machines import find_machine
+from dovetail.runtime.gpu_memory import (
+    Accelerator,
+    GpuShare,
+    MemoryDivision,
+    ask_device,
+    describe,
+    divide_memory,
+    name_index,
+)
+from dovetail.runtime.machines import MACHINES
+from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.topology.hardware import read_hardware
+from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 
 def divide_gpu(path: Path, gpu: str, share: GpuShare) -> MemoryDivision:
-    """Return how `load` would divide the memory of an accelerator of class `gpu`.
+    """Return how `load` would divide the memory of `gpu`: a device here, or a machine class.
 
-    Raises SpecError for an unknown class, or where it is not clear which index is meant, and what
-    opening artifact and index raises.
+    Raises SpecError for an unknown name, or where it is not clear which index is meant, and what
+    opening artifact, device and index raises.
     """
-    emulation = Emulation(find_machine(gpu))
-    artifact = open_artifact(path, read_hardware(), kernels=False)
+    hardware = read_hardware()
+    artifact = open_artifact(path, hardware, kernels=False)
+    share = name_index(share, artifact)
+    if gpu in MACHINES:
+        spec = next(iter(artifact.models.values())).file.spec
+        accelerator = Accelerator.assumed(MACHINES[gpu], spec)
+    else:
+        accelerator = ask_device(artifact, _options(gpu, hardware))
     threads = FlowSettings().search_threads
-    division, _ = divide_for(share, emulation, artifact, threads, kernels=False)
-    return division
+    return divide_memory(share, accelerator, threads, kernels=False)
+
+
+def _options(device: str, hardware: HardwareSpec) -> EngineOptions:
+    try:
+        options = EngineOptions(device=device).settle(hardware)
+    except RequestError:
+        options = EngineOptions()
+    if not options.beside_cpu:
+        known = ", ".join(MACHINES)
+        raise SpecError(f"{device!r} is no device beside the CPU here, and none of {known}")
+    return options
 
 
 def describe_division(found: MemoryDivision) -> dict[str, str]:
@@ -44,8 +70,9 @@ def describe_division(found: MemoryDivision) -> dict[str, str]:
         "index": f"{share.index}, {show_bytes(found.index_bytes)} of vectors",
         "to divide": f"{show_bytes(found.budget)}, {show_bytes(found.least_kv)} of it KV at least",
         "scans on the CPU": f"{_show_cost(found.host)} on {found.host.threads} threads (measured)",
-        "scans on the GPU": f"{_show_cost(found.device)} (emulated)" if found.device else cold,
-        "generations": "simulated by the cost tables of the machine class",
+        "device": found.origin,
+        "scans there": _show_cost(found.device) if found.device else cold,
+        "generations": "simulated by the device's cost tables",
         "chosen": describe(found.plan),
     }
 

@@ -121,6 +121,11 @@ class DeviceEngine(Engine):
                 self._schedule(settings, self._measure(artifact, hardware))
             undo.pop_all()
 
+    @property
+    def room(self) -> int:
+        """Bytes of the device that KV may take, beside weights and workspace."""
+        return self._limits.room
+
     # ---- opening ----
 
     def _activations(self) -> str:

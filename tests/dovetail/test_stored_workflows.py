@@ -123,7 +123,7 @@ def test_inspect_shows_workflows_and_indexes(work: Path) -> None:
 def test_inspect_shows_how_the_memory_of_a_gpu_would_be_divided(work: Path) -> None:
     asked = "inspect", work / "app.dove", "--gpu", "h100", "--rate", "20"
     text = dovetail(*asked).out
-    for words in ("memory of the GPU", "20 workflows/s", "measured", "emulated", "chosen"):
+    for words in ("memory of the GPU", "20 workflows/s", "measured", "*assumed*", "chosen"):
         assert words in text, text
     found = json.loads(dovetail(*asked, "--nprobe", "1", "--json").out)["gpu_memory"]
     plan = found["plan"]

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.cuda_engine import CudaOptions
-from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.gpu_memory import (
     Accelerator,
     GpuShare,
+    Survey,
     describe,
     generation_table,
     retrieval_table,
     take_share,
 )
-from dovetail.runtime.machines import find_machine
+from dovetail.runtime.machines import assumed_profile, find_machine
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import MemoryProblem, plan_gpu_memory
@@ -36,17 +35,28 @@ HOST, DEVICE = ScanCost(1e-5, 1e-5, threads=2), ScanCost(1e-5, 1e-6)
 
 
 def accelerator() -> Accelerator:
-    return Accelerator.of(Emulation(MACHINE), SPEC)
+    return Accelerator.assumed(MACHINE, SPEC)
 
 
-def test_an_accelerator_is_that_of_the_options() -> None:
-    assert isinstance(accelerator().gpu, EmulatedGpu) and accelerator().blocks == 256
-    assert Accelerator.of(CudaOptions(MACHINE, ordinal=3), SPEC).gpu == TorchGpu("cuda:3")
+def test_a_machine_class_is_assumed() -> None:
+    gpu = accelerator()
+    assert isinstance(gpu.gpu, EmulatedGpu) and gpu.budget == 256 * gpu.block_bytes
+    assert "*assumed*" in gpu.origin
+
+
+def test_a_device_is_what_it_told_less_its_encoders() -> None:
+    profile = assumed_profile(MACHINE, SPEC)
+    told = Survey(device="some GPU", room=1000, profile=profile)
+    found = Accelerator.measured("cuda:1", told, 300, SPEC)
+    assert (found.gpu, found.budget) == (TorchGpu("cuda:1"), 700)
+    assert found.tables.profile is profile and found.origin == "measured on some GPU"
+    with pytest.raises(CapacityError, match="encoders take 1000"):
+        Accelerator.measured("cuda:1", told, 1000, SPEC)
 
 
 def test_more_kv_serves_more_generations_up_to_those_that_come() -> None:
     gpu = accelerator()
-    budget = gpu.blocks * gpu.block_bytes
+    budget = gpu.budget
     table = generation_table(SHARE, gpu, 1e9)
     done = [table.done(nbytes, 1e9) for nbytes in table.sizes]
     assert done[0] == 0 and done == sorted(done) and done[-1] > 0
@@ -60,7 +70,9 @@ def test_more_kv_serves_more_generations_up_to_those_that_come() -> None:
     step += tables.head(1).seconds
     prompt = layers * (tables.linear(64).seconds + tables.prefill([64]).seconds)
     prompt += tables.head(1).seconds
-    alone = generation_table(SHARE, replace(gpu, blocks=-(-one // gpu.block_bytes)), 1e9)
+    alone = generation_table(
+        SHARE, replace(gpu, budget=-(-one // gpu.block_bytes) * gpu.block_bytes), 1e9
+    )
     assert alone.done(one, 1e9) == pytest.approx(1 / (32 * step + prompt), rel=1e-9)
 
 
@@ -81,7 +93,7 @@ def test_more_hot_clusters_serve_more_searches() -> None:
 
 def test_the_side_that_lags_gets_the_memory() -> None:
     gpu = accelerator()
-    budget = gpu.blocks * gpu.block_bytes
+    budget = gpu.budget
     generation = generation_table(SHARE, gpu, 1e9)
     slow, quick = (
         plan_gpu_memory(
@@ -105,7 +117,7 @@ def test_the_side_that_lags_gets_the_memory() -> None:
 def test_what_cannot_be_shared_is_refused(make_artifact: Callable[..., Path]) -> None:
     with pytest.raises(SpecError, match="must be positive"):
         GpuShare(index="idx", rate=0)
-    unnamed, options = replace(SHARE, index=None), EngineOptions(emulation=Emulation(MACHINE))
+    unnamed, options = replace(SHARE, index=None), EngineOptions(device="torch:cpu")
     artifact = open_artifact(make_artifact(), read_hardware())
     with pytest.raises(SpecError, match=r"name the index .* has none"):
         take_share(unnamed, options, artifact, 1)

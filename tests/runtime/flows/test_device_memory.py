@@ -1,0 +1,79 @@
+"""A real device's memory is divided between KV and hot clusters, by what was measured on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli.inspect_memory import describe_division, divide_gpu
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.errors import SpecError
+from dovetail.runtime import gpu_memory
+from dovetail.runtime.app import load
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.encoder import device_bytes
+from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.forward import find_tape
+from dovetail.runtime.gpu_memory import GpuShare, ask_device
+from dovetail.runtime.open_engine import EngineOptions
+from dovetail.runtime.request import Home
+from dovetail.runtime.retrieval.wire import TorchGpu
+from dovetail.tiny_world import ENCODER
+from dovetail.topology.hardware import read_hardware
+from tests.models import save_model
+from tests.runtime.flows.conftest import COUNT, DIM, NPROBE, embed
+
+VECTOR = 4 * DIM
+TORCH = EngineOptions(device="torch:cpu", gpu_memory_utilization=0.02, max_num_batched_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and an encoder."""
+    folder = tmp_path_factory.mktemp("device")
+    save_model(folder / "model", "llama")
+    options = {"effort": "none", "max_step_tokens": 64, "max_context": 256, "weight_dtype": "f32"}
+    models = {"model": folder / "model", "embedder": ENCODER}
+    compile_model(models, output=folder / "app.dove", **options)
+    return folder / "app.dove"
+
+
+def test_a_device_is_asked_once_and_its_tables_are_kept(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its room less the encoder's: KV and clusters have it, and the app's pools are as planned."""
+    artifact = open_artifact(path, read_hardware())
+    share = GpuShare(index=folder, rate=1e6, nprobe=NPROBE, prompt=32, reply=32)
+    found = ask_device(artifact, TORCH)
+    assert found.gpu == TorchGpu("torch:cpu") and found.origin == "measured on torch:cpu"
+    rows = found.tables.profile.tables["gpu_decode"]
+    assert {row.origin for row in rows} == {"measured"}
+    assert ask_device(artifact, TORCH).tables.profile == found.tables.profile, "it was kept"
+    bare = replace(artifact, encoders={})
+    (part,) = artifact.encoders.values()
+    more = ask_device(bare, TORCH).budget - found.budget
+    held = sum(device_bytes(part.file, find_tape(part, "encode")))
+    assert abs(more - held) < found.budget // 4, "free memory is not the same twice"
+
+    monkeypatch.setattr(
+        gpu_memory, "ask_device", lambda *_: replace(found, budget=64 * found.block_bytes)
+    )
+    workflows = FlowSettings(share=share)
+    with load(path, workflows=workflows, device="torch:cpu", embedding=None) as app:
+        plan = app.gpu_memory
+        assert plan is not None
+        assert plan.kv_bytes + plan.cluster_bytes == 64 * found.block_bytes
+        assert app.engine.scheduler.pools[Home.GPU].n_blocks == plan.kv_bytes // found.block_bytes
+        app.add_index(folder, nprobe=NPROBE, embed=embed)
+        room = sum(held.room_bytes for held in app.flows.hot.values())
+        assert room == min(plan.cluster_bytes, COUNT * VECTOR)
+
+
+def test_inspect_divides_a_real_device(path: Path, folder: Path) -> None:
+    share = GpuShare(index=folder, rate=20.0, nprobe=NPROBE, prompt=32, reply=32)
+    facts = describe_division(divide_gpu(path, "torch:cpu", share))
+    assert facts["device"] == "measured on torch:cpu" and "assumed" not in str(facts)
+    with pytest.raises(SpecError, match="'abacus' is no device beside the CPU here"):
+        divide_gpu(path, "abacus", share)

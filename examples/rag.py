@@ -71,17 +71,9 @@ with dovetail.load("app.dove") as app, dovetail.load("encoder.dove") as encoder:
     print(app.run(g, question).outputs["answer"])
 """,
     "show": """\
-from dataclasses import replace
-
-from dovetail import FlowSettings, SchedulerSettings, WavefrontSettings
+from dovetail import FlowSettings, WavefrontSettings
 from dovetail.ir.graph_draw import draw_graph
-from dovetail.runtime.emulated import Emulation
-from dovetail.runtime.machines import find_machine
-from dovetail.topology.parameters import Figure
 
-free = Figure(1e-9, "so that scans pay on the GPU of this page")
-h100 = replace(find_machine("h100"), gpu_blocks=640, stage=free)
-gpu = Emulation(h100, SchedulerSettings(offload="off"))
 small = WavefrontSettings(fixed_clusters=2, refresh=2)
 flows = FlowSettings(wavefront=small, cluster_bytes=1 << 20)
 say = RAGraph("say")
@@ -90,7 +82,7 @@ say.add_edge(START, 0)
 say.add_edge(0, END)
 
 with (
-    dovetail.load("app.dove", emulation=gpu, workflows=flows) as app,
+    dovetail.load("app.dove", device="torch:cpu", offload="off", workflows=flows) as app,
     dovetail.load("encoder.dove") as encoder,
 ):
     app.add_index("idx", nprobe=6, embed=encoder.embed)

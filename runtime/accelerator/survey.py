@@ -37,9 +37,7 @@ def survey(setup: Setup) -> Survey:
                 "the memory of devices that share a model is not divided by itself; give "
                 "cluster_bytes and gpu_blocks instead of a share"
             )
-        return Survey(
-            device=describe_device(engine), room=engine.room, profile=engine.profile
-        )
+        return Survey(device=describe_device(engine), room=engine.room, profile=engine.profile)
     finally:
         engine.close()
 

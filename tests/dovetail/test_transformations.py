@@ -1,4 +1,4 @@
-"""The tiny world under every subset of the transformations: real models, worker, emulated GPU.
+"""The tiny world under every subset of the transformations: real models, a worker, clusters on torch's CPU device.
 
 200 requests of all five library workflows, the first ones alone and the others at once; each answer
 is that of the plain order.
@@ -7,10 +7,11 @@ is that of the plain order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -20,12 +21,11 @@ from dovetail import load
 from dovetail.compiler.index_build import IndexRequest, build_index_folder, describe_embedder
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import Passage
-from dovetail.runtime.emulated import Emulation
+from dovetail.runtime import app as loading
 from dovetail.runtime.flows.hot import HotStatistics
 from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.machines import find_machine
-from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.retrieval.wire import TorchGpu
 from dovetail.runtime.services import perform
 from dovetail.runtime.wavefront.settings import (
     PREFETCH,
@@ -40,7 +40,6 @@ from dovetail.runtime.wavefront.speculation import Statistics
 from dovetail.runtime.workflow_run import run_in_order
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP
-from dovetail.topology.parameters import Figure
 from tests.dovetail.test_app_workflows import GRAPHS, NPROBE, PlainServices, World, comparable
 
 REQUESTS, PASSAGES, CLUSTERS = 200, 400, 16
@@ -51,10 +50,6 @@ SUBSETS = [
     for size in range(len(TRANSFORMATIONS) + 1)
     for found in combinations(TRANSFORMATIONS, size)
 ]
-GPU = Emulation(
-    replace(find_machine("h100"), gpu_blocks=640, cpu_blocks=640, stage=Figure(1e-9, "a test's")),
-    SchedulerSettings(offload="off"),
-)
 ROOM = 100 * 4 * 128
 """Bytes of some of the vectors, so that clusters come and go."""
 
@@ -101,7 +96,8 @@ def serve(case: Case, subset: frozenset[str]) -> tuple[Statistics, HotStatistics
         transformations=subset, refresh=5, fixed_clusters=2, generation_load=16
     )
     flows = FlowSettings(wavefront=settings, cluster_bytes=ROOM)
-    with load(case.artifact, deterministic=True, emulation=GPU, workflows=flows) as app:
+    beside = patch.object(loading, "_gpu_of", lambda _: TorchGpu("torch:cpu"))
+    with beside, load(case.artifact, deterministic=True, workflows=flows) as app:
         app.add_index(case.world.folder, nprobe=NPROBE, embed=case.world.encoder.embed)
         asked = [(GRAPHS[name], {"input": text}) for name, text in case.requests]
         results = [app.run(*request) for request in asked[:ALONE]]

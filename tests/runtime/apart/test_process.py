@@ -17,13 +17,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RequestError, SpecError
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RequestError
 from dovetail.runtime.apart.process import STARTS, EngineProcess
 from dovetail.runtime.app import App, load
-from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.framing import pack_value
 from dovetail.runtime.job import Job
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.timeline import check_timeline
@@ -166,8 +164,6 @@ def test_what_cannot_be_opened_is_told_when_loading(
         EngineProcess(tmp_path / "none", EngineOptions()).wait()
     with pytest.raises(CapacityError, match="kv_blocks"):
         load(make_artifact(), apart=True, kv_blocks=1 << 40)
-    with pytest.raises(SpecError, match="clock"):
-        load(make_artifact(), apart=True, emulation=Emulation(find_machine("t4")))
 
 
 def test_a_killed_process_fails_what_it_had_and_the_next_one_serves(

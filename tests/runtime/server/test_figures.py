@@ -29,9 +29,9 @@ from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.settings import ServeSettings
 from tests.runtime.embedding.test_service import LINE, Toy
 from tests.runtime.flows.conftest import PlainServices, app, folder, open_app, services
-from tests.runtime.flows.test_hot import GPU, run_some, settings
+from tests.runtime.flows.test_hot import open_hot, run_some, settings
 
-__all__ = ["app", "folder", "open_app", "services"]  # fixtures
+__all__ = ["app", "folder", "open_app", "open_hot", "services"]  # fixtures
 
 
 class Server:
@@ -70,9 +70,9 @@ def test_steps_are_counted_by_their_tokens(make_artifact: Callable[..., Path]) -
 
 
 def test_sub_stages_guesses_and_hot_clusters_are_those_of_workflows(
-    open_app: Callable[..., App], services: PlainServices
+    open_hot: Callable[..., App], services: PlainServices
 ) -> None:
-    app = open_app(settings(), emulation=GPU)
+    app = open_hot(settings())
     server = Server(app)
     assert server.figure("retrieval_substage_seconds_count") == 0
     steps = run_some(app, services)

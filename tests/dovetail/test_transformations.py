@@ -1,4 +1,4 @@
-"""The tiny world under every subset of the transformations: real models, a worker, clusters on torch's CPU device.
+"""The tiny world under every subset of the transformations; hot clusters on torch's CPU device.
 
 200 requests of all five library workflows, the first ones alone and the others at once; each answer
 is that of the plain order.

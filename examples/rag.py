@@ -97,6 +97,8 @@ for node in result.timeline:
     print(f"{node.node}: {1e3 * node.start:.0f} to {1e3 * node.end:.0f} ms")
 """,
     "end": """\
+from dataclasses import replace
+
 from dovetail.runtime.flows.events import SubStage
 from dovetail.runtime.retrieval.early_stop import choose_patience
 from dovetail.runtime.retrieval.folder import open_index
@@ -198,8 +200,8 @@ the workflow is used; it may need installed packages and nothing else.
 
 ## What was computed, and what ran
 
-The same again, on a GPU that this machine does not have (*emulated*: results are the CPU's, scans
-take no time on it) and in sub-stages of 2 clusters, so that there is something to see:
+The same again, beside torch's CPU device: it holds hot clusters as a GPU would (`device="cuda"`), and
+computes the model's tokens. What is done follows from what things cost, so it may differ here.
 
 ```python
 {show}```

@@ -135,8 +135,6 @@ class GeneratedProducts:
         program = self.programs.get((operand.shape, rows)) if operand else None
         if operand is None or program is None:
             return None
-        if name not in self._weights:
-            self._weights[name] = operand.put()
         return self._bind(operand, self._weights[name], program)
 
     def choose(self, own: Own, rows: Iterable[int] = ROWS, compare: Compare | None = None) -> None:
@@ -155,9 +153,12 @@ class GeneratedProducts:
             if faster is None:
                 faster = keep_choices(path, self._compare(plans, own, compare or compare_in_graphs))
             self.programs = {key: self._put(plan) for key, plan in plans.items() if key in faster}
+            shapes = {shape for shape, _ in self.programs}
+            wanted = {name: o for name, o in self._operands.items() if o.shape in shapes}
+            self._weights |= {name: o.put() for name, o in wanted.items()}
         except torch.OutOfMemoryError as error:
             log.warning("all products on %s are torch's: %s", self._device, error)
-            self.programs = {}
+            self.programs, self._weights = {}, {}
 
     def _plans(self, rows: Iterable[int]) -> dict[Key, SkinnyPlan]:
         """Return a plan for each shape; none for a GPU that does not tell its rates."""

@@ -22,7 +22,7 @@ MakeLists = Callable[[IvfIndex, int], DeviceLists]
 
 
 def torch_lists(device: str) -> MakeLists:
-    """Return what makes lists on a device of torch; ImportError where torch is not installed."""
+    """Return what makes lists on a device of torch."""
     from dovetail.runtime.accelerator.device import TorchDevice
     from dovetail.runtime.accelerator.lists import TorchLists
 

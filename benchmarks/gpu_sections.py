@@ -226,11 +226,9 @@ def measure_clusters(setting: Setting) -> list[Row]:
     """Scan hot clusters on the device and on the CPU."""
     try:
         from gpu_clusters import compare_scans, torch_lists
-
-        make = torch_lists(setting.device)
     except ImportError as error:
-        raise Nothing(f"hot clusters cannot be measured: {error}") from None
-    return compare_scans(make, tiny=setting.tiny)
+        raise Nothing(f"an index is needed: {error}; pip install 'dovetail[rag]'") from None
+    return compare_scans(torch_lists(setting.device), tiny=setting.tiny)
 
 
 # ---- encoders ----

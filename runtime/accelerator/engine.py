@@ -20,7 +20,6 @@ from msgspec.structs import replace as changed
 
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, SpecError
-from dovetail.ir.formats import is_quantised
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accelerator.device import CPU, TorchDevice
 from dovetail.runtime.accelerator.generated import GeneratedProducts
@@ -31,7 +30,7 @@ from dovetail.runtime.accelerator.pair import DevicePair
 from dovetail.runtime.accelerator.profile import find_profile
 from dovetail.runtime.accelerator.rounds import largest_member, split_rounds, without
 from dovetail.runtime.accelerator.tape import row_bytes
-from dovetail.runtime.accelerator.weights import MATRICES, TYPES, weight_bytes
+from dovetail.runtime.accelerator.weights import TYPES, weight_bytes
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.device import Bytes
@@ -159,12 +158,7 @@ class DeviceEngine(Engine):
     ) -> GeneratedProducts | None:
         """Return generated products, compared with torch's on this device; None without any."""
         stored, device = self.model.weights, self.accelerator.device
-        floats = {
-            entry.name: weights[entry.name]
-            for entry in stored.entries.values()
-            if entry.layout in MATRICES and not is_quantised(entry.dtype)
-        }
-        products = GeneratedProducts.open(artifact, part, stored, floats, device, dtype)
+        products = GeneratedProducts.open(artifact, part, stored, weights, device, dtype)
         if products is not None:
             products.choose(lambda name, rows: torch.mm(rows, weights[name].t()))
         return products

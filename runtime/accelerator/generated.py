@@ -110,13 +110,14 @@ class GeneratedProducts:
         artifact: Artifact,
         part: ModelPart,
         weights: Weights,
-        floats: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
     ) -> GeneratedProducts | None:
         """Return those of a model; None where there can be none: no module, no cuda.core, no CUDA.
 
-        floats: the row-major weights of products that are not quantised, on the device, of `dtype`.
+        tensors: the model's weights by name on the device, matrices [n][k] of `dtype`, those in
+            blocks too; what is multiplied is taken from among them.
         """
         if device.type != "cuda" or "cuda" not in artifact.manifest.targets:
             return None
@@ -125,8 +126,7 @@ class GeneratedProducts:
         except ImportError as error:
             log.info("generated products are off: %s; pip install 'dovetail[gpu]'", error)
             return None
-        operands = {name: row_major(tensor) for name, tensor in floats.items()}
-        operands |= in_blocks(weights, device)
+        operands = find_operands(tensors, weights, device)
         return cls(module, module.rates, operands, part.folder, device, dtype)
 
     def product(self, name: str, rows: int) -> Multiply | None:
@@ -135,8 +135,6 @@ class GeneratedProducts:
         program = self.programs.get((operand.shape, rows)) if operand else None
         if operand is None or program is None:
             return None
-        if name not in self._weights:
-            self._weights[name] = operand.put()
         return self._bind(operand, self._weights[name], program)
 
     def choose(self, own: Own, rows: Iterable[int] = ROWS, compare: Compare | None = None) -> None:
@@ -155,9 +153,12 @@ class GeneratedProducts:
             if faster is None:
                 faster = keep_choices(path, self._compare(plans, own, compare or compare_in_graphs))
             self.programs = {key: self._put(plan) for key, plan in plans.items() if key in faster}
+            shapes = {shape for shape, _ in self.programs}
+            wanted = {name: o for name, o in self._operands.items() if o.shape in shapes}
+            self._weights |= {name: o.put() for name, o in wanted.items()}
         except torch.OutOfMemoryError as error:
             log.warning("all products on %s are torch's: %s", self._device, error)
-            self.programs = {}
+            self.programs, self._weights = {}, {}
 
     def _plans(self, rows: Iterable[int]) -> dict[Key, SkinnyPlan]:
         """Return a plan for each shape; none for a GPU that does not tell its rates."""
@@ -221,25 +222,33 @@ class GeneratedProducts:
         return multiply
 
 
+def find_operands(
+    tensors: Mapping[str, Tensor], weights: Weights, device: torch.device
+) -> dict[str, Operand]:
+    """Return the weights that products have, of a model's tensors [n][k] on the device.
+
+    One in blocks is taken as the artifact has it, where it is whole and K is whole units.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        entry = weights.entries[name]
+        if not entry.layout.startswith("packed") or name == "embed":
+            continue
+        form = FORMATS[entry.dtype]
+        whole = tensor.shape == (entry.n, entry.k) and entry.k % form.unit == 0
+        if is_quantised(entry.dtype) and whole:
+            stride, halves = form.panel_elements(entry.k), 1 + (entry.layout == "packed_pair")
+            put = partial(_upload, weights, name, device)
+            found[name] = Operand(entry.n, entry.k, entry.dtype, stride, halves, put)
+        else:
+            found[name] = row_major(tensor)
+    return found
+
+
 def row_major(tensor: Tensor) -> Operand:
     """Return the operand of a weight [n][k] that the device has already."""
     n, k = tensor.shape
     return Operand(n, k, NAMES[tensor.dtype], tensor.stride(0), 1, lambda: tensor)
-
-
-def in_blocks(weights: Weights, device: torch.device) -> dict[str, Operand]:
-    """Return the quantised weights of a model whose K is whole units, but the table of tokens."""
-    found = {}
-    for entry in weights.entries.values():
-        form = FORMATS.get(entry.dtype)
-        if not is_quantised(entry.dtype) or form is None or entry.name == "embed":
-            continue
-        halves = 2 if entry.layout == "packed_pair" else 1
-        if entry.k % form.unit == 0:
-            put = partial(_upload, weights, entry.name, device)
-            stride = form.panel_elements(entry.k)
-            found[entry.name] = Operand(entry.n, entry.k, entry.dtype, stride, halves, put)
-    return found
 
 
 def _upload(weights: Weights, name: str, device: torch.device) -> Tensor:

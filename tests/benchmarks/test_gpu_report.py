@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("faiss")
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_report.py"
 TINY = ("--device", "torch:cpu", "--tiny")
 
@@ -20,7 +21,7 @@ def run(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_sections_write_one_json_and_one_page(tmp_path: Path) -> None:
-    done = run(tmp_path, *TINY, "--sections", "tests,products,clusters")
+    done = run(tmp_path, *TINY, "--sections", "tests,products,clusters,neo")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu_report.json").read_text())
     summary = report["summary"]
@@ -29,6 +30,10 @@ def test_sections_write_one_json_and_one_page(tmp_path: Path) -> None:
     assert counts["failed"] == 0 and counts["passed"] + counts["skipped"] > 100
     assert summary["products"]["state"] == "left out"
     assert "NVIDIA" in summary["products"]["said"]
+    found = [row["same"] for row in report["rows"] if row["section"] == "clusters"]
+    assert found == [1.0, 1.0]
+    neo = [row["offload"] for row in report["rows"] if row["section"] == "neo"]
+    assert neo == ["off", "auto"]
     page = (tmp_path / "gpu_report.md").read_text()
     assert page.startswith("# Report of torch:cpu")
     assert "| tests | passed | failed | skipped |" in page

@@ -18,22 +18,28 @@ torch = pytest.importorskip("torch")
 from dovetail.codegen.catalog import device_kernels  # noqa: E402
 from dovetail.codegen.library import lower_request  # noqa: E402
 from dovetail.codegen.targets import DEVICE_TARGETS  # noqa: E402
+from dovetail.compiler.pipeline import compile_model  # noqa: E402
 from dovetail.ir.errors import DeviceError  # noqa: E402
 from dovetail.ir.formats import FORMATS  # noqa: E402
+from dovetail.runtime.accelerator.device import TorchDevice  # noqa: E402
 from dovetail.runtime.accelerator.generated import (  # noqa: E402
     GeneratedProducts,
-    in_blocks,
-    row_major,
+    find_operands,
 )
 from dovetail.runtime.accelerator.skinny import gemm_skinny, register_module  # noqa: E402
+from dovetail.runtime.accelerator.weights import load_weights  # noqa: E402
+from dovetail.runtime.artifact import open_artifact  # noqa: E402
 from dovetail.runtime.polymerize import GpuSpec  # noqa: E402
+from dovetail.runtime.weights import Weights  # noqa: E402
+from dovetail.topology.hardware import read_hardware  # noqa: E402
 from tests.blocks import random_blocks  # noqa: E402
 from tests.codegen.warp_host import WarpLibrary  # noqa: E402
+from tests.models import save_model  # noqa: E402
 
 CPU = torch.device("cpu")
 H100 = GpuSpec(132, 1.75e9, 3.35e12)
 N, K = 96, 512
-BLOCKS = {"q": ("q4_32m", "packed"), "gate_up": ("q8_32", "packed_pair"), "odd": ("q4_32", "rows")}
+BLOCKS = {"q": ("q4_32m", "packed"), "gate_up": ("q8_32", "packed_pair")}
 
 
 @cache
@@ -43,10 +49,11 @@ def module() -> WarpLibrary:
 
 
 class Stored:
-    """Quantised weights as an artifact has them: gate and up in turns of a panel."""
+    """Plain and quantised weights as an artifact has them: gate and up in turns of a panel."""
 
     def __init__(self) -> None:
-        self.entries, self.packed, self.values = {}, {}, {}
+        plain = SimpleNamespace(layout="packed", dtype="f32", n=N, k=K)
+        self.entries, self.packed, self.values = {"w": plain}, {}, {}
         for name, (form, layout) in BLOCKS.items():
             blocks = random_blocks(FORMATS[form], N, K, len(name))
             panels = FORMATS[form].pack(blocks)
@@ -54,8 +61,7 @@ class Stored:
                 panels = np.stack([panels[: N // 32], panels[N // 32 :]], 1)
             self.packed[name] = panels.reshape(-1)
             self.values[name] = FORMATS[form].values(blocks).astype(np.float64)
-            k = K - 5 if name == "odd" else K
-            self.entries[name] = SimpleNamespace(name=name, layout=layout, dtype=form, n=N, k=k)
+            self.entries[name] = SimpleNamespace(layout=layout, dtype=form, n=N, k=K)
 
     def array(self, name: str) -> np.ndarray:
         return self.packed[name]
@@ -68,7 +74,8 @@ class Bench:
         self.stored, self.folder, self.dtype = Stored(), folder, dtype
         plain = torch.randn(N, K, generator=torch.Generator().manual_seed(1)).to(dtype)
         self.values = {**self.stored.values, "w": plain.double().numpy()}
-        operands: dict[str, Any] = {"w": row_major(plain), **in_blocks(self.stored, CPU)}
+        tensors = {name: torch.from_numpy(self.values[name]).to(dtype) for name in BLOCKS}
+        operands = find_operands({"w": plain, **tensors}, self.stored, CPU)
         self.own_calls: list[str] = []
         self.products = GeneratedProducts(module(), H100, operands, folder, CPU, dtype)
 
@@ -165,8 +172,15 @@ def test_without_room_on_the_device_all_is_torchs(
     assert bench.products.product("w", 1) is None
 
 
-def test_blocks_of_k_that_is_no_whole_units_are_not_offered() -> None:
-    assert in_blocks(Stored(), CPU).keys() == {"q", "gate_up"}
+def test_which_weights_have_products() -> None:
+    """Matrices that were packed; in blocks where they are whole, and K is whole units."""
+    stored = Stored()
+    for name, layout, k in (("norm", "vector", 1), ("embed", "packed", K), ("odd", "packed", 500)):
+        stored.entries[name] = SimpleNamespace(layout=layout, dtype="q4_32", n=N, k=k)
+    tensors = {name: torch.zeros(e.n, e.k) for name, e in stored.entries.items()}
+    tensors["q"] = tensors["q"][: N // 2]  # a rank's part
+    found = {name: o.form for name, o in find_operands(tensors, stored, CPU).items()}
+    assert found == {"w": "f32", "q": "f32", "gate_up": "q8_32", "odd": "f32"}
 
 
 def test_there_are_none_on_other_devices_nor_without_a_module() -> None:
@@ -203,3 +217,24 @@ def test_without_kernels_the_operator_says_what_to_do() -> None:
         gemm_skinny(*given[:-1], "gone")
     with pytest.raises(DeviceError, match="no gemm_skinny_q6_16k_f32; run `dovetail compile`"):
         gemm_skinny(*given[:-2], "q6_16k", given[-1])
+
+
+def test_weights_of_an_artifact(tmp_path: Path) -> None:
+    """What a real artifact has packed gives the products of what the device has unpacked."""
+    folder = save_model(tmp_path / "model", "llama", intermediate_size=128)
+    compile_model(folder, output=tmp_path / "a.dove", effort="none", weight_dtype="int4")
+    (part,) = open_artifact(tmp_path / "a.dove", read_hardware()).models.values()
+    weights = Weights(part)
+    tensors = load_weights(TorchDevice("torch:cpu"), weights, torch.float32)
+    found = find_operands(tensors, weights, CPU)
+    kinds = {o.form for o in found.values()}
+    assert {"layers.0.gate_up", "layers.1.down", "layers.0.o", "head"} <= found.keys()
+    assert kinds <= {"q4_32", "q8_32", "f32"} and kinds & {"q4_32", "q8_32"}
+    wanted = [r for r in device_kernels(kinds) if r.name.endswith("_f32")]
+    lib = WarpLibrary([lower_request(request, DEVICE_TARGETS["cuda"]) for request in wanted])
+    products = GeneratedProducts(lib, H100, found, tmp_path, CPU, torch.float32)
+    products.choose(lambda name, x: x @ tensors[name].T, (2,), lambda *_: 0.0)
+    for name, operand in found.items():
+        x = torch.randn(2, operand.k)
+        got = products.product(name, 2)(x, None)
+        torch.testing.assert_close(got, x @ tensors[name].T, rtol=1e-4, atol=1e-4)

@@ -6,6 +6,7 @@ done when a call returns, so streams and events are nothing there; elsewhere the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ CPU_MEMORY = 0.25
 """Part of the free memory that counts as that of `torch:cpu`; half is for the CPU's KV."""
 TURING = (7, 5)
 """The last NVIDIA architecture without bfloat16 products."""
+
+log = logging.getLogger("dovetail")
 
 Array = npt.NDArray[Any]
 
@@ -134,6 +137,13 @@ class TorchDevice:
             nbytes, dtype=torch.uint8, pin_memory=True
         ).numpy()
         return found
+
+    def pin(self, array: Array) -> None:
+        """Let the device copy from and to memory of the host without a detour, where CUDA can."""
+        if self.device.type == "cuda":
+            failed = torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)
+            if int(failed):
+                log.warning("KV of the CPU crosses to %s by a detour (%s)", self.name, failed)
 
     def twin(self, array: Array) -> torch.Tensor:
         """Return a tensor like `array` on the device; on `torch:cpu` over the same memory."""

@@ -59,6 +59,8 @@ class DevicePair:
         with device.working():
             weights = load_weights(device, model.weights, dtype, shares)
             products = generate(weights) if generate else None
+            for memory in (model.kv.k, model.kv.v):
+                device.pin(memory)
             landing = blocks_for(model.spec.max_context) + blocks_for(limits.step_tokens)
             landing = min(landing, count_blocks(model))
             self.model = DeviceModel(

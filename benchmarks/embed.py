@@ -202,7 +202,7 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for name in ("gain", "cpu_share", "depth_error"):
                 found[f"device_{name}_{row['slo']:g}s"] = row[name]
         if row["part"] == "device-load" and row["capacity"]:
-            for name in ("p99", "of_capacity", "busy_p99_ms"):
+            for name in ("p99", "p99_warm", "of_capacity", "busy_p99_ms"):
                 found[f"device_load_{name}_{row['slo']:g}s"] = row[name]
     if measured:
         found["depth_error"] = max(row["depth_error"] for row in measured)

@@ -76,7 +76,7 @@ from dataclasses import replace
 from dovetail import FlowSettings, SchedulerSettings, WavefrontSettings
 from dovetail.ir.graph_draw import draw_graph
 from dovetail.runtime.emulated import Emulation
-from dovetail.runtime.machines import find_machine
+from dovetail.runtime.sim.machines import find_machine
 from dovetail.topology.parameters import Figure
 
 free = Figure(1e-9, "so that scans pay on the GPU of this page")

@@ -22,11 +22,11 @@ from dovetail.runtime.cuda_lane import CudaLane
 from dovetail.runtime.cuda_pair import CudaPair, GpuParts
 from dovetail.runtime.kv_parts import WARP_TOKENS
 from dovetail.runtime.kv_pool import KvPool, blocks_for
-from dovetail.runtime.machines import Machine, assumed_profile
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.pipelined import TwoPoolEngine
 from dovetail.runtime.plan import Batch, PrefillChunk, SchedulerSettings, StepPlan
 from dovetail.runtime.request import Home, Request
+from dovetail.runtime.sim.machines import Machine, assumed_profile
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.topology.hardware import HardwareSpec
 

@@ -15,10 +15,10 @@ from dovetail.ir.model import ModelSpec
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.cost_tables import TablePredictor, with_tables
 from dovetail.runtime.device import Bytes, Device, Event, Segment
-from dovetail.runtime.machines import Machine, assumed_profile
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
 from dovetail.runtime.request import Request
-from dovetail.runtime.simulated_step import StepTime, Truth
+from dovetail.runtime.sim.machines import Machine, assumed_profile
+from dovetail.runtime.sim.simulated_step import StepTime, Truth
 
 CPU_TABLES = ("cpu_decode", "launch")
 """Tables of a machine class that measured ones may stand for: they are about the CPU."""

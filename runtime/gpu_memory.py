@@ -21,7 +21,6 @@ from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.cuda_engine import CudaOptions
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.costs import measure_scan
-from dovetail.runtime.machines import assumed_profile, kv_token_bytes
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import (
@@ -34,6 +33,7 @@ from dovetail.runtime.retrieval.memory_plan import (
 )
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import CudaGpu, EmulatedGpu, Gpu, Room
+from dovetail.runtime.sim.machines import assumed_profile, kv_token_bytes
 
 SIZES = 33
 """Sizes of either side for which there are rows."""

@@ -28,7 +28,7 @@ from dovetail.runtime.plan import Batch, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor
 from dovetail.runtime.ranks import RankSetup
 from dovetail.runtime.request import Home, Request
-from dovetail.runtime.simulated_step import StepTime
+from dovetail.runtime.sim.simulated_step import StepTime
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.topology.hardware import HardwareSpec
 

@@ -24,7 +24,7 @@ from dovetail.runtime.pair import Lane
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import StepPlan
 from dovetail.runtime.request import Home
-from dovetail.runtime.simulated_step import Stage, StepTime
+from dovetail.runtime.sim.simulated_step import Stage, StepTime
 from dovetail.runtime.step import PAGE, StepBuffers, StepShape
 from dovetail.topology.hardware import HardwareSpec
 

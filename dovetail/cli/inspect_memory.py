@@ -15,8 +15,8 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.gpu_memory import GpuShare, MemoryDivision, describe, divide_for
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.sim.machines import find_machine
 from dovetail.topology.hardware import read_hardware
 
 

@@ -21,7 +21,7 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import CapacityError, DeviceError, SpecError
 from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accelerator.device import CPU, TorchDevice
-from dovetail.runtime.accelerator.lane import Lane
+from dovetail.runtime.accelerator.lane import Lane, draw_nothing
 from dovetail.runtime.accelerator.pair import DevicePair
 from dovetail.runtime.accelerator.profile import find_profile
 from dovetail.runtime.accelerator.rounds import largest_member, split_rounds, without
@@ -42,6 +42,7 @@ from dovetail.runtime.pair_group import PairGroup
 from dovetail.runtime.plan import Batch, PrefillChunk, SchedulerSettings, StepPlan
 from dovetail.runtime.predictor import Predictor, ZeroPredictor
 from dovetail.runtime.ranks import RankSetup
+from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.topology.hardware import HardwareSpec
@@ -102,9 +103,10 @@ class DeviceEngine(Engine):
         self._others: tuple[KernelLibrary, Sequence[RankSetup]] | None = None
         service = more.pop("plan", None) or artifact.service
         threads = more.pop("threads", None)
-        service, own = share_cpus(service, hardware, threads, options.name)
-        self.accelerator = TorchDevice(options.name, own)
         settings = settings or SchedulerSettings()
+        alone = settings.offload == "off"
+        service, own = share_cpus(service, hardware, threads, options.name, alone=alone)
+        self.accelerator = TorchDevice(options.name, own)
         super().__init__(artifact, part, hardware, plan=service, settings=settings, **more)
         with ExitStack() as undo:
             undo.callback(super().close)
@@ -115,7 +117,7 @@ class DeviceEngine(Engine):
             self.lanes = self.pair.lanes
             self._start_group(name)
             self._schedule(settings, options.predictor or ZeroPredictor())
-            if options.predictor is None and settings.offload == "auto" and self.group is None:
+            if options.predictor is None and not alone and self.group is None:
                 self.profile = find_profile(artifact, self, hardware)
                 self._schedule(settings, TablePredictor(self.profile))
             undo.pop_all()
@@ -203,6 +205,16 @@ class DeviceEngine(Engine):
             self.pair.close()
         finally:
             super().close()
+
+    def start_recording(self, recorder: StepRecorder) -> None:
+        """See Engine; device, CPU attention and link have tracks of their own."""
+        super().start_recording(recorder)
+        self.pair.record(recorder.beside)
+
+    def stop_recording(self) -> None:
+        """See Engine."""
+        self.pair.record(draw_nothing)
+        super().stop_recording()
 
     # ---- a step ----
 
@@ -314,11 +326,17 @@ class DeviceEngine(Engine):
 
 
 def share_cpus(
-    service: ServicePlan, hardware: HardwareSpec, threads: int | None, name: str
+    service: ServicePlan,
+    hardware: HardwareSpec,
+    threads: int | None,
+    name: str,
+    *,
+    alone: bool = False,
 ) -> tuple[ServicePlan, int]:
     """Return the plan for the CPU's kernels, and the threads that torch keeps on `torch:cpu`.
 
     There torch has half of the CPUs, or what `threads` of our kernels leave; both at least one.
+    alone: these never attend, so that without `threads` torch has all CPUs.
     Beside another device the CPU's kernels have what was planned.
     """
     if name != CPU:
@@ -326,7 +344,8 @@ def share_cpus(
     allowed = hardware.allowed_pus
     count = min(len(allowed), int(hardware.cpu_quota or len(allowed))) or 1
     ours = max(1, min(threads or count // 2, count) // service.processes)
-    own = max(1, count // service.processes - ours)
+    kept = 0 if alone and threads is None else ours
+    own = max(1, count // service.processes - kept)
     last = tuple(allowed[-ours:]) if service.processes == 1 and len(allowed) > ours else ()
     phase = PhasePlan(threads=ours, cpus=last)
     return changed(service, prefill=phase, decode=phase, nodes=()), own

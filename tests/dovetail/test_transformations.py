@@ -23,10 +23,10 @@ from dovetail.ir.index_file import Passage
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.flows.hot import HotStatistics
 from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.retrieval.folder import open_index
 from dovetail.runtime.services import perform
+from dovetail.runtime.sim.machines import find_machine
 from dovetail.runtime.wavefront.settings import (
     PREFETCH,
     SPECULATE_GENERATION,

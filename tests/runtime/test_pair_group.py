@@ -21,11 +21,11 @@ from dovetail.ir.errors import ArtifactError, DeviceError, RankError, SpecError
 from dovetail.runtime.app import App, load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.meeting import RankOptions
 from dovetail.runtime.orders import StepOrder
 from dovetail.runtime.pipelined import PipelinedEngine
 from dovetail.runtime.plan import Move, SchedulerSettings, StepPlan
+from dovetail.runtime.sim.machines import find_machine
 from tests.models import save_model
 from tests.processes import running
 from tests.runtime.groups import named_memory

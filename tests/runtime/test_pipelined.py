@@ -21,7 +21,6 @@ from dovetail.runtime import kv_parts, neo
 from dovetail.runtime.app import App, load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.memory import allocate
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.orders import LaneSizes
@@ -30,6 +29,7 @@ from dovetail.runtime.pipelined import PipelinedEngine, StepLane
 from dovetail.runtime.plan import Batch, Move, SchedulerSettings, StepPlan
 from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Draft
+from dovetail.runtime.sim.machines import find_machine
 from dovetail.runtime.steady import OffloadVerdict
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.topology.parameters import Figure

@@ -19,11 +19,11 @@ from dovetail.runtime import neo
 from dovetail.runtime.app import load
 from dovetail.runtime.device import Segment
 from dovetail.runtime.emulated import Emulation
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.pair import Lane
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import SamplingParams
-from dovetail.runtime.simulated_step import Stage, StepTime
+from dovetail.runtime.sim.machines import find_machine
+from dovetail.runtime.sim.simulated_step import Stage, StepTime
 from dovetail.runtime.steady import OffloadVerdict
 from dovetail.runtime.timed import TimedDevice, TimedEngine, TimedStep, _plan_rounds
 from dovetail.runtime.timeline import check_timeline

@@ -23,9 +23,9 @@ from dovetail.runtime.app import App, load
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.framing import pack_value
 from dovetail.runtime.job import Job
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.sim.machines import find_machine
 from dovetail.runtime.timeline import check_timeline
 from tests.processes import stop
 from tests.runtime.apart import looping_worker

@@ -30,7 +30,6 @@ from dovetail.runtime.flows.indexes import BoundIndex, Indexes
 from dovetail.runtime.flows.retrievals import Retrievals
 from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.gpu_memory import GpuShare
-from dovetail.runtime.machines import find_machine, kv_token_bytes
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.request import Home
 from dovetail.runtime.retrieval.budget import ScanCost
@@ -51,6 +50,7 @@ from dovetail.runtime.retrieval.wire import (
     ScanPieces,
     pack_vector,
 )
+from dovetail.runtime.sim.machines import find_machine, kv_token_bytes
 from dovetail.runtime.wavefront.messages import Part, Report, Scan, Scanned
 from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
 from dovetail.topology.parameters import Figure

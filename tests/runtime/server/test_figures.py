@@ -23,12 +23,12 @@ from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
 from dovetail.runtime.emulated import Emulation
 from dovetail.runtime.encoder_texts import Embeddings
-from dovetail.runtime.machines import find_machine
 from dovetail.runtime.plan import SchedulerSettings
 from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.settings import ServeSettings
+from dovetail.runtime.sim.machines import find_machine
 from tests.runtime.embedding.test_service import LINE, Toy
 from tests.runtime.flows.conftest import PlainServices, app, folder, open_app, services
 from tests.runtime.flows.test_hot import GPU, run_some, settings

@@ -33,10 +33,10 @@ from dovetail.runtime.embedding.capacity import (
 from dovetail.runtime.embedding.detector import EmbeddingPlan
 from dovetail.runtime.embedding.instance import EncoderSource
 from dovetail.runtime.embedding.line import Line
-from dovetail.runtime.embedding.pairs import LENGTH, PAIRS, SLOS, core_rows, length_rows, table_rows
 from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.service import EmbeddingService
 from dovetail.runtime.embedding.source import artifact_source, open_encoder
+from dovetail.runtime.sim.pairs import LENGTH, PAIRS, SLOS, core_rows, length_rows, table_rows
 from dovetail.topology.hardware import read_hardware
 from embed_load import manager_overhead, overload
 from embed_models import MODELS

@@ -3,10 +3,11 @@
 Truth: the scheduler's own tables with seeded noise of 10 % on every part of every step, and costs
 that it is not told of (starting stages of the CPU, other copies on the link, logits); `exact`
 leaves both away. `auto` is compared with the GPU alone (`off`) and with FastDecode+ (`full`).
-The group `emulated` runs on the wall clock instead (`offload_emulated.py`). Every cell is written
-when it is done; `--resume` keeps those that the file has of the same noise, seed and scale.
+Every cell is written when it is done; `--resume` keeps those that the file has of the same noise,
+seed and scale. With `--device` real work is measured instead (`offload_device.py`).
 
     python benchmarks/offload.py --json benchmarks/results/offload.json --resume
+    python benchmarks/offload.py --device torch:cpu --json benchmarks/results/offload_device.json
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Any
 from common import Report, add_report_options, geometric_mean, open_report
 from dovetail.compiler.workload import read_times, read_workload
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.machines import MACHINES
-from dovetail.runtime.scenario import make_scenario, schedule, synthesize
-from dovetail.runtime.simulator import Arrival, Simulation
-from offload_emulated import GROUP, measure_emulated, summarize_emulated
+from dovetail.runtime.sim.machines import MACHINES
+from dovetail.runtime.sim.scenario import make_scenario, schedule, synthesize
+from dovetail.runtime.sim.simulator import Arrival, Simulation
+from offload_device import COLUMNS as DEVICE_COLUMNS
+from offload_device import add_device_options, measure_device, summarize_device
 
 NOISE = 0.1
 CPU_BANDWIDTHS = {"g5.2xlarge": 1, "g5.4xlarge": 1, "g5.8xlarge": 2, "g5.16xlarge": 4}
@@ -91,11 +93,13 @@ class Cell:
 def main(arguments: Sequence[str] | None = None) -> Report:
     """Run the benchmark with command line `arguments`, print and write its report."""
     options = _parse(arguments)
+    if options.device is not None:
+        return run_device(options)
     report = open_report(
         "offload",
         options,
         {
-            "part": "discrete-event simulation on assumed figures; group emulated: wall clock",
+            "part": "discrete-event simulation on assumed figures",
             "noise": NOISE,
             "seed": options.seed,
             "requests_scale": options.scale,
@@ -109,21 +113,19 @@ def main(arguments: Sequence[str] | None = None) -> Report:
     for cell in make_cells(options.traces, options.scale):
         if not options.only or cell.group in options.only:
             simulate_cell(report, cell, options.seed)
-            finish(report, options.json)
-    emulated = any(row["group"] == GROUP for row in report.rows)
-    if not emulated and (not options.only or GROUP in options.only):
-        report.rows += measure_emulated(options.scale, options.seed)
-        finish(report, options.json)
+            report.summary = summarize(report.rows)
+            report.write(options.json)
     report.print(COLUMNS)
     return report
 
 
-def finish(report: Report, path: Path | None) -> None:
-    """Sum up what has been run so far, and write it."""
-    simulated = [row for row in report.rows if row["group"] != GROUP]
-    emulated = [row for row in report.rows if row["group"] == GROUP]
-    report.summary = summarize(simulated) | summarize_emulated(emulated)
-    report.write(path)
+def run_device(options: argparse.Namespace) -> Report:
+    """Measure a device instead; print and write the report."""
+    rows, setting = measure_device(options)
+    report = Report("offload_device", setting, rows, summarize_device(rows))
+    report.write(options.json)
+    report.print(DEVICE_COLUMNS)
+    return report
 
 
 def simulate_cell(report: Report, cell: Cell, seed: int) -> None:
@@ -299,10 +301,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     traces = Path(corpus) / "traces" if corpus else None
     parser.add_argument("--traces", type=Path, default=traces, help="folder of recorded traces")
     parser.add_argument(
-        "--only", nargs="*", help="groups: settings fig8b fig9 fig10a osc azure held_out emulated"
+        "--only", nargs="*", help="groups: settings fig8b fig9 fig10a osc azure held_out"
     )
     parser.add_argument("--scale", type=float, default=1.0, help="share of the requests")
     parser.add_argument("--seed", type=int, default=0)
+    add_device_options(parser)
     add_report_options(parser)
     return parser.parse_args(arguments)
 

@@ -24,7 +24,7 @@ from common import Report, add_report_options, geometric_mean, machine_facts, op
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from dovetail.runtime.wavefront.simulation import Machine
+from dovetail.runtime.sim.workflows import Machine
 from rag_cells import FREE, SLO, WORKFLOWS, Cell, Stage, rates_of, run_cell
 from rag_costs import ENCODE, LINK, cpu_scan, device_scan, engine_cost
 from rag_planes import MAKERS

@@ -14,8 +14,8 @@ from typing import Any
 
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.wavefront.scripted import EngineCost, ScriptedEngine
-from dovetail.runtime.wavefront.simulation import Machine, Simulation
+from dovetail.runtime.sim.scripted import EngineCost, ScriptedEngine
+from dovetail.runtime.sim.workflows import Machine, Simulation
 from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
 from rag_costs import MOST_SEQUENCES, STEP_TOKENS
 from rag_planes import Setting, make_plane

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dovetail.ir.model import ModelSpec
-from dovetail.runtime.machines import MACHINES, Roofline
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.sim.machines import MACHINES, Roofline
 from dovetail.runtime.wavefront.costs import StepCost
 from dovetail.topology.parameters import Figure
 from dovetail.topology.presets import preset_model

@@ -12,8 +12,9 @@ from typing import Any
 from baselines.speculation import PipeRag, RalmSpec
 from baselines.stages import AsyncDivided, AsyncUnsplit, FixedSplit, StageSequential
 from dovetail.runtime.retrieval.hot import HotSet
+from dovetail.runtime.sim.scripted import EngineCost
+from dovetail.runtime.sim.workflows import Machine, Plane
 from dovetail.runtime.wavefront.costs import StageCosts, StepCost
-from dovetail.runtime.wavefront.scripted import EngineCost
 from dovetail.runtime.wavefront.settings import (
     PREFETCH,
     REORDER,
@@ -24,7 +25,6 @@ from dovetail.runtime.wavefront.settings import (
     TRANSFORMATIONS,
     WavefrontSettings,
 )
-from dovetail.runtime.wavefront.simulation import Machine, Plane
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from rag_costs import STEP_TOKENS
 from rag_world import Scene

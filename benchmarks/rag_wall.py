@@ -22,8 +22,8 @@ from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.build import fill_index
 from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.scans import Scan
+from dovetail.runtime.sim.workflows import Outcome, Simulation
 from dovetail.runtime.wavefront import messages as m
-from dovetail.runtime.wavefront.simulation import Outcome, Simulation
 from dovetail.runtime.workflow_run import WorkflowRun
 from rag_script import Corpus, Vectors
 

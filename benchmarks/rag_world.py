@@ -1,6 +1,6 @@
 """What requests meet: an index of vectors, an encoder, functions; and the requests themselves.
 
-In: a script, an index. Out: a `Scene`, the `World` of `dovetail.runtime.wavefront.simulation`, the
+In: a script, an index. Out: a `Scene`, the `World` of `dovetail.runtime.sim.workflows`, the
 same for every scheduler.
 """
 

@@ -28,7 +28,6 @@ from dovetail.runtime.flows.costs import measure_scan
 from dovetail.runtime.forward import find_tape
 from dovetail.runtime.framing import receive_value, send_value
 from dovetail.runtime.launch import Child
-from dovetail.runtime.machines import Machine, assumed_profile, kv_token_bytes
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import (
@@ -41,6 +40,7 @@ from dovetail.runtime.retrieval.memory_plan import (
 )
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import EmulatedGpu, Gpu, Refused, Room, TorchGpu
+from dovetail.runtime.sim.machines import Machine, assumed_profile, kv_token_bytes
 
 SIZES = 33
 """Sizes of either side for which there are rows."""

@@ -7,7 +7,7 @@ In: the engine's spans, batches and ended requests. Out: tracks `engine` (steps 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from dovetail.runtime.kv_pool import KvPool
 from dovetail.runtime.plan import Batch
@@ -36,6 +36,10 @@ class StepRecorder:
     def draw(self, track: str, name: str, start: float, end: float) -> None:
         """Add what another part than the engine's thread did."""
         self._timeline.span(self._timeline.track(PROCESS, track), name, start, end)
+
+    def beside(self, track: str, name: str) -> AbstractContextManager[None]:
+        """Add the body as a span of another part than the engine's thread; any thread may."""
+        return self._timeline.measure(self._timeline.track(PROCESS, track), name)
 
     def join(self, request: int, flow: int) -> None:
         """Have the arrow `flow`, which others draw too, lead through the steps of a request."""

@@ -26,8 +26,8 @@ from dovetail.cli.report import (
 if TYPE_CHECKING:
     from dovetail.ir.profile import ProfileFile
     from dovetail.runtime.calls import CallProfile
-    from dovetail.runtime.scenario import Scenario
-    from dovetail.runtime.simulator import Arrival, Simulation
+    from dovetail.runtime.sim.scenario import Scenario
+    from dovetail.runtime.sim.simulator import Arrival, Simulation
 
 POLICIES = ("auto", "off", "full")
 
@@ -83,7 +83,7 @@ def offload_command(
     json: AsJson = False,
 ) -> None:
     """Simulate serving a trace on a machine class with and without the CPU's help."""
-    from dovetail.runtime.scenario import make_scenario
+    from dovetail.runtime.sim.scenario import make_scenario
     from dovetail.runtime.timeline import Timeline
 
     policies = POLICIES if offload == "all" else (offload,)
@@ -147,7 +147,7 @@ def _read_arrivals(
     trace: Path, requests: int, rate: float | None, speed: float, seed: int
 ) -> list[Arrival]:
     from dovetail.compiler.workload import read_times, read_workload
-    from dovetail.runtime.scenario import schedule
+    from dovetail.runtime.sim.scenario import schedule
 
     workload, times = read_workload(trace), read_times(trace)
     lengths = list(zip(workload.prompt_lengths, workload.output_lengths, strict=True))[:requests]

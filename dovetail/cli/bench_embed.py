@@ -26,7 +26,7 @@ from dovetail.cli.report import (
 
 if TYPE_CHECKING:
     from dovetail.runtime.embedding.capacity import Capacity
-    from dovetail.runtime.embedding.pairs import PairRow
+    from dovetail.runtime.sim.pairs import PairRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def embed_command(
 
 
 def _simulate(pair: str) -> PairReport:
-    from dovetail.runtime.embedding.pairs import (
+    from dovetail.runtime.sim.pairs import (
         PAIRS,
         SOURCES,
         core_rows,

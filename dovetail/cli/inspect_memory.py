@@ -24,9 +24,9 @@ from dovetail.runtime.gpu_memory import (
     divide_memory,
     name_index,
 )
-from dovetail.runtime.machines import MACHINES
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.sim.machines import MACHINES
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 

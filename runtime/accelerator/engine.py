@@ -24,7 +24,7 @@ from dovetail.ir.profile import ProfileFile
 from dovetail.runtime.accelerator.device import CPU, TorchDevice
 from dovetail.runtime.accelerator.generated import GeneratedProducts
 from dovetail.runtime.accelerator.group import PairGroup
-from dovetail.runtime.accelerator.lane import Lane
+from dovetail.runtime.accelerator.lane import Lane, draw_nothing
 from dovetail.runtime.accelerator.orders import LaneSizes, PairSetup, order_step
 from dovetail.runtime.accelerator.pair import DevicePair
 from dovetail.runtime.accelerator.profile import find_profile
@@ -44,6 +44,7 @@ from dovetail.runtime.plan import Batch, PrefillChunk, SchedulerSettings, StepPl
 from dovetail.runtime.predictor import Predictor, ZeroPredictor
 from dovetail.runtime.rank_options import RankOptions
 from dovetail.runtime.ranks import RankSetup
+from dovetail.runtime.recorder import StepRecorder
 from dovetail.runtime.request import Home, Request
 from dovetail.runtime.step import StepBuffers, StepShape
 from dovetail.topology.hardware import HardwareSpec
@@ -101,9 +102,10 @@ class DeviceEngine(Engine):
         self._others: Sequence[RankSetup] = ()
         service = more.pop("plan", None) or artifact.service
         threads = more.pop("threads", None)
-        service, own = share_cpus(service, hardware, threads, options.name)
-        self.accelerator = TorchDevice(options.name, own)
         settings = settings or SchedulerSettings()
+        alone = settings.offload == "off"
+        service, own = share_cpus(service, hardware, threads, options.name, alone=alone)
+        self.accelerator = TorchDevice(options.name, own)
         super().__init__(artifact, part, hardware, plan=service, settings=settings, **more)
         with ExitStack() as undo:
             undo.callback(super().close)
@@ -116,7 +118,7 @@ class DeviceEngine(Engine):
             self.lanes = self.pair.lanes
             self._start_group(name)
             self._schedule(settings, ZeroPredictor())
-            if settings.offload == "auto":
+            if not alone:
                 self._schedule(settings, self._measure(artifact, hardware))
             undo.pop_all()
 
@@ -231,6 +233,16 @@ class DeviceEngine(Engine):
         finally:
             super().close()
 
+    def start_recording(self, recorder: StepRecorder) -> None:
+        """See Engine; device, CPU attention and link have tracks of their own."""
+        super().start_recording(recorder)
+        self.pair.record(recorder.beside)
+
+    def stop_recording(self) -> None:
+        """See Engine."""
+        self.pair.record(draw_nothing)
+        super().stop_recording()
+
     # ---- a step ----
 
     def _execute(self, plan: StepPlan) -> tuple[Request, ...]:
@@ -341,11 +353,17 @@ class DeviceEngine(Engine):
 
 
 def share_cpus(
-    service: ServicePlan, hardware: HardwareSpec, threads: int | None, name: str
+    service: ServicePlan,
+    hardware: HardwareSpec,
+    threads: int | None,
+    name: str,
+    *,
+    alone: bool = False,
 ) -> tuple[ServicePlan, int]:
     """Return the plan for the CPU's kernels, and the threads that torch keeps on `torch:cpu`.
 
     There torch has half of the CPUs, or what `threads` of our kernels leave; both at least one.
+    alone: these never attend, so that without `threads` torch has all CPUs.
     Beside another device the CPU's kernels have what was planned.
     """
     if name != CPU:
@@ -353,7 +371,8 @@ def share_cpus(
     allowed = hardware.allowed_pus
     count = min(len(allowed), int(hardware.cpu_quota or len(allowed))) or 1
     ours = max(1, min(threads or count // 2, count) // service.processes)
-    own = max(1, count // service.processes - ours)
+    kept = 0 if alone and threads is None else ours
+    own = max(1, count // service.processes - kept)
     last = tuple(allowed[-ours:]) if service.processes == 1 and len(allowed) > ours else ()
     phase = PhasePlan(threads=ours, cpus=last)
     return changed(service, prefill=phase, decode=phase, nodes=()), own

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -38,9 +39,19 @@ from dovetail.runtime.tape import Operands
 
 CROSSING = ("qkv", "attention")
 """Buffers of which rows cross the link: to the CPU, and back."""
+DEVICE, ATTENTION, LINK = "device", "CPU attention", "link"
+"""Tracks of a recording: what runs; but of a device with streams, when work was given to it."""
 OUT_ROWS = ("out_rows", "temperature", "top_k", "top_p", "min_p", "uniform")
 
 Blocks = npt.NDArray[np.int32]
+Pen: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
+"""Draws what its body does: a track and a name."""
+_UNDRAWN = nullcontext()
+
+
+def draw_nothing(track: str, name: str) -> AbstractContextManager[None]:
+    """Return a body that nobody records."""
+    return _UNDRAWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +125,8 @@ def attention_tape(tape: Tape, sequences: int) -> Tape:
 class Lane:
     """Buffers of one batch, on both sides, and the tapes bound to them."""
 
-    def __init__(self, model: DeviceModel) -> None:
+    def __init__(self, model: DeviceModel, name: str = "batch 0") -> None:
+        self._name, self.pen = name, draw_nothing
         spec, tape, device = model.spec, model.tape, model.device
         tokens, sequences = model.sizes
         self._model, self._device = model, device
@@ -249,13 +261,17 @@ class Lane:
             host = torch.from_numpy(self.buffers.arrays[name][:count])
             self.step.arrays[name][:count].copy_(host, non_blocking=True)
 
-    def rehearse(self, prompts: Sequence[int], decodes: Sequence[int], on_cpu: int = 0) -> None:
+    def rehearse(
+        self, prompts: Sequence[int], decodes: Sequence[int], on_cpu: int = 0, stored: int = 0
+    ) -> None:
         """Fill the lane with made-up sequences of so many tokens: prompts, decodes, CPU's decodes.
 
-        For measuring: of their KV nothing is read that matters.
+        For measuring: of their KV nothing is read that matters. `stored`: tokens that each prompt
+        had before.
         """
         arrays, pools = self.buffers.arrays, self._model.pools
-        lengths = np.array([*prompts, *decodes, *[1] * on_cpu], np.int32)
+        whole = [stored + length for length in prompts]
+        lengths = np.array([*whole, *decodes, *[1] * on_cpu], np.int32)
         starts = np.cumsum([0, *prompts, *[1] * (len(decodes) + on_cpu)])
         rows = int(starts[-1])
         arrays["token_ids"][:rows] = 0
@@ -269,7 +285,8 @@ class Lane:
         out = len(decodes) + on_cpu
         arrays["out_rows"][:out] = np.arange(rows - out, rows)
         self._brought = self._sent = np.zeros((2, 0), np.int32)
-        self._cpu_slots, self._samples = np.zeros(on_cpu, np.int64), False
+        self._cpu_slots, self._samples = np.zeros(on_cpu, np.int64), True
+        arrays["temperature"][:out] = 0.0
         self.set_args(
             LaneSizes(
                 n_tokens=rows,
@@ -285,19 +302,26 @@ class Lane:
 
     def bring(self, layer: int) -> bool:
         """Copy what prompts on the CPU computed before to the landing; tell whether they did."""
-        self._model.copy_blocks(layer, self._brought, Home.GPU)
-        return self._brought.size > 0
+        if not self._brought.size:
+            return False
+        with self.pen(LINK, f"{self._name}: KV in"):
+            self._model.copy_blocks(layer, self._brought, Home.GPU)
+        return True
 
     def start_layer(self, layer: int, worker: ThreadPoolExecutor) -> None:
         """Give all up to and including the attention of a layer; the CPU's part to its thread."""
-        self.forward.run(self.between[layer], self.step)
+        with self.pen(DEVICE, f"{self._name}: products"):
+            self.forward.run(self.between[layer], self.step)
         device = self._device
         if self._decodes or self._sent.size:
             device.follow(device.copy, device.mark(device.compute))
         if self._decodes:
             self._hand_over(layer, worker)
-        self._model.copy_blocks(layer, self._sent, Home.CPU)
-        self.forward.run(self.attention[layer], self.step)
+        if self._sent.size:
+            with self.pen(LINK, f"{self._name}: KV out"):
+                self._model.copy_blocks(layer, self._sent, Home.CPU)
+        with self.pen(DEVICE, f"{self._name}: attention"):
+            self.forward.run(self.attention[layer], self.step)
 
     def _hand_over(self, layer: int, worker: ThreadPoolExecutor) -> None:
         arrived = self._cross("qkv", out=True)
@@ -315,7 +339,7 @@ class Lane:
         ours = rows[last - self._decodes : last]
         theirs = host[: self._decodes, : ours.shape[1]]
         to, held = (theirs, ours) if out else (ours, theirs)
-        with self._device.copying():
+        with self.pen(LINK, f"{self._name}: {name}"), self._device.copying():
             to.copy_(held, non_blocking=True)
         return self._device.mark(self._device.copy)
 
@@ -334,10 +358,10 @@ class Lane:
         """Store the keys and values of the CPU's decodes and attend. On the CPU's thread."""
         self._device.wait(arrived)
         begun = time.perf_counter()
-        self._store(layer)
-        span = self._cpu_spans[layer]
-        cpu = self._model.cpu.device
-        cpu.run(Segment(self._cpu.tape, self._cpu.plan, self._cpu_args, span))
+        span, cpu = self._cpu_spans[layer], self._model.cpu.device
+        with self.pen(ATTENTION, f"{self._name}: attention"):
+            self._store(layer)
+            cpu.run(Segment(self._cpu.tape, self._cpu.plan, self._cpu_args, span))
         self.attending += time.perf_counter() - begun
 
     def _store(self, layer: int) -> None:
@@ -356,10 +380,11 @@ class Lane:
 
     def end(self) -> None:
         """Give the rest of the step and the choice of tokens."""
-        self.forward.run(self.between[-1], self.step)
         rows = self.step.counts["n_out"]
-        if self._samples and rows:
-            choose_tokens(self.step, rows, self._model.spec.vocab_size)
+        with self.pen(DEVICE, f"{self._name}: logits"):
+            self.forward.run(self.between[-1], self.step)
+            if self._samples and rows:
+                choose_tokens(self.step, rows, self._model.spec.vocab_size)
 
     def fetch(self) -> None:
         """Copy the chosen tokens to the host, and the logits where they are asked for."""

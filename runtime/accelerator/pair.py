@@ -18,7 +18,7 @@ import torch
 from dovetail.ir.errors import CapacityError, DovetailError, RankError
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.accelerator.device import TorchDevice
-from dovetail.runtime.accelerator.lane import DeviceModel, Lane
+from dovetail.runtime.accelerator.lane import LINK, DeviceModel, Lane, Pen, draw_nothing
 from dovetail.runtime.accelerator.orders import StepOrder
 from dovetail.runtime.accelerator.tape import DevicePools, Products
 from dovetail.runtime.accelerator.weights import TYPES, load_weights
@@ -74,7 +74,8 @@ class DevicePair:
                 sizes=(limits.step_tokens, limits.sequences),
                 products=products,
             )
-            self.lanes = [Lane(self.model) for _ in range(2)]
+            self.lanes = [Lane(self.model, f"batch {i}") for i in range(2)]
+        self._pen = draw_nothing
         self.worker = ThreadPoolExecutor(1, "cpu-attention")
 
     def join(self, collective: Any) -> None:
@@ -82,6 +83,12 @@ class DevicePair:
         self._collective = collective
         for lane in self.lanes:
             lane.join(collective)
+
+    def record(self, pen: Pen) -> None:
+        """Draw what devices and link do from now on."""
+        self._pen = pen
+        for lane in self.lanes:
+            lane.pen = pen
 
     # ---- a step ----
 
@@ -143,7 +150,8 @@ class DevicePair:
             out = i < leaving
             ends = (move.source, move.target) if out else (move.target, move.source)
             home = Home.CPU if out else Home.GPU
-            self.model.copy_blocks(layer, np.array(ends, np.int32), home)
+            with self._pen(LINK, "KV moves out" if out else "KV moves in"):
+                self.model.copy_blocks(layer, np.array(ends, np.int32), home)
         return bool(moves) or any(brought)
 
     def close(self) -> None:

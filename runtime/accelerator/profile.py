@@ -24,7 +24,7 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.runtime.accelerator.lane import Lane
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.cost_tables import read_profile, write_profile
+from dovetail.runtime.cost_tables import Curve, Surface, read_profile, write_profile
 from dovetail.runtime.profiler import measure_profile, measured_row, profile_key, refine, repeat
 from dovetail.runtime.request import Home
 from dovetail.topology.hardware import HardwareSpec
@@ -46,6 +46,10 @@ SWAPPED = 64
 """Most blocks that are moved at once to be timed."""
 CPU_BYTES = 1 << 28
 """KV that is touched to be measured on `torch:cpu`."""
+CHUNK = "chunk"
+"""Stands for later chunks of prompts until these are added up to rows of `prefill`."""
+HANDED = "handed"
+"""Stands for attention of many rows on the CPU until what each adds is in `cpu_decode`."""
 DOUBTFUL = "a profile in the cache is of no use (%s); measuring anew"
 
 log = logging.getLogger("dovetail")
@@ -57,6 +61,8 @@ def device_key(artifact: Artifact, engine: DeviceEngine, hardware: HardwareSpec)
     own = f"{describe_device(engine)}, {device.threads} threads, torch {torch.__version__}"
     key = profile_key(artifact, engine, hardware)
     made = f"{sizes.dtype}, steps of {sizes.sizes[0]} tokens, {sizes.sizes[1]} sequences"
+    pools = (sizes.pools.blocks, engine.pool.n_blocks)  # tables reach as far; twice is another one
+    made += ", pools of up to {} and {} blocks".format(*(1 << n.bit_length() for n in pools))
     return msgspec.structs.replace(key, device=f"{key.device} beside {own}, {made}")
 
 
@@ -108,6 +114,10 @@ def measure_device(engine: DeviceEngine, key: ProfileKey, seconds: float = BUDGE
             times = repeat(bench.prepare(table, at), time.perf_counter, POINT_SHARE * seconds)
         tables.setdefault(table, []).append(measured_row((at,) if table != "launch" else (), times))
         spent += 1
+    if late := tables.pop(CHUNK, None):
+        tables["prefill"] += later_chunks(sorted(tables["prefill"], key=_place)[-1], late)
+    if handed := tables.pop(HANDED, None):
+        tables["cpu_decode"] = carry_rows(tables["cpu_decode"], tables["launch"][0], handed[0])
     took = time.perf_counter() - start
     log.info("measured %d points of %s in %.1f s", spent, describe_device(engine), took)
     return ProfileFile(
@@ -115,6 +125,34 @@ def measure_device(engine: DeviceEngine, key: ProfileKey, seconds: float = BUDGE
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tables={t: tuple(sorted(rows, key=_place)) for t, rows in tables.items()},
     )
+
+
+def carry_rows(rows: Sequence[CostRow], launch: CostRow, handed: CostRow) -> list[CostRow]:
+    """Return the CPU's attention with what each sequence's row adds on its way and in its pool.
+
+    handed: attention of so many sequences of one token, from the device and back; of that of one
+    `launch` says all.
+    """
+    surface = Surface([(row.at[0], row.at[1], row.seconds) for row in rows])
+    count = handed.at[0]
+    attended = surface.at(count, count)[0] - surface.at(1, 1)[0]
+    each = max(0.0, handed.seconds - launch.seconds - attended) / max(1, count - 1)
+    return [msgspec.structs.replace(r, seconds=r.seconds + each * r.at[0]) for r in rows]
+
+
+def later_chunks(first: CostRow, ends: Sequence[CostRow]) -> list[CostRow]:
+    """Return what prompts longer than a step take in all, step by step, up to the last of `ends`.
+
+    first: the row of a prompt that fills a step. ends: seconds of a full step of a prompt that ends
+    there; between them a step takes more in proportion, as it sees more.
+    """
+    size, seconds, rows = first.at[0], first.seconds, []
+    curve = Curve(sorted((row.at[0], row.seconds) for row in ends))
+    for number in range(2, -(-ends[-1].at[0] // size) + 1):
+        seconds += curve.at(number * size)[0]
+        spread = max(row.spread for row in ends)
+        rows.append(CostRow(at=(number * size,), seconds=seconds, origin="measured", spread=spread))
+    return rows
 
 
 def _place(row: CostRow) -> tuple[int, ...]:
@@ -148,8 +186,11 @@ class _Bench:
             "gpu_decode": refine(1, stored),
             "head": refine(1, self._sequences),
             "swap": [[n * self._block_bytes for n in level] for level in refine(1, moved)],
-            "launch": [[0]],
+            "launch": [[1]],
+            HANDED: [[self._sequences]],
         }
+        if self._context > self._tokens:
+            lines[CHUNK] = refine(min(2 * self._tokens, self._context), self._context)
         for level in range(max(map(len, lines.values()))):
             for table, line in lines.items():
                 for x in line[level] if level < len(line) else ():
@@ -168,6 +209,12 @@ class _Bench:
         lane = self._fill([length], [])
         return self._layered(lane, lane.attention)
 
+    def chunk(self, end: int) -> Callable[[], float]:
+        """What a step full of the last tokens of a prompt takes."""
+        lane = self._lane
+        lane.rehearse([self._tokens], [], stored=max(0, end - self._tokens))
+        return self._layered(lane, lane.attention)
+
     def gpu_decode(self, tokens: int) -> Callable[[], float]:
         each = min(EACH, self._context, tokens)
         count = min(self._sequences, max(1, tokens // each))
@@ -176,7 +223,7 @@ class _Bench:
 
     def head(self, rows: int) -> Callable[[], float]:
         lane = self._fill([], [1] * rows)
-        return self._timed(lambda: lane.forward.run(lane.between[-1], lane.step), 1)
+        return self._timed(lane.end, 1)
 
     def swap(self, nbytes: int) -> Callable[[], float]:
         count = nbytes // self._block_bytes
@@ -186,9 +233,9 @@ class _Bench:
             lambda: [copy(layer, blocks, Home.CPU) for layer in range(self._layers)], 1
         )
 
-    def launch(self, _: int) -> Callable[[], float]:
+    def launch(self, rows: int) -> Callable[[], float]:
         """What the CPU's attention costs beside itself: two crossings and waking its thread."""
-        lane = self._fill([], [], on_cpu=1)
+        lane = self._fill([], [], on_cpu=rows)
         worker = self._pair.worker
 
         def give() -> None:
@@ -221,8 +268,10 @@ class _Bench:
 _PREPARE: dict[str, Callable[[_Bench, int], Callable[[], float]]] = {
     "linear": _Bench.linear,
     "prefill": _Bench.prefill,
+    CHUNK: _Bench.chunk,
     "gpu_decode": _Bench.gpu_decode,
     "head": _Bench.head,
     "swap": _Bench.swap,
     "launch": _Bench.launch,
+    HANDED: _Bench.launch,
 }

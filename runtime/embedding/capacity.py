@@ -29,11 +29,11 @@ from dovetail.runtime.embedding.detector import (
 )
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids, Instance
 from dovetail.runtime.embedding.line import FittedLine, Line, fit_line
-from dovetail.runtime.embedding.pairs import pair_plan
 from dovetail.runtime.embedding.process import ProcessInstance
 from dovetail.runtime.embedding.profiling import Trial, profile_line, stress_depths
 from dovetail.runtime.embedding.service import EmbeddingService, Models, Observer
 from dovetail.runtime.embedding.source import artifact_source, find_encoder, open_encoder
+from dovetail.runtime.sim.pairs import pair_plan
 from dovetail.topology.hardware import read_hardware
 
 ALPHA_RATIO, BETA_RATIO = 0.21, 0.27 / 0.32

@@ -19,9 +19,9 @@ from dovetail.ir import errors
 from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.ir.index_file import Passage
 from dovetail.runtime.framing import pack_value, receive_value
-from dovetail.runtime.machines import Machine
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.cursor import Hit
+from dovetail.runtime.sim.machines import Machine
 
 MAX_MESSAGE = 1 << 30
 

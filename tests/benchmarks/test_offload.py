@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.runtime.plan import Batch, StepPlan
-from dovetail.runtime.simulated_step import Stage, StepTime
+from dovetail.runtime.sim.simulated_step import Stage, StepTime
 from dovetail.runtime.timed import TimedStep
 
 TRACE = "input_tokens,output_tokens\n" + "330,20\n" * 40

@@ -15,9 +15,9 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.sim.scripted import ScriptedEngine
+from dovetail.runtime.sim.workflows import Machine, Simulation
 from dovetail.runtime.wavefront import messages as m
-from dovetail.runtime.wavefront.scripted import ScriptedEngine
-from dovetail.runtime.wavefront.simulation import Machine, Simulation
 
 MODULES = ("rag", "rag_cells", "rag_costs", "rag_planes", "rag_script")
 MODULES += ("rag_wall", "rag_world")

@@ -8,7 +8,7 @@ from dovetail.runtime.at_once import AtOnce
 from dovetail.runtime.pipeline import LayerTimes, MeanStep
 from dovetail.runtime.plan import Limits
 from dovetail.runtime.predictor import Estimate, ZeroPredictor
-from dovetail.runtime.scenario import make_scenario, synthesize
+from dovetail.runtime.sim.scenario import make_scenario, synthesize
 
 
 class Made(ZeroPredictor):

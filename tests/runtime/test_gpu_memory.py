@@ -19,11 +19,11 @@ from dovetail.runtime.gpu_memory import (
     retrieval_table,
     take_share,
 )
-from dovetail.runtime.machines import assumed_profile, find_machine
 from dovetail.runtime.open_engine import EngineOptions
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.memory_plan import MemoryProblem, plan_gpu_memory
 from dovetail.runtime.retrieval.wire import EmulatedGpu, TorchGpu
+from dovetail.runtime.sim.machines import assumed_profile, find_machine
 from dovetail.topology.hardware import read_hardware
 from tests.runtime.conftest import SPEC
 

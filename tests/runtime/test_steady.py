@@ -7,10 +7,10 @@ import pytest
 
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.machines import assumed_profile, find_machine
 from dovetail.runtime.pipeline import LayerTimes
 from dovetail.runtime.plan import Limits
 from dovetail.runtime.predictor import ZeroPredictor
+from dovetail.runtime.sim.machines import assumed_profile, find_machine
 from dovetail.runtime.steady import Demand, OffloadVerdict, weigh_offload
 from dovetail.topology.presets import preset_model
 

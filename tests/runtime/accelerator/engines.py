@@ -16,8 +16,8 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.accelerator.engine import DeviceEngine
 from dovetail.runtime.app import App, load
 from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.machines import assumed_profile, find_machine
 from dovetail.runtime.plan import SchedulerSettings, StepPlan
+from dovetail.runtime.sim.machines import assumed_profile, find_machine
 from dovetail.topology.parameters import Figure
 from tests.models import save_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dovetail.runtime.embedding.simulation import Call
+from dovetail.runtime.sim.queries import Call
 
 
 def poisson_calls(rate: float, seconds: float, tokens: int, seed: int = 0) -> list[Call]:

@@ -23,9 +23,9 @@ from dovetail.runtime.embedding.depths import Depths, make_manager
 from dovetail.runtime.embedding.detector import DevicePlan, EmbeddingPlan
 from dovetail.runtime.embedding.instance import EmulatedAccelerator, Ids
 from dovetail.runtime.embedding.line import FittedLine, Line, Point
-from dovetail.runtime.embedding.pairs import PAIRS, pair_depths, pair_plan
 from dovetail.runtime.embedding.query import Batch
 from dovetail.runtime.embedding.service import EmbeddingService
+from dovetail.runtime.sim.pairs import PAIRS, pair_depths, pair_plan
 from tests.runtime.embedding.test_instance import Clock
 
 ONE = EmbeddingPlan((DevicePlan("npu", "emulated"),), False)

@@ -13,7 +13,7 @@ from dovetail.runtime.embedding.calibrate import Calibrator
 from dovetail.runtime.embedding.capacity import measure_capacity, stress_in_turns
 from dovetail.runtime.embedding.instance import EmulatedAccelerator
 from dovetail.runtime.embedding.line import Line
-from dovetail.runtime.embedding.pairs import pair_plan
+from dovetail.runtime.sim.pairs import pair_plan
 
 SLO = 1.0
 LINES = {"npu": Line(0.0016, 0.0), "cpu": Line(0.008, 0.0)}

@@ -17,7 +17,7 @@ from dovetail.runtime.embedding.line import Arrival, Line
 from dovetail.runtime.embedding.query import Query, QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import QueueManager
 from dovetail.runtime.embedding.service import EmbeddingService
-from dovetail.runtime.embedding.simulation import Call, simulate
+from dovetail.runtime.sim.queries import Call, simulate
 from tests.runtime.embedding.arrivals import poisson_calls
 from tests.runtime.embedding.toy_encoders import Toy, vector
 

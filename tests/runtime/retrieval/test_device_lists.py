@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 pytest.importorskip("faiss")
 
 from dovetail.ir.errors import CapacityError, DeviceError
-from dovetail.runtime.machines import MACHINES
 from dovetail.runtime.retrieval.build import METRICS, build_index
 from dovetail.runtime.retrieval.cursor import Hit
 from dovetail.runtime.retrieval.device_lists import (
@@ -26,6 +25,7 @@ from dovetail.runtime.retrieval.hot import HotSet
 from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.scans import Mask, Only, Scan
 from dovetail.runtime.retrieval.wire import EmulatedGpu
+from dovetail.runtime.sim.machines import MACHINES
 
 DIM, COUNT, LISTS = 16, 800, 20
 RNG = np.random.default_rng(13)

@@ -17,10 +17,10 @@ from dovetail.ir.graph import contract
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Workflow
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.sim.workflows import Machine, Outcome
 from dovetail.runtime.wavefront.ahead import prompts_after, search_after
 from dovetail.runtime.wavefront.messages import Copy, Deliver, Failed, Order, Report, Scan
 from dovetail.runtime.wavefront.settings import TRANSFORMATIONS, WavefrontSettings
-from dovetail.runtime.wavefront.simulation import Machine, Outcome
 from dovetail.runtime.wavefront.wavefront import Wavefront
 from dovetail.runtime.workflow_run import WorkflowRun, run_in_order
 from tests.runtime.wavefront.world import (

@@ -16,11 +16,11 @@ from dovetail.ir.workflow import Embedding, Generation, Retrieval
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.cursor import Hit, merge_hits
 from dovetail.runtime.services import Document, perform
+from dovetail.runtime.sim.scripted import PlainCost, ScriptedEngine
+from dovetail.runtime.sim.workflows import Machine, Plane, Simulation
 from dovetail.runtime.wavefront.costs import StageCosts, StepCost
 from dovetail.runtime.wavefront.hot import Swap
 from dovetail.runtime.wavefront.messages import Found, Part
-from dovetail.runtime.wavefront.scripted import PlainCost, ScriptedEngine
-from dovetail.runtime.wavefront.simulation import Machine, Plane, Simulation
 from dovetail.runtime.workflow_run import Call
 
 Vector = NDArray[np.float32]

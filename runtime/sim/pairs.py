@@ -15,7 +15,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.runtime.embedding.depths import Depths, cost_saving, decide_depths, make_manager
 from dovetail.runtime.embedding.detector import DevicePlan, EmbeddingPlan
 from dovetail.runtime.embedding.line import FittedLine, Line, Point, fit_line
-from dovetail.runtime.embedding.simulation import Call, simulate
+from dovetail.runtime.sim.queries import Call, simulate
 
 LENGTH = 75
 """Tokens of a query in the paper's experiments."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.scenario import make_scenario, schedule, synthesize
-from dovetail.runtime.simulator import Arrival, Simulation
+from dovetail.runtime.sim.scenario import make_scenario, schedule, synthesize
+from dovetail.runtime.sim.simulator import Arrival, Simulation
 
 
 def run(machine: str, offload: str, arrivals: list[Arrival], **options: float) -> Simulation:

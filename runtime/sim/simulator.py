@@ -6,6 +6,7 @@ the devices were, and a timeline. Nothing is computed and nothing sleeps.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from typing import Protocol
 from dovetail.ir.errors import CapacityError
 from dovetail.runtime.plan import Batch, StepPlan
 from dovetail.runtime.request import Metrics, Request, SamplingParams
-from dovetail.runtime.simulated_step import StepTime, Truth
+from dovetail.runtime.sim.simulated_step import StepTime, Truth
 from dovetail.runtime.timeline import Timeline
 
 LAYER_STEPS = 16
@@ -133,8 +134,13 @@ def simulate(
     arrivals: Iterable[Arrival],
     truth: Truth,
     timeline: Timeline | None = None,
+    *,
+    in_flight: int | None = None,
 ) -> Simulation:
-    """Serve `arrivals` and return what came of it; `make_scheduler` is given the clock."""
+    """Serve `arrivals` and return what came of it; `make_scheduler` is given the clock.
+
+    in_flight: with so many requests in the system, later ones come as these end.
+    """
     clock = VirtualClock()
     scheduler = make_scheduler(clock.now)
     queue = deque(sorted(arrivals, key=lambda arrival: arrival.at))
@@ -142,7 +148,7 @@ def simulate(
     picture = _Picture(timeline) if timeline else None
     start = clock.seconds = queue[0].at if queue else 0.0
     while queue or scheduler.busy:
-        _admit(scheduler, queue, clock, totals)
+        _admit(scheduler, queue, clock, totals, in_flight)
         if not scheduler.busy:
             if queue:
                 clock.seconds = max(clock.seconds, queue[0].at)
@@ -168,13 +174,18 @@ def simulate(
 
 
 def _admit(
-    scheduler: ControlPlane, queue: deque[Arrival], clock: VirtualClock, totals: _Totals
+    scheduler: ControlPlane,
+    queue: deque[Arrival],
+    clock: VirtualClock,
+    totals: _Totals,
+    in_flight: int | None,
 ) -> None:
-    """Submit what has come by now, each with the time at which it came."""
+    """Submit what has come by now, each with the time at which it came, or found room."""
     now = clock.seconds
-    while queue and queue[0].at <= now:
+    most = math.inf if in_flight is None else in_flight
+    while queue and queue[0].at <= now and len(scheduler.requests) < most:
         arrival = queue.popleft()
-        clock.seconds = arrival.at
+        clock.seconds = arrival.at if in_flight is None else now
         params = SamplingParams(max_tokens=max(1, arrival.output), ignore_eos=True, seed=0)
         try:
             scheduler.submit(_make_prompt(len(queue), arrival.prompt), params)

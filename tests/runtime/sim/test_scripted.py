@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dovetail.ir.workflow import Generation
+from dovetail.runtime.sim.scripted import PlainCost, ScriptedEngine
 from dovetail.runtime.wavefront.costs import StepCost
 from dovetail.runtime.wavefront.messages import Finished, Generate, Progressed, Report, Source
-from dovetail.runtime.wavefront.scripted import PlainCost, ScriptedEngine
 
 NODE = Generation("answer", prompt="{input}", output="answer")
 

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Sequence
 
 from dovetail.ir.workflow import Generation
+from dovetail.runtime.sim.scripted import ScriptedEngine
+from dovetail.runtime.sim.workflows import Simulation
 from dovetail.runtime.wavefront.messages import Finished, Generate, Order, Report, Source
-from dovetail.runtime.wavefront.scripted import ScriptedEngine
-from dovetail.runtime.wavefront.simulation import Simulation
 from dovetail.runtime.workflow_run import WorkflowRun
 from dovetail.workflows import one_shot
-from tests.runtime.wavefront.test_scripted import Seen
+from tests.runtime.sim.test_scripted import Seen
 from tests.runtime.wavefront.world import MACHINE, HashWorld
 
 NODE = Generation("answer", prompt="{input}", output="answer")

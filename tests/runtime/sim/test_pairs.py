@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.embedding.pairs import (
+from dovetail.runtime.sim.pairs import (
     PAIRS,
     core_rows,
     find_pair,

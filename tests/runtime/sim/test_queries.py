@@ -15,7 +15,7 @@ from dovetail.runtime.embedding.line import Arrival, Line
 from dovetail.runtime.embedding.profiling import profile_line
 from dovetail.runtime.embedding.query import QueueSpec, length_classes
 from dovetail.runtime.embedding.queues import QueueManager
-from dovetail.runtime.embedding.simulation import Call, simulate
+from dovetail.runtime.sim.queries import Call, simulate
 from tests.runtime.embedding.arrivals import poisson_calls
 
 SLO = 1.0

@@ -6,7 +6,7 @@ import pytest
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.cost_tables import AXES, TablePredictor
-from dovetail.runtime.machines import (
+from dovetail.runtime.sim.machines import (
     MACHINES,
     Machine,
     Roofline,

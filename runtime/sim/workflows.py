@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.workflow import Retrieval
 from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.sim.scripted import ScriptedEngine
 from dovetail.runtime.wavefront.costs import StepCost
 from dovetail.runtime.wavefront.messages import (
     Cancel,
@@ -40,7 +41,6 @@ from dovetail.runtime.wavefront.messages import (
     Scan,
     Scanned,
 )
-from dovetail.runtime.wavefront.scripted import ScriptedEngine
 from dovetail.runtime.workflow_run import Call, WorkflowRun
 
 Act: TypeAlias = Callable[[], None]

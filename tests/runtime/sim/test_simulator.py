@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from dovetail.ir.model import ModelSpec
 from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.kv_pool import KvPool
-from dovetail.runtime.machines import MACHINES, assumed_profile
 from dovetail.runtime.plan import Limits
 from dovetail.runtime.request import Home
 from dovetail.runtime.scheduler import Scheduler
-from dovetail.runtime.simulated_step import Truth
-from dovetail.runtime.simulator import Arrival, Simulation, simulate
+from dovetail.runtime.sim.machines import MACHINES, assumed_profile
+from dovetail.runtime.sim.simulated_step import Truth
+from dovetail.runtime.sim.simulator import Arrival, Simulation, simulate
 from dovetail.runtime.timeline import Timeline, check_timeline
 from dovetail.topology.presets import preset_model
 

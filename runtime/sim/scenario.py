@@ -16,11 +16,12 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.cost_tables import TablePredictor
 from dovetail.runtime.kv_pool import KvPool
-from dovetail.runtime.machines import Machine, assumed_profile, find_machine, kv_token_bytes
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.plan import Limits, SchedulerSettings
-from dovetail.runtime.simulated_step import Truth
-from dovetail.runtime.simulator import Arrival, Simulation, simulate
+from dovetail.runtime.predictor import Predictor
+from dovetail.runtime.sim.machines import Machine, assumed_profile, find_machine, kv_token_bytes
+from dovetail.runtime.sim.simulated_step import Truth
+from dovetail.runtime.sim.simulator import Arrival, Simulation, simulate
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.presets import preset_model
 
@@ -55,12 +56,9 @@ class Scenario:
         )
         told = {name: rows for name, rows in profile.tables.items() if name != "launch"}
         tables = TablePredictor(msgspec.structs.replace(profile, tables=told))
-
-        def make(clock: Callable[[], float]) -> NeoScheduler:
-            gpu, cpu = KvPool(self.machine.gpu_blocks), KvPool(self.machine.cpu_blocks)
-            return NeoScheduler(self._limits(), gpu, cpu, tables, clock, self.settings)
-
-        return simulate(make, arrivals, truth, timeline)
+        blocks = self.machine.gpu_blocks, self.machine.cpu_blocks
+        limits, settings = self._limits(), self.settings
+        return serve(tables, truth, limits, blocks, settings, arrivals, timeline=timeline)
 
     def _limits(self) -> Limits:
         spec = self.spec
@@ -72,6 +70,29 @@ class Scenario:
             n_layers=spec.n_layers,
             block_bytes=KV_BLOCK * kv_token_bytes(spec) * spec.n_layers,
         )
+
+
+def serve(
+    tables: Predictor,
+    truth: Truth,
+    limits: Limits,
+    blocks: tuple[int, int],
+    settings: SchedulerSettings,
+    arrivals: Sequence[Arrival],
+    *,
+    in_flight: int | None = None,
+    timeline: Timeline | None = None,
+) -> Simulation:
+    """Simulate the scheduler of two pools of `blocks` (device, CPU), which knows `tables`.
+
+    in_flight: so many requests at most are in the system; others come as these end.
+    """
+
+    def make(clock: Callable[[], float]) -> NeoScheduler:
+        gpu, cpu = map(KvPool, blocks)
+        return NeoScheduler(limits, gpu, cpu, tables, clock, settings)
+
+    return simulate(make, arrivals, truth, timeline, in_flight=in_flight)
 
 
 def make_scenario(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.machines import kv_token_bytes
 from dovetail.runtime.plan import Batch, PrefillChunk, StepPlan
 from dovetail.runtime.request import Home, Request
+from dovetail.runtime.sim.machines import kv_token_bytes
 
 NOTHING = Batch()
 
@@ -93,10 +93,11 @@ class Truth:
     ) -> None:
         """Noise: largest relative error of each part of each step, up or down, all equally likely.
 
-        launch: count starting the CPU's part of a stage. hidden: count that, and what no table of a
-        scheduler says: copies of q, k, v and of results beside those of KV, the logits.
+        launch: count starting the CPU's part of a stage, measured with its copies, and the logits.
+        hidden: count these, and copies of q, k, v and of results beside those of KV.
         """
         self.tables, self.spec, self.noise, self.hidden = tables, spec, noise, hidden
+        self._logits = launch or hidden
         self._launch = tables.launch().seconds if launch or hidden else 0.0
         self._random = random.Random(seed)
         size = DTYPES[spec.kv_dtype].size
@@ -114,7 +115,7 @@ class Truth:
         busy = layers * sum(stage.seconds for stage in plain)
         share = min(1.0, max(link_out, link_in) / busy) if busy else 0.0
         stages = self._stages(first, second, share) if self.hidden else plain
-        head = self._head(plan.batches) if self.hidden else 0.0
+        head = self._head(plan.batches) if self._logits else 0.0
         seconds = layers * sum(stage.seconds for stage in stages) + head
         return StepTime(
             seconds=max(seconds, link_out, link_in),
@@ -174,7 +175,7 @@ class Truth:
         return self._disturb(self.tables.swap(nbytes).seconds)
 
     def _head(self, batches: Sequence[Batch]) -> float:
-        return self.tables.head(sum(batch.sequences for batch in batches)).seconds
+        return sum(self.tables.head(batch.sequences).seconds for batch in batches)
 
     def _disturb(self, seconds: float) -> float:
         factor = self._random.uniform(1 - self.noise, 1 + self.noise) if self.noise else 1.0

@@ -200,8 +200,8 @@ the workflow is used; it may need installed packages and nothing else.
 
 ## What was computed, and what ran
 
-The same again, beside torch's CPU device: it holds hot clusters and computes the model's tokens, as a
-GPU would (`device="cuda"`). What is done follows from what things cost, so it may differ here.
+The same again, beside torch's CPU device: it holds hot clusters and computes the model's tokens, as
+a GPU would (`device="cuda"`). What is done follows from what things cost, so it may differ here.
 
 ```python
 {show}```

@@ -75,7 +75,7 @@ class DevicePair:
                 products=products,
             )
             self.lanes = [Lane(self.model, f"batch {i}") for i in range(2)]
-        self._pen = draw_nothing
+        self._pen: Pen = draw_nothing
         self.worker = ThreadPoolExecutor(1, "cpu-attention")
 
     def join(self, collective: Any) -> None:

@@ -126,7 +126,8 @@ class Lane:
     """Buffers of one batch, on both sides, and the tapes bound to them."""
 
     def __init__(self, model: DeviceModel, name: str = "batch 0") -> None:
-        self._name, self.pen = name, draw_nothing
+        self._name = name
+        self.pen: Pen = draw_nothing
         spec, tape, device = model.spec, model.tape, model.device
         tokens, sequences = model.sizes
         self._model, self._device = model, device

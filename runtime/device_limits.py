@@ -59,7 +59,8 @@ class Wishes:
 class DeviceLimits:
     """Tokens and sequences of a step, tokens of a request, KV blocks of a device's pool.
 
-    room: bytes of the device that KV may take, of which hot clusters may have a part.
+    room: bytes of the device that KV may take, of which hot clusters may have a part. landing:
+    blocks behind the pool's, in which KV of the CPU's prompts is computed.
     """
 
     step_tokens: int
@@ -67,6 +68,7 @@ class DeviceLimits:
     context: int
     blocks: int = 0
     room: int = 0
+    landing: int = 0
 
 
 ANY = Wishes()

@@ -6,7 +6,6 @@ done when a call returns, so streams and events are nothing there; elsewhere the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +21,12 @@ from dovetail.topology.hardware import read_hardware
 CPU = "torch:cpu"
 CPU_MEMORY = 0.25
 """Part of the free memory that counts as that of `torch:cpu`; half is for the CPU's KV."""
+NO_MEMORY = "can't allocate memory"
+"""What torch says where the CPU's memory is at its end."""
+WAITING = {"cuda": {"blocking": True}}
+"""Events by device: a thread that waits for one leaves its core to the CPU's attention."""
 TURING = (7, 5)
 """The last NVIDIA architecture without bfloat16 products."""
-
-log = logging.getLogger("dovetail")
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +46,8 @@ class TorchDevice:
         self.compute: Any = None
         if self.apart:
             self._check()
-            self.copy, self.compute = torch.Stream(self.device), torch.Stream(self.device)
+            self._own = torch.get_device_module(self.device)
+            self.copy, self.compute = (self._own.Stream(self.device) for _ in range(2))
 
     def _check(self) -> None:
         found = (
@@ -72,25 +74,28 @@ class TorchDevice:
         """Return the bytes that are free on the device now; of `torch:cpu` a part of the CPU's."""
         if not self.apart:
             return int(available_memory(read_hardware()) * CPU_MEMORY)
-        return int(torch.accelerator.get_memory_info(self.device)[0])
+        return int(self._own.mem_get_info(self.device)[0])
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """Have this thread give work to the device: without gradients, on its compute stream.
 
-        Raises CapacityError where its memory runs out.
+        Raises CapacityError where memory runs out, DeviceError for what else torch raises.
         """
         try:
             with torch.inference_mode():
                 if self.apart:
-                    with self.compute:
+                    with self._own.stream(self.compute):
                         yield
                 else:
                     if torch.get_num_threads() != self.threads:
                         torch.set_num_threads(self.threads)
                     yield
-        except torch.OutOfMemoryError as error:
-            raise CapacityError(f"{self.name} has no memory for a step: {error}") from None
+        except RuntimeError as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if isinstance(error, torch.OutOfMemoryError) or NO_MEMORY in said:
+                raise CapacityError(f"{self.name} has no memory: {said}") from None
+            raise DeviceError(f"torch has failed on {self.name}: {said}") from error
 
     # ---- streams: nothing to do on torch:cpu ----
 
@@ -98,7 +103,7 @@ class TorchDevice:
         """Return an event at the point that a stream has come to; None on `torch:cpu`."""
         if not self.apart:
             return None
-        event = torch.Event(self.device)
+        event = self._own.Event(**WAITING.get(self.device.type, {}))
         event.record(stream)
         return event
 
@@ -122,7 +127,7 @@ class TorchDevice:
     def copying(self) -> Iterator[None]:
         """Give work to the copy stream."""
         if self.apart:
-            with self.copy:
+            with self._own.stream(self.copy):
                 yield
         else:
             yield
@@ -138,12 +143,24 @@ class TorchDevice:
         ).numpy()
         return found
 
-    def pin(self, array: Array) -> None:
+    @contextmanager
+    def pinned(self, *arrays: Array) -> Iterator[None]:
         """Let the device copy from and to memory of the host without a detour, where CUDA can."""
-        if self.device.type == "cuda":
-            failed = torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)
-            if int(failed):
-                log.warning("KV of the CPU crosses to %s by a detour (%s)", self.name, failed)
+        if self.device.type != "cuda":
+            yield
+            return
+        runtime = torch.cuda.cudart()
+        held = [array.ctypes.data for array in arrays if not _register(runtime, array)]
+        try:
+            yield
+        finally:
+            for address in held:
+                runtime.cudaHostUnregister(address)
+
+    def release(self) -> None:
+        """Give memory that no tensor holds back to the driver."""
+        if self.apart:
+            self._own.empty_cache()
 
     def twin(self, array: Array) -> torch.Tensor:
         """Return a tensor like `array` on the device; on `torch:cpu` over the same memory."""
@@ -156,3 +173,7 @@ class TorchDevice:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise CapacityError(f"{self.name} has no memory for {shape}: {error}") from None
+
+
+def _register(runtime: Any, array: Array) -> int:
+    return int(runtime.cudaHostRegister(array.ctypes.data, array.nbytes, 0))

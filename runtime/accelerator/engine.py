@@ -103,8 +103,11 @@ class DeviceEngine(Engine):
         service = more.pop("plan", None) or artifact.service
         threads = more.pop("threads", None)
         settings = settings or SchedulerSettings()
-        alone = settings.offload == "off"
-        service, own = share_cpus(service, hardware, threads, options.name, alone=alone)
+        self._offloads = settings.offload != "off"
+        if not self._offloads:
+            more["kv_blocks"] = more.get("kv_blocks") or 1  # nobody will live there
+        name, alone = options.name, not self._offloads
+        service, own = share_cpus(service, hardware, threads, name, alone=alone)
         self.accelerator = TorchDevice(options.name, own)
         super().__init__(artifact, part, hardware, plan=service, settings=settings, **more)
         with ExitStack() as undo:
@@ -118,7 +121,7 @@ class DeviceEngine(Engine):
             self.lanes = self.pair.lanes
             self._start_group(name)
             self._schedule(settings, ZeroPredictor())
-            if not alone:
+            if self._offloads:
                 self._schedule(settings, self._measure(artifact, hardware))
             undo.pop_all()
 
@@ -137,11 +140,14 @@ class DeviceEngine(Engine):
 
     def _choose_sizes(self, options: DeviceOptions, kind: torch.dtype) -> DeviceLimits:
         """Return what the device's free memory holds; CapacityError where that is nothing."""
-        spec, shard = self.spec, self.model.spec
+        spec, block = self.spec, 2 * self.spec.n_layers * layer_block_bytes(self.model.spec)
+        context = options.wishes.bound_context(spec.max_context)
+        landing = min(blocks_for(context), self.pool.n_blocks) if self._offloads else 0
+        weights = weight_bytes(self.model.weights, kind) // self.service.processes
         limits = device_limits(
             free=self.accelerator.free_bytes(),
-            weights=weight_bytes(self.model.weights, kind) // self.service.processes,
-            block_bytes=2 * spec.n_layers * layer_block_bytes(shard),
+            weights=weights + landing * block,
+            block_bytes=block,
             row_bytes=2 * row_bytes(self.model.device_share()[0], kind),
             logits_bytes=2 * 4 * spec.vocab_size,
             context=spec.max_context,
@@ -149,7 +155,7 @@ class DeviceEngine(Engine):
             utilization=options.gpu_memory_utilization,
             blocks=options.gpu_blocks,
         )
-        return limits
+        return replace(limits, landing=landing)
 
     def _generate(
         self,
@@ -212,6 +218,7 @@ class DeviceEngine(Engine):
                 ),
                 activations=activations,
                 blocks=self._limits.blocks,
+                landing=self._limits.landing,
                 tokens=self._limits.step_tokens,
                 sequences=self._limits.sequences,
                 threads=self.accelerator.threads,
@@ -229,6 +236,7 @@ class DeviceEngine(Engine):
     def close(self) -> None:
         """End the threads and processes, and give the device's memory back."""
         try:
+            self.lanes = []
             self.pair.close()
         finally:
             super().close()
@@ -248,10 +256,9 @@ class DeviceEngine(Engine):
     def _execute(self, plan: StepPlan) -> tuple[Request, ...]:
         self.pair.begin()
         touched: list[Request] = []
-        with self.accelerator.working():
-            for number, batches in enumerate(self._rounds(plan) or [()]):
-                moves = plan.moves if number == 0 else ()
-                touched += self._run_round(replace(plan, batches=batches, moves=moves))
+        for number, batches in enumerate(self._rounds(plan) or [()]):
+            moves = plan.moves if number == 0 else ()
+            touched += self._run_round(replace(plan, batches=batches, moves=moves))
         return tuple(touched)
 
     def _rounds(self, plan: StepPlan) -> list[tuple[Batch, ...]]:
@@ -273,16 +280,17 @@ class DeviceEngine(Engine):
         failed: list[Request] = []
         while plan.batches:
             try:
-                return [*failed, *self._run_batches(plan)]
-            except (CapacityError, torch.OutOfMemoryError) as error:
+                with self.accelerator.working():
+                    return [*failed, *self._run_batches(plan)]
+            except CapacityError as error:
                 if self.group is not None:
-                    raise CapacityError(str(error)) from None
+                    raise
                 number = largest_member(plan)
                 request = self.scheduler.requests[number]
                 self._fail(request, _no_memory(error))
                 failed.append(request)
                 plan = without(plan, number)
-        with self.pair.finishing(()):
+        with self.accelerator.working(), self.pair.finishing(()):
             self._run_lanes(plan, [])
         return failed
 

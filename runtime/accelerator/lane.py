@@ -27,7 +27,6 @@ from dovetail.runtime.accelerator.operators import DECODER
 from dovetail.runtime.accelerator.orders import LaneOrder, LaneSizes, order_lane, unpack_arrays
 from dovetail.runtime.accelerator.sampling import choose_tokens
 from dovetail.runtime.accelerator.tape import Binder, DevicePools, Products, Step, TorchTape
-from dovetail.runtime.accelerator.weights import TYPES
 from dovetail.runtime.device import Segment
 from dovetail.runtime.forward import ForwardModel, Phase
 from dovetail.runtime.kv_pool import KvPool, blocks_for
@@ -65,19 +64,9 @@ class DeviceModel:
     dtype: torch.dtype
     pools: DevicePools
     cpu: ForwardModel
+    cpu_pools: tuple[torch.Tensor, torch.Tensor]
     sizes: tuple[int, int]
     products: Products | None = None
-
-    @property
-    def cpu_pools(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of the CPU, laid out as on the device."""
-        spec, kv = self.spec, self.cpu.kv
-        shape = (spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
-        keys, values = (
-            torch.from_numpy(memory).view(TYPES[spec.kv_dtype]).view(shape)
-            for memory in (kv.k, kv.v)
-        )
-        return keys, values
 
     def copy_blocks(self, layer: int, blocks: Blocks, target: Home) -> None:
         """Copy one layer of `blocks` [2][n], here and on the CPU, on the copy stream."""
@@ -159,10 +148,12 @@ class Lane:
             for b in own.buffers
             if b.name in CROSSING
         }
-        self._rows = {
-            name: (self._binder.buffers[name], torch.from_numpy(rows))
-            for name, rows in self._host_rows.items()
-        }
+        kind = model.dtype
+        self._staged = {}  # rows that cross, without the gaps that the CPU's kernels want
+        for name in CROSSING:
+            columns = self._binder.buffers[name].shape[1]
+            memory = self._device.host(sequences * columns * kind.itemsize)
+            self._staged[name] = torch.from_numpy(memory).view(kind).view(sequences, columns)
         self._no_rows = np.zeros(1, np.int32)  # the CPU's rows begin at 0
 
     def join(self, collective: Any) -> None:
@@ -335,10 +326,9 @@ class Lane:
 
     def _cross(self, name: str, *, out: bool) -> Any:
         """Copy the rows of the CPU's decodes there (or back); return the event behind that."""
-        rows, host = self._rows[name]
         last = self._sizes.n_tokens
-        ours = rows[last - self._decodes : last]
-        theirs = host[: self._decodes, : ours.shape[1]]
+        ours = self._binder.buffers[name][last - self._decodes : last]
+        theirs = self._staged[name][: self._decodes]
         to, held = (theirs, ours) if out else (ours, theirs)
         with self.pen(LINK, f"{self._name}: {name}"), self._device.copying():
             to.copy_(held, non_blocking=True)
@@ -360,10 +350,20 @@ class Lane:
         self._device.wait(arrived)
         begun = time.perf_counter()
         span, cpu = self._cpu_spans[layer], self._model.cpu.device
-        with self.pen(ATTENTION, f"{self._name}: attention"):
+        with torch.inference_mode(), self.pen(ATTENTION, f"{self._name}: attention"):
+            self._widen("qkv")
             self._store(layer)
             cpu.run(Segment(self._cpu.tape, self._cpu.plan, self._cpu_args, span))
+            self._narrow("attention")
         self.attending += time.perf_counter() - begun
+
+    def _widen(self, name: str) -> None:
+        staged = self._staged[name][: self._decodes]
+        torch.from_numpy(self._host_rows[name])[: self._decodes, : staged.shape[1]] = staged
+
+    def _narrow(self, name: str) -> None:
+        staged = self._staged[name][: self._decodes]
+        staged.copy_(torch.from_numpy(self._host_rows[name])[: self._decodes, : staged.shape[1]])
 
     def _store(self, layer: int) -> None:
         spec, count = self._model.spec, self._decodes

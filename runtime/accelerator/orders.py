@@ -27,6 +27,7 @@ class PairSetup(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     activations: str
     blocks: int
+    landing: int
     tokens: int
     sequences: int
     threads: int

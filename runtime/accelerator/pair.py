@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +24,6 @@ from dovetail.runtime.accelerator.tape import DevicePools, Products
 from dovetail.runtime.accelerator.weights import TYPES, load_weights
 from dovetail.runtime.device_limits import DeviceLimits
 from dovetail.runtime.forward import ForwardModel, layer_block_bytes
-from dovetail.runtime.kv_pool import blocks_for
 from dovetail.runtime.plan import Move
 from dovetail.runtime.request import Home
 
@@ -59,24 +58,24 @@ class DevicePair:
         with device.working():
             weights = load_weights(device, model.weights, dtype, shares)
             products = generate(weights) if generate else None
-            for memory in (model.kv.k, model.kv.v):
-                device.pin(memory)
-            landing = blocks_for(model.spec.max_context) + blocks_for(limits.step_tokens)
-            landing = min(landing, count_blocks(model))
             self.model = DeviceModel(
                 spec=model.spec,
                 tape=tape,
                 device=device,
                 weights=weights,
                 dtype=dtype,
-                pools=make_pools(model, device, limits.blocks, landing),
+                pools=make_pools(model, device, limits.blocks, limits.landing),
                 cpu=model,
+                cpu_pools=cpu_pools(model),
                 sizes=(limits.step_tokens, limits.sequences),
                 products=products,
             )
             self.lanes = [Lane(self.model, f"batch {i}") for i in range(2)]
         self._pen: Pen = draw_nothing
         self.worker = ThreadPoolExecutor(1, "cpu-attention")
+        self._held = ExitStack()
+        if limits.landing:
+            self._held.enter_context(device.pinned(model.kv.k, model.kv.v))
 
     def join(self, collective: Any) -> None:
         """Sum over the ranks of `collective` from now on."""
@@ -143,7 +142,6 @@ class DevicePair:
 
     def _move(self, layer: int, moves: Sequence[Move], leaving: int, lanes: Sequence[Lane]) -> bool:
         """Move one layer of KV, and bring what prompts need; tell whether there was any."""
-        brought = [lane.bring(layer) for lane in lanes]
         moves = moves if layer >= self._moved else ()
         self._moved = max(self._moved, layer + 1)
         for i, move in enumerate(moves):
@@ -152,11 +150,17 @@ class DevicePair:
             home = Home.CPU if out else Home.GPU
             with self._pen(LINK, "KV moves out" if out else "KV moves in"):
                 self.model.copy_blocks(layer, np.array(ends, np.int32), home)
+        # a prompt may begin like a request that moves in this very step
+        brought = [lane.bring(layer) for lane in lanes]
         return bool(moves) or any(brought)
 
     def close(self) -> None:
-        """End the thread; memory goes with the last tensor."""
+        """End the thread and give the device's memory back; safe to call twice."""
         self.worker.shutdown()
+        self._held.close()
+        self.lanes.clear()
+        self.__dict__.pop("model", None)
+        self.device.release()
 
 
 def make_pools(model: ForwardModel, device: TorchDevice, blocks: int, landing: int) -> DevicePools:
@@ -174,6 +178,11 @@ def make_pools(model: ForwardModel, device: TorchDevice, blocks: int, landing: i
     return DevicePools(keys, values, blocks, landing)
 
 
-def count_blocks(model: ForwardModel) -> int:
-    """Return the blocks of a rank's KV pool on the CPU."""
-    return model.kv.layer_bytes // layer_block_bytes(model.spec)
+def cpu_pools(model: ForwardModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return K and V of the CPU, laid out as on the device."""
+    spec, kv = model.spec, model.kv
+    shape = (spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+    keys, values = (
+        torch.from_numpy(memory).view(TYPES[spec.kv_dtype]).view(shape) for memory in (kv.k, kv.v)
+    )
+    return keys, values

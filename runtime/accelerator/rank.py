@@ -43,6 +43,7 @@ class PairWorker:
             sequences=setup.sequences,
             context=part.file.spec.max_context,
             blocks=setup.blocks,
+            landing=setup.landing,
         )
         device = TorchDevice(setup.device, setup.threads)
         self._pair = DevicePair(model, device, TYPES[setup.activations], limits)

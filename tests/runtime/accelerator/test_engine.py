@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import DeviceError, DovetailError, SpecError
 from dovetail.runtime import kv_parts, neo
+from dovetail.runtime.accelerator.engine import DeviceEngine
 from dovetail.runtime.accelerator.lane import DeviceModel, Lane
 from dovetail.runtime.accelerator.orders import LaneSizes
 from dovetail.runtime.accelerator.tape import TorchTape
 from dovetail.runtime.app import App, load
+from dovetail.runtime.engine import Engine
 from dovetail.runtime.neo import NeoScheduler
-from dovetail.runtime.request import Home, Request
+from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Draft
 from dovetail.runtime.steady import OffloadVerdict
 from tests.runtime.accelerator.engines import ASKED, HOMES, PROMPTS, make_artifact, two_pools
@@ -213,7 +217,7 @@ def test_a_failed_step_ends_its_requests_and_those_it_moved(
 def test_what_finds_no_memory_ends_alone(
     artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = "ran out of memory for a request .no page is left."
+    words = "ran out of memory for a request .*no page is left"
     results = run_with_a_fault(artifact, alone, monkeypatch, take_all_memory, words)
     assert results.count(None) == 1 and False not in results
 
@@ -294,6 +298,47 @@ def test_mixed_loads_give_the_tokens_of_the_cpu(artifact: Path) -> None:
             assert one.token_ids == other.token_ids[:count] and (whole or count < 40)
         assert sum(one.finish_reason == "length" for one in found) >= 110
         assert offload != "off" or any(plan.preempt for plan in plans)
+
+
+@pytest.mark.parametrize("late", range(18, 24))
+def test_a_prompt_may_begin_like_a_request_that_moves_in_its_step(
+    artifact: Path, late: int
+) -> None:
+    """What leaves is on the CPU before a prompt brings it back to the landing."""
+    rng = random.Random(3)
+    first = [rng.randrange(3, 100) for _ in range(60)]
+    second = [*first[:48], *[rng.randrange(3, 100) for _ in range(50)]]
+    params = SamplingParams(max_tokens=60)
+
+    def run(engine: Engine) -> list[list[int]]:
+        (one,) = engine.submit(first, params)
+        other: Request | None = None
+        while engine.scheduler.busy:
+            if other is None and one.generated >= late:
+                (other,) = engine.submit(second, params)
+            engine.step()
+        assert other is not None
+        return [one.tokens, other.tokens]
+
+    with load(artifact, kv_blocks=200) as app:
+        wanted = run(app.engine)
+    with two_pools(artifact, 5, 60, min_gain=9.0, patience=4) as (app, _):
+        assert run(app.engine) == wanted
+
+
+def test_a_closed_app_holds_nothing_on_the_device(artifact: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with two_pools(artifact, 8, 20) as (app, _):
+            engine = app.engine
+            assert isinstance(engine, DeviceEngine)
+            weight = weakref.ref(next(iter(engine.pair.model.weights.values())))
+            lane = weakref.ref(engine.pair.lanes[0])
+            app.generate(PROMPTS[:2], **ASKED)
+        assert weight() is None and lane() is None
+    finally:
+        gc.enable()
 
 
 def test_devices_refuse_what_they_cannot_do(artifact: Path) -> None:

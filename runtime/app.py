@@ -51,6 +51,7 @@ def load(
     ranks: RankOptions | None = None,
     device: str = "cpu",
     offload: Offload = "auto",
+    dtype: str = "auto",
     gpu_memory_utilization: float = 0.9,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
@@ -85,6 +86,8 @@ def load(
             here, and hot clusters of indexes lie on it.
         offload: what of a device's work the CPU takes with its KV: `auto` weighs it in each step,
             `off` none, `full` all attention.
+        dtype: of activations on a device: `f32`, `bf16`, `f16`, or `auto`: bfloat16 where it can, on
+            `torch:cpu` the weights' own.
         gpu_memory_utilization: part of the device's free memory to use.
         max_num_seqs: sequences of a step at most.
         max_num_batched_tokens: tokens of a step at most. Without these two a device's memory
@@ -123,6 +126,7 @@ def load(
         ranks=ranks,
         device=device,
         offload=offload,
+        dtype=dtype,
         gpu_memory_utilization=gpu_memory_utilization,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

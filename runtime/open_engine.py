@@ -24,6 +24,9 @@ from dovetail.topology.hardware import HardwareSpec
 
 log = logging.getLogger("dovetail")
 
+DTYPES = ("auto", "f32", "bf16", "f16")
+"""What activations on a device may be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -41,6 +44,7 @@ class EngineOptions:
     ranks: RankOptions | None = None
     device: str = "cpu"
     offload: Offload = "auto"
+    dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -59,6 +63,8 @@ class EngineOptions:
             raise RequestError(f"activations are integer or float, not {self.activations!r}")
         if self.offload not in OFFLOADS:
             raise RequestError(f"offload must be auto, off or full, not {self.offload!r}")
+        if self.dtype not in DTYPES:
+            raise RequestError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             share = self.gpu_memory_utilization
             raise RequestError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
@@ -143,6 +149,7 @@ def _choose(options: EngineOptions) -> tuple[Callable[..., Engine], SchedulerSet
             gpu_memory_utilization=options.gpu_memory_utilization,
             wishes=options.wishes,
             gpu_blocks=options.gpu_blocks,
+            dtype=None if options.dtype == "auto" else options.dtype,
         )
         return partial(DeviceEngine, device, ranks=options.ranks), options.scheduling
     if options.ranks is not None:

@@ -28,6 +28,10 @@ Offload = Annotated[
         "--offload", "A device's requests that the CPU keeps: auto (weighed), off or full (all)."
     ),
 ]
+Dtype = Annotated[
+    str,
+    engine_option("--dtype", "A device's activations: auto, f32, bf16 or f16."),
+]
 GpuMemoryUtilization = Annotated[
     float,
     engine_option("--gpu-memory-utilization", "Part of the device's free memory to use."),

@@ -21,6 +21,7 @@ from dovetail import __version__
 from dovetail.cli.options import (
     ENGINE,
     Device,
+    Dtype,
     GpuMemoryUtilization,
     MaxModelLen,
     MaxNumBatchedTokens,
@@ -177,6 +178,7 @@ def serve_command(
     kv_blocks: Annotated[int | None, flag("--kv-blocks", "KV blocks of 16 tokens.", ENGINE)] = None,
     device: Device = "auto",
     offload: Offload = "auto",
+    dtype: Dtype = "auto",
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
@@ -270,6 +272,7 @@ def serve_command(
         "kv_blocks": kv_blocks,
         "device": device,
         "offload": offload,
+        "dtype": dtype,
         "gpu_memory_utilization": gpu_memory_utilization,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dovetail.ir.errors import DeviceError, DovetailError, SpecError
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.runtime import kv_parts, neo
 from dovetail.runtime.accelerator.engine import DeviceEngine
 from dovetail.runtime.accelerator.lane import DeviceModel, Lane
@@ -339,6 +339,16 @@ def test_a_closed_app_holds_nothing_on_the_device(artifact: Path) -> None:
         assert weight() is None and lane() is None
     finally:
         gc.enable()
+
+
+def test_activations_have_the_type_that_is_asked_for(artifact: Path) -> None:
+    for dtype, kind in (("auto", torch.float32), ("bf16", torch.bfloat16)):
+        with two_pools(artifact, 8, 8, offload="off", given={"dtype": dtype}) as (app, _):
+            assert isinstance(app.engine, DeviceEngine)
+            assert app.engine.pair.model.dtype is kind
+            assert app.generate(PROMPTS[:1], max_tokens=2)[0].finish_reason == "length"
+    with pytest.raises(RequestError, match="dtype"):
+        load(artifact, device="torch:cpu", dtype="int4")
 
 
 def test_devices_refuse_what_they_cannot_do(artifact: Path) -> None:

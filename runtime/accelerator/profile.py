@@ -39,7 +39,7 @@ CPU_SHARE = 0.3
 POINT_SHARE = 0.03
 """Part of it after which a point gets no more runs than the least."""
 EACH = 512
-"""Tokens of a sequence, where decode attention on the device is measured by tokens in all."""
+"""Tokens of a sequence, on average, where decode attention on the device is measured by tokens in all."""
 LAYERS = 4
 """Layers that a point is measured over, at most: they cost alike."""
 SWAPPED = 64
@@ -218,7 +218,7 @@ class _Bench:
     def gpu_decode(self, tokens: int) -> Callable[[], float]:
         each = min(EACH, self._context, tokens)
         count = min(self._sequences, max(1, tokens // each))
-        lane = self._fill([], [min(self._context, tokens // count)] * count)
+        lane = self._fill([], _spread_out(min(self._context, tokens // count), count))
         return self._layered(lane, lane.attention)
 
     def head(self, rows: int) -> Callable[[], float]:
@@ -263,6 +263,11 @@ class _Bench:
             return (time.perf_counter() - begun) / (layers or self._layers)
 
         return run
+
+
+def _spread_out(mean: int, count: int) -> list[int]:
+    """Return lengths from half to one and a half of `mean`: those of a batch are never alike."""
+    return [max(1, round(mean * (0.5 + (i + 0.5) / count))) for i in range(count)]
 
 
 _PREPARE: dict[str, Callable[[_Bench, int], Callable[[], float]]] = {

@@ -17,8 +17,11 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-TRACKS = ("http", "submit", "workflows", "engine", "encoder", "retrieval worker", "requests")
+TRACKS = ("http", "submit", "workflows", "engine", "device", "CPU attention", "link", "encoder")
+TRACKS += ("retrieval worker", "requests")
 """From top to bottom, where they were recorded."""
+BATCHES = {"batch 0": "#69c", "batch 1": "#c96"}
+"""Colours of what a device and the CPU do for either batch of a step."""
 COLOURS = {"prefill": "#c96", "decode": "#69c", "mixed": "#999"}
 OTHERS = ("#7a9", "#b7a", "#aa6", "#8ac")
 PARTS = ("schedule", "fill", "sample", "step")
@@ -45,7 +48,9 @@ def read_spans(events: Iterable[dict[str, Any]]) -> Iterator[Span]:
         place = event["tid"], event.get("id", 0)
         if event["ph"] == "X" and event["name"] not in PARTS:
             start = event["ts"] / 1e3
-            colour = _colour(event.get("args", {})) if event["name"] == "forward" else None
+            colour = BATCHES.get(event["name"].partition(":")[0])
+            if event["name"] == "forward":
+                colour = _colour(event.get("args", {}))
             track, end = names[event["tid"]], start + event["dur"] / 1e3
             yield Span(track, event["name"], start, end, colour)
         elif event["ph"] == "b":

@@ -121,9 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> Report:
 
 def run_device(options: argparse.Namespace) -> Report:
     """Measure a device instead; print and write the report."""
-    rows, setting = measure_device(options)
-    report = Report("offload_device", setting, rows, summarize_device(rows))
-    report.write(options.json)
+    report = Report("offload_device", {})
+
+    def note(rows: list[dict[str, Any]], setting: dict[str, Any]) -> None:
+        report.rows, report.config = rows, setting
+        report.summary = summarize_device(rows)
+        report.write(options.json)
+
+    measure_device(options, note)
     report.print(DEVICE_COLUMNS)
     return report
 
@@ -305,6 +310,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="share of the requests")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="measure this device instead, such as torch:cpu")
     add_device_options(parser)
     add_report_options(parser)
     return parser.parse_args(arguments)

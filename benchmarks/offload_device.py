@@ -14,7 +14,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,6 @@ def read_load(traces: Path | None, count: int, in_flight: int, context: int, see
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
     """Add what `measure_device` reads."""
-    parser.add_argument("--device", help="measure this device instead, such as torch:cpu")
     parser.add_argument("--rounds", type=int, default=3, help="of a measurement")
     parser.add_argument("--requests", type=int, default=IN_FLIGHT, help="to measure with")
     parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="requests at once")
@@ -121,8 +120,13 @@ def list_ways(device: str, load: Load) -> list[Way]:
     ]
 
 
-def measure_device(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return rows, measured and simulated, and the setting. `options`: those of `offload.py`."""
+def measure_device(
+    options: argparse.Namespace, note: Callable[[list[dict[str, Any]], dict[str, Any]], object]
+) -> None:
+    """Measure, and `note` rows, measured and simulated, and the setting after each run.
+
+    `options` are those of `offload.py`. SystemExit where trace or model are not there.
+    """
     with work_folder(options.work) as folder:
         path = compile_model(folder, options.weight_dtype)
         with load(path, device="cpu", kv_blocks=1) as app:
@@ -141,27 +145,28 @@ def measure_device(options: argparse.Namespace) -> tuple[list[dict[str, Any]], d
             told = seen or told
             runs.setdefault(way.name, []).append(row)
             print(describe(row), flush=True)
+            rows = [join_rounds(found) for found in runs.values()]
+            simulated = [row for row in rows if told is not None and row["policy"] in POLICIES]
+            rows += [simulate_way(row, told, asked) for row in simulated]
+            note(rows, describe_setting(options, asked, told))
         if options.timeline is not None:
             record_steps(path, ways[1], asked, options.timeline)
-    rows = [join_rounds(found) for found in runs.values()]
-    if told is None:
-        raise SystemExit("nothing to tell the simulator: `auto` was not run")
-    rows += [simulate_way(row, told, asked) for row in rows if row["policy"] in POLICIES]
-    setting = {
+
+
+def describe_setting(options: argparse.Namespace, asked: Load, told: Told | None) -> dict[str, Any]:
+    """Return what the report says of a measurement; tables as rows of coordinates and seconds."""
+    tables = told.profile.tables if told else {}
+    return {
         "device": options.device,
         "weight_dtype": options.weight_dtype,
         "requests": len(asked.lengths),
         "in_flight": asked.in_flight,
         "seed": asked.seed,
-        "gpu_blocks": told.blocks[0],
+        "gpu_blocks": max(1, asked.blocks // KV_PART),
         "prompt_mean": statistics.fmean(prompt for prompt, _ in asked.lengths),
         "answer_mean": statistics.fmean(answer for _, answer in asked.lengths),
-        "profile": {
-            table: [[*row.at, row.seconds] for row in found]
-            for table, found in told.profile.tables.items()
-        },
+        "profile": {n: [[*row.at, row.seconds] for row in found] for n, found in tables.items()},
     }
-    return rows, setting
 
 
 def compile_model(folder: Path, weight_dtype: str) -> Path:
@@ -208,11 +213,13 @@ def run_way(path: Path, way: Way, asked: Load) -> tuple[dict[str, Any], Told | N
 
 
 def warm_up(engine: Engine) -> None:
-    """Run a few short requests: memory is mapped, threads are awake."""
+    """Run some steps: memory is mapped, threads are awake. Nobody learns how long answers are."""
     for number in range(WARM):
-        engine.submit([5 + number] * 40, SamplingParams(max_tokens=4, ignore_eos=True))
-    while engine.scheduler.busy:
+        engine.submit([5 + number] * 40, SamplingParams(max_tokens=512, ignore_eos=True))
+    for _ in range(2 * WARM):
         engine.step()
+    for request in list(engine.scheduler.requests.values()):
+        engine.finish(request, "abort")
 
 
 def follow_plans(engine: Engine) -> list[StepPlan]:

@@ -35,6 +35,18 @@ ALLOWED = {
 }
 TORCH_ROOM = "dovetail.runtime.accelerator."
 """The only part of the runtime whose modules import torch."""
+SIMULATORS = "dovetail.runtime.sim"
+SIMULATE = {  # answer what a machine would do that is not here
+    "dovetail.cli.inspect_memory",
+    "dovetail.runtime.embedding.capacity",
+    "dovetail.runtime.gpu_memory",
+    # and these, which play one
+    "dovetail.runtime.cuda_engine",
+    "dovetail.runtime.emulated",
+    "dovetail.runtime.pipelined",
+    "dovetail.runtime.retrieval.wire",
+    "dovetail.runtime.timed",
+}
 MODULES = module_files()
 
 
@@ -63,6 +75,14 @@ def test_imports_go_only_downwards(module: str) -> None:
         if name.startswith("dovetail."):
             there = layer(name + ".x")
             assert there == here or there in MAY_IMPORT[here], f"{MODULES[module]}:{line}: {name}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_only_what_answers_by_simulation_imports_the_simulators(module: str) -> None:
+    if module.startswith((SIMULATORS, "dovetail.cli.bench")) or module in SIMULATE:
+        return
+    for name, line, _ in imported_names(MODULES[module]):
+        assert not name.startswith(SIMULATORS), f"{MODULES[module]}:{line}: {name}"
 
 
 def test_no_module_takes_part_in_a_circle() -> None:

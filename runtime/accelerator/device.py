@@ -6,6 +6,7 @@ done when a call returns, so streams and events are nothing there; elsewhere the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,12 +32,26 @@ TURING = (7, 5)
 Array = npt.NDArray[Any]
 
 
+@contextmanager
+def staying(cpus: frozenset[int]) -> Iterator[None]:
+    """Keep this thread to these CPUs meanwhile; none: wherever it likes."""
+    before = os.sched_getaffinity(0) if cpus else cpus
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        if cpus:
+            os.sched_setaffinity(0, before)
+
+
 class TorchDevice:
     """One device. Work of a stream runs in the order given; the two streams side by side."""
 
     def __init__(self, name: str, threads: int = 1) -> None:
         """`threads`: of torch on `torch:cpu`. Raises DeviceError where there is no such device."""
         self.name, self.threads = name, threads
+        self.cpus: frozenset[int] = frozenset()  # what a working thread keeps to, on `torch:cpu`
         try:
             self.device = torch.device("cpu" if name == CPU else name)
         except RuntimeError:  # a kind that this torch was not built for
@@ -90,7 +105,8 @@ class TorchDevice:
                 else:
                     if torch.get_num_threads() != self.threads:
                         torch.set_num_threads(self.threads)
-                    yield
+                    with staying(self.cpus):
+                        yield
         except RuntimeError as error:
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             if isinstance(error, torch.OutOfMemoryError) or NO_MEMORY in said:

@@ -110,6 +110,10 @@ class DeviceEngine(Engine):
         service, own = share_cpus(service, hardware, threads, name, alone=alone)
         self.accelerator = TorchDevice(options.name, own)
         super().__init__(artifact, part, hardware, plan=service, settings=settings, **more)
+        ours = self.model.decode.plan.cpus  # else the system may put torch where these are awaited
+        rest = frozenset(hardware.allowed_pus).difference(ours)
+        if ours and len(rest) >= own:
+            self.accelerator.cpus = rest
         with ExitStack() as undo:
             undo.callback(super().close)
             name = options.dtype or self._activations()

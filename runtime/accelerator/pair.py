@@ -7,9 +7,11 @@ Nothing here schedules.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,7 +74,9 @@ class DevicePair:
             )
             self.lanes = [Lane(self.model, f"batch {i}") for i in range(2)]
         self._pen: Pen = draw_nothing
-        self.worker = ThreadPoolExecutor(1, "cpu-attention")
+        cpus = model.decode.plan.cpus  # not those of the thread that starts it
+        stay = partial(os.sched_setaffinity, 0, cpus) if cpus else None
+        self.worker = ThreadPoolExecutor(1, "cpu-attention", stay)
         self._held = ExitStack()
         if limits.landing:
             self._held.enter_context(device.pinned(model.kv.k, model.kv.v))

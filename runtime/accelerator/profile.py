@@ -39,7 +39,7 @@ CPU_SHARE = 0.3
 POINT_SHARE = 0.03
 """Part of it after which a point gets no more runs than the least."""
 EACH = 512
-"""Tokens of a sequence, where decode attention on the device is measured by tokens in all."""
+"""Tokens of a sequence, on average, where decode attention is measured by tokens in all."""
 LAYERS = 4
 """Layers that a point is measured over, at most: they cost alike."""
 SWAPPED = 64
@@ -141,14 +141,14 @@ def carry_rows(rows: Sequence[CostRow], launch: CostRow, handed: CostRow) -> lis
 
 
 def later_chunks(first: CostRow, ends: Sequence[CostRow]) -> list[CostRow]:
-    """Return what prompts longer than a step take in all, step by step, up to the last of `ends`.
+    """Return what prompts longer than a step take in all, step by step, up to the longest of `ends`.
 
     first: the row of a prompt that fills a step. ends: seconds of a full step of a prompt that ends
     there; between them a step takes more in proportion, as it sees more.
     """
     size, seconds, rows = first.at[0], first.seconds, []
     curve = Curve(sorted((row.at[0], row.seconds) for row in ends))
-    for number in range(2, -(-ends[-1].at[0] // size) + 1):
+    for number in range(2, -(-max(row.at[0] for row in ends) // size) + 1):
         seconds += curve.at(number * size)[0]
         spread = max(row.spread for row in ends)
         rows.append(CostRow(at=(number * size,), seconds=seconds, origin="measured", spread=spread))
@@ -218,7 +218,7 @@ class _Bench:
     def gpu_decode(self, tokens: int) -> Callable[[], float]:
         each = min(EACH, self._context, tokens)
         count = min(self._sequences, max(1, tokens // each))
-        lane = self._fill([], [min(self._context, tokens // count)] * count)
+        lane = self._fill([], _spread_out(min(self._context, tokens // count), count))
         return self._layered(lane, lane.attention)
 
     def head(self, rows: int) -> Callable[[], float]:
@@ -263,6 +263,11 @@ class _Bench:
             return (time.perf_counter() - begun) / (layers or self._layers)
 
         return run
+
+
+def _spread_out(mean: int, count: int) -> list[int]:
+    """Return lengths from half to one and a half of `mean`: those of a batch are never alike."""
+    return [max(1, round(mean * (0.5 + (i + 0.5) / count))) for i in range(count)]
 
 
 _PREPARE: dict[str, Callable[[_Bench, int], Callable[[], float]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 from dataclasses import replace
@@ -10,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.runtime.plan import Batch, StepPlan
-from dovetail.runtime.sim.simulated_step import Stage, StepTime
-from dovetail.runtime.timed import TimedStep
+from dovetail.runtime.plan import Batch, Move, StepPlan
 
 TRACE = "input_tokens,output_tokens\n" + "330,20\n" * 40
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -133,29 +132,42 @@ def test_keys_take_the_least_of_their_cells(offload: Any) -> None:
     assert "fig10a_g5.8xlarge" not in found
 
 
-def test_emulated_steps_are_judged_by_the_formula_and_by_who_waited(offload: Any) -> None:
-    emulated = importlib.import_module("offload_emulated")
-    beside = StepPlan((Batch(gpu_decode=(1,), cpu_decode=(2,)),))
-    told = StepTime(10.0, 2, (Stage(3.0, 0.0), Stage(2.0, 1.0)), (3.0, 0.0), 0.0, 0.0, 0.0)
-    slow = replace(told, seconds=20.0, stages=(Stage(3.0, 0.0), Stage(2.0, 7.0)))
-    alone = StepPlan((Batch(gpu_decode=(1,)),))
-    steps = [
-        (TimedStep(beside, told, replace(told, seconds=10.5)), 12.5),
-        (TimedStep(beside, told, slow), 20.0),
-        (TimedStep(replace(beside, forced=(2,)), told, slow), 20.0),
-        (TimedStep(alone, told, told), 99.0),
+def test_a_device_is_measured_and_foretold(offload: Any) -> None:
+    device = importlib.import_module("offload_device")
+    plans = [
+        StepPlan((Batch(gpu_decode=(1,)), Batch(cpu_decode=(2, 3)))),
+        StepPlan((Batch(gpu_decode=(1,)),), moves=(Move(1, (0,), (1,)),)),
     ]
-    found = emulated.judge_steps(steps)
-    counts = [found[f"steps{name}"] for name in ("", "_beside", "_planned", "_held")]
-    assert counts == [4, 3, 2, 1]
-    assert found["idle_fraction"] == pytest.approx(1 - 10 / 12.5)
-    assert found["idle_fraction_planned"] == pytest.approx(1 - 20 / 32.5)
-    assert found["vs_two_max"] == 2.0
-    assert found["vs_two_max_measured"] == 1.0
-    nothing = emulated.judge_steps(steps[-1:])
-    rows = [{"policy": "off", "rate": 2.0}, {"policy": "auto", "rate": 3.0, **found}]
-    keys = emulated.summarize_emulated([rows[0], rows[1] | {"host_fraction": 0.01}])
-    assert keys["emulated_idle_fraction"] == found["idle_fraction"]
-    assert keys["emulated_auto_vs_gpuonly"] == 1.5
-    silent = emulated.summarize_emulated([rows[0], rows[1] | nothing | {"host_fraction": 0.01}])
-    assert "emulated_idle_fraction" not in silent
+    found = device.judge_plans(plans)
+    assert (found["two_batch"], found["cpu_decodes"], found["moves"]) == (0.5, 0.5, 1)
+    rounds = [{"policy": "off", "rate": rate, "steps": 2} for rate in (4.0, 2.0, 3.0)]
+    joined = device.join_rounds(rounds)
+    assert (joined["rate"], joined["rounds"], joined["spread"]) == (3.0, 3, pytest.approx(2 / 3))
+    rows = [joined, {**joined, "policy": "auto", "rate": 6.0}]
+    assert device.summarize_device(rows) == {}  # `full` was not run
+    rows += [{**joined, "policy": "full", "rate": 5.0}]
+    rows += [{"group": "simulated", "policy": "auto", "simulated_vs_measured": 1.1}]
+    keys = device.summarize_device(rows)
+    assert keys["auto_vs_off"] == 2.0
+    assert keys["auto_vs_better"] == 1.2
+    assert keys["simulated_vs_measured_auto"] == 1.1
+
+
+def test_lengths_are_those_of_the_trace_made_smaller(offload: Any, tmp_path: Path) -> None:
+    device = importlib.import_module("offload_device")
+    lines = [
+        {"input_length": 160 * i, "output_length": 100 * i, "timestamp": 0} for i in range(1, 40)
+    ]
+    with gzip.open(tmp_path / device.TRACE, "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    load = device.read_load(tmp_path, 8, 4, 700, seed=3)
+    assert load == device.read_load(tmp_path, 8, 4, 700, seed=3)
+    allowed = {(10 * i, min(512, 100 * i)) for i in range(1, 40) if 10 * i + 100 * i <= 700}
+    allowed |= {(10 * i, 512) for i in range(6, 19)}
+    assert set(load.lengths) <= allowed
+    ways = {way.name: way.options for way in device.list_ways("torch:cpu", load)}
+    assert ways["auto"]["gpu_blocks"] == load.blocks // device.KV_PART
+    assert ways["whole"]["gpu_blocks"] > load.blocks
+    assert "threads" not in ways["whole"]  # torch has all cores
+    with pytest.raises(SystemExit, match="--traces"):
+        device.read_load(tmp_path / "none", 8, 4, 700, seed=3)

@@ -86,8 +86,8 @@ def load(
             here, and hot clusters of indexes lie on it.
         offload: what of a device's work the CPU takes with its KV: `auto` weighs it in each step,
             `off` none, `full` all attention.
-        dtype: of activations on a device: `f32`, `bf16`, `f16`, or `auto`: bfloat16 where it can, on
-            `torch:cpu` the weights' own.
+        dtype: of activations on a device: `f32`, `bf16`, `f16`, or `auto`: bfloat16 where it can,
+            on `torch:cpu` the weights' own.
         gpu_memory_utilization: part of the device's free memory to use.
         max_num_seqs: sequences of a step at most.
         max_num_batched_tokens: tokens of a step at most. Without these two a device's memory

@@ -143,7 +143,6 @@ def carry_rows(rows: Sequence[CostRow], launch: CostRow, handed: CostRow) -> lis
 def later_chunks(first: CostRow, ends: Sequence[CostRow]) -> list[CostRow]:
     """Return what prompts longer than a step take in all, up to the longest of `ends`.
 
-
     first: the row of a prompt that fills a step. ends: seconds of a full step of a prompt that ends
     there; between them a step takes more in proportion, as it sees more.
     """

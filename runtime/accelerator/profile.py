@@ -141,7 +141,7 @@ def carry_rows(rows: Sequence[CostRow], launch: CostRow, handed: CostRow) -> lis
 
 
 def later_chunks(first: CostRow, ends: Sequence[CostRow]) -> list[CostRow]:
-    """Return what prompts longer than a step take in all, step by step, up to the longest of `ends`.
+    """Return what prompts longer than a step take in all, step by step, up to the longest.
 
     first: the row of a prompt that fills a step. ends: seconds of a full step of a prompt that ends
     there; between them a step takes more in proportion, as it sees more.

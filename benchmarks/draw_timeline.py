@@ -89,8 +89,13 @@ def pack_rows(spans: Iterable[Span]) -> list[list[Span]]:
     return rows
 
 
-def draw(events: list[dict[str, Any]], output: Path, window: tuple[float, float]) -> None:
-    """Draw what lies within `window`, milliseconds since the trace began."""
+def draw(
+    events: list[dict[str, Any]],
+    output: Path,
+    window: tuple[float, float],
+    only: Iterable[str] = TRACKS,
+) -> None:
+    """Draw what lies within `window`, milliseconds since the trace began, of the tracks `only`."""
     first, last = window
     spans = [
         replace(s, start=s.start - first, end=s.end - first)
@@ -99,7 +104,7 @@ def draw(events: list[dict[str, Any]], output: Path, window: tuple[float, float]
     ]
     middles: dict[str, float] = {}
     labels, y = [], 0.0
-    tracks = [track for track in TRACKS if any(s.track == track for s in spans)]
+    tracks = [track for track in only if any(s.track == track for s in spans)]
     figure = Figure(figsize=(11, 6), layout="constrained")
     axes = figure.subplots()
     for number, track in enumerate(tracks):
@@ -139,11 +144,13 @@ def main(
     output: Annotated[Path, typer.Option("--output", "-o", help="SVG or PNG to write.")],
     start: Annotated[float, typer.Option(help="Milliseconds to begin at.")] = 0.0,
     end: Annotated[float | None, typer.Option(help="Milliseconds to end at.")] = None,
+    tracks: Annotated[str, typer.Option(help="Names with commas between; default all.")] = "",
 ) -> None:
     """Draw a recorded timeline."""
+    shown = tracks.split(",") if tracks else TRACKS
     events = msgspec.json.decode(trace.read_bytes())["traceEvents"]
     last = max((span.end for span in read_spans(events)), default=1.0)
-    draw(events, output, (start, last if end is None else end))
+    draw(events, output, (start, last if end is None else end), shown)
 
 
 if __name__ == "__main__":

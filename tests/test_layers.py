@@ -40,12 +40,7 @@ SIMULATE = {  # answer what a machine would do that is not here
     "dovetail.cli.inspect_memory",
     "dovetail.runtime.embedding.capacity",
     "dovetail.runtime.gpu_memory",
-    # and these, which play one
-    "dovetail.runtime.cuda_engine",
-    "dovetail.runtime.emulated",
-    "dovetail.runtime.pipelined",
     "dovetail.runtime.retrieval.wire",
-    "dovetail.runtime.timed",
 }
 MODULES = module_files()
 

@@ -121,9 +121,12 @@ def draw(
             axes.plot(*zip(*known, strict=True), color="#444", lw=0.4, alpha=0.6)
     axes.set(xlim=(0, last - first), ylim=(y, -0.2), xlabel="ms")
     axes.set_yticks(labels, tracks)
-    for name, colour in COLOURS.items():
+    told, title = (
+        (COLOURS, "engine steps") if "engine" in tracks else (BATCHES, "batches of a step")
+    )
+    for name, colour in told.items():
         axes.barh(0, 0, color=colour, label=name)
-    axes.legend(loc="lower center", ncols=3, fontsize=7, title="engine steps", title_fontsize=7)
+    axes.legend(loc="lower center", ncols=3, fontsize=7, title=title, title_fontsize=7)
     figure.savefig(output, dpi=120)
 
 

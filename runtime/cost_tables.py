@@ -6,13 +6,16 @@ the rows, linear between them, held at the edge outside, which its estimates fla
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.files import write_whole
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
@@ -29,7 +32,7 @@ AXES: dict[str, int] = {
 }
 """Tables a profile may have, with the number of their coordinates."""
 
-PROFILE = "profile.json"
+PROFILE, DEVICE_PROFILES = "profile.json", "profiles"
 MAX_BYTES = 16 << 20
 NOTHING = Estimate(0.0)
 UNKNOWN = Estimate(0.0, clamped=True)
@@ -228,6 +231,22 @@ def check_key(profile: ProfileFile, key: ProfileKey, where: str = "the profile")
         wrong.append(f"schema {profile.schema} where this version reads 1")
     if wrong:
         raise ArtifactError(f"{where}: was made for {', '.join(wrong)}; {_MEND}")
+
+
+def profile_folder(key: ProfileKey) -> Path:
+    """Return where the cache keeps the profile of a device, as `profile.json`."""
+    digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
+    return cache_directory() / DEVICE_PROFILES / digest
+
+
+def kept_profiles(model: str) -> tuple[ProfileFile, ...]:
+    """Return the profiles of devices that the cache has of the model with this fingerprint."""
+    found = []
+    for path in sorted((cache_directory() / DEVICE_PROFILES).glob(f"*/{PROFILE}")):
+        with suppress(OSError, msgspec.DecodeError):  # of no use: measured anew when it is wanted
+            profile = msgspec.json.decode(path.read_bytes(), type=ProfileFile)
+            found += [profile] if profile.key.model == model else []
+    return tuple(found)
 
 
 def write_profile(folder: Path, profile: ProfileFile) -> Path:

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from dovetail.cli.options import AsJson, Threads, Trust
+from dovetail.cli.profile_table import profile_table
 from dovetail.cli.report import (
     print_json,
     read_duration,
@@ -24,7 +25,6 @@ from dovetail.cli.report import (
 )
 
 if TYPE_CHECKING:
-    from dovetail.ir.profile import ProfileFile
     from dovetail.runtime.calls import CallProfile
     from dovetail.runtime.sim.scenario import Scenario
     from dovetail.runtime.sim.simulator import Arrival, Simulation
@@ -140,7 +140,7 @@ def profile_command(
     if json:
         print_json(profile)
     else:
-        stdout_console().print(_profile_table(profile))
+        stdout_console().print(profile_table(profile))
 
 
 def _read_arrivals(
@@ -219,21 +219,6 @@ def _cells(result: Simulation) -> tuple[str, ...]:
         f"{1e3 * result.per_token.mean:.1f}",
         *(f"{share:.0%}" for share in (result.gpu, result.cpu, result.link, result.two_batch)),
     )
-
-
-def _profile_table(profile: ProfileFile) -> Table:
-    key = profile.key
-    table = Table(
-        title=f"{key.device}, {show_count(key.threads, 'thread')}, {profile.created}",
-        title_justify="left",
-    )
-    for name in ("table", "at", "us", "spread", "origin"):
-        table.add_column(name, justify="right")
-    for name, rows in profile.tables.items():
-        for row in rows:
-            at = " x ".join(map(str, row.at))
-            table.add_row(name, at, f"{1e6 * row.seconds:.1f}", f"{row.spread:.0%}", row.origin)
-    return table
 
 
 def _calls_table(profile: CallProfile) -> Table:

@@ -19,6 +19,7 @@ from dovetail.cli.inspect_memory import describe_division, division_table
 from dovetail.cli.inspect_plans import graph_table, plan_tables
 from dovetail.cli.inspect_quantisation import quantisation_table
 from dovetail.cli.inspect_workflows import describe_index, workflow_table
+from dovetail.cli.profile_table import profile_table
 from dovetail.cli.report import show_bytes, show_count
 from dovetail.ir.artifact import KernelIndex, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile
@@ -26,12 +27,14 @@ from dovetail.ir.graph import GraphFile
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.model import ModelFile, WeightEntry
 from dovetail.ir.plans import PlanChoice
+from dovetail.ir.profile import ProfileFile
 from dovetail.ir.quantisation import QuantisationFile
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.schedule import ScheduleFile as Schedules
 from dovetail.ir.tape import Tape
 from dovetail.ir.workflow_file import WorkflowFile
 from dovetail.runtime.artifact import Reader
+from dovetail.runtime.cost_tables import kept_profiles
 from dovetail.runtime.encoder import device_bytes
 from dovetail.runtime.gpu_memory import MemoryDivision
 from dovetail.topology.values import HardwareSpec
@@ -91,6 +94,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     encoders: tuple[EncoderInspection, ...]
     kernels: tuple[KernelIndex, ...]
     gpu_memory: MemoryDivision | None = None
+    devices: tuple[ProfileFile, ...] = ()
 
 
 def inspect_artifact(path: Path) -> Inspection:
@@ -119,6 +123,7 @@ def inspect_artifact(path: Path) -> Inspection:
             reader.json(f"kernels/{target}/index.json", KernelIndex)
             for target in reader.manifest.targets
         ),
+        devices=kept_profiles(reader.manifest.model_fingerprint),
     )
 
 
@@ -192,6 +197,8 @@ def print_inspection(found: Inspection, console: Console) -> None:
             console.print(quantisation_table(encoder.quantisation))
         console.print(_schedule_table(encoder.schedules))
     console.print(_kernel_table(found.kernels))
+    for profile in found.devices:
+        console.print(profile_table(profile))
     if (division := found.gpu_memory) is not None:
         console.print(_facts_table("memory of the GPU", describe_division(division)))
         console.print(division_table(division))

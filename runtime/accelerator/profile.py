@@ -6,25 +6,28 @@ kept in the cache by model, device and threads; few points, the most telling one
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
 
-from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import ArtifactError
 from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.profile import CostRow, ProfileFile, ProfileKey
 from dovetail.runtime.accelerator.lane import Lane
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.cost_tables import Curve, Surface, read_profile, write_profile
+from dovetail.runtime.cost_tables import (
+    Curve,
+    Surface,
+    profile_folder,
+    read_profile,
+    write_profile,
+)
 from dovetail.runtime.profiler import measure_profile, measured_row, profile_key, refine, repeat
 from dovetail.runtime.request import Home
 from dovetail.topology.hardware import HardwareSpec
@@ -74,9 +77,7 @@ def describe_device(engine: DeviceEngine) -> str:
     return device.name
 
 
-def find_profile(
-    artifact: Artifact, engine: DeviceEngine, hardware: HardwareSpec, seconds: float = BUDGET
-) -> ProfileFile:
+def find_profile(artifact: Artifact, engine: DeviceEngine, hardware: HardwareSpec) -> ProfileFile:
     """Return the profile that is kept for this engine; where there is none, measure and keep it."""
     key = device_key(artifact, engine, hardware)
     folder = profile_folder(key)
@@ -86,19 +87,13 @@ def find_profile(
         log.warning(DOUBTFUL, error)
         found = None
     if found is None:
-        found = measure_device(engine, key, seconds)
+        found = measure_device(engine, key, BUDGET)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_profile(folder, found)
         except OSError as error:
             log.warning("the profile could not be kept in %s: %s", folder, error.strerror)
     return found
-
-
-def profile_folder(key: ProfileKey) -> Path:
-    """Return where the profile of `key` is kept, as `profile.json`."""
-    digest = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:16]
-    return cache_directory() / "profiles" / digest
 
 
 def measure_device(engine: DeviceEngine, key: ProfileKey, seconds: float = BUDGET) -> ProfileFile:
@@ -218,7 +213,8 @@ class _Bench:
     def gpu_decode(self, tokens: int) -> Callable[[], float]:
         each = min(EACH, self._context, tokens)
         count = min(self._sequences, max(1, tokens // each))
-        lane = self._fill([], _spread_out(min(self._context, tokens // count), count))
+        mean = min(self._context, tokens // count)
+        lane = self._fill([], _spread_out(mean, count, self._context))
         return self._layered(lane, lane.attention)
 
     def head(self, rows: int) -> Callable[[], float]:
@@ -265,9 +261,10 @@ class _Bench:
         return run
 
 
-def _spread_out(mean: int, count: int) -> list[int]:
-    """Return lengths from half to one and a half of `mean`: those of a batch are never alike."""
-    return [max(1, round(mean * (0.5 + (i + 0.5) / count))) for i in range(count)]
+def _spread_out(mean: int, count: int, most: int) -> list[int]:
+    """Return lengths of this mean, from its half on, `most` at most: batches are never alike."""
+    reach = min(mean / 2, most - mean)
+    return [max(1, round(mean + reach * ((2 * i + 1) / count - 1))) for i in range(count)]
 
 
 _PREPARE: dict[str, Callable[[_Bench, int], Callable[[], float]]] = {

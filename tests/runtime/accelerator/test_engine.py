@@ -15,19 +15,30 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dovetail.cli.inspection import inspect_artifact
+from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.runtime import kv_parts, neo
+from dovetail.runtime.accelerator import profile
 from dovetail.runtime.accelerator.engine import DeviceEngine
 from dovetail.runtime.accelerator.lane import DeviceModel, Lane
 from dovetail.runtime.accelerator.orders import LaneSizes
 from dovetail.runtime.accelerator.tape import TorchTape
 from dovetail.runtime.app import App, load
+from dovetail.runtime.cost_tables import AXES
 from dovetail.runtime.engine import Engine
 from dovetail.runtime.neo import NeoScheduler
 from dovetail.runtime.request import Home, Request, SamplingParams
 from dovetail.runtime.scheduler import Draft
 from dovetail.runtime.steady import OffloadVerdict
-from tests.runtime.accelerator.engines import ASKED, HOMES, PROMPTS, make_artifact, two_pools
+from tests.runtime.accelerator.engines import (
+    ASKED,
+    HOMES,
+    LIMITS,
+    PROMPTS,
+    make_artifact,
+    two_pools,
+)
 
 
 @pytest.fixture(scope="module")
@@ -349,6 +360,25 @@ def test_activations_have_the_type_that_is_asked_for(artifact: Path) -> None:
             assert app.generate(PROMPTS[:1], max_tokens=2)[0].finish_reason == "length"
     with pytest.raises(RequestError, match="dtype"):
         load(artifact, device="torch:cpu", dtype="int4")
+
+
+def test_costs_are_measured_once_kept_and_shown(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "kernels").symlink_to(cache_directory() / "kernels")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "BUDGET", 0.2)
+    found = []
+    for _ in range(2):
+        with load(artifact, device="torch:cpu", kv_blocks=20, gpu_blocks=20, **LIMITS) as app:
+            assert isinstance(app.engine, DeviceEngine)
+            found.append(app.engine.profile)
+    assert found[0] == found[1] and found[0] is not None
+    tables = found[0].tables
+    assert set(AXES) == set(tables)
+    assert all(row.origin == "measured" for rows in tables.values() for row in rows)
+    (shown,) = inspect_artifact(artifact).devices
+    assert shown == found[0] and "torch:cpu" in shown.key.device
 
 
 def test_devices_refuse_what_they_cannot_do(artifact: Path) -> None:

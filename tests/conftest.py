@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -26,6 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("untimed" if long else "seeded")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_cpus() -> Iterator[None]:
+    """Give back the CPUs that a test's steps pinned this thread away from."""
+    cpus = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cpus)
 
 
 def each_name() -> list[str]:

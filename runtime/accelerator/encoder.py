@@ -31,9 +31,6 @@ from dovetail.runtime.encoder import (
 from dovetail.runtime.weights import Weights
 from dovetail.topology.hardware import read_hardware
 
-NO_ROOM = "allocate memory"
-"""What torch says where the host has no memory: it has no class for that."""
-
 
 class TorchEncoder(PackedEncoder):
     """An encoder whose weights and activations lie on one torch device."""
@@ -84,12 +81,12 @@ class TorchEncoder(PackedEncoder):
                 given = {**self._upload(arrays), "out": rows}
                 self._bound.run(self._entries, Step(arrays, given, dict(step.counts())))
                 out[:] = rows.cpu().numpy()
-        except (CapacityError, RuntimeError) as error:
-            if isinstance(error, CapacityError) or NO_ROOM in str(error):
-                raise DeviceError(
-                    f"{name}: out of memory in a pass of {tokens} tokens ({error})"
-                ) from None
-            raise InstanceLost(f"{name}: {error}") from None
+        except CapacityError as error:
+            raise DeviceError(
+                f"{name}: out of memory in a pass of {tokens} tokens ({error})"
+            ) from None
+        except DeviceError as error:
+            raise InstanceLost(str(error)) from None
 
     def _upload(self, arrays: Mapping[str, Ids]) -> dict[str, torch.Tensor]:
         """Return arrays on the device; the memory they come from is pinned, and used again."""

@@ -27,6 +27,7 @@ STAMPS = {
     "dovetail.runtime.server.generation": "the API's `created`",
     "dovetail.runtime.server.models": "the API's `created`",
     "dovetail.runtime.server.workflow_chat": "the API's `created`",
+    "dovetail.runtime.accelerator.profile": "when a profile was made",
     "dovetail.runtime.server.workflows": "the API's `created`",
 }
 """All modules that read a clock of the wall, and what for."""

@@ -179,6 +179,7 @@ def test_a_step_that_fails_at_one_rank_says_why_and_the_next_requests_are_served
     assert re.search(r"rank 1 of 2 .*has failed: OverflowError", caplog.text)
 
 
+@pytest.mark.long
 def test_an_artifact_changed_since_the_load_is_refused(tmp_path: Path) -> None:
     path = make_artifact(tmp_path, **HEADS)
     with ranks(path, 2, 9, 30) as (app, _):

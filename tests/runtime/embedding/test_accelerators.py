@@ -117,6 +117,7 @@ def test_without_torch_nothing_is_started(
         open_encoders(artifact, hardware, device=TORCH)
 
 
+@pytest.mark.long
 def test_a_device_that_leaves_no_cpu_embeds_alone(
     artifact: Artifact, wanted: np.ndarray, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

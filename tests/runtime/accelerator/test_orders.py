@@ -50,9 +50,7 @@ def test_arrays_travel_as_far_as_they_are_used(
         gpu_decode=gpu,
         cpu_decode=cpu,
         n_out=out,
-        gpu_splits=1,
         cpu_splits=2,
-        prefill=bool(seed % 2),
     )
     lane = LaneOrder(
         sizes=sizes,

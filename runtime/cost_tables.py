@@ -160,17 +160,6 @@ class TablePredictor:
         return Estimate(*curve.at(x)) if curve else UNKNOWN
 
 
-def with_tables(profile: ProfileFile, other: ProfileFile, names: Sequence[str]) -> ProfileFile:
-    """Return `profile` with those tables of `other` that it has among `names`."""
-    taken = {name: other.tables[name] for name in names if name in other.tables}
-    source = f"{', '.join(taken)}: of {other.key.device}, {other.key.threads} threads"
-    return msgspec.structs.replace(
-        profile,
-        sources=(*profile.sources, source) if taken else profile.sources,
-        tables={**profile.tables, **taken},
-    )
-
-
 def check_tables(profile: ProfileFile, where: str = "the profile") -> None:
     """Raise ArtifactError where a table is unknown, empty, or its rows make no sense."""
     for name, rows in profile.tables.items():

@@ -314,17 +314,10 @@ class Engine:
             self._ranks.step(args, prefill=prefill)
         self.model.run(args, prefill=prefill)
 
-    def kv_splits(
-        self,
-        shape: StepShape,
-        threads: int,
-        least: int,
-        *,
-        apart: bool = False,
-    ) -> int:
+    def kv_splits(self, shape: StepShape, threads: int, least: int) -> int:
         """Return into how many parts a step's decodes cut their keys; arguments: `count_parts`."""
         n_kv = self.model.spec.n_kv_heads  # of this rank
-        return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least, apart=apart)
+        return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least)
 
     def _sample(self, shape: StepShape, buffers: StepBuffers) -> None:
         raw = self._apply_rules(shape, buffers)

@@ -12,8 +12,6 @@ from dovetail.ir.model import MAX_KV_SPLITS
 
 PART_TOKENS = 64
 """Keys below which a part is not worth its merge, where no schedule says otherwise."""
-WARP_TOKENS = 64
-"""Keys below which a part is not worth its merge to a warp of a GPU: two chunks of its kernel."""
 LONG_TOKENS = 256
 """Keys from which on a part is worth its merge for the sake of reading heads in one stretch.
 
@@ -29,8 +27,6 @@ def count_parts(
     longest: int,
     threads: int,
     least: int = PART_TOKENS,
-    *,
-    apart: bool = False,
 ) -> int:
     """Return the fewest parts of each sequence that keep all threads equally busy.
 
@@ -45,19 +41,16 @@ def count_parts(
         threads: those that share the work.
         least: each sequence has at most one part more than the longest has stretches of so many
             tokens; 0 = sequences stay whole.
-        apart: heads are dealt singly: no warp of a GPU fetches ahead.
     """
     most = min(MAX_KV_SPLITS, 1 + longest // least) if least else 1
-    return _count_parts(sequences, n_kv, most, min(most, longest // LONG_TOKENS), threads, apart)
+    return _count_parts(sequences, n_kv, most, min(most, longest // LONG_TOKENS), threads)
 
 
 @lru_cache
-def _count_parts(
-    sequences: int, n_kv: int, most: int, most_long: int, threads: int, apart: bool
-) -> int:
+def _count_parts(sequences: int, n_kv: int, most: int, most_long: int, threads: int) -> int:
     """Return the parts of sequences that may be cut in `most`, in `most_long` long ones."""
     long = range(1, most_long + 1)
-    shares = (n for n in range(1, 1 if apart else n_kv) if n_kv % n == 0)  # of a part, by its heads
+    shares = (n for n in range(1, n_kv) if n_kv % n == 0)  # of a part, by its heads
     found = (_even_parts(sequences * n, long, threads) for n in shares)
     return (
         next(filter(None, found), 0)

@@ -33,10 +33,6 @@ class StepRecorder:
         with self._timeline.measure(self._engine, name, **args):
             yield
 
-    def draw(self, track: str, name: str, start: float, end: float) -> None:
-        """Add what another part than the engine's thread did."""
-        self._timeline.span(self._timeline.track(PROCESS, track), name, start, end)
-
     def beside(self, track: str, name: str) -> AbstractContextManager[None]:
         """Add the body as a span of another part than the engine's thread; any thread may."""
         return self._timeline.measure(self._timeline.track(PROCESS, track), name)

@@ -33,11 +33,6 @@ def test_the_longer_the_keys_the_more_heads_are_dealt_together() -> None:
     assert [count_parts(1, 8, n, 16) for n in lengths] == [4, 8, 16]
 
 
-def test_heads_that_are_dealt_apart_count_like_sequences() -> None:
-    assert count_parts(1, 8, 4096, 2, apart=True) == 1
-    assert count_parts(1, 8, 4096, 16, apart=True) == count_parts(8, 1, 4096, 16) == 2
-
-
 @given(
     sequences=st.integers(1, 20),
     n_kv=st.integers(1, 9),

@@ -137,11 +137,19 @@ def load_kernel_module(name: str) -> Unit:
 
     Raises SpecError if there is no such module, SyntaxDiagnostic if its text is wrong.
     """
+    try:
+        source = kernel_source(name)
+    except KeyError:
+        raise SpecError(f"there is no kernel module {name!r}") from None
+    return resolve_imports(parse_high(source))
+
+
+def kernel_source(name: str) -> Source:
+    """Return the text of a bundled kernel module; KeyError if there is none."""
     path = files("dovetail.codegen") / "kernels" / f"{name}.dk"
     if not path.is_file():
-        raise SpecError(f"there is no kernel module {name!r}")
-    unit = parse_high(Source(f"{name}.dk", path.read_text(encoding="utf-8")))
-    return resolve_imports(unit)
+        raise KeyError(name)
+    return Source(path.name, path.read_text(encoding="utf-8"))
 
 
 def resolve_imports(unit: Unit) -> Unit:

@@ -29,15 +29,6 @@ class KernelSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitSpec:
-    """One text of lowered kernels."""
-
-    library: str
-    target: Target
-    kernels: tuple[KernelSpec, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ArgumentCheck:
     """What a tvm-ffi wrapper evaluates for an argument, and what it says was wanted."""
 

@@ -1,17 +1,19 @@
 """Lowered kernels to one CUDA C++ text: a warp per thread of the language, arrays shared per warp.
 
-In: the frozen `UnitSpec` that every emitter takes. Out: text for nvcc, NVRTC, or a C++ compiler
-that is given another header in place of templates/warp.cuh.
+In: frozen `KernelSpec`s. Out: text for nvcc, NVRTC, or a C++ compiler that is given another header
+in place of templates/warp.cuh.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from dovetail.codegen.emit import KernelSpec, UnitSpec, read_template, shared_helpers, templates
+from dovetail.codegen.emit import KernelSpec, read_template, shared_helpers, templates
+from dovetail.codegen.isa.target import Target
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import ArrayType, Call, Int, Name, NamedType
-from dovetail.ir.low.nodes import Declare, ExprStmt, Function, Param
+from dovetail.ir.low.nodes import Declare, ExprStmt, Function
 from dovetail.ir.low.print import print_low
 from dovetail.ir.low.types import size_of
 from dovetail.ir.rewrite import rewrite_node
@@ -23,25 +25,8 @@ ALIGNMENT = 64
 WARP_VALUES = {"tid": "dt_warp()", "nth": "dt_warps()"}
 
 
-@dataclass(frozen=True, slots=True)
-class CudaKernelText:
-    """Everything the template lays out for one kernel.
-
-    `warps` are in a block. A kernel that does not share its work runs on the first warp, `alone`.
-    """
-
-    name: str
-    family: str
-    binding: tuple[tuple[str, int | str], ...]
-    body: str
-    warps: int
-    alone: bool
-    params: tuple[str, ...]
-    arguments: tuple[str, ...]
-
-
-def emit_cuda(spec: UnitSpec) -> str:
-    """Return the CUDA C++ text of all kernels of `spec`; it needs no other file of ours.
+def emit_cuda(title: str, target: Target, kernels: Sequence[KernelSpec]) -> str:
+    """Return the CUDA C++ text of all kernels; it needs no other file of ours.
 
     The index entries of the kernels say how many warps a block has.
     """
@@ -49,36 +34,37 @@ def emit_cuda(spec: UnitSpec) -> str:
         templates()
         .get_template("unit.cu.j2")
         .render(
-            spec=spec,
+            title=title,
+            target=target,
             warp=read_template("warp.cuh"),
             helpers=[
                 print_low(replace(helper, static=False, inline=False))
-                for helper in shared_helpers(spec.kernels, spec.target)
+                for helper in shared_helpers(kernels, target)
             ],
-            kernels=[cuda_kernel_text(kernel) for kernel in spec.kernels],
+            kernels=[_kernel_text(kernel) for kernel in kernels],
         )
     )
 
 
-def cuda_kernel_text(kernel: KernelSpec) -> CudaKernelText:
-    """Return the pieces of one kernel."""
+def _kernel_text(kernel: KernelSpec) -> dict[str, object]:
+    """Return everything the template lays out for one kernel.
+
+    `warps` are in a block. A kernel that does not share its work runs on the first warp, `alone`.
+    """
     entry = kernel.entry
     function = kernel.unit.function(entry.name)
-    given = [
-        param
-        for param, about in zip(function.params, entry.params, strict=True)
-        if about.kind != "thread"
-    ]
-    return CudaKernelText(
-        name=entry.name,
-        family=entry.family,
-        binding=tuple(entry.binding.items()),
-        body=print_low(share_arrays(function, entry.warps)),
-        warps=entry.warps,
-        alone=len(given) == len(function.params),
-        params=tuple(_spell_param(param) for param in given),
-        arguments=tuple(WARP_VALUES.get(param.name, param.name) for param in function.params),
-    )
+    pairs = zip(function.params, entry.params, strict=True)
+    given = [param for param, about in pairs if about.kind != "thread"]
+    return {
+        "name": entry.name,
+        "family": entry.family,
+        "binding": tuple(entry.binding.items()),
+        "body": print_low(share_arrays(function, entry.warps)),
+        "warps": entry.warps,
+        "alone": len(given) == len(function.params),
+        "params": [print_low(Declare(type=p.type, name=p.name)).rstrip(";\n") for p in given],
+        "arguments": [WARP_VALUES.get(param.name, param.name) for param in function.params],
+    }
 
 
 def block_warps(function: Function) -> int:
@@ -117,8 +103,3 @@ def share_arrays(function: Function, warps: int) -> Function:
     changed = rewrite_node(function, [(Declare, share)])
     assert isinstance(changed, Function)
     return changed
-
-
-def _spell_param(param: Param) -> str:
-    """Return a parameter as C declares it."""
-    return print_low(Declare(type=param.type, name=param.name)).rstrip(";\n")

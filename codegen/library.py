@@ -21,7 +21,6 @@ from dovetail.codegen.catalog import KernelRequest, load_kernel_module
 from dovetail.codegen.emit import (
     KernelSpec,
     KernelText,
-    UnitSpec,
     emit_unit,
     kernel_text,
     part_texts,
@@ -31,11 +30,12 @@ from dovetail.codegen.emit_cuda import block_warps, emit_cuda
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import find_kernel, lower
 from dovetail.codegen.nvidia import SOURCE_NAME as CUDA_SOURCE_NAME
-from dovetail.codegen.nvidia import compile_cuda, find_cuda_compiler
+from dovetail.codegen.nvidia import CudaCompiler, compile_cuda, find_cuda_compiler
 from dovetail.codegen.targets import TARGETS
 from dovetail.codegen.text_cache import remember_text, text_path
 from dovetail.codegen.toolchain import (
     BuildSpec,
+    Compiler,
     TranslationUnit,
     compile_shared,
     find_compiler,
@@ -54,7 +54,7 @@ TEAM_SOURCES, TEAM_HEADERS = ("team.c", "collective.c"), ("abi.h", "wait.h")
 TEXT_CHILD = (sys.executable, "-P", "-m", "dovetail.codegen.text_child")
 LEAST_SHARE = 3
 """Kernels that are worth a process which lowers them: it takes half a second to start."""
-SPECIAL_KINDS = {"sched": "sched", "thread": "thread"}
+SPECIAL_KINDS = ("sched", "thread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def build_library(spec: LibrarySpec, cache: Path | None = None) -> BuiltLibrary:
     texts = [kernel.text for kernel in kernels]
     path = compile_shared(_build_spec(spec, texts), cache)
     source = emit_unit(spec.name, spec.target, texts, texts if spec.tvm_ffi else ())
-    return BuiltLibrary(path, source, _index(spec, kernels, path.name))
+    return BuiltLibrary(path, source, _cpu_index(spec, kernels, path.name))
 
 
 def index_library(spec: LibrarySpec, cache: Path | None = None) -> KernelIndex:
@@ -117,19 +117,29 @@ def index_library(spec: LibrarySpec, cache: Path | None = None) -> KernelIndex:
     Raises what that raises before it runs the compiler. The library has no file name in it.
     """
     check_names(spec)
-    return _index(spec, emit_kernels(spec, cache), "")
+    return _cpu_index(spec, emit_kernels(spec, cache), "")
 
 
-def _index(spec: LibrarySpec, kernels: Sequence[EmittedKernel], library: str) -> KernelIndex:
-    compiler = find_compiler(spec.target)
+def _cpu_index(spec: LibrarySpec, kernels: Sequence[EmittedKernel], library: str) -> KernelIndex:
+    entries = tuple(kernel.entry for kernel in kernels)
+    return _index(spec.target, find_compiler(spec.target), library, SOURCE_NAME, entries)
+
+
+def _index(
+    target: Target,
+    compiler: Compiler | CudaCompiler,
+    library: str,
+    source: str,
+    kernels: tuple[KernelEntry, ...],
+) -> KernelIndex:
     return KernelIndex(
-        target=spec.target.name,
+        target=target.name,
         abi=ABI,
         library=library,
-        source=SOURCE_NAME,
+        source=source,
         compiler=compiler.version,
-        flags=compiler.flags_for(spec.target),
-        kernels=tuple(kernel.entry for kernel in kernels),
+        flags=compiler.flags_for(target),
+        kernels=kernels,
     )
 
 
@@ -138,15 +148,7 @@ def _build_device_library(spec: LibrarySpec, cache: Path | None) -> BuiltLibrary
     text = _device_text(spec, cache_directory() if cache is None else cache)
     path = compile_cuda(spec.name, text.source, spec.target, cache)
     compiler = find_cuda_compiler()
-    index = KernelIndex(
-        target=spec.target.name,
-        abi=ABI,
-        library=path.name,
-        source=CUDA_SOURCE_NAME,
-        compiler=compiler.version,
-        flags=compiler.flags_for(spec.target),
-        kernels=text.kernels,
-    )
+    index = _index(spec.target, compiler, path.name, CUDA_SOURCE_NAME, text.kernels)
     return BuiltLibrary(path, text.source, index)
 
 
@@ -157,7 +159,7 @@ def _device_text(spec: LibrarySpec, cache: Path) -> DeviceText:
         kernels = tuple(
             lower_request(r, spec.target, spec.modules.get(r.module)) for r in spec.kernels
         )
-        source = emit_cuda(UnitSpec(spec.name, spec.target, kernels))
+        source = emit_cuda(spec.name, spec.target, kernels)
         return DeviceText(source=source, kernels=tuple(kernel.entry for kernel in kernels))
 
     if spec.modules:
@@ -282,7 +284,7 @@ def lower_request(
 def _kernel_param(param: high.Param, binding: Mapping[str, int | str]) -> KernelParam:
     kind = param.type.name if isinstance(param.type, NamedType) else ""
     if kind in SPECIAL_KINDS:
-        return KernelParam(name=param.name, type="i64", kind=SPECIAL_KINDS[kind])
+        return KernelParam(name=param.name, type="i64", kind=kind)
     return KernelParam(name=param.name, type=spell_type(param.type, binding), kind="slot")
 
 

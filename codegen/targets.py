@@ -6,29 +6,19 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
-from dovetail.codegen.isa import (
-    amx,
-    avx2,
-    avx512,
-    avx512_bf16,
-    avx512_vnni,
-    avxvnni,
-    cuda,
-    generic,
-    neon,
-    neon_dotprod,
-    neon_i8mm,
-)
+from dovetail.codegen.isa import amx, avx2, avx512, cuda, generic, neon
+from dovetail.codegen.isa.neon_dots import DOTPROD, I8MM
 from dovetail.codegen.isa.target import Target
+from dovetail.codegen.isa.x86_dots import AVX512_BF16, AVX512_VNNI, AVXVNNI
 from dovetail.ir.cpu import forced_target, usable_flags
 from dovetail.ir.errors import SpecError
 
-_X86 = (amx, avx512_bf16, avx512_vnni, avx512, avxvnni, avx2)
-_CPUS = (*_X86, neon_i8mm, neon_dotprod, neon, generic)
-TARGETS: dict[str, Target] = {module.TARGET.name: module.TARGET for module in _CPUS}
+_X86 = (amx.TARGET, AVX512_BF16, AVX512_VNNI, avx512.TARGET, AVXVNNI, avx2.TARGET)
+_CPUS = (*_X86, I8MM, DOTPROD, neon.TARGET, generic.TARGET)
+TARGETS: dict[str, Target] = {target.name: target for target in _CPUS}
 """Targets of CPUs, best first."""
 
-DEVICE_TARGETS: dict[str, Target] = {t.name: t for t in (cuda.TARGET,)}
+DEVICE_TARGETS: dict[str, Target] = {cuda.TARGET.name: cuda.TARGET}
 """Targets of accelerators: kernels lower, are built and interpreted; CPUs do not run them."""
 
 ALL_TARGETS: dict[str, Target] = {**TARGETS, **DEVICE_TARGETS}
@@ -74,11 +64,6 @@ def host_target() -> Target:
     Raises SpecError where the name is none of a target that this machine runs.
     """
     return target_for(platform.machine(), host_features())
-
-
-def host_targets() -> tuple[Target, ...]:
-    """Return all targets that this machine runs, best first."""
-    return tuple(t for t in TARGETS.values() if _runs_here(t.name))
 
 
 def _runs_here(name: str) -> bool:

@@ -252,7 +252,7 @@ def _build(
         "-o",
         result,
     )
-    _compile(command, work, environment)
+    run_tool(command, work, "the C compiler failed", environment)
     for path in work.glob("*.o"):
         path.unlink()
 
@@ -274,7 +274,7 @@ def _object(
 
     def compile_as(folder: Path, file: str, result: str) -> None:
         command = (*compiler.command, *flags, "-c", file, "-o", result)
-        _compile(command, folder, environment)
+        run_tool(command, folder, "the C compiler failed", environment)
 
     if not unit.alone:
         result = f"{spec.units.index(unit)}.o"
@@ -289,10 +289,6 @@ def _object(
     text = dict(spec.files)[unit.file]
     made_by = [compiler.command, compiler.kind, compiler.version, flags]
     return cached_build(content_key([OBJECT, made_by, text]), OBJECT, cache, build)
-
-
-def _compile(command: Sequence[str], work: Path, environment: Mapping[str, str]) -> None:
-    run_tool(command, work, "the C compiler failed", environment)
 
 
 def run_tool(

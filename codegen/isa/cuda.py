@@ -6,9 +6,43 @@ templates/warp.cuh, which also keep the lanes together around memory.
 
 from __future__ import annotations
 
-from dovetail.codegen.isa.cuda_intrinsics import FLOATS, INTRINSICS, INTS, LANES
-from dovetail.codegen.isa.ops import HELPER_OPS, SCALAR_OPS, SCALAR_SPELLING
+from collections.abc import Iterator
+
+from dovetail.codegen.isa import generic
+from dovetail.codegen.isa.intrinsics import Intrinsic, signatures, table
+from dovetail.codegen.isa.ops import HELPER_OPS, SCALAR_OPS, SCALAR_SPELLING, helper
 from dovetail.codegen.isa.target import Target
+
+LANES = 32
+FLOATS, INTS = "dt_f32x32", "dt_i32x32"
+"""The vector types: `float` and `int32_t` on the device, 32 of them in the interpreter of tests."""
+STORED = {
+    "f32": ("float", FLOATS),
+    "bf16": ("uint16_t", FLOATS),
+    "f16": ("uint16_t", FLOATS),
+    "i32": ("int32_t", INTS),
+}
+"""Element in memory: its C type, and that of a vector of such elements."""
+STORED_SCALARS = {
+    **{name: SCALAR_SPELLING[name] for name in "f32 f64 i32 i64 u8 i8 u16 u32".split()},
+    "bf16": "float",
+    "f16": "float",
+}
+"""Element in memory: the C type of a scalar that is stored as such."""
+
+
+def _memory_rows(element: str, types: tuple[str, str]) -> Iterator[Intrinsic]:
+    """Yield loads and stores, whole and of the first n lanes."""
+    c, vector = types
+    return signatures(
+        {
+            f"dt_vload_{element}": f"const {c}* -> {vector}",
+            f"dt_vload_n_{element}": f"const {c}*, int64_t -> {vector}",
+            f"dt_vstore_{element}": f"{c}*, {vector} -> void",
+            f"dt_vstore_n_{element}": f"{c}*, {vector}, int64_t -> void",
+        }
+    )
+
 
 _VECTOR_OPS: dict[str, int] = {
     **dict.fromkeys(("vzero", "viota"), 0),
@@ -21,24 +55,59 @@ _VECTOR_OPS: dict[str, int] = {
 """Operations whose helper takes the operands as they are, and how many."""
 
 
-def _call(name: str, count: int) -> str:
-    return f"dt_{name}({', '.join(f'{{{i}}}' for i in range(count))})"
-
+INTRINSICS = table(
+    [
+        generic.INTRINSICS["dt_f32_of_bits"],
+        generic.INTRINSICS["dt_bits_of_f32"],
+        *(row for stored in STORED.items() for row in _memory_rows(*stored)),
+        *signatures(
+            {
+                f"dt_store_{name}": f"{SCALAR_SPELLING[name]}*, {c} -> void"
+                for name, c in STORED_SCALARS.items()
+            }
+        ),
+        *signatures(
+            {
+                "vadd vsub vmul vdiv vmin vmax": f"{FLOATS}, {FLOATS} -> {FLOATS}",
+                "vfma vfnma": f"{FLOATS}, {FLOATS}, {FLOATS} -> {FLOATS}",
+                "vabs vneg vsqrt vround": f"{FLOATS} -> {FLOATS}",
+                "vselect_gt": f"{FLOATS}, {FLOATS}, {FLOATS}, {FLOATS} -> {FLOATS}",
+                "vtail": f"{FLOATS}, float, int64_t -> {FLOATS}",
+                "vreduce_add vreduce_max vreduce_min": f"{FLOATS} -> float",
+                "vadd_i32 vsub_i32 vmul_i32 vand_i32 vor_i32 vxor_i32": f"{INTS}, {INTS} -> {INTS}",
+                "vshl_i32 vshr_i32": f"{INTS}, imm -> {INTS}",
+                "vbroadcast": f"float -> {FLOATS}",
+                "vbroadcast_i32": f"int32_t -> {INTS}",
+                "vcvt_i32 vbitcast_i32": f"{FLOATS} -> {INTS}",
+                "vcvt_f32 vbitcast_f32": f"{INTS} -> {FLOATS}",
+                "viota": f"-> {INTS}",
+                "vload_strips_f16": f"const uint16_t*, int64_t -> {FLOATS}",
+                "vload_strips_i32": f"const int32_t*, int64_t -> {INTS}",
+                "vload_strips_i8": f"const int8_t*, int64_t -> {INTS}",
+                "f32_of_f16": "uint16_t -> float",
+                "prefetch": "const void* -> void",
+                "keep_order": "-> void",
+            },
+            "dt_",
+        ),
+    ]
+)
+"""What a warp does: the functions of templates/warp.cuh."""
 
 OPS = {
     **SCALAR_OPS,
     **HELPER_OPS,
-    **{name: _call(name, count) for name, count in _VECTOR_OPS.items()},
-    **{key: _call(key.replace(".", "_"), 2) for key in SCALAR_OPS if key.startswith("store.")},
-    "vload.f32": _call("vload_f32", 1),
-    "vstore.f32": _call("vstore_f32", 2),
-    "vload_i32": _call("vload_i32", 1),
-    "vstore_i32": _call("vstore_i32", 2),
-    "vload_strips": _call("vload_strips_f16", 2),
-    "vload_strips_i32": _call("vload_strips_i32", 2),
-    "vload_strips_i8": _call("vload_strips_i8", 2),
+    **{name: helper(name, count) for name, count in _VECTOR_OPS.items()},
+    **{key: helper(key, 2) for key in SCALAR_OPS if key.startswith("store.")},
+    "vload.f32": helper("vload_f32", 1),
+    "vstore.f32": helper("vstore_f32", 2),
+    "vload_i32": helper("vload_i32", 1),
+    "vstore_i32": helper("vstore_i32", 2),
+    "vload_strips": helper("vload_strips_f16", 2),
+    "vload_strips_i32": helper("vload_strips_i32", 2),
+    "vload_strips_i8": helper("vload_strips_i8", 2),
     "vzero": "dt_vbroadcast(0.0f)",
-    **dict.fromkeys(("prefetch", "prefetch_l2"), _call("prefetch", 1)),
+    **dict.fromkeys(("prefetch", "prefetch_l2"), helper("prefetch", 1)),
     "keep_order": "dt_keep_order()",
 }
 

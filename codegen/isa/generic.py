@@ -4,52 +4,35 @@ from __future__ import annotations
 
 import platform
 
-import numpy as np
-
+from dovetail.codegen.isa import ops
 from dovetail.codegen.isa.intrinsics import intrinsic, table
-from dovetail.codegen.isa.memory import Pointer
-from dovetail.codegen.isa.ops import (
-    COMMON_CFLAGS,
-    CPU_OPS,
-    GLIBC,
-    SCALAR_OPS,
-    SCALAR_SPELLING,
-)
 from dovetail.codegen.isa.target import Target
-
-
-def _no_effect(_: Pointer, *__: int) -> None:
-    """Prefetching changes no value."""
-
 
 INTRINSICS = table(
     [
-        intrinsic("dt_f32_of_bits", "uint32_t -> float", lambda u: np.uint32(u).view(np.float32)),
-        intrinsic("dt_bits_of_f32", "float -> uint32_t", lambda x: np.float32(x).view(np.uint32)),
-        intrinsic("__builtin_prefetch", "const void* -> void", _no_effect, op="prefetch({0})"),
+        intrinsic("dt_f32_of_bits", "uint32_t -> float"),
+        intrinsic("dt_bits_of_f32", "float -> uint32_t"),
+        intrinsic("__builtin_prefetch", "const void* -> void", op="prefetch({0})"),
         intrinsic("__atomic_signal_fence", "int -> void", lambda _: None),
     ]
 )
 """Instructions of every target; the first two are written out in templates/unit.c.j2."""
 
 OPS = {
-    **SCALAR_OPS,
+    **ops.SCALAR_OPS,
+    **ops.HELPER_OPS,
     "vload.f32": "({0})[0]",
     "vload.bf16": "dt_load_bf16({0})",
     "vload.f16": "dt_load_f16({0})",
-    "vload_n.f32": "dt_vload_n_f32({0}, {1})",
     "vload_n.bf16": "dt_load_n_bf16({0}, {1})",
     "vload_n.f16": "dt_load_n_f16({0}, {1})",
     "vstore.f32": "({0})[0] = ({1})",
     "vstore.bf16": "dt_store_bf16({0}, {1})",
     "vstore.f16": "dt_store_f16({0}, {1})",
-    "vstore_n.f32": "dt_vstore_n_f32({0}, {1}, {2})",
     "vstore_n.bf16": "dt_store_n_bf16({0}, {1}, {2})",
     "vstore_n.f16": "dt_store_n_f16({0}, {1}, {2})",
     "vload_i32": "({0})[0]",
-    "vload_i32_n": "dt_vload_n_i32({0}, {1})",
     "vstore_i32": "({0})[0] = ({1})",
-    "vstore_i32_n": "dt_vstore_n_i32({0}, {1}, {2})",
     "vbroadcast": "({0})",
     "vzero": "0.0f",
     "vadd": "({0}) + ({1})",
@@ -82,7 +65,7 @@ OPS = {
     "vbitcast_f32": "dt_f32_of_bits((uint32_t)({0}))",
     "vbitcast_i32": "(int32_t)dt_bits_of_f32({0})",
     "vbroadcast_i32": "({0})",
-    **CPU_OPS,
+    **ops.CPU_OPS,
     "vload_pairs": "dt_load_pair({0})",
     "vbroadcast_pair": "dt_load_pair({0})",
     "vload_quads": "dt_load_quad((const uint8_t*)({0}))",
@@ -102,12 +85,12 @@ TARGET = Target(
     isa="generic",
     lanes=1,
     registers=16,
-    types={**SCALAR_SPELLING, "vec[f32]": "float", "vec[i32]": "int32_t"},
+    types={**ops.SCALAR_SPELLING, "vec[f32]": "float", "vec[i32]": "int32_t"},
     ops=OPS,
     headers=(),
-    cflags=COMMON_CFLAGS,
+    cflags=ops.COMMON_CFLAGS,
     machine="",
-    zig_target=f"{platform.machine()}-linux-gnu.{GLIBC}",
+    zig_target=f"{platform.machine()}-linux-gnu.{ops.GLIBC}",
     cpu_features=frozenset(),
     intrinsics=INTRINSICS,
     prelude_files=("prelude_generic.c",),

@@ -5,9 +5,11 @@ In: nothing. Out: plain dictionaries and tuples for `Target`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from dovetail.ir.high.ops import INTS, REALS
+from dovetail.codegen.isa.intrinsics import Intrinsic
+from dovetail.ir.high.ops import INTS, REALS, STORAGE
 
 SCALAR_SPELLING: Mapping[str, str] = {
     "f32": "float",
@@ -34,26 +36,20 @@ SCALAR_OPS: Mapping[str, str] = {
     "keep_order": "__atomic_signal_fence(5)",
 }
 
+
+def helper(key: str, arguments: int) -> str:
+    """Return the call of the prelude's helper for an operation, `vload_n.f32`: `dt_vload_n_f32`."""
+    name = key if not key.endswith("_i32_n") else key.replace("_i32_n", "_n_i32")
+    return f"dt_{name.replace('.', '_')}({', '.join(f'{{{i}}}' for i in range(arguments))})"
+
+
+_LOADS = {"vload_n.f32": 2, "vload_i32_n": 2} | {
+    f"vload{n}.{dtype}": 1 + bool(n) for n in ("", "_n") for dtype in STORAGE
+}
+_STORES = {key.replace("load", "store"): count + 1 for key, count in _LOADS.items()}
+_OTHERS = {"vselect_gt": 4, "vtail": 3, "vreduce_add": 1, "vreduce_max": 1, "vreduce_min": 1}
 HELPER_OPS: Mapping[str, str] = {
-    **{
-        f"vload{n}.{dtype}": f"dt_vload{n}_{dtype}({{0}}{', {1}' if n else ''})"
-        for n in ("", "_n")
-        for dtype in ("bf16", "f16")
-    },
-    **{
-        f"vstore{n}.{dtype}": f"dt_vstore{n}_{dtype}({{0}}, {{1}}{', {2}' if n else ''})"
-        for n in ("", "_n")
-        for dtype in ("bf16", "f16")
-    },
-    "vload_n.f32": "dt_vload_n_f32({0}, {1})",
-    "vstore_n.f32": "dt_vstore_n_f32({0}, {1}, {2})",
-    "vload_i32_n": "dt_vload_n_i32({0}, {1})",
-    "vstore_i32_n": "dt_vstore_n_i32({0}, {1}, {2})",
-    "vselect_gt": "dt_vselect_gt({0}, {1}, {2}, {3})",
-    "vtail": "dt_vtail({0}, {1}, {2})",
-    "vreduce_add": "dt_vreduce_add({0})",
-    "vreduce_max": "dt_vreduce_max({0})",
-    "vreduce_min": "dt_vreduce_min({0})",
+    key: helper(key, count) for key, count in (_LOADS | _STORES | _OTHERS).items()
 }
 """Operations done in a helper of the prelude, unless an instruction set's own table says otherwise.
 
@@ -62,17 +58,38 @@ Arguments: `vload_n(p, n)`, `vstore_n(p, v, n)`, `vtail(v, fill, n)` with a scal
 """
 
 CPU_OPS: Mapping[str, str] = {
-    **{
-        f"vreduce_add{n}": f"dt_vreduce_add{n}({', '.join(f'{{{i}}}' for i in range(slots))})"
-        for n, slots in ((4, 5), (16, 18))
-    },
-    "vpair_firsts": "dt_vpair_firsts({0}, {1})",
-    "vpair_seconds": "dt_vpair_seconds({0}, {1})",
-    "vdot_pairs": "dt_vdot_pairs({0}, {1}, {2})",
-    "vdot_quads": "dt_vdot_quads({0}, {1}, {2})",
-    "vstore_i8": "dt_vstore_i8({0}, {1})",
+    key: helper(key, count)
+    for key, count in {
+        "vreduce_add4": 5,
+        "vreduce_add16": 18,
+        "vpair_firsts": 2,
+        "vpair_seconds": 2,
+        "vdot_pairs": 3,
+        "vdot_quads": 3,
+        "vstore_i8": 2,
+    }.items()
 }
 """Helpers of CPUs alone: sums of several vectors at once, pairs of bfloat16, quads of bytes."""
+
+_WHOLE_OP = re.compile(r"(v\w+)\(((?:\{\d\}(?:, )?)*)\)")
+
+
+def ops_of(intrinsics: Mapping[str, Intrinsic], lanes: int) -> dict[str, str]:
+    """Return the operations that one intrinsic on vectors of `lanes` does, by the tables' `op`.
+
+    Of several intrinsics the first one serves.
+    """
+    found: dict[str, str] = {}
+    for row in intrinsics.values():
+        op = _WHOLE_OP.fullmatch(row.op)
+        if op is None or row.lanes != lanes:
+            continue
+        name = f"{op[1]}.f32" if op[1] in ("vload", "vstore") else op[1]
+        slots = re.findall(r"\d", op[2])
+        args = ", ".join(f"{{{slots.index(str(i))}}}" for i in range(len(slots)))
+        found.setdefault(name, f"{row.name}({args})")
+    return found
+
 
 COMMON_CFLAGS: tuple[str, ...] = (
     "-O3",

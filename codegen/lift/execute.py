@@ -13,30 +13,15 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, Intrinsic
-from dovetail.codegen.isa.memory import Memory, MemoryFault, Pointer
-from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Traffic, apply, as_lane
+from dovetail.codegen.lift.symbolic import Lane, SymbolicPointer, Table, Traffic, apply, as_lane
 from dovetail.codegen.lift.types import Unliftable
-from dovetail.ir.expr import (
-    ArrayType,
-    Binary,
-    Call,
-    Cast,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Name,
-    NamedType,
-    PointerType,
-    Type,
-    Unary,
-)
+from dovetail.ir import expr as ex
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.print import print_low
-from dovetail.ir.low.types import INTEGER_OPERATORS, constant, scalar
+from dovetail.ir.low.types import INTEGER_OPERATORS, SIGN_OPERATORS, constant, scalar
 
 SCALAR_CALLS = {"sqrtf": "vsqrt", "fabsf": "vabs", "fmaxf": "vmax", "fminf": "vmin", "expf": "vexp"}
-ILL_TYPED = (TypeError, ValueError, AttributeError, IndexError, OverflowError, MemoryFault)
+ILL_TYPED = (TypeError, ValueError, AttributeError, IndexError, OverflowError)
 """What is raised for C that is ill-typed, or that leaves a table."""
 MOST_TURNS = 64
 FLOAT_OPS = {"+": "vadd", "-": "vsub", "*": "vmul", "/": "vdiv"}
@@ -48,10 +33,10 @@ class Executor:
 
     intrinsics: Mapping[str, Intrinsic]
     env: dict[str, Any]
-    types: dict[str, Type]
-    outer: Callable[[Expr], Lane]
+    types: dict[str, ex.Type]
+    outer: Callable[[ex.Expr], Lane]
     functions: Mapping[str, low.Function] = field(default_factory=dict)
-    address: Callable[[Expr], Any] = lambda expr: None  # addresses that are known otherwise
+    address: Callable[[ex.Expr], Any] = lambda expr: None  # addresses that are known otherwise
 
     def inline(self, function: low.Function, args: list[Any]) -> Any:
         """Return what a helper of the text gives: straight-line code with one return at its end."""
@@ -99,14 +84,14 @@ class Executor:
     def declare(self, stmt: low.Declare) -> None:
         """Execute a declaration."""
         self.types[stmt.name] = stmt.type
-        if isinstance(stmt.type, ArrayType) and stmt.init is None:
+        if isinstance(stmt.type, ex.ArrayType) and stmt.init is None:
             self.env[stmt.name] = SymbolicPointer(stmt.name, 0, Traffic({}))
-        elif isinstance(stmt.type, ArrayType):
+        elif isinstance(stmt.type, ex.ArrayType):
             self.env[stmt.name] = table(stmt)
         elif stmt.init is not None:
             self.env[stmt.name] = self.converted(self.expr(stmt.init), stmt.type)
 
-    def converted(self, value: Any, type_: Type) -> Any:
+    def converted(self, value: Any, type_: ex.Type) -> Any:
         """Return a value as C stores it in a variable of this type."""
         found = scalar(type_)
         if found is None:
@@ -117,14 +102,14 @@ class Executor:
             raise Unliftable("a counter is not known")
         return int(value) & ((1 << 8 * found.size) - 1) if not found.signed else int(value)
 
-    def integer(self, expr: Expr) -> int:
+    def integer(self, expr: ex.Expr) -> int:
         """Return the value of an integer expression that must be known."""
         value = self.expr(expr)
         if not isinstance(value, int | np.integer):
             raise Unliftable("a condition is not known")
         return int(value)
 
-    def expr(self, expr: Expr) -> Any:
+    def expr(self, expr: ex.Expr) -> Any:
         """Return the value of an expression."""
         rule = _RULES.get(type(expr))
         if rule is None:
@@ -137,24 +122,24 @@ class Executor:
         except ILL_TYPED as error:
             raise Unliftable(f"`{print_low(expr)}` does not fit its operands") from error
 
-    def step_size(self, pointer: Expr) -> int:
+    def step_size(self, pointer: ex.Expr) -> int:
         """Return the bytes that one step of a pointer expression covers."""
         type_ = self.pointer_type(pointer)
-        of = type_.of if isinstance(type_, PointerType | ArrayType) else None
+        of = type_.of if isinstance(type_, ex.PointerType | ex.ArrayType) else None
         found = scalar(of) if of is not None else None
         if found is None:
             raise Unliftable("a pointer to vectors is stepped")
         return found.size
 
-    def pointer_type(self, expr: Expr) -> Type | None:
+    def pointer_type(self, expr: ex.Expr) -> ex.Type | None:
         """Return the C type of a pointer expression, None where it is not plain."""
-        if isinstance(expr, Name):
+        if isinstance(expr, ex.Name):
             return self.types.get(expr.id)
-        if isinstance(expr, Cast):
+        if isinstance(expr, ex.Cast):
             return expr.type
-        if isinstance(expr, Binary):
+        if isinstance(expr, ex.Binary):
             return self.pointer_type(expr.left) or self.pointer_type(expr.right)
-        if isinstance(expr, Unary) and expr.op == "&" and isinstance(expr.operand, Index):
+        if isinstance(expr, ex.Unary) and expr.op == "&" and isinstance(expr.operand, ex.Index):
             return self.pointer_type(expr.operand.base)
         return None
 
@@ -163,11 +148,11 @@ def _refuse(what: str) -> Any:
     raise Unliftable(f"it holds {what}")
 
 
-def table(stmt: low.Declare) -> Pointer:
+def table(stmt: low.Declare) -> Table:
     """Return a pointer to the bytes of a constant table, or to undefined local memory."""
-    assert isinstance(stmt.type, ArrayType)
+    assert isinstance(stmt.type, ex.ArrayType)
     of = stmt.type.of
-    if not isinstance(stmt.init, low.InitList) or not isinstance(of, NamedType):
+    if not isinstance(stmt.init, low.InitList) or not isinstance(of, ex.NamedType):
         raise Unliftable(f"the array `{stmt.name}` is no table")
     values = [constant(item, {}) for item in stmt.init.items]
     if None in values or of.name not in SCALAR_TYPES:
@@ -177,23 +162,23 @@ def table(stmt: low.Declare) -> Pointer:
         raise Unliftable(f"the table `{stmt.name}` has more values than places")
     filled = np.zeros(size, SCALAR_TYPES[of.name])
     filled[: len(values)] = values
-    return Pointer(Memory.of(stmt.name, filled))
+    return Table(filled.view(np.uint8))
 
 
 # ---- expressions ----
 
 
 def _is_pointer(value: Any) -> bool:
-    return isinstance(value, Pointer | SymbolicPointer)
+    return isinstance(value, Table | SymbolicPointer)
 
 
-def _name(self: Executor, expr: Name) -> Any:
+def _name(self: Executor, expr: ex.Name) -> Any:
     if expr.id in self.env:
         return self.env[expr.id]
     return self.outer(expr)
 
 
-def _binary(self: Executor, expr: Binary) -> Any:
+def _binary(self: Executor, expr: ex.Binary) -> Any:
     left, right = self.expr(expr.left), self.expr(expr.right)
     if _is_pointer(left) or _is_pointer(right):
         return _step_pointer(self, expr, left, right)
@@ -206,34 +191,37 @@ def _binary(self: Executor, expr: Binary) -> Any:
     return Lane(FLOAT_OPS[expr.op], (as_lane(left), as_lane(right)))
 
 
-def _step_pointer(self: Executor, expr: Binary, left: Any, right: Any) -> Any:
+def _step_pointer(self: Executor, expr: ex.Binary, left: Any, right: Any) -> Any:
     pointer, count, source = left, right, expr.left
     if not _is_pointer(left):
         pointer, count, source = right, left, expr.right
     if not isinstance(count, int | np.integer) or expr.op not in "+-":
         raise Unliftable("a pointer is stepped by an unknown amount")
-    in_bytes = isinstance(source, Cast) and isinstance(source.type, NamedType)
+    in_bytes = isinstance(source, ex.Cast) and isinstance(source.type, ex.NamedType)
     size = 1 if in_bytes else self.step_size(source)
     return pointer.advance(int(count) * size if expr.op == "+" else -int(count) * size)
 
 
-def _unary(self: Executor, expr: Unary) -> Any:
+def _unary(self: Executor, expr: ex.Unary) -> Any:
     if expr.op == "*":
         return _at(self.expr(expr.operand))
     if expr.op == "&":
         inner = expr.operand
-        if not isinstance(inner, Index):
+        if not isinstance(inner, ex.Index):
             raise Unliftable("it takes an address")
-        return self.expr(Binary(op="+", left=inner.base, right=inner.indices[0]))
+        return self.expr(_address(inner))
     value = self.expr(expr.operand)
     if isinstance(value, int | np.integer):
-        number = int(value)
-        return {"-": -number, "+": number, "~": ~number, "!": int(not number)}[expr.op]
+        return SIGN_OPERATORS[expr.op](int(value))
     if isinstance(value, Lane) and value.op == "const" and expr.op == "-":
         return Lane("const", (-value.args[0],))
     if isinstance(value, Lane) and expr.op == "-":
         return Lane("vneg", (value,))
     raise Unliftable(f"`{expr.op}` on this")
+
+
+def _address(place: ex.Index) -> ex.Expr:
+    return ex.Binary(op="+", left=place.base, right=place.indices[0])
 
 
 def _at(pointer: Any) -> Any:
@@ -242,18 +230,14 @@ def _at(pointer: Any) -> Any:
     return pointer.load(np.float32, 1)[0]
 
 
-def _index(self: Executor, expr: Index) -> Any:
-    return _at(self.expr(Binary(op="+", left=expr.base, right=expr.indices[0])))
-
-
-def _cast(self: Executor, expr: Cast) -> Any:
+def _cast(self: Executor, expr: ex.Cast) -> Any:
     value = self.expr(expr.operand)
-    if _is_pointer(value) or isinstance(expr.type, PointerType):
+    if _is_pointer(value) or isinstance(expr.type, ex.PointerType):
         return value
     return self.converted(value, expr.type)
 
 
-def _call(self: Executor, expr: Call) -> Any:
+def _call(self: Executor, expr: ex.Call) -> Any:
     args = [self.expr(a) for a in expr.args]
     if expr.name in SCALAR_CALLS:
         return Lane(SCALAR_CALLS[expr.name], tuple(map(as_lane, args)))
@@ -270,20 +254,18 @@ def _assign(self: Executor, expr: low.Assign) -> Any:
     if expr.op == "=":
         value = self.expr(expr.value)
     else:
-        value = self.expr(Binary(op=expr.op[:-1], left=expr.target, right=expr.value))
+        value = self.expr(ex.Binary(op=expr.op[:-1], left=expr.target, right=expr.value))
     target = expr.target
-    if isinstance(target, Name):
+    if isinstance(target, ex.Name):
         if target.id not in self.types:
             raise Unliftable(f"it assigns `{target.id}`")
         self.env[target.id] = self.converted(value, self.types[target.id])
         return self.env[target.id]
-    place = (
-        self.expr(Binary(op="+", left=target.base, right=target.indices[0]))
-        if isinstance(target, Index)
-        else self.expr(target.operand)
-        if isinstance(target, Unary) and target.op == "*"
-        else None
-    )
+    place = None
+    if isinstance(target, ex.Index):
+        place = self.expr(_address(target))
+    elif isinstance(target, ex.Unary) and target.op == "*":
+        place = self.expr(target.operand)
     if not isinstance(place, SymbolicPointer):
         raise Unliftable("it assigns to this")
     place.traffic.stores[place.array, place.offset] = as_lane(value)
@@ -292,7 +274,7 @@ def _assign(self: Executor, expr: low.Assign) -> Any:
 
 def _step(self: Executor, expr: low.Step) -> Any:
     old = self.expr(expr.target)
-    new = _assign(self, low.Assign(op=f"{expr.op[0]}=", target=expr.target, value=Int(value=1)))
+    new = _assign(self, low.Assign(op=f"{expr.op[0]}=", target=expr.target, value=ex.Int(value=1)))
     return new if expr.prefix else old
 
 
@@ -301,15 +283,15 @@ def _sizeof(self: Executor, expr: low.SizeOf) -> Any:
     return value if value is not None else _refuse("sizeof")
 
 
-_RULES: dict[type[Expr], Callable[[Executor, Any], Any]] = {
-    Int: lambda self, expr: expr.value,
-    Float: lambda self, expr: as_lane(expr.value),
-    Name: _name,
-    Binary: _binary,
-    Unary: _unary,
-    Index: _index,
-    Cast: _cast,
-    Call: _call,
+_RULES: dict[type[ex.Expr], Callable[[Executor, Any], Any]] = {
+    ex.Int: lambda self, expr: expr.value,
+    ex.Float: lambda self, expr: as_lane(expr.value),
+    ex.Name: _name,
+    ex.Binary: _binary,
+    ex.Unary: _unary,
+    ex.Index: lambda self, expr: _at(self.expr(_address(expr))),
+    ex.Cast: _cast,
+    ex.Call: _call,
     low.Member: lambda self, expr: self.outer(expr),
     low.Assign: _assign,
     low.Step: _step,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dovetail.codegen.catalog import resolve_imports
 from dovetail.codegen.isa.intrinsics import Intrinsic
-from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lift.pinned import Pinned
 from dovetail.codegen.lift.reductions import reduce_chain
 from dovetail.codegen.lift.scalar import Scalars
@@ -20,20 +19,9 @@ from dovetail.codegen.lift.statements import Statements
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import REFUSED, Names, Unliftable, element_type, refuse, value_type
 from dovetail.codegen.targets import TARGETS
+from dovetail.ir import expr as ex
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError, SyntaxDiagnostic
-from dovetail.ir.expr import (
-    ArrayType,
-    Call,
-    Expr,
-    Float,
-    Int,
-    Name,
-    NamedType,
-    PointerType,
-    Type,
-    Unary,
-)
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.verify import verify_high
 from dovetail.ir.low import nodes as low
@@ -45,22 +33,22 @@ MATH_MODULE = "math_f32"
 MATH_FUNCTIONS = ("vexp", "vsigmoid", "vsilu")
 
 
-def lift(unit: low.Unit, function: str, target: Target | None = None) -> high.Unit:
+def lift(unit: low.Unit, function: str) -> high.Unit:
     """Return a module with the kernel `function` and the inline helpers it calls.
 
-    `target` names the instruction set of its intrinsics; None takes them from any. Parameters keep
-    their order; integers become i64 and a pointer to a struct of floats becomes ptr[f32].
+    Parameters keep their order; integers become i64 and a pointer to a struct of floats becomes
+    ptr[f32].
     Raises SpecError, with the reason, for C that has no high form.
     """
     functions = {f.name: f for f in unit.items if isinstance(f, low.Function)}
     if function not in functions:
         known = ", ".join(sorted(functions)) or "none"
         raise SpecError(f"there is no function `{function}`; the text has: {known}")
-    lifter = _Lifter(unit, functions, _intrinsics(target))
+    lifter = _Lifter(unit, functions, _intrinsics())
     called = [functions[name] for name in lifter.called(functions[function])]
     helpers = tuple(lifter.inline(helper) for helper in called if not _takes_vectors(helper))
     kernel = lifter.kernel(functions[function])
-    calls = {n.name for f in (*helpers, kernel) for n in f.walk() if isinstance(n, Call)}
+    calls = {n.name for f in (*helpers, kernel) for n in f.walk() if isinstance(n, ex.Call)}
     imports = (MATH_MODULE,) if calls & set(MATH_FUNCTIONS) else ()
     made = high.Unit(functions=(*helpers, kernel), imports=imports, notes=tuple(lifter.notes))
     check_lifted(made)
@@ -77,9 +65,8 @@ def check_lifted(unit: high.Unit) -> None:
         raise refuse(error.diagnostics[0].message) from None
 
 
-def _intrinsics(target: Target | None) -> Mapping[str, Intrinsic]:
-    chosen = [target] if target is not None else list(TARGETS.values())
-    return {name: row for t in reversed(chosen) for name, row in t.intrinsics.items()}
+def _intrinsics() -> Mapping[str, Intrinsic]:
+    return {n: row for t in reversed(TARGETS.values()) for n, row in t.intrinsics.items()}
 
 
 def _takes_vectors(function: low.Function) -> bool:
@@ -89,18 +76,18 @@ def _takes_vectors(function: low.Function) -> bool:
 
 
 def _holds_vectors(function: low.Function, intrinsics: Mapping[str, Intrinsic]) -> bool:
-    calls = {n.name for n in function.walk() if isinstance(n, Call)}
+    calls = {n.name for n in function.walk() if isinstance(n, ex.Call)}
     return any(intrinsics[name].lanes for name in calls if name in intrinsics)
 
 
-def spell_number(node: Int | Float) -> Expr | None:
+def spell_number(node: ex.Int | ex.Float) -> ex.Expr | None:
     """Return a number as the parser reads it: the sign apart, infinity by name."""
     if not node.value < 0 and node.value != math.inf:
         return None
     size = abs(node.value)
-    plain: Expr = Int(value=int(size)) if isinstance(node, Int) else Float(value=size)
-    plain = Name(id="inf") if size == math.inf else plain
-    return Unary(op="-", operand=plain) if node.value < 0 else plain
+    plain: ex.Expr = ex.Int(value=int(size)) if isinstance(node, ex.Int) else ex.Float(value=size)
+    plain = ex.Name(id="inf") if size == math.inf else plain
+    return ex.Unary(op="-", operand=plain) if node.value < 0 else plain
 
 
 @dataclass(slots=True)
@@ -108,17 +95,8 @@ class _Lifter:
     unit: low.Unit
     functions: dict[str, low.Function]
     intrinsics: Mapping[str, Intrinsic]
-    notes: list[str]
-    inlines: dict[str, tuple[tuple[str, ...], str]]
-
-    def __init__(
-        self,
-        unit: low.Unit,
-        functions: dict[str, low.Function],
-        intrinsics: Mapping[str, Intrinsic],
-    ) -> None:
-        self.unit, self.functions, self.intrinsics = unit, functions, intrinsics
-        self.notes, self.inlines = [], {}
+    notes: list[str] = field(default_factory=list)
+    inlines: dict[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
 
     def called(self, function: low.Function) -> list[str]:
         """Return the helpers a function calls, each before its users; recursion is refused."""
@@ -126,7 +104,7 @@ class _Lifter:
 
         def visit(current: low.Function, path: tuple[str, ...]) -> None:
             for node in current.walk():
-                if isinstance(node, Call) and node.name in self.functions:
+                if isinstance(node, ex.Call) and node.name in self.functions:
                     if node.name in path:
                         raise refuse(f"the recursion of {node.name}")
                     visit(self.functions[node.name], (*path, node.name))
@@ -139,7 +117,7 @@ class _Lifter:
     def inline(self, function: low.Function) -> high.Function:
         """Return a helper as an @inline function."""
         returns = function.returns
-        void = isinstance(returns, NamedType) and returns.name == "void"
+        void = isinstance(returns, ex.NamedType) and returns.name == "void"
         result = None if void else value_type(returns)
         made = self.translate(function, "inline", result)
         params = tuple(value_type(p.type) for p in function.params)
@@ -148,7 +126,7 @@ class _Lifter:
 
     def kernel(self, function: low.Function) -> high.Function:
         """Return the function as a @kernel."""
-        if function.returns != NamedType(name="void"):
+        if function.returns != ex.NamedType(name="void"):
             raise refuse(f"{function.name} returns a value", "store it through a pointer")
         return self.translate(function, "kernel", None)
 
@@ -174,11 +152,11 @@ class _Lifter:
             kind=kind,
             name=function.name,
             params=params,
-            returns=None if result is None else NamedType(name=result),
+            returns=None if result is None else ex.NamedType(name=result),
             tunables=tunables,
             body=body,
         )
-        signed = rewrite_node(made, [(Int, spell_number), (Float, spell_number)])
+        signed = rewrite_node(made, [(ex.Int, spell_number), (ex.Float, spell_number)])
         assert isinstance(signed, high.Function)
         return signed
 
@@ -195,7 +173,7 @@ class _Lifter:
             self.constants(),
             notes=self.notes,
         )
-        types: dict[str, Type] = {}
+        types: dict[str, ex.Type] = {}
         for node in function.walk():
             if isinstance(node, low.Declare | low.Param):
                 types.setdefault(node.name, node.type)
@@ -212,16 +190,16 @@ class _Lifter:
 
     def param(self, param: low.Param, scalars: Scalars) -> high.Param:
         type_ = param.type
-        of = type_.of if isinstance(type_, PointerType | ArrayType) else None
-        if isinstance(of, NamedType) and of.name.startswith(("struct ", "union ")):
+        of = type_.of if isinstance(type_, ex.PointerType | ex.ArrayType) else None
+        if isinstance(of, ex.NamedType) and of.name.startswith(("struct ", "union ")):
             scalars.struct_params[param.name] = of.name
         high_type = value_type(type_)
         name = scalars.names.declare(param.name, high_type)
         if high_type.startswith("ptr"):
             assert of is not None
-            made: Type = PointerType(of=NamedType(name=element_type(of)))
+            made: ex.Type = ex.PointerType(of=ex.NamedType(name=element_type(of)))
         else:
-            made = NamedType(name=high_type)
+            made = ex.NamedType(name=high_type)
         return high.Param(name=name, type=made)
 
     def constants(self) -> dict[str, int]:

@@ -1,8 +1,11 @@
-"""Patterns of scalar expressions: terms of a sum, an address on its base, a maximum in an `if`."""
+"""Patterns of expressions: terms of a sum, an address on its base, a maximum; vector loops."""
 
 from __future__ import annotations
 
-from dovetail.ir.expr import Binary, Expr, Name
+from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name
+from dovetail.ir.high import nodes as high
+
+IDENTITY = {"add": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
 def join_address(base: str, offset: Expr) -> Expr:
@@ -20,11 +23,6 @@ def terms_of(expr: Expr, sign: int = 1) -> list[tuple[Expr, int]]:
     return [(expr, sign)]
 
 
-def names_in(expr: Expr) -> set[str]:
-    """Return the names that an expression reads."""
-    return {n.id for n in expr.walk() if isinstance(n, Name)}
-
-
 def extreme_of(cond: Expr, value: Expr, target: Expr) -> str | None:
     """Return `max` if `cond` asks whether `value` is above `target`, `min` if below."""
     if not isinstance(cond, Binary) or cond.op not in ("<", ">", "<=", ">="):
@@ -34,3 +32,18 @@ def extreme_of(cond: Expr, value: Expr, target: Expr) -> str | None:
     if (cond.left, cond.right) == (target, value):
         return "min" if cond.op[0] == ">" else "max"
     return None
+
+
+def vector_loop(var: str, start: Expr, stop: Expr, body: tuple[high.Stmt, ...]) -> high.For:
+    """Return a `vrange` over single elements."""
+    return high.For(kind="vrange", var=var, start=start, stop=stop, step=Int(value=1), body=body)
+
+
+def join_term(kind: str, acc: Name, term: Expr, zero_tail: bool) -> Expr:
+    """Return `acc` with a vector joined; `zero_tail`: its lanes past the end are 0."""
+    if kind == "add" and zero_tail:
+        if isinstance(term, Call) and term.name == "vmul":
+            return Call(name="vfma", args=(*term.args, acc))
+        return Call(name="vadd", args=(acc, term))
+    kept = Call(name="vtail", args=(term, Float(value=IDENTITY[kind])))
+    return Call(name=f"v{kind}", args=(acc, kept) if kind == "add" else (kept, acc))

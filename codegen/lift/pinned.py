@@ -62,7 +62,9 @@ class Pinned(Statements):
         used = {n.id for stmt in made for n in stmt.walk() if isinstance(n, Name)}
         widths = sorted(self.widths)
         shown = " and ".join(map(str, widths))
-        self.note(f"pinned to vectors of {shown} lanes; other widths use groups or parts of them")
+        self.scalars.note(
+            f"pinned to vectors of {shown} lanes; other widths use groups or parts of them"
+        )
         return (*(r for r in self.regs if r.name in used), *made)
 
     def block(self, body: Sequence[low.Stmt]) -> Body:

@@ -11,23 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.codegen.lift import symbolic as sym
 from dovetail.codegen.lift.loops import assigned_names, read_names
+from dovetail.codegen.lift.patterns import IDENTITY, join_term, vector_loop
 from dovetail.codegen.lift.shapes import Strip, check_limits, find_strip
 from dovetail.codegen.lift.strips import Strips
-from dovetail.codegen.lift.symbolic import (
-    Lane,
-    Traffic,
-    as_lane,
-    canonical,
-    loads_of,
-    shifted,
-    vector_of,
-)
-from dovetail.codegen.lift.traces import FAR, moved_arrays, steps_of
 from dovetail.codegen.lift.types import Unliftable
-from dovetail.codegen.lift.vectorise import IDENTITY
-from dovetail.codegen.lift.writer import Writer
-from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name, NamedType
+from dovetail.codegen.lift.writer import Broadcasts, Writer
+from dovetail.ir.expr import Binary, Call, Expr, Float, Name, NamedType
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 
@@ -39,7 +30,7 @@ class Terms:
     """What one iteration joins to the accumulators: the term of element 0, and how many."""
 
     kind: str
-    term: Lane
+    term: sym.Lane
     count: int
     moving: frozenset[str]
 
@@ -94,31 +85,31 @@ class _Reducer:
         """Run one iteration and return what it joins to the accumulators."""
         near, moving = self.changes(strip, accumulators, 0)
         if strip.limit is not None:
-            far, _ = self.changes(strip, accumulators, FAR)
+            far, _ = self.changes(strip, accumulators, sym.FAR)
             pairs = zip(near, far, strict=True)
-            moving = moved_arrays((a, b) for (_, a), (_, b) in pairs)
+            moving = sym.moved_arrays((a, b) for (_, a), (_, b) in pairs)
         kinds = {kind for kind, _ in near}
         if len(kinds) != 1 or not moving:
             raise Unliftable("accumulators are joined in different ways")
-        places: dict[int, Lane] = {}
+        places: dict[int, sym.Lane] = {}
         for _, term in near:
-            offsets = {offset for array, offset in loads_of(term) if array in moving}
+            offsets = {offset for array, offset in sym.loads_of(term) if array in moving}
             if len(offsets) != 1:
                 raise Unliftable("a term reads several places")
             offset = offsets.pop()
-            places[offset] = shifted(term, dict.fromkeys(moving, -offset))
+            places[offset] = sym.shifted(term, dict.fromkeys(moving, -offset))
         first = places.get(0)
         if first is None or sorted(places) != [4 * i for i in range(len(near))]:
             raise Unliftable("the terms of a step are not one for each element")
-        if any(canonical(term) != canonical(first) for term in places.values()):
+        if any(sym.canonical(term) != sym.canonical(first) for term in places.values()):
             raise Unliftable("the terms of a step are computed differently")
         return Terms(kinds.pop(), first, len(near), moving)
 
     def changes(
         self, strip: Strip, accumulators: dict[str, int], at: int
-    ) -> tuple[list[tuple[str, Lane]], frozenset[str]]:
+    ) -> tuple[list[tuple[str, sym.Lane]], frozenset[str]]:
         """Return (join, term) for each accumulator lane, and the pointers that moved."""
-        traffic = Traffic({})
+        traffic = sym.Traffic({})
         pointers = self.strips.pointers(traffic)
         env: dict[str, Any] = {**self.strips.vectors, **pointers}
         for name, lanes in accumulators.items():
@@ -129,12 +120,12 @@ class _Reducer:
         executor.run(strip.body)
         if traffic.stores:
             raise Unliftable("it stores and reduces in one loop")
-        steps = steps_of(executor, pointers)
-        joins: list[tuple[str, Lane]] = []
+        steps = sym.steps_of(executor.env, pointers)
+        joins: list[tuple[str, sym.Lane]] = []
         for name, lanes in accumulators.items():
             made = executor.env[name]
             for i, lane in enumerate(made if lanes > 1 else [made]):
-                joins += taken(as_lane(lane), Lane("acc", (name, i)))
+                joins += taken(sym.as_lane(lane), sym.Lane("acc", (name, i)))
         moving = frozenset(p for p, step in steps.items() if step)
         if any(steps[p] != 4 * len(joins) for p in moving):
             raise Unliftable("pointers do not move by the elements read")
@@ -143,22 +134,24 @@ class _Reducer:
     def check_same(self, wanted: Terms, found: Terms, count: int) -> None:
         if (found.kind, found.count, found.moving) != (wanted.kind, count, wanted.moving):
             raise Unliftable("the loops of a reduction differ")
-        if canonical(found.term) != canonical(wanted.term):
+        if sym.canonical(found.term) != sym.canonical(wanted.term):
             raise Unliftable("the loops of a reduction compute different terms")
 
     # ---- after the loops ----
 
-    def joined(self, accumulators: dict[str, int], kind: str) -> tuple[int, str, Lane | None]:
+    def joined(self, accumulators: dict[str, int], kind: str) -> tuple[int, str, sym.Lane | None]:
         """Run the code after the loops until all lanes are joined in one float.
 
         Returns the statements used, the float's name and what else is joined to it.
         """
-        traffic = Traffic({})
+        traffic = sym.Traffic({})
         env: dict[str, Any] = {**self.strips.vectors, **self.strips.pointers(traffic)}
         env.update({acc: _fresh(acc, lanes) for acc, lanes in accumulators.items()})
         executor = self.strips.executor(env, frozenset())
         name: str | None = None
-        wanted = {Lane("acc", (n, i)) for n, lanes in accumulators.items() for i in range(lanes)}
+        wanted = {
+            sym.Lane("acc", (n, i)) for n, lanes in accumulators.items() for i in range(lanes)
+        }
         for used, stmt in enumerate(self.rest, 1):
             if not isinstance(stmt, low.Declare | low.ExprStmt | low.For):
                 break
@@ -168,7 +161,7 @@ class _Reducer:
             made = _target(stmt)
             name = made if made is not None else name
             value = executor.env.get(name) if name is not None else None
-            if not isinstance(value, Lane):
+            if not isinstance(value, sym.Lane):
                 continue
             leaves = _leaves(value, kind)
             extra = [leaf for leaf in leaves if leaf not in wanted]
@@ -178,10 +171,12 @@ class _Reducer:
                 return used, name, self.starting(accumulators, kind, extra)
         raise Unliftable("the lanes are not joined in one float after the loops")
 
-    def starting(self, accumulators: dict[str, int], kind: str, extra: list[Lane]) -> Lane | None:
+    def starting(
+        self, accumulators: dict[str, int], kind: str, extra: list[sym.Lane]
+    ) -> sym.Lane | None:
         """Return the value joined to all elements; accumulators of a sum must start at 0."""
-        begun = {as_lane(v) for name in accumulators for v in self.strips.vectors[name]}
-        neutral = Lane("const", (IDENTITY[kind],))
+        begun = {sym.as_lane(v) for name in accumulators for v in self.strips.vectors[name]}
+        neutral = sym.Lane("const", (IDENTITY[kind],))
         others = [lane for lane in (*begun, *extra) if lane != neutral]
         if kind == "add" and begun != {neutral}:
             raise Unliftable("an accumulator does not start at 0")
@@ -200,18 +195,17 @@ class _Reducer:
     # ---- the result ----
 
     def build(
-        self, terms: Terms, strip: Strip, unit: int, least: int, result: str, extra: Lane | None
+        self, terms: Terms, strip: Strip, unit: int, least: int, result: str, extra: sym.Lane | None
     ) -> tuple[high.Stmt, ...]:
         """Return the loop, with the accumulator before it and the float after it."""
         names = self.strips.scalars.names
         before, start, stop = self.strips.bounds(strip, unit, least)
         acc = Name(id=names.fresh(f"{result}_v", "vec"))
         var = names.fresh("i", "i64")
-        text = Writer(self.strips.scalars, var, set(terms.moving), before)
-        body = high.Assign(target=acc, value=_step(terms, acc, text))
-        loop = high.For(
-            kind="vrange", var=var, start=start, stop=stop, step=Int(value=1), body=(body,)
-        )
+        text = Writer(self.strips.scalars, var, set(terms.moving), Broadcasts(names, before))
+        zero_tail = _zero_past_end(terms.term, terms.moving)
+        joined = join_term(terms.kind, acc, text.vector(terms.term), zero_tail)
+        loop = vector_loop(var, start, stop, (high.Assign(target=acc, value=joined),))
         reduced: Expr = Call(name=f"vreduce_{terms.kind}", args=(acc,))
         begin: Expr = Call(name="vzero", args=())
         if terms.kind != "add":
@@ -225,18 +219,7 @@ class _Reducer:
         return (*before, high.Assign(target=acc, value=begin), loop, total)
 
 
-def _step(terms: Terms, acc: Name, text: Writer) -> Expr:
-    term = terms.term
-    if terms.kind == "add" and term.op == "vmul" and _zero_past_end(term, terms.moving):
-        return Call(name="vfma", args=(*(text.vector(a) for a in term.args), acc))
-    kept: Expr = text.vector(term)
-    if terms.kind != "add" or not _zero_past_end(term, terms.moving):
-        kept = Call(name="vtail", args=(kept, Float(value=IDENTITY[terms.kind])))
-    args = (acc, kept) if terms.kind == "add" else (kept, acc)
-    return Call(name=f"v{terms.kind}", args=args)
-
-
-def _zero_past_end(term: Lane, moving: frozenset[str]) -> bool:
+def _zero_past_end(term: sym.Lane, moving: frozenset[str]) -> bool:
     """Whether the term is 0 where loads give 0: a load, or a product or sum of such."""
     if term.op == "load":
         return term.args[0] in moving
@@ -245,8 +228,8 @@ def _zero_past_end(term: Lane, moving: frozenset[str]) -> bool:
 
 
 def _fresh(name: str, lanes: int) -> Any:
-    made = [Lane("acc", (name, i)) for i in range(lanes)]
-    return made[0] if lanes == 1 else vector_of(made)
+    made = [sym.Lane("acc", (name, i)) for i in range(lanes)]
+    return made[0] if lanes == 1 else sym.vector_of(made)
 
 
 def _target(stmt: low.Stmt) -> str | None:
@@ -262,13 +245,13 @@ def _target(stmt: low.Stmt) -> str | None:
     return None
 
 
-def taken(lane: Lane, acc: Lane) -> list[tuple[str, Lane]]:
+def taken(lane: sym.Lane, acc: sym.Lane) -> list[tuple[str, sym.Lane]]:
     """Return the terms joined to `acc` in `lane`, with how they are joined."""
     if lane == acc:
         return []
     if lane.op == "vfma":
         a, b, c = lane.args
-        return [*taken(c, acc), ("add", Lane("vmul", (a, b)))]
+        return [*taken(c, acc), ("add", sym.Lane("vmul", (a, b)))]
     if lane.op in JOINS:
         left, right = lane.args
         kind = JOINS[lane.op]
@@ -278,7 +261,7 @@ def taken(lane: Lane, acc: Lane) -> list[tuple[str, Lane]]:
     raise Unliftable("an accumulator is not only joined with terms")
 
 
-def _holds(lane: Lane, acc: Lane) -> bool:
+def _holds(lane: sym.Lane, acc: sym.Lane) -> bool:
     if lane == acc:
         return True
     if lane.op in ("load", "scalar", "const", "acc"):
@@ -286,7 +269,7 @@ def _holds(lane: Lane, acc: Lane) -> bool:
     return any(_holds(a, acc) for a in lane.args)
 
 
-def _leaves(lane: Lane, kind: str) -> list[Lane]:
+def _leaves(lane: sym.Lane, kind: str) -> list[sym.Lane]:
     """Return what is joined by `kind` in a lane."""
     if JOINS.get(lane.op) == kind:
         return [leaf for a in lane.args for leaf in _leaves(a, kind)]

@@ -14,26 +14,18 @@ from dovetail.codegen.lift.scalar import Scalars, common, convert
 from dovetail.codegen.lift.strips import Strips
 from dovetail.codegen.lift.types import Unliftable, element_type, refuse, value_type
 from dovetail.codegen.lift.vectorise import loop_name, vectorise
-from dovetail.ir.expr import (
-    ArrayType,
-    Binary,
-    Call,
-    Cast,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Name,
-    NamedType,
-    Unary,
-)
+from dovetail.ir import expr as ex
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import constant
 from dovetail.ir.rewrite import rewrite_node
 
 Body = tuple[high.Stmt, ...]
-UNSET: dict[str, Expr] = {"i64": Int(value=0), "f32": Float(value=0.0), "f64": Float(value=0.0)}
+UNSET: dict[str, ex.Expr] = {
+    "i64": ex.Int(value=0),
+    "f32": ex.Float(value=0.0),
+    "f64": ex.Float(value=0.0),
+}
 """What a variable holds that C leaves undefined until it is assigned."""
 
 
@@ -61,7 +53,7 @@ class Statements:
         out: list[high.Stmt] = []
         i = 0
         while i < len(body):
-            used, made = self.strips.match(body[i:], body[i + 1 :])
+            used, made = self.strips.match(body[i:])
             if used:
                 out += made
                 i += used
@@ -74,18 +66,13 @@ class Statements:
         """Translate one statement."""
         return _STATEMENTS[type(stmt)](self, stmt)
 
-    def note(self, text: str) -> None:
-        """Record something the reader of the result should know, once."""
-        if text not in self.scalars.notes:
-            self.scalars.notes.append(text)
-
     # ---- declarations and expressions ----
 
     def declare(self, stmt: low.Declare) -> Body:
         """Translate a declaration; vector constants are kept aside."""
         if self.strips.define(stmt):
             return ()
-        if isinstance(stmt.type, ArrayType):
+        if isinstance(stmt.type, ex.ArrayType):
             return self.array(stmt)
         type_ = value_type(stmt.type)
         if type_ == "vec":
@@ -96,12 +83,12 @@ class Statements:
             if type_ not in UNSET or stmt.name not in self.read_outside(stmt.name):
                 return ()
             value = UNSET[type_]
-        kind = None if type_.startswith("ptr") else NamedType(name=type_)
-        return (high.Assign(target=Name(id=name), value=value, type=kind),)
+        kind = None if type_.startswith("ptr") else ex.NamedType(name=type_)
+        return (high.Assign(target=ex.Name(id=name), value=value, type=kind),)
 
     def array(self, stmt: low.Declare) -> Body:
         """Translate a local array."""
-        assert isinstance(stmt.type, ArrayType)
+        assert isinstance(stmt.type, ex.ArrayType)
         if stmt.init is not None or stmt.type.size is None:
             raise refuse(f"the table `{stmt.name}`", "only masks in vector loops may use tables")
         elem = element_type(stmt.type.of)
@@ -109,24 +96,24 @@ class Statements:
         name = self.scalars.names.declare(stmt.name, f"ptr[{elem}]")
         return (high.Local(name=name, size=size, elem=elem),)
 
-    def effect(self, expr: Expr) -> Body:
+    def effect(self, expr: ex.Expr) -> Body:
         """Translate an expression evaluated for what it does."""
         if isinstance(expr, low.Comma):
             return tuple(s for item in expr.items for s in self.effect(item))
         if isinstance(expr, low.Step):
             op = expr.op[0]
-            return self.effect(low.Assign(op=f"{op}=", target=expr.target, value=Int(value=1)))
+            return self.effect(low.Assign(op=f"{op}=", target=expr.target, value=ex.Int(value=1)))
         if isinstance(expr, low.Assign):
             return self.assign(expr)
-        if isinstance(expr, Cast):
+        if isinstance(expr, ex.Cast):
             return self.effect(expr.operand)
-        if isinstance(expr, Call) and expr.name in ("__builtin_prefetch", "_mm_prefetch"):
-            call = Call(name="prefetch", args=(self.scalars.pointer(expr.args[0]),))
+        if isinstance(expr, ex.Call) and expr.name in ("__builtin_prefetch", "_mm_prefetch"):
+            call = ex.Call(name="prefetch", args=(self.scalars.pointer(expr.args[0]),))
             return (high.ExprStmt(expr=call),)
-        if isinstance(expr, Call):
+        if isinstance(expr, ex.Call):
             made, type_ = self.scalars.expr(expr)
             return (high.ExprStmt(expr=made),) if type_ == "void" else ()
-        if isinstance(expr, Name | Int):
+        if isinstance(expr, ex.Name | ex.Int):
             return ()
         raise refuse("an expression whose value is not used")
 
@@ -140,7 +127,7 @@ class Statements:
     def plain_assign(self, expr: low.Assign) -> high.Stmt:
         """Translate an assignment without side effects inside."""
         target, type_ = self.scalars.expr(expr.target)
-        if not isinstance(target, Name | Index):
+        if not isinstance(target, ex.Name | ex.Index):
             raise refuse("an assignment to this")
         if expr.op == "=":
             return high.Assign(target=target, value=self.scalars.value(expr.value, type_))
@@ -150,7 +137,7 @@ class Statements:
             op = "//=" if expr.op == "/=" and type_ not in ("f32", "f64") else expr.op
             fitted = value if joined in ("int", "i64") else _fit(value, value_type_, type_)
             return high.Assign(target=target, value=fitted, op=op)
-        whole = Binary(op=expr.op[:-1], left=expr.target, right=expr.value)
+        whole = ex.Binary(op=expr.op[:-1], left=expr.target, right=expr.value)
         return high.Assign(target=target, value=self.scalars.value(whole, type_))
 
     # ---- control ----
@@ -178,12 +165,12 @@ class Statements:
         # C's scope of the loop variable is the loop; the high IR's is the function
         self.scalars.names.scopes.append({})
         try:
-            if found.step == Int(value=1) and not _has_loop(stmt.body):
+            if found.step == ex.Int(value=1) and not _has_loop(stmt.body):
                 try:
                     return vectorise(found, self.scalars)
                 except Unliftable as reason:
                     line = f" at line {stmt.span.line}" if stmt.span.line else ""
-                    self.note(f"the loop over `{found.var}`{line} stays scalar: {reason}")
+                    self.scalars.note(f"the loop over `{found.var}`{line} stays scalar: {reason}")
             start = self.scalars.integer(found.start)
             stop, step = self.scalars.integer(found.stop), self.scalars.integer(found.step)
             var = loop_name(found, self.scalars)
@@ -200,7 +187,7 @@ class Statements:
             node = waiting.pop()
             if isinstance(node, low.For) and _loop_variable(node) == begun:
                 continue
-            outside |= {node.id} if isinstance(node, Name) else set()
+            outside |= {node.id} if isinstance(node, ex.Name) else set()
             waiting += list(node.children())
         return outside
 
@@ -208,7 +195,7 @@ class Statements:
         """Translate a `for` whose count is not known on entry."""
         self.scalars.names.scopes.append({})
         init = tuple(s for part in stmt.init for s in self.statement(part))
-        cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else Int(value=1)
+        cond = self.scalars.expr(stmt.cond)[0] if stmt.cond is not None else ex.Int(value=1)
         step = low.ExprStmt(expr=stmt.step) if stmt.step is not None else None
         body = list(stmt.body.body)
         if step is not None:
@@ -227,7 +214,7 @@ class Statements:
         body = self.block(stmt.body.body)
         done = negated(self.scalars.expr(stmt.cond)[0])
         leave = high.If(cond=done, then=(high.Break(),))
-        return (high.While(cond=Int(value=1), body=(*body, leave)),)
+        return (high.While(cond=ex.Int(value=1), body=(*body, leave)),)
 
     def give_back(self, stmt: low.Return) -> Body:
         """Translate `return`."""
@@ -237,15 +224,15 @@ class Statements:
         return (high.Return(value=self.scalars.value(stmt.value, wanted)),)
 
 
-def negated(cond: Expr) -> Expr:
+def negated(cond: ex.Expr) -> ex.Expr:
     """Return the condition that holds where `cond` does not; `==` and `!=` are turned round."""
     turned = {"==": "!=", "!=": "=="}
-    if isinstance(cond, Binary) and cond.op in turned:
-        return Binary(op=turned[cond.op], left=cond.left, right=cond.right)
-    return Unary(op="!", operand=cond)
+    if isinstance(cond, ex.Binary) and cond.op in turned:
+        return ex.Binary(op=turned[cond.op], left=cond.left, right=cond.right)
+    return ex.Unary(op="!", operand=cond)
 
 
-def _fit(value: Expr, found: str, wanted: str) -> Expr:
+def _fit(value: ex.Expr, found: str, wanted: str) -> ex.Expr:
     return value if wanted.startswith("ptr") else convert(value, found, wanted)
 
 
@@ -271,12 +258,12 @@ def _before_continue(stmt: low.Stmt, step: low.Stmt) -> low.Stmt:
     return changed
 
 
-def split_steps(expr: low.Assign) -> tuple[low.Assign, list[Expr], list[Expr]]:
+def split_steps(expr: low.Assign) -> tuple[low.Assign, list[ex.Expr], list[ex.Expr]]:
     """Take `p++` and `++p` out of an assignment: steps to do before it, and after it."""
-    before: list[Expr] = []
-    after: list[Expr] = []
+    before: list[ex.Expr] = []
+    after: list[ex.Expr] = []
 
-    def take(step: low.Step) -> Expr:
+    def take(step: low.Step) -> ex.Expr:
         (before if step.prefix else after).append(step)
         return step.target
 
@@ -285,7 +272,7 @@ def split_steps(expr: low.Assign) -> tuple[low.Assign, list[Expr], list[Expr]]:
         return expr, [], []
     for target in names:
         uses = sum(1 for n in expr.walk() if n == target)
-        if not isinstance(target, Name) or uses != 1:
+        if not isinstance(target, ex.Name) or uses != 1:
             raise refuse("a variable stepped and used in one expression", "use two lines")
     changed = rewrite_node(expr, [(low.Step, take)])
     assert isinstance(changed, low.Assign)

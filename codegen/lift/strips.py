@@ -12,24 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from dovetail.codegen.isa.intrinsics import Intrinsic
+from dovetail.codegen.lift import symbolic as sym
 from dovetail.codegen.lift.execute import Executor, table
 from dovetail.codegen.lift.loops import assigned_names, read_names
+from dovetail.codegen.lift.patterns import vector_loop
 from dovetail.codegen.lift.scalar import Scalars, convert
 from dovetail.codegen.lift.shapes import Strip, check_limits, find_strip
-from dovetail.codegen.lift.symbolic import (
-    Lane,
-    SymbolicPointer,
-    Traffic,
-    as_lane,
-    canonical,
-    loads_of,
-    shifted,
-    vector_of,
-)
-from dovetail.codegen.lift.traces import FAR, moved_arrays, steps_of
 from dovetail.codegen.lift.types import Unliftable
 from dovetail.codegen.lift.vectorise import ALIAS_NOTE
-from dovetail.codegen.lift.writer import Writer
+from dovetail.codegen.lift.writer import Broadcasts, Writer
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import ArrayType, Binary, Call, Expr, Float, Index, Int, Name, Type
 from dovetail.ir.high import nodes as high
@@ -44,7 +35,7 @@ FUSED_NOTE = "the loops of a chain round their multiply-adds differently; the fi
 class Map:
     """What a run of elements computes: for each array written, the lane of element 0."""
 
-    stores: tuple[tuple[str, Lane], ...]
+    stores: tuple[tuple[str, sym.Lane], ...]
     elements: int
     advanced: Mapping[str, int] = field(default_factory=dict)  # pointer -> bytes
 
@@ -82,30 +73,28 @@ class Strips:
         if vector(stmt.type) is None or stmt.init is None:
             return False
         try:
-            env = {**self.vectors, **self.pointers(Traffic({}))}
+            env = {**self.vectors, **self.pointers(sym.Traffic({}))}
             value = [self.settled(v) for v in self.executor(env, frozenset()).expr(stmt.init)]
         except (Unliftable, SpecError) as reason:
             self.reason = self.reason or str(reason)
             return False
         if any(lane != value[0] for lane in value):
             return False
-        self.vectors[stmt.name] = vector_of(value)
+        self.vectors[stmt.name] = sym.vector_of(value)
         return True
 
-    def settled(self, value: Any) -> Lane:
+    def settled(self, value: Any) -> sym.Lane:
         """Return a lane of a constant: what it loads is loaded once, before the loops."""
-        lane = as_lane(value)
+        lane = sym.as_lane(value)
         if lane.op == "load":
             array, offset = lane.args
             base = Name(id=self.scalars.names.find(array) or array)
-            return Lane("scalar", (Index(base=base, indices=(Int(value=offset // 4),)),))
+            return sym.Lane("scalar", (Index(base=base, indices=(Int(value=offset // 4),)),))
         if lane.op in ("scalar", "const"):
             return lane
         raise Unliftable("a constant vector is computed")
 
-    def match(
-        self, body: Sequence[low.Stmt], rest: Sequence[low.Stmt]
-    ) -> tuple[int, tuple[high.Stmt, ...]]:
+    def match(self, body: Sequence[low.Stmt]) -> tuple[int, tuple[high.Stmt, ...]]:
         """Return how many statements a chain at the start of `body` takes, and what they become."""
         strips: list[Strip] = []
         if self.off:
@@ -168,9 +157,9 @@ class Strips:
         """Run one iteration of a strip and return the function it maps over its elements."""
         runs = [self.run(strip, changed, 0)]
         if strip.limit is not None:
-            runs.append(self.run(strip, changed, FAR))
+            runs.append(self.run(strip, changed, sym.FAR))
         traffic, executor, pointers = runs[0]
-        moving = {p: step for p, step in steps_of(executor, pointers).items() if step}
+        moving = {p: step for p, step in sym.steps_of(executor.env, pointers).items() if step}
         arrays = {array for array, _ in traffic.stores}
         if strip.limit is not None:
             if moving:
@@ -185,23 +174,23 @@ class Strips:
             raise Unliftable("pointers do not move by the elements stored")
         return self.mapped(traffic, set(moving), range(count))
 
-    def followers(self, near: Traffic, far: Traffic) -> dict[str, int]:
+    def followers(self, near: sym.Traffic, far: sym.Traffic) -> dict[str, int]:
         """Return the arrays whose addresses follow the index, all by its full distance."""
         count = max((offset for _, offset in near.stores), default=0) // 4 + 1
-        pairs: list[tuple[Lane, Lane]] = []
+        pairs: list[tuple[sym.Lane, sym.Lane]] = []
         for (array, offset), lane in near.stores.items():
-            other = far.stores.get((array, offset + 4 * FAR))
+            other = far.stores.get((array, offset + 4 * sym.FAR))
             if other is None:
                 raise Unliftable("stores do not follow the index")
-            place = Lane("load", (array, offset))
-            pairs += [(lane, other), (place, Lane("load", (array, offset + 4 * FAR)))]
-        return dict.fromkeys(moved_arrays(pairs), 4 * count)
+            place = sym.Lane("load", (array, offset))
+            pairs += [(lane, other), (place, sym.Lane("load", (array, offset + 4 * sym.FAR)))]
+        return dict.fromkeys(sym.moved_arrays(pairs), 4 * count)
 
     def run(
         self, strip: Strip, changed: frozenset[str], at: int
-    ) -> tuple[Traffic, Executor, set[str]]:
+    ) -> tuple[sym.Traffic, Executor, set[str]]:
         """Run one iteration with the counter at `at`."""
-        traffic = Traffic({})
+        traffic = sym.Traffic({})
         pointers = self.pointers(traffic)
         env: dict[str, Any] = {**self.vectors, **pointers}
         if strip.limit is not None:
@@ -210,19 +199,19 @@ class Strips:
         executor.run(strip.body)
         return traffic, executor, set(pointers)
 
-    def pointers(self, traffic: Traffic) -> dict[str, Any]:
+    def pointers(self, traffic: sym.Traffic) -> dict[str, Any]:
         """Return symbolic arrays for all visible float pointers."""
         found: dict[str, Any] = {}
         for scope in self.scalars.names.scopes:
             for name, made in scope.items():
                 if self.scalars.names.type_of(made) == "ptr[f32]":
-                    found[name] = SymbolicPointer(name, 0, traffic)
+                    found[name] = sym.SymbolicPointer(name, 0, traffic)
         return found
 
     def executor(self, env: dict[str, Any], changed: frozenset[str]) -> Executor:
         """Return an executor that sees outer scalars, but not the names `changed`."""
 
-        def outer(expr: Expr) -> Lane:
+        def outer(expr: Expr) -> sym.Lane:
             names = read_names([expr])
             if names & changed:
                 raise Unliftable(f"`{sorted(names & changed)[0]}` changes from step to step")
@@ -233,23 +222,27 @@ class Strips:
             if type_ not in ("f32", "int"):
                 raise Unliftable(f"a {type_} is computed with")
             value = convert(made, type_, "f32")
-            return as_lane(value.value) if isinstance(value, Float) else Lane("scalar", (value,))
+            return (
+                sym.as_lane(value.value)
+                if isinstance(value, Float)
+                else sym.Lane("scalar", (value,))
+            )
 
         return Executor(self.intrinsics, env, dict(self.types), outer, self.functions)
 
-    def mapped(self, traffic: Traffic, moving: set[str], elements: range) -> Map:
+    def mapped(self, traffic: sym.Traffic, moving: set[str], elements: range) -> Map:
         """Check that each element is element 0 moved along, and return element 0."""
         arrays = sorted({array for array, _ in traffic.stores})
-        stores: list[tuple[str, Lane]] = []
+        stores: list[tuple[str, sym.Lane]] = []
         for array in arrays:
             base = traffic.stores.get((array, 0))
             if base is None:
                 raise Unliftable(f"`{array}` is not stored from its start")
-            if any(a in moving and offset != 0 for a, offset in loads_of(base)):
+            if any(a in moving and offset != 0 for a, offset in sym.loads_of(base)):
                 raise Unliftable("an element depends on its neighbours")
             for i in elements:
                 made = traffic.stores.get((array, 4 * i))
-                if made != shifted(base, dict.fromkeys(moving, 4 * i)):
+                if made != sym.shifted(base, dict.fromkeys(moving, 4 * i)):
                     raise Unliftable("the elements of a step are computed differently")
             stores.append((array, base))
         return Map(tuple(stores), len(elements), dict.fromkeys(moving, 4 * len(elements)))
@@ -267,11 +260,10 @@ class Strips:
             return True
         pairs = zip(found.stores, wanted.stores, strict=True)
         if len(found.stores) != len(wanted.stores) or any(
-            a != b or canonical(x) != canonical(y) for (a, x), (b, y) in pairs
+            a != b or sym.canonical(x) != sym.canonical(y) for (a, x), (b, y) in pairs
         ):
             return False
-        if FUSED_NOTE not in self.scalars.notes:
-            self.scalars.notes.append(FUSED_NOTE)
+        self.scalars.note(FUSED_NOTE)
         return True
 
     def tail(
@@ -284,7 +276,7 @@ class Strips:
         changed: frozenset[str],
     ) -> None:
         """Run the tail with `left` of the counter left: it must do exactly `count` elements."""
-        traffic = Traffic({})
+        traffic = sym.Traffic({})
         env: dict[str, Any] = {**self.vectors, **self.pointers(traffic)}
         if strip.limit is None:
             env[strip.counter] = left
@@ -341,25 +333,15 @@ class Strips:
         names = self.scalars.names
         before, start, stop = self.bounds(strip, unit, least)
         var = names.fresh("i", "i64")
-        text = Writer(self.scalars, var, set(found.advanced), before)
+        text = Writer(self.scalars, var, set(found.advanced), Broadcasts(names, before))
         body = [
             high.ExprStmt(expr=Call(name="vstore", args=(text.address(array), text.vector(lane))))
             for array, lane in found.stores
         ]
         arrays = sorted({a for a, _ in found.stores} | set(found.advanced))
         if len(arrays) > 1:
-            note = ALIAS_NOTE.format(", ".join(arrays))
-            if note not in self.scalars.notes:
-                self.scalars.notes.append(note)
-        loop = high.For(
-            kind="vrange",
-            var=var,
-            start=start,
-            stop=stop,
-            step=Int(value=1),
-            body=tuple(body),
-        )
-        return (*before, loop)
+            self.scalars.note(ALIAS_NOTE.format(", ".join(arrays)))
+        return (*before, vector_loop(var, start, stop, tuple(body)))
 
 
 def _vectors_inside(body: Sequence[Node]) -> bool:

@@ -7,7 +7,7 @@ loads and stores in the ISA tables move them like numbers; arithmetic comes from
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from typing import Any
@@ -88,7 +88,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicPointer:
-    """An address in an array nothing is known of; the interface of `isa.memory.Pointer`."""
+    """An address in an array nothing is known of."""
 
     array: str
     offset: int
@@ -121,6 +121,32 @@ class SymbolicPointer:
 
     def _lane(self, i: int) -> Lane:
         return self.traffic.read(self.array, self.offset + 4 * i)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An address in a constant table, whose bytes are `data`; IndexError for what lies outside."""
+
+    data: npt.NDArray[np.uint8]
+    offset: int = 0
+
+    def advance(self, count: int) -> Table:
+        """Return the pointer `count` bytes further."""
+        return replace(self, offset=self.offset + count)
+
+    def load(self, dtype: npt.DTypeLike, count: int) -> Array:
+        """Return a copy of `count` elements."""
+        end = self.offset + np.dtype(dtype).itemsize * count
+        if self.offset < 0 or end > self.data.size:
+            raise IndexError(f"bytes {self.offset} to {end} of a table of {self.data.size}")
+        return self.data[self.offset : end].view(dtype).copy()
+
+    def load_lanes(self, dtype: npt.DTypeLike, mask: Array) -> Array:
+        """Return elements, 0 where the mask is false; only true lanes are touched."""
+        out = np.zeros(mask.size, dtype)
+        for lane in map(int, np.flatnonzero(mask)):
+            out[lane] = self.advance(lane * out.itemsize).load(dtype, 1)[0]
+        return out
 
 
 def _floats(dtype: Any) -> None:
@@ -156,15 +182,15 @@ def op_tree(op: str) -> Expr:
 def apply(row: Intrinsic, args: list[Any]) -> Any:
     """Return what an intrinsic gives on symbolic or concrete operands; Unliftable if unknown."""
     args = [np.ndarray.view(a, Lanes) if _is_vector(a) else a for a in args]
-    if row.op and any(_symbolic(a) for a in args):
+    if row.op and (row.meaning is None or any(_symbolic(a) for a in args)):
         return _Apply(args, row.lanes).value(op_tree(row.op))
     by_lane = LANE_OPS.get(_LANE.sub("", row.name)) if _LANE.search(row.name) else None
     if by_lane is not None:
         *vectors, source, lane = args
         spread = vector_of([as_lane(source[lane])] * row.lanes)
         return _Apply([*vectors, spread], row.lanes).value(op_tree(by_lane))
-    if row.op.startswith(("vbroadcast(", "vzero(")):
-        return _Apply(args, row.lanes).value(op_tree(row.op))
+    if row.meaning is None:
+        raise Unliftable(f"`{row.name}` is not followed")
     return row.meaning(*args)
 
 
@@ -239,3 +265,45 @@ def loads_of(lane: Lane) -> set[tuple[str, int]]:
     if lane.op in ("scalar", "const", "acc"):
         return set()
     return set().union(*(loads_of(a) for a in lane.args))
+
+
+# ---- where the addresses of a run go ----
+
+FAR = 1 << 12
+"""An index far from 0, to see which addresses follow the counter."""
+
+
+def steps_of(env: Mapping[str, Any], pointers: Iterable[str]) -> dict[str, int]:
+    """Return how many bytes each pointer moved in a run, of which `env` is the end."""
+    ends = {name: env[name] for name in pointers}
+    if not all(isinstance(end, SymbolicPointer) for end in ends.values()):
+        raise Unliftable("a pointer's name is used for something else")
+    return {name: end.offset for name, end in ends.items()}
+
+
+def moved_arrays(pairs: Iterable[tuple[Lane, Lane]]) -> frozenset[str]:
+    """Return the arrays whose loads all lie further away in the second lane of each pair.
+
+    Everything else must be the same in both, and no array may be read both ways.
+    """
+    moved: set[str] = set()
+    fixed: set[str] = set()
+    for near, far in pairs:
+        _compare(near, far, moved, fixed)
+    if moved & fixed:
+        raise Unliftable("an array is read at the index and at a fixed place")
+    return frozenset(moved)
+
+
+def _compare(near: Lane, far: Lane, moved: set[str], fixed: set[str]) -> None:
+    if near == far:
+        fixed |= {array for array, _ in loads_of(near)}
+    elif near.op == far.op == "load" and near.args[0] == far.args[0]:
+        if far.args[1] - near.args[1] != 4 * FAR:
+            raise Unliftable("an address does not follow the index by one element")
+        moved.add(near.args[0])
+    elif near.op != far.op or near.op in ("load", "scalar", "const", "acc"):
+        raise Unliftable("an address does not follow the index by one element")
+    else:
+        for a, b in zip(near.args, far.args, strict=True):
+            _compare(a, b, moved, fixed)

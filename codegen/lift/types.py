@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.expr import ArrayType, NamedType, PointerType, Type
-from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS
+from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, REAL_FUNCTIONS
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import SCALARS, scalar, vector
 
@@ -30,15 +30,10 @@ ELEMENT_OF = {
 """C scalar to the element type of a pointer to it."""
 
 MATH = {
-    **{f"{name}f": name for name in ("exp", "log", "sqrt", "cos", "sin", "tanh", "floor")},
-    **{name: name for name in ("exp", "log", "sqrt", "cos", "sin", "tanh", "floor")},
-    "fabsf": "abs",
-    "fabs": "abs",
-    "abs": "abs",
-    "fmaxf": "max",
-    "fmax": "max",
-    "fminf": "min",
-    "fmin": "min",
+    **{f"{name}f": name for name in REAL_FUNCTIONS},
+    **{name: name for name in REAL_FUNCTIONS},
+    **dict.fromkeys(("fabsf", "fabs", "abs"), "abs"),
+    **{f"f{name}{f}": name for name in ("max", "min") for f in ("f", "")},
 }
 """C math function to scalar builtin."""
 
@@ -140,7 +135,8 @@ class Names:
 
     def fresh(self, name: str, type_: str) -> str:
         """Return an unused high name for a value that no C variable holds."""
-        made, count = name, 1
+        count = 1
+        made = name
         while made in RESERVED or made in self.used:
             count += 1
             made = f"{name}_{count}"

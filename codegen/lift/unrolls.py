@@ -5,9 +5,12 @@ In: statements of the high IR. Out: the same with fewer loops.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dovetail.codegen.lift.statements import Body
 from dovetail.ir.expr import Call
 from dovetail.ir.high import nodes as high
+from dovetail.ir.high.scopes import map_bodies
 
 
 def merge_unrolls(body: Body) -> Body:
@@ -22,40 +25,15 @@ def merge_unrolls(body: Body) -> Body:
             and stmt.stop == last.stop
             and not (_calls(last, "vstore") and _calls(stmt, "vload"))
         ):
-            out[-1] = _joined(last, stmt)
+            out[-1] = replace(last, body=(*last.body, *stmt.body))
         else:
             out.append(stmt)
     return tuple(out)
 
 
-def _joined(first: high.For, second: high.For) -> high.For:
-    return high.For(
-        kind=first.kind,
-        var=first.var,
-        start=first.start,
-        stop=first.stop,
-        step=first.step,
-        body=(*first.body, *second.body),
-    )
-
-
 def _inside(stmt: high.Stmt) -> high.Stmt:
-    if isinstance(stmt, high.If):
-        then, other = merge_unrolls(stmt.then), merge_unrolls(stmt.other)
-        return high.If(cond=stmt.cond, then=then, other=other)
-    if isinstance(stmt, high.While):
-        return high.While(cond=stmt.cond, body=merge_unrolls(stmt.body))
-    if isinstance(stmt, high.For) and stmt.kind != "unroll":
-        made = merge_unrolls(stmt.body)
-        return high.For(
-            kind=stmt.kind,
-            var=stmt.var,
-            start=stmt.start,
-            stop=stmt.stop,
-            step=stmt.step,
-            body=made,
-        )
-    return stmt
+    unrolled = isinstance(stmt, high.For) and stmt.kind == "unroll"
+    return stmt if unrolled else map_bodies(stmt, merge_unrolls)
 
 
 def _calls(stmt: high.Stmt, name: str) -> bool:

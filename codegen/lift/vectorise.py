@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dovetail.codegen.lift.loops import Counted, assigned_names, steady
-from dovetail.codegen.lift.patterns import extreme_of, join_address, names_in, terms_of
+from dovetail.codegen.lift.loops import Counted, assigned_names, read_names, steady
+from dovetail.codegen.lift.patterns import (
+    extreme_of,
+    join_address,
+    join_term,
+    terms_of,
+    vector_loop,
+)
 from dovetail.codegen.lift.scalar import Scalars, convert
 from dovetail.codegen.lift.types import REFUSED, Unliftable, value_type
+from dovetail.codegen.lift.writer import Broadcasts
+from dovetail.ir import expr as ex
 from dovetail.ir.errors import SpecError
-from dovetail.ir.expr import (
-    Binary,
-    Call,
-    Cast,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Name,
-    Ternary,
-    Unary,
-)
 from dovetail.ir.high import nodes as high
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.print import print_low
@@ -38,7 +34,6 @@ VECTOR_CALLS = {
     "fmaxf": "vmax",
     "fminf": "vmin",
 }
-IDENTITY = {"add": 0.0, "max": float("-inf"), "min": float("inf")}
 ALIAS_NOTE = "arrays of different names are taken to be the same or not to overlap: {}"
 
 
@@ -46,7 +41,7 @@ ALIAS_NOTE = "arrays of different names are taken to be the same or not to overl
 class Value:
     """A vector, or a scalar no iteration changes. `zero_tail`: its lanes past the end are 0."""
 
-    expr: Expr
+    expr: ex.Expr
     vector: bool
     zero_tail: bool = False
 
@@ -56,7 +51,7 @@ class Reduction:
     """An accumulator: its C name, the operation, and the vector that holds partial results."""
 
     kind: str
-    acc: Name
+    acc: ex.Name
 
 
 def vectorise(loop: Counted, scalars: Scalars) -> tuple[high.Stmt, ...]:
@@ -75,11 +70,16 @@ class _Vectoriser:
     before: list[high.Stmt] = field(default_factory=list)
     after: list[high.Stmt] = field(default_factory=list)
     locals: dict[str, Value] = field(default_factory=dict)
-    hoisted: dict[Expr, Name] = field(default_factory=dict)
-    stored: dict[str, tuple[Expr, Expr]] = field(default_factory=dict)  # base -> offset, value
-    loaded: dict[str, set[Expr]] = field(default_factory=dict)
+    hoisted: Broadcasts = field(init=False)
+    stored: dict[str, tuple[ex.Expr, ex.Expr]] = field(
+        default_factory=dict
+    )  # base -> offset, value
+    loaded: dict[str, set[ex.Expr]] = field(default_factory=dict)
     reductions: dict[str, Reduction] = field(default_factory=dict)
     var: str = ""
+
+    def __post_init__(self) -> None:
+        self.hoisted = Broadcasts(self.scalars.names, self.before)
 
     def run(self) -> tuple[high.Stmt, ...]:
         """Translate the body, then put the loop together."""
@@ -94,15 +94,7 @@ class _Vectoriser:
         if not body:
             raise Unliftable("it has nothing to do in vectors")
         self.check_dependences()
-        loop = high.For(
-            kind="vrange",
-            var=self.var,
-            start=start,
-            stop=stop,
-            step=Int(value=1),
-            body=tuple(body),
-        )
-        return (*self.before, loop, *self.after)
+        return (*self.before, vector_loop(self.var, start, stop, tuple(body)), *self.after)
 
     # ---- statements ----
 
@@ -124,27 +116,27 @@ class _Vectoriser:
             raise Unliftable(f"`{stmt.name}` is no float computed at once")
         return self.set_local(stmt.name, stmt.init)
 
-    def set_local(self, name: str, value: Expr) -> list[high.Stmt]:
+    def set_local(self, name: str, value: ex.Expr) -> list[high.Stmt]:
         made = self.value(value)
         if not made.vector:
             self.locals[name] = made
             return []
-        target = Name(id=self.scalars.names.fresh(name, "vec"))
+        target = ex.Name(id=self.scalars.names.fresh(name, "vec"))
         self.locals[name] = Value(target, True)
         return [high.Assign(target=target, value=made.expr)]
 
     def assign(self, expr: low.Assign) -> list[high.Stmt]:
         target = expr.target
-        if isinstance(target, Name):
+        if isinstance(target, ex.Name):
             if target.id in self.locals and target.id not in self.reductions:
                 whole = expr.value
                 if expr.op != "=":
-                    whole = Binary(op=expr.op[:-1], left=target, right=expr.value)
+                    whole = ex.Binary(op=expr.op[:-1], left=target, right=expr.value)
                 return self.set_local(target.id, whole)
             return self.reduce(target.id, expr)
         value = expr.value
         if expr.op != "=":
-            value = Binary(op=expr.op[:-1], left=target, right=expr.value)
+            value = ex.Binary(op=expr.op[:-1], left=target, right=expr.value)
         base, offset = self.place(target)
         if offset is None:
             raise Unliftable(f"every iteration writes `{print_low(target)}`")
@@ -154,11 +146,11 @@ class _Vectoriser:
             raise Unliftable(f"it writes `{base}` at two places")
         first: list[high.Stmt] = []
         held = made
-        if not isinstance(made, Name):
-            held = Name(id=self.scalars.names.fresh("v", "vec"))
+        if not isinstance(made, ex.Name):
+            held = ex.Name(id=self.scalars.names.fresh("v", "vec"))
             first = [high.Assign(target=held, value=made)]
         self.stored[base] = (offset, held)
-        call = Call(name="vstore", args=(join_address(base, offset), held))
+        call = ex.Call(name="vstore", args=(join_address(base, offset), held))
         return [*first, high.ExprStmt(expr=call)]
 
     # ---- reductions ----
@@ -169,7 +161,7 @@ class _Vectoriser:
         inner = body[0] if len(body) == 1 else None
         if stmt.other is None and isinstance(inner, low.ExprStmt):
             made = inner.expr
-            if isinstance(made, low.Assign) and made.op == "=" and isinstance(made.target, Name):
+            if isinstance(made, low.Assign) and made.op == "=" and isinstance(made.target, ex.Name):
                 kind = extreme_of(stmt.cond, made.value, made.target)
                 if kind is not None:
                     return self.fold(made.target.id, kind, made.value)
@@ -180,97 +172,84 @@ class _Vectoriser:
         if expr.op == "+=":
             return self.fold(name, "add", value)
         if expr.op == "-=":
-            return self.fold(name, "add", Unary(op="-", operand=value))
-        if expr.op == "=" and isinstance(value, Binary) and value.op == "+":
+            return self.fold(name, "add", ex.Unary(op="-", operand=value))
+        if expr.op == "=" and isinstance(value, ex.Binary) and value.op == "+":
             for this, other in ((value.left, value.right), (value.right, value.left)):
                 if this == target:
                     return self.fold(name, "add", other)
-        if expr.op == "=" and isinstance(value, Call) and value.name in ("fmaxf", "fminf"):
+        if expr.op == "=" and isinstance(value, ex.Call) and value.name in ("fmaxf", "fminf"):
             for this, other in (value.args, value.args[::-1]):
                 if this == target:
                     return self.fold(name, value.name[1:4], other)
-        if expr.op == "=" and isinstance(value, Ternary):
+        if expr.op == "=" and isinstance(value, ex.Ternary):
             for this, other in ((value.then, value.other), (value.other, value.then)):
                 kind = extreme_of(value.cond, this, target) if other == target else None
                 if kind is not None:
                     return self.fold(name, kind, this)
         raise Unliftable(f"`{name}` is carried from one iteration to the next")
 
-    def fold(self, name: str, kind: str, value: Expr) -> list[high.Stmt]:
+    def fold(self, name: str, kind: str, value: ex.Expr) -> list[high.Stmt]:
         found = self.scalars.names.find(name)
         if found is None or self.scalars.names.type_of(found) != "f32":
             raise Unliftable(f"`{name}` is no float declared before the loop")
         made = self.value(value)
         known = self.reductions.get(name)
         if known is None:
-            known = Reduction(kind, Name(id=self.scalars.names.fresh(f"{found}_v", "vec")))
+            known = Reduction(kind, ex.Name(id=self.scalars.names.fresh(f"{found}_v", "vec")))
             self.reductions[name] = known
-            self.begin(known, Name(id=found))
+            self.begin(known, ex.Name(id=found))
         if known.kind != kind:
             raise Unliftable(f"`{name}` is reduced in two ways")
-        return [high.Assign(target=known.acc, value=self.step(known, made))]
+        joined = join_term(kind, known.acc, self.vector(made), made.vector and made.zero_tail)
+        return [high.Assign(target=known.acc, value=joined)]
 
-    def begin(self, reduction: Reduction, result: Name) -> None:
+    def begin(self, reduction: Reduction, result: ex.Name) -> None:
         if reduction.kind == "add":
-            zero = Call(name="vzero", args=())
+            zero = ex.Call(name="vzero", args=())
             self.before.append(high.Assign(target=reduction.acc, value=zero))
-            sum_ = Call(name="vreduce_add", args=(reduction.acc,))
+            sum_ = ex.Call(name="vreduce_add", args=(reduction.acc,))
             self.after.append(high.Assign(target=result, value=sum_, op="+="))
             return
-        spread = Call(name="vbroadcast", args=(result,))
+        spread = ex.Call(name="vbroadcast", args=(result,))
         self.before.append(high.Assign(target=reduction.acc, value=spread))
-        extreme = Call(name=f"vreduce_{reduction.kind}", args=(reduction.acc,))
+        extreme = ex.Call(name=f"vreduce_{reduction.kind}", args=(reduction.acc,))
         self.after.append(high.Assign(target=result, value=extreme))
-
-    def step(self, reduction: Reduction, made: Value) -> Expr:
-        acc, value = reduction.acc, made.expr
-        if not made.vector:
-            value = self.spread(made.expr)
-        if reduction.kind == "add" and made.zero_tail:
-            if isinstance(value, Call) and value.name == "vmul":
-                return Call(name="vfma", args=(*value.args, acc))
-            return Call(name="vadd", args=(acc, value))
-        fill = Float(value=IDENTITY[reduction.kind])
-        kept = Call(name="vtail", args=(value, fill))
-        if reduction.kind == "add":
-            return Call(name="vadd", args=(acc, kept))
-        return Call(name=f"v{reduction.kind}", args=(kept, acc))
 
     # ---- expressions ----
 
-    def value(self, expr: Expr) -> Value:
+    def value(self, expr: ex.Expr) -> Value:
         """Return an expression of the body as a vector, or as a scalar that stays the same."""
         if self.invariant(expr):
             same, type_ = self.scalars.expr(expr)
             if type_ == "f64":
                 raise Unliftable("it computes in double precision")
             return Value(convert(same, type_, "f32"), False)
-        if isinstance(expr, Name):
+        if isinstance(expr, ex.Name):
             return self.name(expr)
-        if isinstance(expr, Index) or (isinstance(expr, Unary) and expr.op == "*"):
+        if isinstance(expr, ex.Index) or (isinstance(expr, ex.Unary) and expr.op == "*"):
             return self.load(expr)
-        if isinstance(expr, Binary) and expr.op in VECTOR_OPS:
+        if isinstance(expr, ex.Binary) and expr.op in VECTOR_OPS:
             left, right = self.value(expr.left), self.value(expr.right)
             args = (self.vector(left), self.vector(right))
             zero = left.zero_tail and right.zero_tail and expr.op != "/"
-            return Value(Call(name=VECTOR_OPS[expr.op], args=args), True, zero)
-        if isinstance(expr, Unary) and expr.op in "-+":
+            return Value(ex.Call(name=VECTOR_OPS[expr.op], args=args), True, zero)
+        if isinstance(expr, ex.Unary) and expr.op in "-+":
             inner = self.value(expr.operand)
             if expr.op == "+":
                 return inner
-            return Value(Call(name="vneg", args=(self.vector(inner),)), True, inner.zero_tail)
-        if isinstance(expr, Call) and expr.name in VECTOR_CALLS:
+            return Value(ex.Call(name="vneg", args=(self.vector(inner),)), True, inner.zero_tail)
+        if isinstance(expr, ex.Call) and expr.name in VECTOR_CALLS:
             made = tuple(self.vector(self.value(a)) for a in expr.args)
-            return Value(Call(name=VECTOR_CALLS[expr.name], args=made), True)
-        if isinstance(expr, Ternary):
+            return Value(ex.Call(name=VECTOR_CALLS[expr.name], args=made), True)
+        if isinstance(expr, ex.Ternary):
             return self.select(expr)
-        if isinstance(expr, Cast):
+        if isinstance(expr, ex.Cast):
             found = scalar(expr.type)
             if found is not None and found.name == "float":
                 return self.value(expr.operand)
         raise Unliftable(f"`{print_low(expr)}` has no vector form")
 
-    def name(self, expr: Name) -> Value:
+    def name(self, expr: ex.Name) -> Value:
         if expr.id == self.loop.var:
             raise Unliftable(f"it computes with the index `{expr.id}`")
         if expr.id in self.reductions:
@@ -279,46 +258,40 @@ class _Vectoriser:
             raise Unliftable(f"`{expr.id}` is carried from one iteration to the next")
         return self.locals[expr.id]
 
-    def select(self, expr: Ternary) -> Value:
+    def select(self, expr: ex.Ternary) -> Value:
         cond = expr.cond
-        if not isinstance(cond, Binary) or cond.op not in ("<", ">"):
+        if not isinstance(cond, ex.Binary) or cond.op not in ("<", ">"):
             raise Unliftable(f"the condition `{print_low(cond)}` has no vector form")
         left, right = self.vector(self.value(cond.left)), self.vector(self.value(cond.right))
         if cond.op == "<":
             left, right = right, left
         then, other = self.vector(self.value(expr.then)), self.vector(self.value(expr.other))
-        return Value(Call(name="vselect_gt", args=(left, right, then, other)), True)
+        return Value(ex.Call(name="vselect_gt", args=(left, right, then, other)), True)
 
-    def invariant(self, expr: Expr) -> bool:
+    def invariant(self, expr: ex.Expr) -> bool:
         """Whether no iteration changes the value; memory is steady where the loop never writes."""
-        reads = [n for n in expr.walk() if isinstance(n, Index | low.Member)]
+        reads = [n for n in expr.walk() if isinstance(n, ex.Index | low.Member)]
         if not reads:
             return steady(expr, self.changed)
-        names = {n.id for n in expr.walk() if isinstance(n, Name)}
-        if names & self.changed or any(isinstance(n, Call) for n in expr.walk()):
+        names = {n.id for n in expr.walk() if isinstance(n, ex.Name)}
+        if names & self.changed or any(isinstance(n, ex.Call) for n in expr.walk()):
             return False
         writes = any(
-            isinstance(n, low.Assign) and not isinstance(n.target, Name)
+            isinstance(n, low.Assign) and not isinstance(n.target, ex.Name)
             for n in self.loop.body.walk()
         )
         return not writes or all(isinstance(n, low.Member) for n in reads)
 
-    def vector(self, value: Value) -> Expr:
+    def vector(self, value: Value) -> ex.Expr:
         return value.expr if value.vector else self.spread(value.expr)
 
-    def spread(self, expr: Expr) -> Expr:
+    def spread(self, expr: ex.Expr) -> ex.Expr:
         """Return a vector of one scalar, made before the loop unless it reads memory."""
-        if any(isinstance(n, Index) for n in expr.walk()):
-            return Call(name="vbroadcast", args=(expr,))
-        if expr not in self.hoisted:
-            base = f"{expr.id}_v" if isinstance(expr, Name) else "all"
-            name = Name(id=self.scalars.names.fresh(base, "vec"))
-            self.hoisted[expr] = name
-            call = Call(name="vbroadcast", args=(expr,))
-            self.before.append(high.Assign(target=name, value=call))
-        return self.hoisted[expr]
+        if any(isinstance(n, ex.Index) for n in expr.walk()):
+            return ex.Call(name="vbroadcast", args=(expr,))
+        return self.hoisted.vector(expr)
 
-    def load(self, expr: Expr) -> Value:
+    def load(self, expr: ex.Expr) -> Value:
         base, offset = self.place(expr)
         if offset is None:
             raise Unliftable(f"`{print_low(expr)}` may be written while it is read")
@@ -326,22 +299,22 @@ class _Vectoriser:
         if written is not None and written[0] == offset:
             return Value(written[1], True)
         self.loaded.setdefault(base, set()).add(offset)
-        call = Call(name="vload", args=(join_address(base, offset),))
+        call = ex.Call(name="vload", args=(join_address(base, offset),))
         return Value(call, True, True)
 
     # ---- addresses ----
 
-    def place(self, expr: Expr) -> tuple[str, Expr | None]:
+    def place(self, expr: ex.Expr) -> tuple[str, ex.Expr | None]:
         """Return the array and its offset (the loop variable with a step of 1, and what stays)."""
-        if isinstance(expr, Index):
-            total: Expr = Binary(op="+", left=expr.base, right=expr.indices[0])
-        elif isinstance(expr, Unary) and expr.op == "*":
+        if isinstance(expr, ex.Index):
+            total: ex.Expr = ex.Binary(op="+", left=expr.base, right=expr.indices[0])
+        elif isinstance(expr, ex.Unary) and expr.op == "*":
             total = expr.operand
         else:
             raise Unliftable(f"`{print_low(expr)}` is no array element")
         terms = terms_of(total)
         bases = [t for t, sign in terms if sign > 0 and self.array_of(t) is not None]
-        moving = [(t, s) for t, s in terms if self.loop.var in names_in(t)]
+        moving = [(t, s) for t, s in terms if self.loop.var in read_names([t])]
         if len(bases) != 1:
             raise Unliftable(f"`{print_low(expr)}` has no array that can be told")
         base = self.array_of(bases[0])
@@ -351,20 +324,20 @@ class _Vectoriser:
             raise Unliftable(f"the place of `{print_low(expr)}` changes in other ways")
         if not moving:
             return base, None
-        if moving != [(Name(id=self.loop.var), 1)]:
+        if moving != [(ex.Name(id=self.loop.var), 1)]:
             raise Unliftable(f"`{print_low(expr)}` does not step by one element")
-        index: Expr | None = None
+        index: ex.Expr | None = None
         for term, sign in rest:
             made = self.scalars.integer(term)
             if index is None:
-                index = made if sign > 0 else Unary(op="-", operand=made)
+                index = made if sign > 0 else ex.Unary(op="-", operand=made)
             else:
-                index = Binary(op="+" if sign > 0 else "-", left=index, right=made)
-        var = Name(id=self.var)
-        return base, var if index is None else Binary(op="+", left=index, right=var)
+                index = ex.Binary(op="+" if sign > 0 else "-", left=index, right=made)
+        var = ex.Name(id=self.var)
+        return base, var if index is None else ex.Binary(op="+", left=index, right=var)
 
-    def array_of(self, term: Expr) -> str | None:
-        if not isinstance(term, Name) or term.id in self.changed:
+    def array_of(self, term: ex.Expr) -> str | None:
+        if not isinstance(term, ex.Name) or term.id in self.changed:
             return None
         found = self.scalars.names.find(term.id)
         if found is None:
@@ -382,9 +355,7 @@ class _Vectoriser:
                 raise Unliftable(f"`{base}` is written and read at different places")
         arrays = sorted(set(self.stored) | set(self.loaded))
         if self.stored and len(arrays) > 1:
-            note = ALIAS_NOTE.format(", ".join(arrays))
-            if note not in self.scalars.notes:
-                self.scalars.notes.append(note)
+            self.scalars.note(ALIAS_NOTE.format(", ".join(arrays)))
 
 
 def loop_name(loop: Counted, scalars: Scalars) -> str:

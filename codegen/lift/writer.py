@@ -6,8 +6,27 @@ from dataclasses import dataclass, field
 
 from dovetail.codegen.lift.scalar import Scalars
 from dovetail.codegen.lift.symbolic import Lane
+from dovetail.codegen.lift.types import Names
 from dovetail.ir.expr import Binary, Call, Expr, Float, Int, Name
 from dovetail.ir.high import nodes as high
+
+
+@dataclass(slots=True)
+class Broadcasts:
+    """Vectors of one scalar each, made once, by statements `before` a loop."""
+
+    names: Names
+    before: list[high.Stmt]
+    made: dict[Expr, Name] = field(default_factory=dict)
+
+    def vector(self, value: Expr) -> Name:
+        """Return the vector of a scalar."""
+        if value not in self.made:
+            base = f"{value.id}_v" if isinstance(value, Name) else "all"
+            name = self.made[value] = Name(id=self.names.fresh(base, "vec"))
+            call = Call(name="vbroadcast", args=(value,))
+            self.before.append(high.Assign(target=name, value=call))
+        return self.made[value]
 
 
 @dataclass(slots=True)
@@ -17,8 +36,7 @@ class Writer:
     scalars: Scalars
     var: str
     moving: set[str]
-    before: list[high.Stmt]
-    spread: dict[Expr, Name] = field(default_factory=dict)
+    spread: Broadcasts
 
     def address(self, array: str) -> Expr:
         """Return the place of the current elements of an array."""
@@ -37,17 +55,7 @@ class Writer:
             if array in self.moving:
                 return Call(name="vload", args=(self.address(array),))
             made = Binary(op="+", left=Name(id=array), right=Int(value=offset // 4))
-            return self.broadcast(Call(name="load", args=(made,)))
+            return self.spread.vector(Call(name="load", args=(made,)))
         if lane.op in ("const", "scalar"):
-            return self.broadcast(self.scalar(lane))
+            return self.spread.vector(self.scalar(lane))
         return Call(name=lane.op, args=tuple(self.vector(a) for a in lane.args))
-
-    def broadcast(self, value: Expr) -> Expr:
-        """Return a vector of one scalar, made before the loop."""
-        if value not in self.spread:
-            base = f"{value.id}_v" if isinstance(value, Name) else "all"
-            name = Name(id=self.scalars.names.fresh(base, "vec"))
-            self.spread[value] = name
-            call = Call(name="vbroadcast", args=(value,))
-            self.before.append(high.Assign(target=name, value=call))
-        return self.spread[value]

@@ -6,10 +6,8 @@ without values that are overwritten before they are read, and without empty loop
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from dovetail.ir.high.nodes import Assign, For, If, Local, Stmt, While
-from dovetail.ir.high.scopes import Body, child_bodies, defined_name, read_names
+from dovetail.ir.high.nodes import Assign, For, If, Local, Stmt
+from dovetail.ir.high.scopes import Body, child_bodies, defined_name, map_bodies, read_names
 
 
 def drop_dead(body: Body) -> Body:
@@ -42,13 +40,8 @@ def _shrink(stmt: Stmt, live: set[str]) -> Stmt | None:
     if isinstance(stmt, Assign | Local):
         name = defined_name(stmt)
         return stmt if name is None or name in live else None
-    if isinstance(stmt, If):
-        then, other = _sweep(stmt.then, live), _sweep(stmt.other, live)
-        return replace(stmt, then=then, other=other) if then or other else None
-    if isinstance(stmt, For):
-        body = _sweep(stmt.body, live)
-        return replace(stmt, body=body) if body else None
-    return replace(stmt, body=_sweep(stmt.body, live)) if isinstance(stmt, While) else stmt
+    swept = map_bodies(stmt, lambda body: _sweep(body, live))
+    return None if isinstance(stmt, If | For) and not any(child_bodies(swept)) else swept
 
 
 def _drop_overwritten(body: Body) -> tuple[Body, set[str]]:
@@ -73,10 +66,11 @@ def _drop_overwritten(body: Body) -> tuple[Body, set[str]]:
 
 def _inside(stmt: Stmt) -> tuple[Stmt, set[str]]:
     """Return `stmt` with its bodies cleaned, and the names they mention."""
-    if isinstance(stmt, If):
-        (then, a), (other, b) = _drop_overwritten(stmt.then), _drop_overwritten(stmt.other)
-        return replace(stmt, then=then, other=other), a | b
-    if isinstance(stmt, For | While):
-        body, names = _drop_overwritten(stmt.body)
-        return replace(stmt, body=body), names
-    return stmt, set()
+    names: set[str] = set()
+
+    def clean(body: Body) -> Body:
+        cleaned, mentioned = _drop_overwritten(body)
+        names.update(mentioned)
+        return cleaned
+
+    return map_bodies(stmt, clean), names

@@ -12,171 +12,145 @@ from typing import Any
 from dovetail.codegen.lower.fold import fold_type
 from dovetail.codegen.lower.names import Names
 from dovetail.codegen.lower.rebuild import rebuild_body
+from dovetail.ir import expr as ex
 from dovetail.ir.errors import ScheduleError
-from dovetail.ir.expr import (
-    Binary,
-    Call,
-    Cast,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Name,
-    NamedType,
-    PointerType,
-    Ternary,
-    Type,
-    Unary,
-)
-from dovetail.ir.high.nodes import (
-    Assign,
-    Break,
-    ExprStmt,
-    For,
-    Function,
-    If,
-    Return,
-    Stmt,
-    Text,
-    Unit,
-    While,
-)
+from dovetail.ir.high import nodes as high
 from dovetail.ir.high.scopes import all_statements, defined_names
 
-Body = tuple[Stmt, ...]
-I64 = NamedType(name="i64")
+Body = tuple[high.Stmt, ...]
+I64 = ex.NamedType(name="i64")
 BY_NAME = ("const", "dtype", "tile")
 """Parameter types whose argument replaces the parameter as it stands."""
 
 
 @dataclass(slots=True)
 class _Expander:
-    functions: dict[str, Function]
+    functions: dict[str, high.Function]
     names: Names
-    types: dict[str, Type]  # of parameters, typed copies and plain integers
+    types: dict[str, ex.Type]  # of parameters, typed copies and plain integers
     active: list[str]
 
     def body(self, body: Body) -> Body:
-        out: list[Stmt] = []
+        out: list[high.Stmt] = []
         for stmt in body:
             out += self.statement(stmt)
         return tuple(out)
 
-    def statement(self, stmt: Stmt) -> list[Stmt]:
-        before: list[Stmt] = []
-        if isinstance(stmt, ExprStmt) and isinstance(stmt.expr, Call):
+    def statement(self, stmt: high.Stmt) -> list[high.Stmt]:
+        before: list[high.Stmt] = []
+        if isinstance(stmt, high.ExprStmt) and isinstance(stmt.expr, ex.Call):
             if stmt.expr.name in self.functions:
                 self.call(stmt.expr, before)
                 return before
-        if isinstance(stmt, If):
+        if isinstance(stmt, high.If):
             cond = self.expr(stmt.cond, before)
             then, other = self.body(stmt.then), self.body(stmt.other)
-            return [*before, If(cond=cond, then=then, other=other, span=stmt.span)]
-        if isinstance(stmt, While):
+            return [*before, high.If(cond=cond, then=then, other=other, span=stmt.span)]
+        if isinstance(stmt, high.While):
             return [self.loop(stmt)]
         new: Any = stmt.map_children(
-            lambda child: self.expr(child, before) if isinstance(child, Expr) else child
+            lambda child: self.expr(child, before) if isinstance(child, ex.Expr) else child
         )
-        if isinstance(new, For):
+        if isinstance(new, high.For):
             self.types[new.var] = I64
             new = replace(new, body=self.body(new.body))
-        if isinstance(new, Assign) and isinstance(new.target, Name):
+        if isinstance(new, high.Assign) and isinstance(new.target, ex.Name):
             self.learn(new.target.id, new)
         return [*before, new]
 
-    def learn(self, name: str, stmt: Assign) -> None:
+    def learn(self, name: str, stmt: high.Assign) -> None:
         """Note the type of a variable where it is plain: annotated, or an integer made of such."""
         if stmt.type is not None:
             self.types[name] = stmt.type
         elif name not in self.types and self.is_i64(stmt.value):
             self.types[name] = I64
 
-    def is_i64(self, expr: Expr) -> bool:
-        if isinstance(expr, Name):
+    def is_i64(self, expr: ex.Expr) -> bool:
+        if isinstance(expr, ex.Name):
             return expr.id == "VL" or self.types.get(expr.id) == I64
-        if isinstance(expr, Int):
+        if isinstance(expr, ex.Int):
             return True
-        if isinstance(expr, Binary):
+        if isinstance(expr, ex.Binary):
             arithmetic = expr.op in ("+", "-", "*", "//", "%")
             return arithmetic and self.is_i64(expr.left) and self.is_i64(expr.right)
-        if isinstance(expr, Call):
+        if isinstance(expr, ex.Call):
             return expr.name in ("min", "max") and all(self.is_i64(arg) for arg in expr.args)
-        if isinstance(expr, Ternary):
+        if isinstance(expr, ex.Ternary):
             return self.is_i64(expr.then) and self.is_i64(expr.other)
-        return isinstance(expr, Cast) and expr.type == I64
+        return isinstance(expr, ex.Cast) and expr.type == I64
 
-    def loop(self, stmt: While) -> Stmt:
+    def loop(self, stmt: high.While) -> high.Stmt:
         """A condition that needs statements moves to the top of an endless loop's body."""
-        before: list[Stmt] = []
+        before: list[high.Stmt] = []
         cond, body = self.expr(stmt.cond, before), self.body(stmt.body)
         if not before:
-            return While(cond=cond, body=body, span=stmt.span)
-        leave = If(cond=Unary(op="!", operand=cond), then=(Break(),))
-        return While(cond=Int(value=1), body=(*before, leave, *body), span=stmt.span)
+            return high.While(cond=cond, body=body, span=stmt.span)
+        leave = high.If(cond=ex.Unary(op="!", operand=cond), then=(high.Break(),))
+        return high.While(cond=ex.Int(value=1), body=(*before, leave, *body), span=stmt.span)
 
-    def expr(self, expr: Expr, before: list[Stmt]) -> Any:
+    def expr(self, expr: ex.Expr, before: list[high.Stmt]) -> Any:
         """Return `expr` without inline calls; what they compute first is appended to `before`."""
-        if isinstance(expr, Binary) and expr.op in ("&&", "||"):
+        if isinstance(expr, ex.Binary) and expr.op in ("&&", "||"):
             return self.short_circuit(expr, before)
-        if isinstance(expr, Ternary):
+        if isinstance(expr, ex.Ternary):
             return self.ternary(expr, before)
-        if isinstance(expr, Call):
+        if isinstance(expr, ex.Call):
             args = self.in_order(expr.args, before)
             new = replace(expr, args=args)
             return self.call(new, before) if new.name in self.functions else new
-        if isinstance(expr, Binary):
+        if isinstance(expr, ex.Binary):
             left, right = self.in_order((expr.left, expr.right), before)
             return replace(expr, left=left, right=right)
         return expr.map_children(
-            lambda child: self.expr(child, before) if isinstance(child, Expr) else child
+            lambda child: self.expr(child, before) if isinstance(child, ex.Expr) else child
         )
 
-    def in_order(self, items: tuple[Expr, ...], before: list[Stmt]) -> tuple[Expr, ...]:
+    def in_order(self, items: tuple[ex.Expr, ...], before: list[high.Stmt]) -> tuple[ex.Expr, ...]:
         """Expand operands in order; one that reads memory is kept before a later one writes."""
-        done: list[Expr] = []
+        done: list[ex.Expr] = []
         for item in items:
             start = len(before)
             new = self.expr(item, before)
             if any(_writes(stmt) for stmt in before[start:]):
                 for i, earlier in enumerate(done):
                     if _reads_memory(earlier):
-                        kept = Name(id=self.names.fresh("kept"))
-                        before.insert(start, Assign(target=kept, value=earlier))
+                        kept = ex.Name(id=self.names.fresh("kept"))
+                        before.insert(start, high.Assign(target=kept, value=earlier))
                         done[i] = kept
                         start += 1
             done.append(new)
         return tuple(done)
 
-    def short_circuit(self, expr: Binary, before: list[Stmt]) -> Expr:
+    def short_circuit(self, expr: ex.Binary, before: list[high.Stmt]) -> ex.Expr:
         """What the right side computes first runs only where the left side lets it."""
-        inside: list[Stmt] = []
+        inside: list[high.Stmt] = []
         left, right = self.expr(expr.left, before), self.expr(expr.right, inside)
         if not inside:
             return replace(expr, left=left, right=right)
-        test = Name(id=self.names.fresh("test"))
-        goes_on = test if expr.op == "&&" else Unary(op="!", operand=test)
-        inside.append(Assign(target=test, value=right))
-        before += [Assign(target=test, value=left), If(cond=goes_on, then=tuple(inside))]
+        test = ex.Name(id=self.names.fresh("test"))
+        goes_on = test if expr.op == "&&" else ex.Unary(op="!", operand=test)
+        inside.append(high.Assign(target=test, value=right))
+        before += [high.Assign(target=test, value=left), high.If(cond=goes_on, then=tuple(inside))]
         return test
 
-    def ternary(self, expr: Ternary, before: list[Stmt]) -> Expr:
+    def ternary(self, expr: ex.Ternary, before: list[high.Stmt]) -> ex.Expr:
         """What an arm computes first runs only where that arm is chosen."""
         cond = self.expr(expr.cond, before)
-        sides: tuple[list[Stmt], list[Stmt]] = ([], [])
+        sides: tuple[list[high.Stmt], list[high.Stmt]] = ([], [])
         then, other = self.expr(expr.then, sides[0]), self.expr(expr.other, sides[1])
         if not any(sides):
             return replace(expr, cond=cond, then=then, other=other)
-        chosen = Name(id=self.names.fresh("chosen"))
+        chosen = ex.Name(id=self.names.fresh("chosen"))
         arms = [
-            (*side, Assign(target=chosen, value=value))
+            (*side, high.Assign(target=chosen, value=value))
             for side, value in zip(sides, (then, other), strict=True)
         ]
-        if isinstance(then, Int | Float):  # the arm written first gives the variable its type
-            cond, arms = Unary(op="!", operand=cond), arms[::-1]
-        before.append(If(cond=cond, then=arms[0], other=arms[1]))
+        if isinstance(then, ex.Int | ex.Float):  # the arm written first gives the variable its type
+            cond, arms = ex.Unary(op="!", operand=cond), arms[::-1]
+        before.append(high.If(cond=cond, then=arms[0], other=arms[1]))
         return chosen
 
-    def call(self, call: Call, before: list[Stmt]) -> Expr | None:
+    def call(self, call: ex.Call, before: list[high.Stmt]) -> ex.Expr | None:
         """Append the expanded body of `call` to `before` and return its result."""
         function = self.functions[call.name]
         if call.name in self.active:
@@ -188,70 +162,72 @@ class _Expander:
         self.active.append(call.name)
         body = self.body(rebuild_body(function.body, env))
         self.active.pop()
-        if body and isinstance(body[-1], Return):
+        if body and isinstance(body[-1], high.Return):
             before += body[:-1]
             return body[-1].value
         before += body
         return None
 
-    def bind(self, function: Function, call: Call) -> tuple[dict[str, Expr], list[Stmt]]:
+    def bind(
+        self, function: high.Function, call: ex.Call
+    ) -> tuple[dict[str, ex.Expr], list[high.Stmt]]:
         """Return what parameters and locals are called here, and the copies of arguments."""
         inner = defined_names(function.body)
         pairs = list(zip(function.params, call.args, strict=True))
         locals_ = sorted(inner - {param.name for param in function.params})
-        env: dict[str, Expr] = {name: Name(id=self.names.fresh(name)) for name in locals_}
+        env: dict[str, ex.Expr] = {name: ex.Name(id=self.names.fresh(name)) for name in locals_}
         env |= {param.name: arg for param, arg in pairs if _by_name(param.type)}
-        copies: list[Stmt] = []
+        copies: list[high.Stmt] = []
         for param, arg in (pair for pair in pairs if not _by_name(pair[0].type)):
             type_ = fold_type(param.type, env)
             if param.name not in inner and self.stands(type_, arg):
                 env[param.name] = _as_type(type_, arg)
                 continue
-            local = Name(id=self.names.fresh(param.name))
+            local = ex.Name(id=self.names.fresh(param.name))
             self.types[local.id] = type_
             env[param.name] = local
-            copies.append(Assign(target=local, value=arg, type=type_, span=call.span))
+            copies.append(high.Assign(target=local, value=arg, type=type_, span=call.span))
         return env, copies
 
-    def stands(self, type_: Type, arg: Expr) -> bool:
+    def stands(self, type_: ex.Type, arg: ex.Expr) -> bool:
         """Tell whether `arg` can stand for a parameter of `type_` wherever it is used."""
-        if isinstance(arg, Int | Float | Text):
+        if isinstance(arg, ex.Int | ex.Float | high.Text):
             return True
-        if not isinstance(arg, Name):
+        if not isinstance(arg, ex.Name):
             return False
-        passive = isinstance(type_, PointerType) or str(getattr(type_, "name", "")).startswith(
+        passive = isinstance(type_, ex.PointerType) or str(getattr(type_, "name", "")).startswith(
             "vec"
         )
         return passive or arg.id in ("null", "inf", "VL") or self.types.get(arg.id) == type_
 
 
-def _writes(stmt: Stmt) -> bool:
+def _writes(stmt: high.Stmt) -> bool:
     """Tell whether `stmt` changes memory or a register tile."""
     return any(
-        isinstance(inner, ExprStmt)
-        or (isinstance(inner, Assign) and isinstance(inner.target, Index))
+        isinstance(inner, high.ExprStmt)
+        or (isinstance(inner, high.Assign) and isinstance(inner.target, ex.Index))
         for inner in all_statements((stmt,))
     )
 
 
-def _reads_memory(expr: Expr) -> bool:
-    return any(isinstance(node, Index | Call) for node in expr.walk())
+def _reads_memory(expr: ex.Expr) -> bool:
+    return any(isinstance(node, ex.Index | ex.Call) for node in expr.walk())
 
 
-def _value_type(type_: Type) -> Type:
-    return I64 if type_ in (NamedType(name="sched"), NamedType(name="thread")) else type_
+def _value_type(type_: ex.Type) -> ex.Type:
+    return I64 if type_ in (ex.NamedType(name="sched"), ex.NamedType(name="thread")) else type_
 
 
-def _by_name(type_: Type) -> bool:
-    return isinstance(type_, NamedType) and type_.name in BY_NAME
+def _by_name(type_: ex.Type) -> bool:
+    return isinstance(type_, ex.NamedType) and type_.name in BY_NAME
 
 
-def _as_type(type_: Type, arg: Expr) -> Expr:
-    wants_real = isinstance(type_, NamedType) and type_.name in ("f32", "f64")
-    return Float(value=float(arg.value)) if wants_real and isinstance(arg, Int) else arg
+def _as_type(type_: ex.Type, arg: ex.Expr) -> ex.Expr:
+    wants_real = isinstance(type_, ex.NamedType) and type_.name in ("f32", "f64")
+    return ex.Float(value=float(arg.value)) if wants_real and isinstance(arg, ex.Int) else arg
 
 
-def expand_calls(unit: Unit, kernel: Function, names: Names) -> Function:
+def expand_calls(unit: high.Unit, kernel: high.Function, names: Names) -> high.Function:
     """Return `kernel` with every call of an @inline function of `unit` expanded in place."""
     functions = {f.name: f for f in unit.functions if f.kind == "inline"}
     types = {p.name: _value_type(p.type) for p in kernel.params}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dovetail.codegen.lower.fold import fold, fold_dtype, fold_type
 from dovetail.ir.expr import Expr, Index, Name
 from dovetail.ir.high.nodes import Assign, ExprStmt, For, If, Local, Regs, Return, Stmt, While
+from dovetail.ir.high.scopes import Body, map_bodies
 
 Env = Mapping[str, Expr]
-Body = tuple[Stmt, ...]
+Inner = Callable[[Body], Body]
 
 
 def new_name(name: str, env: Env) -> str:
@@ -19,7 +21,7 @@ def new_name(name: str, env: Env) -> str:
     return found.id if isinstance(found, Name) else name
 
 
-def rebuild(stmt: Stmt, env: Env, inner: Callable[[Body], Body]) -> Stmt:
+def rebuild(stmt: Stmt, env: Env, inner: Inner) -> Stmt:
     """Return `stmt` with its expressions folded under `env`; `inner` rebuilds bodies inside it."""
     handler = _REBUILD.get(type(stmt))
     return handler(stmt, env, inner) if handler else stmt
@@ -38,57 +40,38 @@ def _target(target: Name | Index, env: Env) -> Name | Index:
     return folded
 
 
-def _assign(stmt: Assign, env: Env, inner: Callable[[Body], Body]) -> Stmt:
+def _assign(stmt: Assign, env: Env, inner: Inner) -> Stmt:
     type_ = fold_type(stmt.type, env) if stmt.type else None
     target, value = _target(stmt.target, env), fold(stmt.value, env)
     return Assign(target=target, value=value, op=stmt.op, type=type_, span=stmt.span)
 
 
-def _regs(stmt: Regs, env: Env, inner: Callable[[Body], Body]) -> Stmt:
+def _regs(stmt: Regs, env: Env, inner: Inner) -> Stmt:
     shape = tuple(fold(item, env) for item in stmt.shape)
-    elem = fold_dtype(stmt.elem, env)
-    return Regs(name=new_name(stmt.name, env), shape=shape, elem=elem, span=stmt.span)
+    name, elem = new_name(stmt.name, env), fold_dtype(stmt.elem, env)
+    return replace(stmt, name=name, shape=shape, elem=elem)
 
 
-def _local(stmt: Local, env: Env, inner: Callable[[Body], Body]) -> Stmt:
-    elem = fold_dtype(stmt.elem, env)
-    size = fold(stmt.size, env)
-    return Local(name=new_name(stmt.name, env), size=size, elem=elem, span=stmt.span)
+def _local(stmt: Local, env: Env, inner: Inner) -> Stmt:
+    name, elem = new_name(stmt.name, env), fold_dtype(stmt.elem, env)
+    return replace(stmt, name=name, size=fold(stmt.size, env), elem=elem)
 
 
-def _for(stmt: For, env: Env, inner: Callable[[Body], Body]) -> Stmt:
+def _for(stmt: For, env: Env, inner: Inner) -> Stmt:
     start, stop, step = (fold(item, env) for item in (stmt.start, stmt.stop, stmt.step))
-    return For(
-        kind=stmt.kind,
-        var=new_name(stmt.var, env),
-        start=start,
-        stop=stop,
-        step=step,
-        body=inner(stmt.body),
-        span=stmt.span,
-    )
+    loop = replace(stmt, var=new_name(stmt.var, env), start=start, stop=stop, step=step)
+    return map_bodies(loop, inner)
 
 
-def _if(stmt: If, env: Env, inner: Callable[[Body], Body]) -> Stmt:
-    cond = fold(stmt.cond, env)
-    return If(cond=cond, then=inner(stmt.then), other=inner(stmt.other), span=stmt.span)
-
-
-def _while(stmt: While, env: Env, inner: Callable[[Body], Body]) -> Stmt:
-    return While(cond=fold(stmt.cond, env), body=inner(stmt.body), span=stmt.span)
-
-
-def _return(stmt: Return, env: Env, inner: Callable[[Body], Body]) -> Stmt:
-    return Return(value=fold(stmt.value, env) if stmt.value else None, span=stmt.span)
-
-
-_REBUILD: dict[type[Stmt], Callable[[Any, Env, Callable[[Body], Body]], Stmt]] = {
+_REBUILD: dict[type[Stmt], Callable[[Any, Env, Inner], Stmt]] = {
     Assign: _assign,
     Regs: _regs,
     Local: _local,
     For: _for,
-    If: _if,
-    While: _while,
-    Return: _return,
+    If: lambda stmt, env, inner: map_bodies(replace(stmt, cond=fold(stmt.cond, env)), inner),
+    While: lambda stmt, env, inner: map_bodies(replace(stmt, cond=fold(stmt.cond, env)), inner),
+    Return: lambda stmt, env, inner: (
+        replace(stmt, value=fold(stmt.value, env)) if stmt.value else stmt
+    ),
     ExprStmt: lambda stmt, env, inner: ExprStmt(expr=fold(stmt.expr, env), span=stmt.span),
 }

@@ -13,22 +13,10 @@ from dovetail.codegen.lower.templates import Template, find_template
 from dovetail.ir import expr as ex
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Expr, Float, Int, Name, NamedType, PointerType, Type, Unary
+from dovetail.ir.high import rules
 from dovetail.ir.high.nodes import Text
 from dovetail.ir.high.ops import OPS, STORAGE, Op
 from dovetail.ir.high.print import print_high
-from dovetail.ir.high.rules import (
-    NARROW,
-    TypeFault,
-    binary_type,
-    call_type,
-    element,
-    index_type,
-    is_int,
-    is_pointer,
-    settled,
-    ternary_type,
-    unary_type,
-)
 from dovetail.ir.low import nodes as low
 
 Typed = tuple[Expr, str]
@@ -51,7 +39,7 @@ class ExprSelector:
         """Return `expr` in C and its type; ScheduleError where a binding makes the types clash."""
         try:
             return _SELECT[type(expr)](self, expr)
-        except TypeFault as fault:
+        except rules.TypeFault as fault:
             where = f"line {expr.span.line}: " if expr.span.line else ""
             raise ScheduleError(f"{where}`{print_high(expr)}`: {fault.message}") from None
 
@@ -64,8 +52,8 @@ class ExprSelector:
 
     def c_type(self, type_: str, *, const: bool = False, written: bool = True) -> Type:
         """Return the C type; a pointer that is not `written` points to const."""
-        if is_pointer(type_):
-            inner = element(type_)
+        if rules.is_pointer(type_):
+            inner = rules.element(type_)
             return PointerType(of=self.c_type(inner, const=not written))
         if type_ == "bool":
             return NamedType(name="int32_t", const=const)
@@ -82,14 +70,14 @@ class ExprSelector:
 
     def _unary(self, expr: Unary) -> Typed:
         operand, type_ = self.expr(expr.operand)
-        return Unary(op=expr.op, operand=operand), unary_type(expr.op, type_)
+        return Unary(op=expr.op, operand=operand), rules.unary_type(expr.op, type_)
 
     def _binary(self, expr: ex.Binary) -> Typed:
         left, left_type = self.expr(expr.left)
         self.guarded += expr.op in ("&&", "||")
         right, right_type = self.expr(expr.right)
         self.guarded -= expr.op in ("&&", "||")
-        type_ = binary_type(expr.op, left_type, right_type)
+        type_ = rules.binary_type(expr.op, left_type, right_type)
         left, right = _alike(left, left_type, right, right_type)
         return ex.Binary(op=C_OPS.get(expr.op, expr.op), left=left, right=right), type_
 
@@ -99,14 +87,14 @@ class ExprSelector:
         then, then_type = self.expr(expr.then)
         other, other_type = self.expr(expr.other)
         self.guarded -= 1
-        type_ = ternary_type(cond_type, then_type, other_type)
+        type_ = rules.ternary_type(cond_type, then_type, other_type)
         then, other = fit(then, then_type, type_), fit(other, other_type, type_)
         return ex.Ternary(cond=cond, then=then, other=other), type_
 
     def _index(self, expr: ex.Index) -> Typed:
         base, base_type = self.expr(expr.base)
         at, at_type = self.expr(expr.indices[0])
-        return ex.Index(base=base, indices=(at,)), index_type(base_type, at_type)
+        return ex.Index(base=base, indices=(at,)), rules.index_type(base_type, at_type)
 
     def _cast(self, expr: ex.Cast) -> Typed:
         operand, _ = self.expr(expr.operand)
@@ -124,16 +112,16 @@ class ExprSelector:
         counted = op.name == "vtail" and len(expr.args) == 3
         made = [self.expr(arg) for arg in expr.args]
         types = [type_ for _, type_ in made]
-        result = call_type(op, types[:2] if counted else types)
+        result = rules.call_type(op, types[:2] if counted else types)
         kinds = (*op.params, "int") if counted else op.params
         args = tuple(
             fit(arg, type_, _wanted(kind, result, types))
             for (arg, type_), kind in zip(made, kinds, strict=False)
         )
         if op.name in ("load", "store"):
-            return self._memory(op, expr, args, element(types[0])), result
+            return self._memory(op, expr, args, rules.element(types[0])), result
         if op.result != "void" and not op.name.startswith("v"):
-            return self._scalar(op, args, settled(result)), result
+            return self._scalar(op, args, rules.settled(result)), result
         return self._instance(self._template(op, args, types), args, expr), result
 
     def _template(self, op: Op, args: tuple[Expr, ...], types: list[str]) -> Template:
@@ -143,7 +131,7 @@ class ExprSelector:
             partial = False
         suffix = "_n" if partial else ""
         if op.params[:1] == ("ptr.real",):
-            return find_template(self.target, f"{op.family}{suffix}.{element(types[0])}")
+            return find_template(self.target, f"{op.family}{suffix}.{rules.element(types[0])}")
         return find_template(self.target, op.name + suffix)
 
     def _instance(self, template: Template, args: tuple[Expr, ...], expr: ex.Call) -> Expr:
@@ -156,7 +144,7 @@ class ExprSelector:
 
     def _once(self, made: Expr, was: Expr) -> Name:
         """Keep `made` in a constant declared before the statement."""
-        type_ = settled(self.expr(was)[1])
+        type_ = rules.settled(self.expr(was)[1])
         name = self.names.fresh("t")
         self.before.append(low.Declare(type=self.c_type(type_, const=True), name=name, init=made))
         return Name(id=name)
@@ -184,25 +172,26 @@ class ExprSelector:
 
     def _scalar(self, op: Op, args: tuple[Expr, ...], type_: str) -> Expr:
         """Scalar math: the C library's function, or a `dt_*` helper for min, max and abs."""
-        if op.name == "abs" and not is_int(type_):
+        if op.name == "abs" and not rules.is_int(type_):
             return ex.Call(name=MATH[type_].format("fabs"), args=args)
         if op.name in ("min", "max", "abs"):
-            return ex.Call(name=f"dt_{op.name}_{'i32' if type_ in NARROW else type_}", args=args)
+            wide = "i32" if type_ in rules.NARROW else type_
+            return ex.Call(name=f"dt_{op.name}_{wide}", args=args)
         return ex.Call(name=MATH[type_].format(op.name), args=args)
 
 
 def _wanted(kind: str, result: str, types: list[str]) -> str:
     if kind in ("number", "real"):
-        return settled(result)
+        return rules.settled(result)
     if kind == "elem":
-        elem = element(types[0])
+        elem = rules.element(types[0])
         return "f32" if elem in STORAGE else elem
     return "i64" if kind in ("int", "const") or kind.startswith("ptr.") else kind
 
 
 def fit(made: Expr, type_: str, wanted: str) -> Expr:
     """Return a value spelled for the type it meets: literals get that type's suffix."""
-    if type_ not in ("int", "float") or is_pointer(wanted):
+    if type_ not in ("int", "float") or rules.is_pointer(wanted):
         return made
     if isinstance(made, ex.Ternary):
         then, other = fit(made.then, type_, wanted), fit(made.other, type_, wanted)
@@ -243,17 +232,13 @@ def _int(selector: ExprSelector, expr: Int) -> Typed:
     return (Unary(op="-", operand=made) if expr.value < 0 else made), "int"
 
 
-def _float(selector: ExprSelector, expr: Float) -> Typed:
-    return _signed(expr.value, lambda v: Float(value=v)), "float"
-
-
 def _text(selector: ExprSelector, expr: Text) -> Typed:
     raise ScheduleError(f'"{expr.value}" stands where a number is computed')
 
 
 _SELECT: dict[type[Expr], Callable[[ExprSelector, Any], Typed]] = {
     Int: _int,
-    Float: _float,
+    Float: lambda selector, expr: (_signed(expr.value, lambda v: Float(value=v)), "float"),
     Text: _text,
     Name: ExprSelector._name,
     Unary: ExprSelector._unary,

@@ -15,26 +15,19 @@ from dovetail.codegen.lower.names import Names
 from dovetail.codegen.lower.rebuild import rebuild
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Expr, Float, Int, Name, NamedType
+from dovetail.ir.high import scopes
 from dovetail.ir.high.nodes import Assign, For, If, Local, Regs, Stmt
 from dovetail.ir.high.print import print_high
-from dovetail.ir.high.scopes import (
-    Body,
-    Homes,
-    child_bodies,
-    defined_name,
-    find_constants,
-    find_homes,
-)
 
 F32 = NamedType(name="f32")
 MAX_STEPS = 4096
 """Most copies one `unroll` may make; more is a mistake in a bound."""
 
 
-def unroll_body(body: Body, values: Mapping[str, Expr], names: Names) -> Body:
+def unroll_body(body: scopes.Body, values: Mapping[str, Expr], names: Names) -> scopes.Body:
     """Return `body` with everything resolved that `values` of tunables and constants decide."""
-    constants = find_constants(body, values)
-    unroller = _Unroller(dict(values), constants, find_homes(body), names)
+    constants = scopes.find_constants(body, values)
+    unroller = _Unroller(dict(values), constants, scopes.find_homes(body), names)
     return unroller.body(body)
 
 
@@ -42,19 +35,19 @@ def unroll_body(body: Body, values: Mapping[str, Expr], names: Names) -> Body:
 class _Unroller:
     env: dict[str, Expr]
     constants: set[str]
-    homes: Homes
+    homes: scopes.Homes
     names: Names
 
-    def body(self, body: Body) -> Body:
+    def body(self, body: scopes.Body) -> scopes.Body:
         out: list[Stmt] = []
         for stmt in body:
             out += self.statement(stmt)
         return tuple(out)
 
-    def statement(self, stmt: Stmt) -> Body:
+    def statement(self, stmt: Stmt) -> scopes.Body:
         if isinstance(stmt, For):
             return self.unroll(stmt) if stmt.kind == "unroll" else self.loop(stmt)
-        if isinstance(stmt, Assign) and defined_name(stmt) in self.constants:
+        if isinstance(stmt, Assign) and scopes.defined_name(stmt) in self.constants:
             self.remember(stmt)
             return ()
         if isinstance(stmt, If):
@@ -67,7 +60,7 @@ class _Unroller:
             new = replace(new, size=Int(value=self.integer(new.size, stmt)))
         return (new,)
 
-    def loop(self, stmt: For) -> Body:
+    def loop(self, stmt: For) -> scopes.Body:
         outer = self.env.pop(stmt.var, None)
         new: Any = rebuild(stmt, self.env, self.body)
         if outer is not None:
@@ -75,7 +68,7 @@ class _Unroller:
         empty = isinstance(new.start, Int) and isinstance(new.stop, Int) and not _steps(new)
         return () if empty else (new,)
 
-    def branch(self, stmt: If) -> Body:
+    def branch(self, stmt: If) -> scopes.Body:
         cond = fold(stmt.cond, self.env)
         if isinstance(cond, Int):
             return self.body(stmt.then if cond.value else stmt.other)
@@ -97,7 +90,7 @@ class _Unroller:
             )
         self.env[name] = value
 
-    def unroll(self, stmt: For) -> Body:
+    def unroll(self, stmt: For) -> scopes.Body:
         bounds = (fold(item, self.env) for item in (stmt.start, stmt.stop, stmt.step))
         start, stop, step = (self.integer(bound, stmt) for bound in bounds)
         if step == 0 or len(range(start, stop, step)) > MAX_STEPS:
@@ -116,12 +109,12 @@ class _Unroller:
         self.env |= outer
         return tuple(out)
 
-    def spliced(self, body: Body) -> set[str]:
+    def spliced(self, body: scopes.Body) -> set[str]:
         """Return the variables that would meet in one block if copies of `body` stood in a row."""
         found = set(self.homes.of(body))
         for stmt in body:
             if isinstance(stmt, If):
-                found = found.union(*(self.spliced(child) for child in child_bodies(stmt)))
+                found = found.union(*(self.spliced(child) for child in scopes.child_bodies(stmt)))
         return found
 
     def integer(self, expr: Expr, stmt: Stmt) -> int:

@@ -8,63 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dovetail.codegen.lower.fold import combine
 from dovetail.codegen.lower.names import Names
 from dovetail.codegen.lower.rebuild import rebuild_body
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Binary, Call, Expr, Int, Name
+from dovetail.ir.high import scopes
 from dovetail.ir.high.nodes import Assign, For, If, Stmt
 from dovetail.ir.high.ops import OPS
-from dovetail.ir.high.scopes import (
-    Body,
-    Homes,
-    all_statements,
-    child_bodies,
-    defined_names,
-    find_homes,
-)
 from dovetail.ir.rewrite import rewrite_node
 
 
-def split_vranges(body: Body, lanes: int, names: Names) -> Body:
+def split_vranges(body: scopes.Body, lanes: int, names: Names) -> scopes.Body:
     """Return `body` with every `vrange` written as `range` loops and tails."""
-    return _Splitter(lanes, names, find_homes(body)).body(body)
+    return _Splitter(lanes, names, scopes.find_homes(body)).body(body)
 
 
 @dataclass(slots=True)
 class _Splitter:
     lanes: int
     names: Names
-    homes: Homes
+    homes: scopes.Homes
 
-    def body(self, body: Body) -> Body:
+    def body(self, body: scopes.Body) -> scopes.Body:
         out: list[Stmt] = []
         for stmt in body:
             if isinstance(stmt, For) and stmt.kind == "vrange":
                 out += self.split(stmt)
-            elif child_bodies(stmt):
-                out.append(self.inside(stmt))
             else:
-                out.append(stmt)
+                out.append(scopes.map_bodies(stmt, self.body))
         return tuple(out)
 
-    def inside(self, stmt: Stmt) -> Stmt:
-        if isinstance(stmt, If):
-            return replace(stmt, then=self.body(stmt.then), other=self.body(stmt.other))
-        changed: Any = stmt
-        new: Stmt = replace(changed, body=self.body(changed.body))
-        return new
-
     def split(self, loop: For) -> list[Stmt]:
-        if any(isinstance(s, For) and s.kind == "vrange" for s in all_statements(loop.body)):
+        if any(isinstance(s, For) and s.kind == "vrange" for s in scopes.all_statements(loop.body)):
             raise ScheduleError(f"line {loop.span.line}: vrange loops cannot be nested")
         main = replace(loop, kind="range", step=Int(value=self.lanes), body=_whole(loop.body))
         if self.lanes == 1:
             return [main]
         before: list[Stmt] = []
-        assigned = defined_names(loop.body)
+        assigned = scopes.defined_names(loop.body)
         start = self.once(loop.start, f"{loop.var}_start", before, assigned)
         stop = self.once(loop.stop, f"{loop.var}_stop", before, assigned)
         end = self.last_whole(start, stop)
@@ -102,7 +85,7 @@ class _Splitter:
         return [*before, *(_partial(stmt, count) for stmt in body)]
 
 
-def _whole(body: Body) -> Body:
+def _whole(body: scopes.Body) -> scopes.Body:
     return tuple(_replace_calls(stmt, _without_tail) for stmt in body)
 
 

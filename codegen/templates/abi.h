@@ -1,5 +1,5 @@
 /* The ABI between tapes, kernels and the thread team. The runtime mirrors these structs with ctypes
- * (runtime/abi.py); change them together and raise `abi` in kernels/<target>/index.json. */
+ * (runtime/machine/abi.py); change them together and raise `abi` in kernels/<target>/index.json. */
 #ifndef DOVETAIL_ABI_H
 #define DOVETAIL_ABI_H
 #include <stdint.h>

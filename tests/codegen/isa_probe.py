@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.codegen.emit import emit_unit
-from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, VECTOR_TYPES, Intrinsic
-from dovetail.codegen.isa.memory import Memory, Pointer
+from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, Intrinsic
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
+from tests.codegen.interp.meanings import immediates_of, meaning_of
+from tests.codegen.interp.memory import Memory, Pointer
+from tests.codegen.interp.vectors import VECTOR_TYPES
 
 SLOT = 128  # bytes of one argument, value or memory
 SLOTS = 16
@@ -43,7 +45,7 @@ class Case:
 
 
 def cases_of(rows: Iterable[Intrinsic]) -> list[Case]:
-    return [Case(row, value) for row in rows for value in row.immediates or (0,)]
+    return [Case(row, value) for row in rows for value in immediates_of(row) or (0,)]
 
 
 def is_pointer(kind: str) -> bool:
@@ -165,7 +167,7 @@ def evaluate(case: Case, record: npt.NDArray[np.uint8]) -> tuple[object, npt.NDA
         else:
             arguments.append(data.view(SCALAR_TYPES[kind])[0])
     with np.errstate(all="ignore"):
-        return case.intrinsic.meaning(*arguments), memory
+        return meaning_of(case.intrinsic)(*arguments), memory
 
 
 def mismatch(case: Case, record: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> str:

@@ -19,7 +19,7 @@ from dovetail.ir.artifact import KernelEntry, KernelParam
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.low.nodes import Unit
 from dovetail.ir.low.parse import parse_low
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
 
 SCALE = """
 void scale(int64_t n, const float* x, const float* bias, float factor, float* out, int64_t block_k,

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import KernelRequest
-from dovetail.codegen.emit import KernelSpec, UnitSpec
+from dovetail.codegen.emit import KernelSpec
 from dovetail.codegen.emit_cuda import SHARED_BYTES, emit_cuda
-from dovetail.codegen.interpret import interpret
 from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.high.parse import parse_high
+from tests.codegen.interpret import interpret
 from tests.codegen.warp_host import WarpLibrary
 
 CUDA = DEVICE_TARGETS["cuda"]
@@ -42,7 +42,7 @@ def kernel(name: str, **binding: int) -> KernelSpec:
 
 
 def text_of(spec: KernelSpec) -> str:
-    text = emit_cuda(UnitSpec("test", CUDA, (spec,)))
+    text = emit_cuda("test", CUDA, (spec,))
     return text[text.index("#endif\n", text.index("DT_REDUCE(min")) :]
 
 

@@ -8,15 +8,16 @@ import pytest
 
 from dovetail.cli.kernel import choose_target as kernel_target
 from dovetail.cli.model_cache import _key
-from dovetail.codegen.targets import TARGETS, host_target, host_targets
+from dovetail.codegen.targets import TARGETS, host_target
 from dovetail.compiler.pipeline import compile_model
 from dovetail.compiler.request import choose_targets
 from dovetail.compiler.roofline import measure_fma_rate
 from dovetail.ir.cpu import FORCED_TARGET
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.runtime.app import load
-from dovetail.runtime.isa import allowed_targets
+from dovetail.runtime.machine.isa import allowed_targets
 from dovetail.topology.hardware import read_hardware
+from tests.hosts import host_targets
 from tests.models import save_model
 
 FOREIGN = next(name for name in TARGETS if name not in {t.name for t in host_targets()})

@@ -7,9 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from dovetail.codegen.interpret import InterpretError, interpret
 from dovetail.codegen.isa.generic import TARGET as GENERIC
-from dovetail.codegen.isa.memory import Memory, Pointer
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import ALL_TARGETS, DEVICE_TARGETS, TARGETS
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
@@ -19,6 +17,9 @@ from dovetail.ir.high.parse import parse_high
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
 from tests.codegen.float_targets import FLOAT_TARGETS
+from tests.codegen.interp.meanings import TOLD
+from tests.codegen.interp.memory import Memory, Pointer
+from tests.codegen.interpret import InterpretError, interpret
 
 SEMANTICS = """
 struct point { char tag; double x; int32_t cells[3]; };
@@ -333,3 +334,8 @@ def test_hand_written_kernel_in_the_style_of_third_parties(m, n):
     interpret(low(HAND_WRITTEN), "gemm_2x8", arguments, TARGETS["x86-64-avx2"])
     want = np.clip(a.astype(np.float64) @ b[1:, :n] + b[0, :n], -1, 1)
     np.testing.assert_allclose(c, want, rtol=1e-5, atol=1e-6)
+
+
+def test_each_instruction_means_one_thing():
+    rows = {name: row for t in ALL_TARGETS.values() for name, row in t.intrinsics.items()}
+    assert {name for name, row in rows.items() if row.meaning is None} == TOLD.keys()

@@ -12,7 +12,6 @@ import pytest
 
 from dovetail.codegen import nvidia
 from dovetail.codegen.catalog import KernelRequest, device_kernels
-from dovetail.codegen.emit import UnitSpec
 from dovetail.codegen.emit_cuda import emit_cuda
 from dovetail.codegen.library import LibrarySpec, build_library, lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
@@ -90,7 +89,7 @@ def test_ptx_without_a_version_is_refused() -> None:
 
 def emitted() -> str:
     kernels = tuple(lower_request(r, CUDA, SPEC.modules.get(r.module)) for r in SPEC.kernels)
-    return emit_cuda(UnitSpec("kernels", CUDA, kernels))
+    return emit_cuda("kernels", CUDA, kernels)
 
 
 def test_without_a_compiler_the_error_says_what_to_install(

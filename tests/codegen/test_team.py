@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "codegen/templates"

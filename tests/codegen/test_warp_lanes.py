@@ -11,7 +11,7 @@ import pytest
 from dovetail.codegen.catalog import device_kernels
 from dovetail.codegen.library import lower_request
 from dovetail.codegen.targets import DEVICE_TARGETS
-from dovetail.runtime.polymerize import Region, SkinnyPlan, Tile
+from dovetail.runtime.native.polymerize import Region, SkinnyPlan, Tile
 from tests.codegen.kernels import test_gemm_skinny
 from tests.codegen.kernels.harness import Runner
 from tests.codegen.test_emit_cuda import kernel

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.emit import KernelSpec, UnitSpec
+from dovetail.codegen.emit import KernelSpec
 from dovetail.codegen.emit_cuda import emit_cuda
 from dovetail.codegen.targets import ALL_TARGETS, host_target
 from dovetail.codegen.toolchain import BuildSpec, TranslationUnit, compile_shared
@@ -27,7 +27,7 @@ class WarpLibrary:
     """CUDA C++ text compiled as plain C++."""
 
     def __init__(self, kernels: Sequence[KernelSpec], cache: Path | None = None) -> None:
-        text = emit_cuda(UnitSpec("warp", ALL_TARGETS["cuda"], tuple(kernels)))
+        text = emit_cuda("warp", ALL_TARGETS["cuda"], tuple(kernels))
         header = Path(__file__).with_name(HEADER).read_text(encoding="utf-8")
         spec = BuildSpec(
             name="warp",

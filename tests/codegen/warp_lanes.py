@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.codegen.emit import KernelSpec, UnitSpec
+from dovetail.codegen.emit import KernelSpec
 from dovetail.codegen.emit_cuda import emit_cuda
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.ir.artifact import KernelEntry
@@ -87,12 +87,12 @@ class LaneProgram:
         compiler = shutil.which("g++")
         if compiler is None:
             pytest.skip("g++ is not installed, whose thread sanitizer is needed")
-        unit = UnitSpec("lanes", DEVICE_TARGETS["cuda"], tuple(kernels))
+        made = emit_cuda("lanes", DEVICE_TARGETS["cuda"], tuple(kernels))
         names = [k.entry.name for k in kernels]
         table = ", ".join(f"run_{name}" for name in names)
         head, _, tail = DRIVER.partition("typedef")
         driver = f"{head}{''.join(unpacking(k.entry) for k in kernels)}typedef{tail}"
-        text = f'#include "{WORDS}"\n{emit_cuda(unit)}{driver.replace("KERNELS", table)}'
+        text = f'#include "{WORDS}"\n{made}{driver.replace("KERNELS", table)}'
         (folder / "lanes.cpp").write_text(text)
         self._index = {name: i for i, name in enumerate(names)}
         self._program = folder / "lanes"

@@ -12,7 +12,6 @@ from functools import cache
 import numpy as np
 
 from dovetail.codegen.catalog import load_kernel_module
-from dovetail.codegen.interpret import interpret
 from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
@@ -29,8 +28,9 @@ from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.low.nodes import Unit
 from dovetail.ir.schedule import SCHEDULE_VALUES
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
+from tests.codegen.interpret import interpret
 
 NATIVE = [n for n, t in FLOAT_TARGETS.items() if runs_on(t, platform.machine(), host_features())]
 DTYPES = ("f32", "bf16")

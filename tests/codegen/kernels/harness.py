@@ -25,7 +25,6 @@ from dovetail.codegen.catalog import (
     load_kernel_module,
     resolve_imports,
 )
-from dovetail.codegen.interpret import interpret
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library, lower_request
 from dovetail.codegen.lower import lower
@@ -40,9 +39,10 @@ from dovetail.ir.diagnostics import Source
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.high.nodes import Unit
 from dovetail.ir.high.parse import parse_high
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.codegen.gpu_kernels import GpuKernels
+from tests.codegen.interpret import interpret
 from tests.codegen.warp_host import WarpLibrary
 
 PROBES = """

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import SHARED_ROWS, HeadShape, kernel_request
-from dovetail.codegen.interpret import interpret
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, build_library, lower_request
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.ir.low.print import print_low
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
+from tests.codegen.interpret import interpret
 from tests.codegen.kernels.harness import NATIVE, Runner, Slot, pack
 from tests.codegen.kernels.reference import attention, paged
 from tests.shares import share

@@ -20,7 +20,7 @@ from dovetail.compiler.schedules import (
     make_schedule,
 )
 from dovetail.ir.formats import FORMATS
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.codegen.kernels.gemm_problem import (
     DTYPES,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from dovetail.codegen.catalog import kernel_request, load_kernel_module
-from dovetail.codegen.interpret import interpret
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS, host_target
@@ -27,8 +26,9 @@ from dovetail.compiler.schedules import (
 from dovetail.ir.block_format import BlockFormat
 from dovetail.ir.formats import FORMATS, is_quantised
 from dovetail.ir.schedule import SCHEDULE_VALUES
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
 from tests.blocks import random_blocks, round_activations
+from tests.codegen.interpret import interpret
 from tests.codegen.kernels.gemm_problem import slot
 from tests.shares import share
 

@@ -23,7 +23,7 @@ from dovetail.compiler.schedules import (
 )
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.shares import share
 

@@ -23,7 +23,7 @@ from dovetail.compiler.schedules import (
     make_schedule,
 )
 from dovetail.ir.schedule import ORDERS
-from dovetail.runtime import abi
+from dovetail.runtime.machine import abi
 from tests.codegen.kernels.gemm_problem import (
     NATIVE,
     OWN,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.ir.formats import FORMATS
-from dovetail.runtime.polymerize import (
+from dovetail.runtime.native.polymerize import (
     PANEL_TILES,
     TILES,
     GpuSpec,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.codegen.catalog import resolve_imports
-from dovetail.codegen.interpret import interpret
+from dovetail.codegen.isa.signatures import known_constants, known_functions
 from dovetail.codegen.lift import lift
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
@@ -21,6 +21,7 @@ from dovetail.ir.high.verify import verify_high
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
 from dovetail.ir.low.verify import verify_low
+from tests.codegen.interpret import interpret
 from tests.codegen.lower.native import HEAD, NATIVE, _argument
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -33,7 +34,9 @@ WHERE = [*NATIVE, "aarch64-neon"]
 def parsed(file):
     source = Source(file, (KERNELS / file).read_text())
     unit = parse_low(source, defines=PRELUDE)
-    verify_low(unit, source)
+    targets = TARGETS.values()
+    functions, constants = known_functions(targets), known_constants(targets)
+    verify_low(unit, source, functions=functions, constants=constants)
     return unit
 
 

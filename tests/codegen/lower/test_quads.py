@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from dovetail.codegen.interpret import interpret
-from dovetail.codegen.isa.intrinsics import VECTOR_TYPES
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
+from tests.codegen.interp.meanings import meaning_of
+from tests.codegen.interp.vectors import VECTOR_TYPES
+from tests.codegen.interpret import interpret
 from tests.codegen.lower.native import EVERY, run
 
 QUAD_TEXT = """
@@ -171,7 +172,7 @@ def test_instructions_for_all_codes_have_forms_that_narrow_targets_compute_exact
         acc, out = RNG.integers(-(2**31), 2**31, 8, np.int32), np.zeros(8, np.int32)
         interpret(lowered, "form", (acc, *quads, out), target)
         given = [v.view(t) for v, t in zip((acc, *quads), types, strict=True)]
-        np.testing.assert_array_equal(out, row.meaning(*given))
+        np.testing.assert_array_equal(out, meaning_of(row)(*given))
 
 
 SUMMING = [name for name, target in TARGETS.items() if target.sums_16]

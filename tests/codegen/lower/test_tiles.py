@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dovetail.codegen.interp.values import InterpretError
-from dovetail.codegen.interpret import interpret
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS
 from dovetail.ir.diagnostics import Source
@@ -15,6 +13,8 @@ from dovetail.ir.high.parse import parse_high
 from dovetail.ir.low.nodes import Unit
 from dovetail.ir.low.parse import parse_low
 from dovetail.ir.low.print import print_low
+from tests.codegen.interp.values import InterpretError
+from tests.codegen.interpret import interpret
 from tests.codegen.lift.native import build
 from tests.codegen.lower.native import NATIVE, run
 

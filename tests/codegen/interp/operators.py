@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.codegen.interp.values import InterpretError, Layouts, convert, wrapper
-from dovetail.codegen.isa.memory import MemoryFault, Pointer
 from dovetail.ir.diagnostics import Span
 from dovetail.ir.expr import NamedType, PointerType, Type
 from dovetail.ir.low.conversions import combine
 from dovetail.ir.low.types import INTEGER_OPERATORS, scalar
+from tests.codegen.interp.memory import MemoryFault, Pointer
+from tests.codegen.interp.values import InterpretError, Layouts, convert, wrapper
 
 Frame = list[Any]
 Run = Callable[[Frame], Any]

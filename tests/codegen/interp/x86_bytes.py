@@ -1,6 +1,6 @@
 """Rows of 8- and 16-bit integers that SSE, AVX2 and AVX-512 share but for the register width.
 
-In: lane count, of 32 bits. Out: `Intrinsic` rows. Registers are int32 lanes, seen as bytes here.
+In: lane count, of 32 bits. Out: `Meant` rows. Registers are int32 lanes, seen as bytes here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.isa import meaning as m
-from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic
 from dovetail.codegen.isa.x86_rows import PREFIXES
+from tests.codegen.interp import meaning as m
+from tests.codegen.interp.meant import Meant, meant
 
 I8, U8, I16, I32 = np.int8, np.uint8, np.int16, np.int32
 
@@ -55,47 +55,39 @@ def with_sign_of(a: m.Array, b: m.Array) -> m.Array:
     return a * np.sign(b)
 
 
-def byte_rows(lanes: int) -> Iterator[Intrinsic]:
+def byte_rows(lanes: int) -> Iterator[Meant]:
     """Yield arithmetic on the bytes and 16-bit integers of `lanes` int32 lanes."""
-    prefix, vec = PREFIXES[lanes], f"__m{32 * lanes}i"
-    two = f"{vec}, {vec} -> {vec}"
-    yield intrinsic(f"{prefix}_maddubs_epi16", two, add_products_of_bytes)
-    yield intrinsic(f"{prefix}_madd_epi16", two, add_products_of_words)
-    yield intrinsic(f"{prefix}_abs_epi8", f"{vec} -> {vec}", lanewise(I8, np.abs))
-    yield intrinsic(f"{prefix}_shuffle_epi8", two, take_bytes)
-    for bits, dtype, element in ((8, I8, "char"), (16, I16, "short")):
+    prefix = PREFIXES[lanes]
+    yield meant(f"{prefix}_maddubs_epi16", add_products_of_bytes)
+    yield meant(f"{prefix}_madd_epi16", add_products_of_words)
+    yield meant(f"{prefix}_abs_epi8", lanewise(I8, np.abs))
+    yield meant(f"{prefix}_shuffle_epi8", take_bytes)
+    for bits, dtype in ((8, I8), (16, I16)):
         for name, act in (("add", np.add), ("sub", np.subtract)):
-            yield intrinsic(f"{prefix}_{name}_epi{bits}", two, lanewise(dtype, act))
-        yield intrinsic(
+            yield meant(f"{prefix}_{name}_epi{bits}", lanewise(dtype, act))
+        yield meant(
             f"{prefix}_set1_epi{bits}",
-            f"{element} -> {vec}",
             lambda x, dtype=dtype, size=bits // 8: np.full(4 // size * lanes, x, dtype).view(I32),
         )
 
 
-def sign_rows(lanes: int) -> Iterator[Intrinsic]:
+def sign_rows(lanes: int) -> Iterator[Meant]:
     """Yield what ends with 256 bits: a byte with the sign of another."""
-    prefix, vec = PREFIXES[lanes], f"__m{32 * lanes}i"
-    yield intrinsic(f"{prefix}_sign_epi8", f"{vec}, {vec} -> {vec}", lanewise(I8, with_sign_of))
+    prefix = PREFIXES[lanes]
+    yield meant(f"{prefix}_sign_epi8", lanewise(I8, with_sign_of))
 
 
-def vnni_rows(lanes: int, suffix: str) -> Iterator[Intrinsic]:
+def vnni_rows(lanes: int, suffix: str) -> Iterator[Meant]:
     """Yield VNNI's dot products of bytes and of words, which wrap (`s`: which saturate)."""
-    prefix, vec = PREFIXES[lanes], f"__m{32 * lanes}i"
-    three = f"{vec}, {vec}, {vec} -> {vec}"
+    prefix = PREFIXES[lanes]
     for name, left, right in (("dpbusd", U8, I8), ("dpwssd", I16, I16)):
-        op = m.dot_form("{0}", "{1}", "{2}", "add") if name == "dpbusd" else ""
         dot = partial(dot_of, left, right)
-        yield intrinsic(
+        yield meant(
             f"{prefix}_{name}_{suffix}",
-            three,
             lambda acc, a, b, dot=dot: (acc + dot(a, b)).astype(I32),
-            op=op,
-            lanes=lanes,
         )
-        yield intrinsic(
+        yield meant(
             f"{prefix}_{name}s_{suffix}",
-            three,
             lambda acc, a, b, dot=dot: np.clip(acc + dot(a, b), m.INT_MIN, 2**31 - 1).astype(I32),
         )
 

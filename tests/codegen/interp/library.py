@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.isa.meaning import fma
-from dovetail.codegen.isa.memory import Pointer
+from tests.codegen.interp.meaning import fma
+from tests.codegen.interp.memory import Pointer
 
 
 def _elementwise(function: Callable[[float], float]) -> Callable[[Any], Any]:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.isa import meaning as m
-from dovetail.codegen.isa.intrinsics import intrinsic, table
-from dovetail.codegen.isa.memory import MemoryFault, Pointer
+from tests.codegen.interp import meaning as m
+from tests.codegen.interp.dots import dot_tiles
+from tests.codegen.interp.meant import meant
+from tests.codegen.interp.memory import MemoryFault, Pointer
 
 COUNT, ROW_BYTES = 8, 64
 BYTES = {"s": np.int8, "u": np.uint8}
@@ -58,7 +59,7 @@ class TileFile:
     def dot(self, to: int, left: int, right: int) -> None:
         """Add the products of pairs of bfloat16 of the rows `left` and the columns `right`."""
         sums, a, b = (self._tile(tile).view(np.float32) for tile in (to, left, right))
-        sums[:] = m.dot_tiles(sums, a, b)
+        sums[:] = dot_tiles(sums, a, b)
 
     def dot_bytes(self, left: Any, right: Any, to: int, rows: int, columns: int) -> None:
         """Add the products of quads of bytes, of these signs; sums wrap."""
@@ -78,22 +79,16 @@ class TileFile:
 
 TILES = TileFile()
 
-INTRINSICS = table(
-    [
-        intrinsic("_tile_loadconfig", "const void* -> void", TILES.configure),
-        intrinsic("_tile_release", "-> void", TILES.release),
-        intrinsic("_tile_loadd", "imm, const void*, long -> void", TILES.load),
-        intrinsic("_tile_stored", "imm, void*, long -> void", TILES.store),
-        intrinsic("_tile_zero", "imm -> void", TILES.zero),
-        intrinsic("_tile_dpbf16ps", "imm, imm, imm -> void", TILES.dot),
-        *(
-            intrinsic(
-                f"_tile_dpb{a}{b}d",
-                "imm, imm, imm -> void",
-                partial(TILES.dot_bytes, BYTES[a], BYTES[b]),
-            )
-            for a in BYTES
-            for b in BYTES
-        ),
-    ]
+ROWS = (
+    meant("_tile_loadconfig", TILES.configure),
+    meant("_tile_release", TILES.release),
+    meant("_tile_loadd", TILES.load),
+    meant("_tile_stored", TILES.store),
+    meant("_tile_zero", TILES.zero),
+    meant("_tile_dpbf16ps", TILES.dot),
+    *(
+        meant(f"_tile_dpb{a}{b}d", partial(TILES.dot_bytes, BYTES[a], BYTES[b]))
+        for a in BYTES
+        for b in BYTES
+    ),
 )

@@ -11,7 +11,7 @@ from functools import partial
 
 from tvm import tirx as tir
 
-from dovetail.codegen.tir.values import Tir, number, ramp, spread, wide
+from tir.values import Tir, number, ramp, spread, wide
 
 QUIET_NAN, ABOVE_INFINITY = 0x40, 0x7F800000
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-import dovetail.codegen.tir as backend
 from dovetail.codegen.catalog import KernelRequest, load_kernel_module, resolve_imports
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import TARGETS, host_target
-from dovetail.codegen.tir import build_tir_kernel, has_tvm
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ScheduleError, SpecError, ToolchainError
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.high.parse import parse_high
 from tests.codegen.lower.test_quads import QUAD_TEXT
+from tests.repository import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import tir as backend
+from tir import build_tir_kernel, has_tvm
 
 needs_tvm = pytest.mark.skipif(not has_tvm(), reason="the extra `tvm` is not installed")
 

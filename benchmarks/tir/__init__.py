@@ -15,7 +15,7 @@ from dovetail.ir.errors import ToolchainError
 from dovetail.ir.high.nodes import Unit
 
 if TYPE_CHECKING:
-    from dovetail.codegen.tir.build import TirKernel
+    from tir.build import TirKernel
 
 
 def has_tvm() -> bool:
@@ -37,7 +37,7 @@ def build_tir_kernel(
     """
     if not has_tvm():
         raise ToolchainError("the TIR backend needs TVM: pip install 'dovetail[tvm]'")
-    from dovetail.codegen.tir.build import build_request  # noqa: PLC0415
+    from tir.build import build_request
 
     chosen = get_target(target) if target else host_target()
     return build_request(request, chosen, unit or load_kernel_module(request.module))

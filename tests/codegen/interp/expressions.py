@@ -13,26 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dovetail.codegen.interp.library import CONSTANTS as STANDARD_VALUES
-from dovetail.codegen.interp.operators import (
-    INT,
-    Code,
-    Frame,
-    Run,
-    converted,
-    guarded,
-    operate,
-)
-from dovetail.codegen.interp.values import (
-    Convert,
-    InterpretError,
-    Layouts,
-    loader,
-    storer,
-    wrapper,
-)
 from dovetail.codegen.isa.intrinsics import SCALAR_TYPES
-from dovetail.codegen.isa.memory import NULL, Pointer
 from dovetail.ir.diagnostics import Span
 from dovetail.ir.expr import (
     ArrayType,
@@ -53,6 +34,25 @@ from dovetail.ir.expr import (
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.conversions import combine, promote
 from dovetail.ir.low.types import CONSTANTS, scalar, unqualified
+from tests.codegen.interp.library import CONSTANTS as STANDARD_VALUES
+from tests.codegen.interp.memory import NULL, Pointer
+from tests.codegen.interp.operators import (
+    INT,
+    Code,
+    Frame,
+    Run,
+    converted,
+    guarded,
+    operate,
+)
+from tests.codegen.interp.values import (
+    Convert,
+    InterpretError,
+    Layouts,
+    loader,
+    storer,
+    wrapper,
+)
 
 SIZE = NamedType(name="size_t")
 LITERAL_SUFFIX = re.compile(r"[uUlL]*$")

@@ -19,10 +19,10 @@ from dovetail.codegen.catalog import KernelRequest
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.lower import flatten
 from dovetail.codegen.targets import best_target, host_features
-from dovetail.codegen.tir.statements import make_prim_func
-from dovetail.codegen.tir.values import Tir
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high.nodes import Unit
+from tir.statements import make_prim_func
+from tir.values import Tir
 
 PIPELINE = "dovetail"
 CPUS: Mapping[str, str] = {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "generic": "generic"}

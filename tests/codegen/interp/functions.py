@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.interp.expressions import Environment, Expressions, Local
-from dovetail.codegen.interp.operators import Frame, Run
-from dovetail.codegen.interp.values import InterpretError, Layouts, storer, undefined
-from dovetail.codegen.isa.memory import Memory, Pointer
 from dovetail.ir.diagnostics import Span
 from dovetail.ir.expr import ArrayType, Expr, Int, Name, Type, Unary
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import unqualified
+from tests.codegen.interp.expressions import Environment, Expressions, Local
+from tests.codegen.interp.memory import Memory, Pointer
+from tests.codegen.interp.operators import Frame, Run
+from tests.codegen.interp.values import InterpretError, Layouts, storer, undefined
 
 BREAK, CONTINUE = object(), object()
 """What a statement yields when it leaves a loop or goes on with its next round."""

@@ -1,6 +1,6 @@
 """Rows that integer kernels have around their products: saturation, packing, widening, 64 bits.
 
-In: lane count, of 32 bits. Out: `Intrinsic` rows. Registers are int32 lanes, seen as others here.
+In: lane count, of 32 bits. Out: `Meant` rows. Registers are int32 lanes, seen as others here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.isa import meaning as m
-from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic
-from dovetail.codegen.isa.memory import Pointer
-from dovetail.codegen.isa.x86_bytes import lanewise
 from dovetail.codegen.isa.x86_rows import PREFIXES
+from tests.codegen.interp import meaning as m
+from tests.codegen.interp.meant import Meant, meant
+from tests.codegen.interp.memory import Pointer
+from tests.codegen.interp.x86_bytes import lanewise
 
 I8, U8, I16, U16, I32, I64 = np.int8, np.uint8, np.int16, np.uint16, np.int32, np.int64
 U64 = np.uint64
@@ -71,50 +71,43 @@ def shifted(dtype: Any, left: bool) -> Callable[[m.Array, int], m.Array]:
     return meaning
 
 
-def word_rows(lanes: int) -> Iterator[Intrinsic]:
+def word_rows(lanes: int) -> Iterator[Meant]:
     """Yield what has one form at 128, 256 and 512 bits."""
-    prefix, vec = PREFIXES[lanes], f"__m{32 * lanes}i"
-    two = f"{vec}, {vec} -> {vec}"
+    prefix = PREFIXES[lanes]
     for name, dtype in (("epi8", I8), ("epi16", I16), ("epu8", U8), ("epu16", U16)):
-        yield intrinsic(f"{prefix}_adds_{name}", two, saturated(dtype, np.add))
-        yield intrinsic(f"{prefix}_subs_{name}", two, saturated(dtype, np.subtract))
-        yield intrinsic(f"{prefix}_min_{name}", two, lanewise(dtype, np.minimum))
-        yield intrinsic(f"{prefix}_max_{name}", two, lanewise(dtype, np.maximum))
-    yield intrinsic(f"{prefix}_mullo_epi16", two, lanewise(I16, np.multiply))
+        yield meant(f"{prefix}_adds_{name}", saturated(dtype, np.add))
+        yield meant(f"{prefix}_subs_{name}", saturated(dtype, np.subtract))
+        yield meant(f"{prefix}_min_{name}", lanewise(dtype, np.minimum))
+        yield meant(f"{prefix}_max_{name}", lanewise(dtype, np.maximum))
+    yield meant(f"{prefix}_mullo_epi16", lanewise(I16, np.multiply))
     for name, dtype in (("epi16", I16), ("epu16", U16)):
-        yield intrinsic(f"{prefix}_mulhi_{name}", two, lanewise(dtype, _upper_product))
+        yield meant(f"{prefix}_mulhi_{name}", lanewise(dtype, _upper_product))
     for name, source, dtype in (
         ("packs_epi16", I16, I8),
         ("packus_epi16", I16, U8),
         ("packs_epi32", I32, I16),
     ):
-        yield intrinsic(f"{prefix}_{name}", two, packed(source, dtype))
+        yield meant(f"{prefix}_{name}", packed(source, dtype))
     for bits, lane in _SIGNED.items():
         for half, upper in (("lo", 0), ("hi", 1)):
-            yield intrinsic(f"{prefix}_unpack{half}_epi{bits}", two, interleaved(lane, upper))
-    yield from _shifts(prefix, vec)
-    yield from _wider(prefix, vec, lanes)
+            yield meant(f"{prefix}_unpack{half}_epi{bits}", interleaved(lane, upper))
+    yield from _shifts(prefix)
+    yield from _wider(prefix, lanes)
 
 
 def _upper_product(a: m.Array, b: m.Array) -> m.Array:
     return (a.astype(I64) * b.astype(I64)) >> 16
 
 
-def _shifts(prefix: str, vec: str) -> Iterator[Intrinsic]:
-    signature = f"{vec}, imm -> {vec}"
+def _shifts(prefix: str) -> Iterator[Meant]:
     for bits, unsigned in ((16, U16), (64, U64)):
         tried = (0, 1, 4, bits - 1, bits)
         for name, left in (("slli", True), ("srli", False)):
-            yield intrinsic(
-                f"{prefix}_{name}_epi{bits}", signature, shifted(unsigned, left), immediates=tried
-            )
-    yield intrinsic(
-        f"{prefix}_srai_epi16", signature, shifted(I16, left=False), immediates=(0, 1, 15, 16)
-    )
+            yield meant(f"{prefix}_{name}_epi{bits}", shifted(unsigned, left), immediates=tried)
+    yield meant(f"{prefix}_srai_epi16", shifted(I16, left=False), immediates=(0, 1, 15, 16))
 
 
-def _wider(prefix: str, vec: str, lanes: int) -> Iterator[Intrinsic]:
-    half = f"__m{max(128, 16 * lanes)}i"
+def _wider(prefix: str, lanes: int) -> Iterator[Meant]:
     for name, source, dtype in (
         ("cvtepi8_epi16", I8, I16),
         ("cvtepu8_epi16", U8, I16),
@@ -122,34 +115,30 @@ def _wider(prefix: str, vec: str, lanes: int) -> Iterator[Intrinsic]:
         ("cvtepu32_epi64", np.uint32, I64),
     ):
         count = 4 * lanes // np.dtype(dtype).itemsize
-        yield intrinsic(
+        yield meant(
             f"{prefix}_{name}",
-            f"{half} -> {vec}",
             lambda v, s=source, d=dtype, n=count: v.view(s)[:n].astype(d).view(I32),
         )
     for name in ("add", "sub"):
         act = np.add if name == "add" else np.subtract
-        yield intrinsic(f"{prefix}_{name}_epi64", f"{vec}, {vec} -> {vec}", lanewise(I64, act))
-    yield intrinsic(
+        yield meant(f"{prefix}_{name}_epi64", lanewise(I64, act))
+    yield meant(
         f"{prefix}_set1_epi64{'' if lanes == 16 else 'x'}",
-        f"long long -> {vec}",
         lambda x: np.full(lanes // 2, x, I64).view(I32),
     )
-    yield intrinsic(
+    yield meant(
         f"{prefix}_broadcastq_epi64",
-        f"__m128i -> {vec}",
         lambda v: np.tile(v[:2], lanes // 2),
     )
 
 
-def narrow_rows(lanes: int) -> Iterator[Intrinsic]:
+def narrow_rows(lanes: int) -> Iterator[Meant]:
     """Yield what ends with 256 bits: sums of neighbours, blends of words."""
-    prefix, vec = PREFIXES[lanes], f"__m{32 * lanes}i"
+    prefix = PREFIXES[lanes]
     for bits, dtype in ((16, I16), (32, I32)):
-        yield intrinsic(f"{prefix}_hadd_epi{bits}", f"{vec}, {vec} -> {vec}", _neighbours(dtype))
-    yield intrinsic(
+        yield meant(f"{prefix}_hadd_epi{bits}", _neighbours(dtype))
+    yield meant(
         f"{prefix}_blend_epi16",
-        f"{vec}, {vec}, imm -> {vec}",
         lambda a, b, k: np.where(
             np.tile(m.bits_of(k, 8), lanes // 4), b.view(I16), a.view(I16)
         ).view(I32),
@@ -168,25 +157,22 @@ def _neighbours(dtype: Any) -> Callable[[m.Array, m.Array], m.Array]:
     return meaning
 
 
-def move_rows() -> Iterator[Intrinsic]:
+def move_rows() -> Iterator[Meant]:
     """Yield moves of parts of 128- and 256-bit registers."""
-    for bits, dtype, result in ((8, U8, "int"), (16, U16, "int"), (32, I32, "int")):
-        yield intrinsic(
+    for bits, dtype in ((8, U8), (16, U16), (32, I32)):
+        yield meant(
             f"_mm_extract_epi{bits}",
-            f"__m128i, imm -> {result}",
             lambda v, i, dtype=dtype: I32(v.view(dtype)[i]),
             immediates=range(128 // bits),
         )
     for bits in (16, 32, 64):
-        yield intrinsic(
+        yield meant(
             f"_mm_storeu_si{bits}",
-            "void*, __m128i -> void",
             lambda p, v, lane=_SIGNED[bits]: p.store(v.view(lane)[:1]),
         )
-    yield intrinsic("_mm_loadu_si64", "const void* -> __m128i", _load_half)
-    yield intrinsic(
+    yield meant("_mm_loadu_si64", _load_half)
+    yield meant(
         "_mm256_permute4x64_epi64",
-        "__m256i, imm -> __m256i",
         lambda v, k: v.reshape(4, 2)[[(k >> (2 * i)) & 3 for i in range(4)]].reshape(-1),
         immediates=(0x00, 0xD8, 0x4E, 0x1B),
     )
@@ -196,38 +182,34 @@ def _load_half(p: Pointer) -> m.Array:
     return np.concatenate([p.load(I32, 2), np.zeros(2, I32)])
 
 
-def wide_rows() -> Iterator[Intrinsic]:
+def wide_rows() -> Iterator[Meant]:
     """Yield what AVX-512 adds: saturating conversions, moves over 512 bits, other names."""
-    for name, dtype, half in (("epi8", I8, "__m128i"), ("epi16", I16, "__m256i")):
-        yield intrinsic(
+    for name, dtype in (("epi8", I8), ("epi16", I16)):
+        yield meant(
             f"_mm512_cvtsepi32_{name}",
-            f"__m512i -> {half}",
             lambda v, dtype=dtype: narrowed(dtype, v).view(I32),
         )
-    yield intrinsic(
+    yield meant(
         "_mm512_extracti64x4_epi64",
-        "__m512i, imm -> __m256i",
         lambda v, i: v[8 * (i & 1) : 8 * (i & 1) + 8].copy(),
         immediates=(0, 1),
     )
-    yield intrinsic(
-        "_mm512_permutex2var_epi32",
-        "__m512i, __m512i, __m512i -> __m512i",
-        lambda a, i, b: np.concatenate([a, b])[i & 31],
-    )
-    for name, act in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
-        for bits in (32, 64):
-            yield intrinsic(
-                f"_mm512_{name}_epi{bits}",
-                "__m512i, __m512i -> __m512i",
-                act,
-                op=f"v{name}_i32({{0}}, {{1}})",
-                lanes=16,
-            )
-    yield intrinsic("_mm512_load_epi32", "const void* -> __m512i", lambda p: p.load(I32, 16))
-    yield intrinsic("_mm512_setzero_epi32", "-> __m512i", lambda: np.zeros(16, I32))
-    yield intrinsic(
+    yield meant(
         "_mm_mask_storeu_epi8",
-        "void*, __mmask16, __m128i -> void",
         lambda p, k, v: p.store_lanes(v.view(U8), m.bits_of(k, 16)),
+    )
+
+
+def masked_rows() -> Iterator[Meant]:
+    """Yield operations on 64 bytes under a mask, and that of their signs."""
+    for name, op in (("add", np.add), ("sub", np.subtract)):
+        yield meant(
+            f"_mm512_mask_{name}_epi8",
+            lambda s, k, a, b, op=op: lanewise(
+                I8, lambda s, a, b: np.where(m.bits_of(k, 64), op(a, b), s)
+            )(s, a, b),
+        )
+    yield meant(
+        "_mm512_movepi8_mask",
+        lambda v: np.uint64(m.mask_of(v.view(I8) < 0)),
     )

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.isa.intrinsics import SCALAR_TYPES, VECTOR_TYPES
-from dovetail.codegen.isa.memory import NULL, MemoryFault, Pointer
+from dovetail.codegen.isa.intrinsics import SCALAR_TYPES
 from dovetail.ir.diagnostics import Span
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.expr import ArrayType, NamedType, PointerType, Type
 from dovetail.ir.low.nodes import StructDef
 from dovetail.ir.low.types import constant, scalar, size_of, vector
+from tests.codegen.interp.memory import NULL, MemoryFault, Pointer
+from tests.codegen.interp.vectors import VECTOR_TYPES
 
 Convert = Callable[[Any], Any]
 

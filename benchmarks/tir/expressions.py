@@ -14,30 +14,6 @@ from typing import Any
 from tvm import tirx as tir
 from tvm.ir import PrimType
 
-from dovetail.codegen.tir.operations import (
-    OPERATIONS,
-    REDUCTIONS,
-    greater,
-    in_use,
-    intrinsic,
-    lesser,
-    narrowed,
-    widened,
-)
-from dovetail.codegen.tir.values import (
-    SCALARS,
-    SIZES,
-    STORED,
-    Tir,
-    Typed,
-    address_pointer,
-    fit,
-    number,
-    ramp,
-    spread,
-    view,
-    wide,
-)
 from dovetail.ir import expr as ex
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Expr
@@ -55,6 +31,30 @@ from dovetail.ir.high.rules import (
     ternary_type,
     unary_type,
     unify,
+)
+from tir.operations import (
+    OPERATIONS,
+    REDUCTIONS,
+    greater,
+    in_use,
+    intrinsic,
+    lesser,
+    narrowed,
+    widened,
+)
+from tir.values import (
+    SCALARS,
+    SIZES,
+    STORED,
+    Tir,
+    Typed,
+    address_pointer,
+    fit,
+    number,
+    ramp,
+    spread,
+    view,
+    wide,
 )
 
 ARITHMETIC: dict[str, Callable[[Tir, Tir], Tir]] = {

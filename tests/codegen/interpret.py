@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.interp.functions import Body, CompiledFunction, reserve
-from dovetail.codegen.interp.library import LIBRARY
-from dovetail.codegen.interp.values import InterpretError, Layouts, convert, storer
 from dovetail.codegen.isa.intrinsics import Intrinsic
-from dovetail.codegen.isa.memory import NULL, Memory, Pointer
 from dovetail.codegen.isa.target import Target
 from dovetail.ir.diagnostics import NO_SPAN, Span
 from dovetail.ir.expr import NamedType, PointerType, Type
 from dovetail.ir.low import nodes as low
 from dovetail.ir.low.types import LIBRARY as SIGNATURES
 from dovetail.ir.low.types import unqualified
+from tests.codegen.interp.functions import Body, CompiledFunction, reserve
+from tests.codegen.interp.library import LIBRARY
+from tests.codegen.interp.meanings import meaning_of
+from tests.codegen.interp.memory import NULL, Memory, Pointer
+from tests.codegen.interp.values import InterpretError, Layouts, convert, storer
 
 Callee = tuple[tuple[Type | None, ...], Type, Any]
 
@@ -131,4 +132,4 @@ def spelled(text: str) -> Type:
 def signature(intrinsic: Intrinsic) -> Callee:
     """Return what a call of an intrinsic needs."""
     params = tuple(spelled(p) for p in intrinsic.params)
-    return params, spelled(intrinsic.returns), intrinsic.meaning
+    return params, spelled(intrinsic.returns), meaning_of(intrinsic)

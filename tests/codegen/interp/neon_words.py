@@ -1,6 +1,6 @@
 """NEON instructions that integer kernels have around their products: saturation, joins, lanes.
 
-In: nothing. Out: `Intrinsic` rows of ARMv8.0 with their numpy meanings.
+In: nothing. Out: `Meant` rows of ARMv8.0 with their numpy meanings.
 """
 
 from __future__ import annotations
@@ -11,17 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.isa import meaning as m
-from dovetail.codegen.isa.intrinsics import Intrinsic, intrinsic
+from tests.codegen.interp import meaning as m
+from tests.codegen.interp.meant import Meant, meant
 
 WIDTHS = {"s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64}
 LARGEST = 32
 """Bits of the largest lanes that saturate here: their sums fit 64."""
-
-
-def _vector(kind: str, bits: int) -> str:
-    sign = "u" if kind[0] == "u" else ""
-    return f"{sign}int{WIDTHS[kind]}x{bits // WIDTHS[kind]}_t"
 
 
 def _dtype(kind: str) -> np.dtype[Any]:
@@ -38,33 +33,28 @@ def _saturated(act: Callable[[m.Array, m.Array], m.Array], a: m.Array, b: m.Arra
     return _narrowed(a.dtype, act(a.astype(np.int64), b.astype(np.int64)))
 
 
-def word_rows() -> Iterator[Intrinsic]:
+def word_rows() -> Iterator[Meant]:
     """Yield saturating sums and conversions, interleaving, windows, products with a lane."""
     for kind, width in WIDTHS.items():
         for q, bits in (("", 64), ("q", 128)):
-            vec = _vector(kind, bits)
             if width <= LARGEST:
                 for name, act in (("qadd", np.add), ("qsub", np.subtract)):
-                    signature = f"{vec}, {vec} -> {vec}"
-                    yield intrinsic(f"v{name}{q}_{kind}", signature, partial(_saturated, act))
-            yield intrinsic(
+                    yield meant(f"v{name}{q}_{kind}", partial(_saturated, act))
+            yield meant(
                 f"vext{q}_{kind}",
-                f"{vec}, {vec}, imm -> {vec}",
                 lambda a, b, n: np.concatenate([a, b])[n : n + a.size],
                 immediates=range(bits // width),
             )
             if bits // width > 1:
-                yield from _joins(kind, q, vec)
+                yield from _joins(kind, q)
     yield from _narrowing()
     yield from _lane_products()
 
 
-def _joins(kind: str, q: str, vec: str) -> Iterator[Intrinsic]:
+def _joins(kind: str, q: str) -> Iterator[Meant]:
     for name, pick in (("zip", _zip), ("trn", _transpose), ("uzp", _every_other)):
         for part in (0, 1):
-            yield intrinsic(
-                f"v{name}{part + 1}{q}_{kind}", f"{vec}, {vec} -> {vec}", partial(pick, part)
-            )
+            yield meant(f"v{name}{part + 1}{q}_{kind}", partial(pick, part))
 
 
 def _zip(part: int, a: m.Array, b: m.Array) -> m.Array:
@@ -80,7 +70,7 @@ def _every_other(part: int, a: m.Array, b: m.Array) -> m.Array:
     return np.concatenate([a[part::2], b[part::2]])
 
 
-def _narrowing() -> Iterator[Intrinsic]:
+def _narrowing() -> Iterator[Meant]:
     """Yield conversions to half the width, to the nearest value, alone or as an upper half."""
     for name, source, result in (
         ("qmovn", "s16", "s8"),
@@ -90,37 +80,27 @@ def _narrowing() -> Iterator[Intrinsic]:
         ("qmovun", "s16", "u8"),
         ("qmovun", "s32", "u16"),
     ):
-        whole, half = _vector(source, 128), _vector(result, 64)
         narrow = partial(_narrowed, _dtype(result))
-        yield intrinsic(f"v{name}_{source}", f"{whole} -> {half}", narrow)
-        yield intrinsic(
+        yield meant(f"v{name}_{source}", narrow)
+        yield meant(
             f"v{name}_high_{source}",
-            f"{half}, {whole} -> {_vector(result, 128)}",
             lambda low, v, narrow=narrow: np.concatenate([low, narrow(v)]),
         )
 
 
-def _lane_products() -> Iterator[Intrinsic]:
+def _lane_products() -> Iterator[Meant]:
     """Yield 32-bit products with one value, and sums of products."""
-    vec = "int32x4_t"
-    for suffix, source, lanes in (("lane", "int32x2_t", 2), ("laneq", "int32x4_t", 4)):
-        yield intrinsic(
+    for suffix, lanes in (("lane", 2), ("laneq", 4)):
+        yield meant(
             f"vmulq_{suffix}_s32",
-            f"{vec}, {source}, imm -> {vec}",
             lambda a, v, lane: a * v[lane],
             immediates=range(lanes),
         )
-    yield intrinsic(
+    yield meant(
         "vmulq_n_s32",
-        f"{vec}, int32_t -> {vec}",
         lambda a, x: a * np.int32(x),
-        op="vmul_i32({0}, vbroadcast_i32({1}))",
-        lanes=4,
     )
-    yield intrinsic(
+    yield meant(
         "vmlaq_s32",
-        f"{vec}, {vec}, {vec} -> {vec}",
         lambda acc, a, b: acc + a * b,
-        op="vadd_i32({0}, vmul_i32({1}, {2}))",
-        lanes=4,
     )

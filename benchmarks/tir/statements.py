@@ -13,8 +13,6 @@ from tvm import tirx as tir
 from tvm.ir import PrimType
 
 from dovetail.codegen.lower.select import param_type
-from dovetail.codegen.tir.expressions import Expressions
-from dovetail.codegen.tir.values import SIZES, STORED, Tir, dtype_of, each, fit, number
 from dovetail.ir import expr as ex
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.expr import Binary, Call, Index, Int
@@ -22,6 +20,8 @@ from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
 from dovetail.ir.high.rules import element, is_pointer, settled
 from dovetail.ir.high.scopes import Body, defined_names
+from tir.expressions import Expressions
+from tir.values import SIZES, STORED, Tir, dtype_of, each, fit, number
 
 STACK_BYTES = 1024
 """The largest array that TVM keeps on the stack."""

@@ -134,3 +134,4 @@ PRECEDENCE: dict[str, int] = {
 }
 """C's binary operators, tighter = larger, all left-associative. Postfix 14, prefix, cast 13."""
 PREFIX, POSTFIX, TERNARY, ASSIGN = 13, 14, 1, 0
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")

@@ -10,24 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import networkx as nx  # type: ignore[import-untyped]
 
+from dovetail.ir import workflow as wf
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.workflow import (
-    END,
-    START,
-    Choice,
-    Edge,
-    Embedding,
-    Function,
-    Generation,
-    Name,
-    Node,
-    Place,
-    Retrieval,
-    State,
-    Terminal,
-    Workflow,
-    targets,
-)
+from dovetail.ir.workflow import END, START, targets
 from dovetail.ir.workflow_draw import draw_mermaid, draw_svg
 from dovetail.ir.workflow_order import count_loops, order_places
 
@@ -57,12 +42,12 @@ class RAGraph:
         if max_steps < 1:
             raise WorkflowError(f"workflow {name!r}: max_steps must be at least 1, not {max_steps}")
         self.name, self.inputs, self.max_steps = name, tuple(inputs), max_steps
-        self._nodes: dict[Name, Node] = {}
-        self._edges: dict[Place, list[Edge]] = {}
+        self._nodes: dict[wf.Name, wf.Node] = {}
+        self._edges: dict[wf.Place, list[wf.Edge]] = {}
 
     def add_generation(
         self,
-        node: Name,
+        node: wf.Name,
         *,
         prompt: str,
         output: str = "answer",
@@ -74,11 +59,11 @@ class RAGraph:
         Lists, such as the documents of a retrieval, become lines with a dash. `options` are
         sampling parameters as for `App.generate` (`max_tokens`, `temperature`, `stop` ...).
         """
-        self._add(Generation(node, prompt, output, options, model))
+        self.add_node(wf.Generation(node, prompt, output, options, model))
 
     def add_retrieval(
         self,
-        node: Name,
+        node: wf.Name,
         *,
         query: str,
         output: str,
@@ -90,25 +75,25 @@ class RAGraph:
 
         `filters`: metadata field -> the value, or the list of values, that documents must have.
         """
-        if topk < 1:
-            raise WorkflowError(f"node {node!r}: topk must be at least 1, not {topk}")
-        self._add(Retrieval(node, query, output, topk, dict(filters or {}), index))
+        self.add_node(wf.Retrieval(node, query, output, topk, dict(filters or {}), index))
 
     def add_embedding(
-        self, node: Name, *, text: str, output: str, model: str | None = None
+        self, node: wf.Name, *, text: str, output: str, model: str | None = None
     ) -> None:
         """Add the vector of the text that `text` names."""
-        self._add(Embedding(node, text, output, model))
+        self.add_node(wf.Embedding(node, text, output, model))
 
-    def add_function(self, node: Name, function: Callable[[State], object], output: str) -> None:
+    def add_function(
+        self, node: wf.Name, function: Callable[[wf.State], object], output: str
+    ) -> None:
         """Add a call of `function` with the state (a mapping it must not change)."""
-        self._add(Function(node, function, output))
+        self.add_node(wf.Function(node, function, output))
 
     def add_edge(
         self,
-        source: Place,
-        target: Place | Callable[[State], Choice],
-        targets: Sequence[Place] | None = None,
+        source: wf.Place,
+        target: wf.Place | Callable[[wf.State], wf.Choice],
+        targets: Sequence[wf.Place] | None = None,
     ) -> None:
         """Have `target` run after `source`; a function of the state chooses one, or several.
 
@@ -118,14 +103,16 @@ class RAGraph:
             targets: where the function may lead; anywhere if it is not said.
         """
         if callable(target):
-            edge = Edge(source, choose=target, targets=None if targets is None else tuple(targets))
+            edge = wf.Edge(
+                source, choose=target, targets=None if targets is None else tuple(targets)
+            )
         elif targets is not None:
             raise WorkflowError(f"node {source!r}: targets are for functions; {target!r} is a node")
         else:
-            edge = Edge(source, target)
+            edge = wf.Edge(source, target)
         self._edges.setdefault(source, []).append(edge)
 
-    def workflow(self) -> Workflow:
+    def workflow(self) -> wf.Workflow:
         """Return the graph as a checked value.
 
         Raises WorkflowError that names the node: an edge to or from a node that is not there, a
@@ -137,7 +124,7 @@ class RAGraph:
         names = tuple(self._nodes)
         edges = {source: tuple(found) for source, found in self._edges.items()}
         order = order_places(names, edges)
-        return Workflow(
+        return wf.Workflow(
             name=self.name,
             nodes=dict(self._nodes),
             edges=edges,
@@ -155,13 +142,16 @@ class RAGraph:
         """Return the workflow as an SVG picture; raises as `workflow`."""
         return draw_svg(self.workflow())
 
-    def _add(self, node: Node) -> None:
-        if isinstance(node.name, bool | Terminal) or not isinstance(node.name, int | str):
+    def add_node(self, node: wf.Node) -> None:
+        """Add a node that has been made, under its own name."""
+        if isinstance(node.name, bool | wf.Terminal) or not isinstance(node.name, int | str):
             raise WorkflowError(f"node {node.name!r}: a node is named by a number or a text")
         if node.name in self._nodes:
             raise WorkflowError(f"node {node.name!r} is there already")
         if not node.output.isidentifier():
             raise WorkflowError(f"node {node.name!r}: output {node.output!r} is no plain name")
+        if isinstance(node, wf.Retrieval) and node.topk < 1:
+            raise WorkflowError(f"node {node.name!r}: topk must be at least 1, not {node.topk}")
         try:
             node.reads  # noqa: B018 - a prompt is read here for the first time
         except WorkflowError as error:
@@ -194,7 +184,7 @@ class RAGraph:
                 yield f"node {name!r}: no edge leaves it; end with add_edge({name!r}, END)"
 
     def _write_faults(self) -> Iterator[str]:
-        written: dict[str, Name] = {}
+        written: dict[str, wf.Name] = {}
         for node in self._nodes.values():
             if node.output in self.inputs:
                 yield f"node {node.name!r} writes {node.output!r}, which is an input"

@@ -95,6 +95,11 @@ class Tape(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     max_sequences: int
 
+    def segment(self, name: str) -> range:
+        """Return the entries of segment `name`, which lie together."""
+        places = [i for i, entry in enumerate(self.entries) if entry.segment == name]
+        return range(places[0], places[-1] + 1) if places else range(0)
+
 
 FORWARD_ARGS: tuple[str, ...] = (
     "n_tokens",  # T = prefill tokens then decode tokens

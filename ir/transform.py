@@ -1,19 +1,16 @@
-"""Transformations of execution graphs (HedraRAG §4): each a pure function from graph to graph.
+"""Transformations of execution graphs (HedraRAG §4): each rewrites a live graph in place.
 
-In: a graph, the name of a node, numbers. Out: a graph that computes the same, `contract` being the
-measure; WorkflowError where a transformation does not fit there. A `Step` is one as a value: what
-was done while serving is recorded in steps, which make the graph that ran of the plain one.
+In: a graph, one of its nodes, numbers. Out: the graph computes the same, `contract` of a picture
+being the measure; WorkflowError where a transformation does not fit there. Whether one pays is
+decided elsewhere.
 
     ──>  data     ~~>  speculative: begins on what is there     ··>  looked at if there in time
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-
-import msgspec
-from msgspec.structs import replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import (
@@ -28,209 +25,175 @@ from dovetail.ir.graph import (
     RETRIEVAL,
     SPECULATIVE,
     VALIDATE,
-    ExecutionGraph,
-    GraphEdge,
-    GraphNode,
-    contract,
 )
+from dovetail.ir.live_graph import CHECK, COPY, GUESS, SCOUT, LiveGraph, LiveNode, State
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One transformation: its name in STEPS, the node it is of, and what else it takes."""
-
-    name: str
-    node: str
-    target: str | None = None
-    numbers: tuple[int, ...] = ()
-
-
-def transform(graph: ExecutionGraph, steps: Iterable[Step]) -> ExecutionGraph:
-    """Return the graph after all steps, each checked to keep what is computed."""
-    for step in steps:
-        if step.name not in STEPS:
-            raise WorkflowError(f"there is no transformation {step.name!r}")
-        changed = STEPS[step.name](graph, step)
-        assert contract(changed) == contract(graph), f"{step} changes what is computed"
-        graph = changed
-    return graph
-
-
-def split_search(graph: ExecutionGraph, node: str, counts: Sequence[int]) -> ExecutionGraph:
-    """Cut a search into sub-stages of so many clusters each; what is best is handed on.
+def split_search(graph: LiveGraph, node: LiveNode, count: int) -> LiveNode:
+    """Cut a search after so many clusters, and return the rest; what is best is handed on.
 
     before: Q ──> R ──> G          after: Q ──> R/0 ──> R/1 ──> G
     """
-    found = _need(graph, node, RETRIEVAL)
-    if min(counts, default=0) < 1 or sum(counts) != len(found.clusters):
+    _need(graph, node, RETRIEVAL)
+    if not 0 < count < len(node.clusters):
         raise WorkflowError(
-            f"node {node!r}: parts of {tuple(counts)} clusters are not its {len(found.clusters)}"
+            f"node {node.name!r}: it cannot be cut after {count} of {len(node.clusters)} clusters"
         )
-    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-    cut = [found.clusters[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    return _chain(graph, found, [replace(found, clusters=clusters) for clusters in cut])
+    rest = _cut(graph, node)
+    node.clusters, rest.clusters = node.clusters[:count], node.clusters[count:]
+    return rest
 
 
-def split_reply(graph: ExecutionGraph, node: str, counts: Sequence[int]) -> ExecutionGraph:
-    """Cut a generation into sub-stages of so many decode steps each, and one to its end.
+def split_reply(graph: LiveGraph, node: LiveNode, steps: int) -> LiveNode:
+    """Cut a generation that has got so far after so many decode steps, and return the rest.
 
     before: P ──> G ──> X          after: P ──> G/0 ──> G/1 ──> X
     """
-    found = _need(graph, node, GENERATION)
-    if min(counts, default=0) < 1 or found.steps is not None:
-        raise WorkflowError(f"node {node!r}: it cannot be cut after {tuple(counts)} decode steps")
-    return _chain(graph, found, [replace(found, steps=steps) for steps in (*counts, None)])
+    _need(graph, node, GENERATION, state=State.RUNNING)
+    if steps < 1:
+        raise WorkflowError(f"node {node.name!r}: it cannot be cut after {steps} decode steps")
+    rest = _cut(graph, node)
+    node.steps = steps
+    graph.finish(node)
+    graph.begin(rest)
+    return rest
 
 
-def reorder(graph: ExecutionGraph, node: str, clusters: Sequence[int]) -> ExecutionGraph:
+def stop(graph: LiveGraph, node: LiveNode) -> None:
+    """Leave the rest of a search out: what it would have found changes nothing.
+
+    before: R/0 ──> R/1 ──> G          after: R/0 ──> G
+    """
+    _need(graph, node, RETRIEVAL)
+    found = [source for source, _ in graph.before(node) if source.root == node.root]
+    if not node.stage or not found:
+        raise WorkflowError(f"node {node.name!r}: it is not the rest of a search")
+    graph.move(node, found[0])
+    graph.remove(node)
+
+
+def reorder(graph: LiveGraph, node: LiveNode, clusters: Sequence[int]) -> None:
     """Have a search scan its clusters in another order, as `reorder_probes` gives it.
 
     before: R [7 3 9 1 4]          after: R [4 3 9 7 1]
     """
-    found = _need(graph, node, RETRIEVAL)
-    if sorted(clusters) != sorted(found.clusters):
-        raise WorkflowError(f"node {node!r}: its clusters in another order must be its clusters")
-    changed = replace(found, clusters=tuple(clusters))
-    nodes = [changed if old.name == node else old for old in graph.nodes]
-    return ExecutionGraph(nodes, graph.edges)
+    _need(graph, node, RETRIEVAL)
+    if sorted(clusters) != sorted(node.clusters):
+        raise WorkflowError(f"node {node.name!r}: its clusters in another order must be the same")
+    node.clusters = tuple(clusters)
 
 
-def speculate_generation(graph: ExecutionGraph, at: str, target: str) -> ExecutionGraph:
-    """Begin a generation on what a sub-stage of the search before it has found.
+def speculate_generation(graph: LiveGraph, at: LiveNode | None, target: LiveNode) -> LiveNode:
+    """Begin a generation on what a sub-stage of the search before it has found; return the guess.
 
-    Its text counts only if the prompt turns out to be that of the whole search; else the check
-    generates anew. A generation may be begun several times.
+    Its text counts only if the prompt turns out to be that of the whole search; else it is rolled
+    back, and the generation is what it was. Without a sub-stage it begins on the search's history.
 
-    before: R/0 ──> R/1 ──> G ──> X          after: R/0 ──> R/1 ──────> G/check ──> X
-                                                     ╰~~> G/guess/0 ──────╯
+    before: R/0 ──> R/1 ──> G ──> X          after: R/0 ──> R/1 ──> G/check ──> X
+                                                     ╰~~> G/guess ───╯
     """
-    source = _need(graph, at, RETRIEVAL)
-    parts = [part for part in graph.parts(target) if not part.provisional]
-    if len(parts) != 1 or parts[0].kind not in (GENERATION, VALIDATE) or source.provisional:
-        raise WorkflowError(f"node {target!r}: it is no generation that {at!r} could begin")
-    whole, number = parts[0], len(graph.parts(target)) - len(parts)
-    before = [p for p in graph.parents(whole.name) if not graph.node(p).provisional]
-    last = [p for p in before if graph.node(p).root == source.root]
-    if not last or last == [at]:
-        raise WorkflowError(f"node {at!r}: it is no part of a search before {target!r}")
-    check = GraphNode(name=f"{target}/check", kind=VALIDATE, model=whole.model, origin=target)
-    guess = replace(check, name=f"{target}/guess/{number}", kind=GENERATION, provisional=True)
-    inputs = [(at, SPECULATIVE) if p in last else (p, DATA) for p in before]
-    edges = [GraphEdge(source=p, target=guess.name, kind=kind) for p, kind in inputs]
-    edges.append(GraphEdge(source=guess.name, target=check.name))
-    return _put(graph, whole, [guess, check], edges, entries=[check.name], out=check.name)
+    _need(graph, target, GENERATION)
+    if at and (at not in graph or at.kind not in (RETRIEVAL, MERGE) or at.provisional):
+        raise WorkflowError(f"node {at.name!r} is not part of a search")
+    guess = replace(target, part=GUESS, waits=0)
+    before = [node for node, _ in graph.before(target)]
+    known = [n for n in before if (n.root != at.root if at else n.state is State.OVER)]
+    graph.add(guess, [*([(at, SPECULATIVE)] if at else ()), *((node, DATA) for node in known)])
+    target.kind, target.part = VALIDATE, CHECK
+    graph.link(guess, target)
+    return guess
 
 
-def speculate_retrieval(graph: ExecutionGraph, at: str, target: str) -> ExecutionGraph:
-    """Search with what a sub-stage of a generation has written, for the search after it to use.
+def roll_back(graph: LiveGraph, guess: LiveNode) -> None:
+    """Take out a guess and its parts: nobody has seen anything of it."""
+    if not guess.provisional:
+        raise WorkflowError(f"node {guess.name!r} is not provisional")
+    parts = [node for node in graph if node.root == guess.root and node.part == guess.part]
+    checks = {n for part in parts for n, _ in graph.after(part) if n.part == CHECK}
+    for part in parts:
+        graph.remove(part)
+    for check in checks:
+        check.kind, check.part = GENERATION, ""
 
-    What the scout finds is history, never an answer: it only says which clusters to scan first.
+
+def speculate_retrieval(graph: LiveGraph, at: LiveNode) -> LiveNode:
+    """Search with what a sub-stage of a generation has written; return the scout.
+
+    What the scout finds is history, never an answer: it only says which clusters a later search
+    scans first. `use_scout` draws the edge to that search once it has come.
 
     before: G/0 ──> G/1 ──> R          after: G/0 ──> G/1 ──> R
-                                               ╰~~> R/scout ··╯
+                                               ╰~~> G/scout ··╯
     """
-    source = _need(graph, at, GENERATION, VALIDATE)
-    parts = [part for part in graph.parts(target) if not part.provisional]
-    if not parts or parts[0].kind != RETRIEVAL or f"{target}/scout" in graph:
-        raise WorkflowError(f"node {target!r}: it is no search that lacks a scout")
-    scout = GraphNode(
-        name=f"{target}/scout", kind=RETRIEVAL, model=parts[0].model, origin=target,
-        provisional=True,
-    )  # fmt: skip
-    edges = [
-        GraphEdge(source=source.name, target=scout.name, kind=SPECULATIVE),
-        GraphEdge(source=scout.name, target=parts[0].name, kind=HISTORY),
-    ]
-    return ExecutionGraph([*graph.nodes, scout], [*graph.edges, *edges])
+    if at not in graph or at.kind != GENERATION:
+        raise WorkflowError(f"node {at.name!r} is not part of a generation")
+    return graph.add(LiveNode(at.root, RETRIEVAL, part=SCOUT), [(at, SPECULATIVE)])
 
 
-def split_devices(graph: ExecutionGraph, node: str, resident: Sequence[int]) -> ExecutionGraph:
+def use_scout(graph: LiveGraph, scout: LiveNode, target: LiveNode) -> None:
+    """Have a search look where a scout, of which this is the last part, found something."""
+    _need(graph, target, RETRIEVAL)
+    graph.link(scout, target, HISTORY)
+
+
+def split_devices(
+    graph: LiveGraph, node: LiveNode, resident: Collection[int]
+) -> tuple[LiveNode, LiveNode, LiveNode]:
     """Scan the clusters that are on the device there, and the others beside them on the CPU.
+
+    Return the nodes on CPU and device, and the one that merges what they find.
 
     before: Q ──> R ──> G          after: Q ──> R/cpu ──> R/merge ──> G
                                            ╰──> R/gpu ──────╯
     """
-    found = _need(graph, node, RETRIEVAL)
-    there = tuple(cluster for cluster in found.clusters if cluster in set(resident))
-    if not there or found.device is not None:
-        raise WorkflowError(f"node {node!r}: no cluster of it can be scanned elsewhere")
-    here = tuple(cluster for cluster in found.clusters if cluster not in set(there))
-    part = replace(found, origin=found.root)
-    cpu = replace(part, name=f"{node}/cpu", clusters=here, device=CPU)
-    gpu = replace(part, name=f"{node}/gpu", clusters=there, device=GPU)
-    merge = replace(part, name=f"{node}/merge", kind=MERGE, clusters=())
-    edges = [GraphEdge(source=side.name, target=merge.name) for side in (cpu, gpu)]
-    entries = [cpu.name, gpu.name]
-    return _put(graph, found, [cpu, gpu, merge], edges, entries=entries, out=merge.name)
+    _need(graph, node, RETRIEVAL)
+    there = tuple(cluster for cluster in node.clusters if cluster in resident)
+    here = tuple(cluster for cluster in node.clusters if cluster not in resident)
+    if not there or not here or node.side:
+        raise WorkflowError(f"node {node.name!r}: its clusters are not on two devices")
+    before = graph.before(node)
+    sides = (("cpu", CPU, here), ("gpu", GPU, there))
+    cpu, gpu = (
+        graph.add(replace(node, side=side, device=device, clusters=clusters, waits=0), before)
+        for side, device, clusters in sides
+    )
+    merge = replace(node, kind=MERGE, side="merge", clusters=(), waits=0)
+    graph.add(merge, [(cpu, DATA), (gpu, DATA)])
+    graph.move(node, merge)
+    graph.remove(node)
+    return cpu, gpu, merge
 
 
-def prefetch(graph: ExecutionGraph, node: str, clusters: Sequence[int]) -> ExecutionGraph:
-    """Copy clusters to the device beside a search, which does not wait for them.
+def prefetch(graph: LiveGraph, node: LiveNode, clusters: Sequence[int]) -> LiveNode:
+    """Copy clusters to the device beside a search, which does not wait for them; return the copy.
 
     before: Q ──> R          after: Q ──> R
                                  R/copy ··╯
     """
-    found = _need(graph, node, RETRIEVAL)
-    name = f"{found.root}/copy"
-    if not clusters or name in graph:
-        raise WorkflowError(f"node {node!r}: there is nothing more to copy beside it")
-    copy = GraphNode(
-        name=name, kind=FUNCTION, origin=found.root, clusters=tuple(clusters), device=GPU,
-        provisional=True,
-    )  # fmt: skip
-    edge = GraphEdge(source=name, target=node, kind=PREFETCH)
-    return ExecutionGraph([*graph.nodes, copy], [*graph.edges, edge])
+    _need(graph, node, RETRIEVAL)
+    if not clusters or any(n.part == COPY and n.root == node.root for n in graph):
+        raise WorkflowError(f"node {node.name!r}: there is nothing more to copy beside it")
+    copy = LiveNode(node.root, FUNCTION, part=COPY, clusters=tuple(clusters), device=GPU)
+    graph.add(copy)
+    graph.link(copy, node, PREFETCH)
+    return copy
 
 
-def _target(step: Step) -> str:
-    if step.target is None:
-        raise WorkflowError(f"node {step.node!r}: {step.name} needs a target")
-    return step.target
+def _need(graph: LiveGraph, node: LiveNode, kind: str, *, state: State = State.WAITING) -> None:
+    """Raise WorkflowError where a node is not of a kind or not in a state, or not in the graph."""
+    if node not in graph:
+        raise WorkflowError(f"node {node.name!r} is not in the graph")
+    if node.kind != kind:
+        raise WorkflowError(f"node {node.name!r} is no {kind} but a {node.kind}")
+    if node.state is not state:
+        raise WorkflowError(f"node {node.name!r} is {node.state.value}, and must be {state.value}")
 
 
-STEPS: dict[str, Callable[[ExecutionGraph, Step], ExecutionGraph]] = {
-    "split_search": lambda graph, step: split_search(graph, step.node, step.numbers),
-    "split_reply": lambda graph, step: split_reply(graph, step.node, step.numbers),
-    "reorder": lambda graph, step: reorder(graph, step.node, step.numbers),
-    "speculate_generation": lambda g, step: speculate_generation(g, step.node, _target(step)),
-    "speculate_retrieval": lambda g, step: speculate_retrieval(g, step.node, _target(step)),
-    "split_devices": lambda graph, step: split_devices(graph, step.node, step.numbers),
-    "prefetch": lambda graph, step: prefetch(graph, step.node, step.numbers),
-}
-"""What each step does. Splitting comes in two: of searches and of replies."""
-
-
-def _need(graph: ExecutionGraph, name: str, *kinds: str) -> GraphNode:
-    """Return a node of one of some kinds; WorkflowError where there is none."""
-    if name not in graph:
-        raise WorkflowError(f"node {name!r} is not in the graph")
-    if (node := graph.node(name)).kind not in kinds:
-        raise WorkflowError(f"node {name!r} is no {kinds[0]} but a {node.kind}")
-    return node
-
-
-def _chain(graph: ExecutionGraph, old: GraphNode, parts: Sequence[GraphNode]) -> ExecutionGraph:
-    """Put parts in a row where a node was; a single one is the node itself."""
-    if len(parts) == 1:
-        return graph
-    named = [replace(part, name=f"{old.name}/{i}", origin=old.root) for i, part in enumerate(parts)]
-    edges = [GraphEdge(source=a.name, target=b.name) for a, b in pairwise(named)]
-    return _put(graph, old, named, edges, entries=[named[0].name], out=named[-1].name)
-
-
-def _put(
-    graph: ExecutionGraph,
-    old: GraphNode,
-    new: Sequence[GraphNode],
-    inner: Sequence[GraphEdge],
-    *,
-    entries: Sequence[str],
-    out: str,
-) -> ExecutionGraph:
-    """Return the graph with nodes in place of another: `entries` take its inputs, `out` gives."""
-    nodes = [n for node in graph.nodes for n in (new if node.name == old.name else (node,))]
-    edges = [
-        replace(edge, source=out if edge.source == old.name else edge.source, target=target)
-        for edge in graph.edges
-        for target in (entries if edge.target == old.name else (edge.target,))
-    ]
-    return ExecutionGraph(nodes, [*edges, *inner])
+def _cut(graph: LiveGraph, node: LiveNode) -> LiveNode:
+    """Put a second part behind a node, which is the first one then; return the second."""
+    node.stage = node.stage or 0
+    rest = replace(node, stage=node.stage + 1, state=State.WAITING, waits=0, steps=None)
+    graph.add(rest)
+    graph.move(node, rest)
+    graph.link(node, rest)
+    return rest

@@ -206,6 +206,11 @@ class RecordSet:
         with self._lock:
             self._new.append(record)
 
+    def append(self, records: Sequence[TuningRecord]) -> None:
+        """Take records in; they are kept once this returns."""
+        for record in records:
+            self.add(record)
+
     def records(self) -> Iterator[TuningRecord]:
         """Yield all that was added."""
         return chain(*self._all.values(), self._new)

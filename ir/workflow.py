@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
+import msgspec
+
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.graph import EMBEDDING, FUNCTION, GENERATION, RETRIEVAL
 
@@ -36,19 +38,29 @@ Place: TypeAlias = Name | Terminal
 Choice: TypeAlias = "Place | Iterable[Place]"
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class StoredNode(
+    msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, forbid_unknown_fields=True
+):
+    """A node that a workflow's file holds as it is, under its kind."""
+
+    name: Name
+
+    @property
+    def kind(self) -> str:
+        """What it does; a node of execution graphs is of the same kind."""
+        return str(self.__struct_config__.tag)
+
+
+class Generation(StoredNode, tag=GENERATION, frozen=True):
     """Has the language model reply to a prompt; `{name}` in it stands for what was written there.
 
     options: sampling parameters of `App.generate`. model: None where there is one.
     """
 
-    name: Name
     prompt: str
-    output: str
-    options: Mapping[str, object] = field(default_factory=dict)
+    output: str = "answer"
+    options: Mapping[str, object] = {}
     model: str | None = None
-    kind = GENERATION
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -56,20 +68,17 @@ class Generation:
         return placeholders(self.prompt)
 
 
-@dataclass(frozen=True, slots=True)
-class Retrieval:
+class Retrieval(StoredNode, tag=RETRIEVAL, frozen=True):
     """Finds the `topk` documents of an index nearest to a text or vector.
 
     filters: metadata field -> the value, or the values, of which documents must have one.
     """
 
-    name: Name
     query: str
     output: str
     topk: int = 5
-    filters: Mapping[str, object] = field(default_factory=dict)
+    filters: Mapping[str, object] = {}
     index: str | None = None
-    kind = RETRIEVAL
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -77,15 +86,12 @@ class Retrieval:
         return (self.query,)
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
+class Embedding(StoredNode, tag=EMBEDDING, frozen=True):
     """Turns a text into a vector, which a retrieval can take as its query."""
 
-    name: Name
     text: str
     output: str
     model: str | None = None
-    kind = EMBEDDING
 
     @property
     def reads(self) -> tuple[str, ...]:

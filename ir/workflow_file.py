@@ -12,77 +12,28 @@ from typing import Any
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
+from dovetail.ir import workflow as wf
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.ragraph import MAX_STEPS, RAGraph
-from dovetail.ir.workflow import (
-    END,
-    START,
-    Branch,
-    Collect,
-    Edge,
-    Embedding,
-    Function,
-    Generation,
-    Join,
-    Name,
-    Node,
-    Place,
-    Retrieval,
-    Terminal,
-    Workflow,
-)
 
 Functions = Mapping[str, Callable[..., Any]]
 
 
-class _Tagged(
-    msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True, forbid_unknown_fields=True
-):
-    name: Name
-
-
-class GenerationEntry(_Tagged, tag="generation", kw_only=True, frozen=True):
-    """A generation node; its fields are those of `RAGraph.add_generation`."""
-
-    prompt: str
-    output: str = "answer"
-    model: str | None = None
-    options: dict[str, Any] = {}
-
-
-class RetrievalEntry(_Tagged, tag="retrieval", kw_only=True, frozen=True):
-    """A retrieval node; its fields are those of `RAGraph.add_retrieval`."""
-
-    query: str
-    output: str
-    topk: int = 5
-    filters: dict[str, Any] = {}
-    index: str | None = None
-
-
-class EmbeddingEntry(_Tagged, tag="embedding", kw_only=True, frozen=True):
-    """An embedding node; its fields are those of `RAGraph.add_embedding`."""
-
-    text: str
-    output: str
-    model: str | None = None
-
-
-class FunctionEntry(_Tagged, tag="function", kw_only=True, frozen=True):
+class FunctionEntry(wf.StoredNode, tag="function", kw_only=True, frozen=True):
     """A function node; `function` is a name that the reader of the file explains."""
 
     function: str
     output: str
 
 
-class JoinEntry(_Tagged, tag="join", kw_only=True, frozen=True):
+class JoinEntry(wf.StoredNode, tag="join", kw_only=True, frozen=True):
     """A function node that joins the texts at `names`."""
 
     names: tuple[str, ...]
     output: str
 
 
-class CollectEntry(_Tagged, tag="collect", kw_only=True, frozen=True):
+class CollectEntry(wf.StoredNode, tag="collect", kw_only=True, frozen=True):
     """A function node that adds the text at `text` to the list that it writes."""
 
     text: str
@@ -99,8 +50,8 @@ class BranchEntry(
     """`{if: name, then: 1, else: END}`; see `Branch`."""
 
     key: str
-    then: Name
-    otherwise: Name = "END"
+    then: wf.Name
+    otherwise: wf.Name = "END"
     empty: tuple[str, ...] = ()
     most: dict[str, int] = {}
 
@@ -108,13 +59,13 @@ class BranchEntry(
 class EdgeEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """An edge; `to` is a node, a branch, or None where `choose` names a function."""
 
-    source: Name = msgspec.field(name="from")
-    to: Name | BranchEntry | None = None
+    source: wf.Name = msgspec.field(name="from")
+    to: wf.Name | BranchEntry | None = None
     choose: str | None = None
-    targets: tuple[Name, ...] | None = None
+    targets: tuple[wf.Name, ...] | None = None
 
 
-Entry = GenerationEntry | RetrievalEntry | EmbeddingEntry | FunctionEntry | JoinEntry | CollectEntry
+Entry = wf.Generation | wf.Retrieval | wf.Embedding | FunctionEntry | JoinEntry | CollectEntry
 
 
 class WorkflowFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -156,25 +107,27 @@ def make_graph(file: WorkflowFile, functions: Functions | None = None) -> RAGrap
     return graph
 
 
-def write_json(workflow: Workflow, functions: Functions | None = None) -> bytes:
+def write_json(workflow: wf.Workflow, functions: Functions | None = None) -> bytes:
     """Return the workflow as JSON; WorkflowError where it has a function not in `functions`."""
     return msgspec.json.format(msgspec.json.encode(describe_workflow(workflow, functions)))
 
 
-def write_yaml(workflow: Workflow, functions: Functions | None = None) -> bytes:
+def write_yaml(workflow: wf.Workflow, functions: Functions | None = None) -> bytes:
     """Return the workflow as YAML; WorkflowError where it has a function not in `functions`."""
     return msgspec.yaml.encode(describe_workflow(workflow, functions))
 
 
-def find_functions(workflow: Workflow) -> dict[str, Callable[..., Any]]:
+def find_functions(workflow: wf.Workflow) -> dict[str, Callable[..., Any]]:
     """Return the functions and choices of a workflow that are code, each under a name of its own.
 
     It is their own name, with a number where several have it.
     """
-    nodes = [node.function for node in workflow.nodes.values() if isinstance(node, Function)]
+    nodes = [node.function for node in workflow.nodes.values() if isinstance(node, wf.Function)]
     edges = [edge.choose for edges in workflow.edges.values() for edge in edges if edge.choose]
     found: dict[str, Callable[..., Any]] = {}
-    for function in (f for f in (*nodes, *edges) if not isinstance(f, Join | Collect | Branch)):
+    for function in (
+        f for f in (*nodes, *edges) if not isinstance(f, wf.Join | wf.Collect | wf.Branch)
+    ):
         if any(function is known for known in found.values()):
             continue
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -209,19 +162,19 @@ def _add(graph: RAGraph, entry: Entry, functions: Functions) -> None:
     fields = msgspec.structs.asdict(entry)
     name = fields.pop("name")
     match entry:
-        case GenerationEntry():
+        case wf.Generation():
             graph.add_generation(name, **{**fields.pop("options"), **fields})
-        case RetrievalEntry():
+        case wf.Retrieval():
             graph.add_retrieval(name, **fields)
-        case EmbeddingEntry():
+        case wf.Embedding():
             graph.add_embedding(name, **fields)
         case FunctionEntry():
             function = _function(entry.function, f"node {name!r}", functions)
             graph.add_function(name, function, entry.output)
         case JoinEntry():
-            graph.add_function(name, Join(entry.names), entry.output)
+            graph.add_function(name, wf.Join(entry.names), entry.output)
         case CollectEntry():
-            graph.add_function(name, Collect(entry.text, entry.output), entry.output)
+            graph.add_function(name, wf.Collect(entry.text, entry.output), entry.output)
 
 
 def _connect(graph: RAGraph, edge: EdgeEntry, functions: Functions) -> None:
@@ -232,7 +185,7 @@ def _connect(graph: RAGraph, edge: EdgeEntry, functions: Functions) -> None:
         graph.add_edge(source, choice, targets)
     elif isinstance(edge.to, BranchEntry):
         to, then, otherwise = edge.to, _place(edge.to.then), _place(edge.to.otherwise)
-        branch = Branch(to.key, then, otherwise, to.empty, to.most)
+        branch = wf.Branch(to.key, then, otherwise, to.empty, to.most)
         graph.add_edge(source, branch, [then, otherwise])
     elif edge.to is not None and edge.choose is None:
         graph.add_edge(source, _place(edge.to), targets)
@@ -247,14 +200,14 @@ def _function(name: str, where: str, functions: Functions) -> Callable[..., Any]
     return functions[name]
 
 
-def _place(name: Name) -> Place:
-    return {"START": START, "END": END}.get(str(name), name)
+def _place(name: wf.Name) -> wf.Place:
+    return {"START": wf.START, "END": wf.END}.get(str(name), name)
 
 
 # ---- writing ----
 
 
-def describe_workflow(workflow: Workflow, functions: Functions | None = None) -> WorkflowFile:
+def describe_workflow(workflow: wf.Workflow, functions: Functions | None = None) -> WorkflowFile:
     """Return what a file has of a workflow; WorkflowError for a function not in `functions`."""
     named = functions or {}
     return WorkflowFile(
@@ -266,42 +219,25 @@ def describe_workflow(workflow: Workflow, functions: Functions | None = None) ->
     )
 
 
-def _entry(node: Node, functions: Functions) -> Entry:
+def _entry(node: wf.Node, functions: Functions) -> Entry:
     match node:
-        case Generation():
-            return GenerationEntry(
-                node.name,
-                prompt=node.prompt,
-                output=node.output,
-                model=node.model,
-                options=dict(node.options),
-            )
-        case Retrieval():
-            return RetrievalEntry(
-                node.name,
-                query=node.query,
-                output=node.output,
-                topk=node.topk,
-                filters=dict(node.filters),
-                index=node.index,
-            )
-        case Embedding():
-            return EmbeddingEntry(node.name, text=node.text, output=node.output, model=node.model)
-        case Function(function=Join() as join):
+        case wf.Generation() | wf.Retrieval() | wf.Embedding():
+            return node
+        case wf.Function(function=wf.Join() as join):
             return JoinEntry(node.name, names=join.names, output=node.output)
-        case Function(function=Collect() as collect):
+        case wf.Function(function=wf.Collect() as collect):
             return CollectEntry(node.name, text=collect.name, output=node.output)
-        case Function():
+        case wf.Function():
             called = _name_of(node.function, f"node {node.name!r}", functions)
             return FunctionEntry(node.name, function=called, output=node.output)
 
 
-def _edge(edge: Edge, functions: Functions) -> EdgeEntry:
+def _edge(edge: wf.Edge, functions: Functions) -> EdgeEntry:
     source = _text(edge.source)
     targets = None if edge.targets is None else _texts(edge.targets)
     if edge.target is not None:
         return EdgeEntry(source, to=_text(edge.target))
-    if isinstance(edge.choose, Branch):
+    if isinstance(edge.choose, wf.Branch):
         branch, most = edge.choose, dict(edge.choose.most)
         ways = _text(branch.then), _text(branch.otherwise)
         return EdgeEntry(source, to=BranchEntry(branch.key, *ways, branch.empty, most))
@@ -317,9 +253,9 @@ def _name_of(function: Callable[..., Any], where: str, functions: Functions) -> 
     raise WorkflowError(f"{where} has a function that no name was given for; pass it in functions")
 
 
-def _text(place: Place) -> Name:
-    return place.value if isinstance(place, Terminal) else place
+def _text(place: wf.Place) -> wf.Name:
+    return place.value if isinstance(place, wf.Terminal) else place
 
 
-def _texts(places: Iterable[Place]) -> tuple[Name, ...]:
+def _texts(places: Iterable[wf.Place]) -> tuple[wf.Name, ...]:
     return tuple(_text(place) for place in places)

@@ -8,31 +8,11 @@ from typing import Any
 
 from dovetail.ir.diagnostics import Span
 from dovetail.ir.expr import Index
+from dovetail.ir.high import nodes as high
+from dovetail.ir.high import rules
 from dovetail.ir.high.check_expr import ExprChecker
-from dovetail.ir.high.nodes import (
-    Assign,
-    Break,
-    Continue,
-    ExprStmt,
-    For,
-    Function,
-    If,
-    Local,
-    Regs,
-    Return,
-    Stmt,
-    While,
-)
 from dovetail.ir.high.ops import ELEMENTS, OPS, SCALARS, VECTORS
 from dovetail.ir.high.print import print_high
-from dovetail.ir.high.rules import (
-    UNKNOWN,
-    TypeFault,
-    assignable,
-    binary_type,
-    check_condition,
-    settled,
-)
 from dovetail.ir.high.scopes import Body
 
 TILE_ELEMENTS = ("f32", "i32")
@@ -42,7 +22,7 @@ TILE_ELEMENTS = ("f32", "i32")
 class BodyChecker:
     """Walks a body in order. `fixed` are names that cannot be assigned, with what they are."""
 
-    function: Function
+    function: high.Function
     exprs: ExprChecker
     fixed: dict[str, str]
     loops: list[str] = field(default_factory=list)
@@ -65,7 +45,7 @@ class BodyChecker:
 
     # ---- assignments ----
 
-    def _assign(self, stmt: Assign) -> bool:
+    def _assign(self, stmt: high.Assign) -> bool:
         if isinstance(stmt.target, Index):
             self._assign_element(stmt, stmt.target)
         elif stmt.op == "=":
@@ -75,24 +55,24 @@ class BodyChecker:
             self._check_target(stmt.target.id, stmt.span)
         return True
 
-    def _assign_element(self, stmt: Assign, target: Index) -> None:
+    def _assign_element(self, stmt: high.Assign, target: Index) -> None:
         type_ = self.exprs.type_of(target)
         if stmt.op != "=":
             self._augment(stmt, type_)
-        elif type_ != UNKNOWN:
+        elif type_ != rules.UNKNOWN:
             self.exprs.wanted(stmt.value, type_, "the value stored")
 
-    def _assign_name(self, stmt: Assign, name: str) -> None:
+    def _assign_name(self, stmt: high.Assign, name: str) -> None:
         scope = self.exprs.scope
         value = self.exprs.value(stmt.value)
         if stmt.type is not None:
             self._declare(stmt, name, value)
         elif self._check_target(name, stmt.target.span):
-            fresh = value if name in scope.constants else settled(value)
+            fresh = value if name in scope.constants else rules.settled(value)
             known = scope.types.setdefault(name, fresh)
-            if known == UNKNOWN or (name in scope.constants and known == "int"):
+            if known == rules.UNKNOWN or (name in scope.constants and known == "int"):
                 scope.types[name] = fresh
-            elif not assignable(known, value):
+            elif not rules.assignable(known, value):
                 self.fault(
                     "high-type-change",
                     f"`{name}` is {known} and cannot become {value}",
@@ -101,13 +81,13 @@ class BodyChecker:
                 )
         scope.assigned.add(name)
 
-    def _declare(self, stmt: Assign, name: str, value: str) -> None:
+    def _declare(self, stmt: high.Assign, name: str, value: str) -> None:
         assert stmt.type is not None
         scope, type_ = self.exprs.scope, print_high(stmt.type)
         self.exprs.check_type(type_, stmt.type.span, (*SCALARS, *VECTORS))
         if not self._check_target(name, stmt.target.span):
             return
-        if not assignable(type_, value):
+        if not rules.assignable(type_, value):
             message = f"a {value} cannot be stored in `{name}: {type_}`"
             self.fault("high-type-mismatch", message, stmt.value.span, f"use cast({type_}, ...)")
         if scope.types.setdefault(name, type_) != type_:
@@ -128,20 +108,20 @@ class BodyChecker:
             )
         return what is None
 
-    def _augment(self, stmt: Assign, target: str) -> None:
+    def _augment(self, stmt: high.Assign, target: str) -> None:
         value = self.exprs.value(stmt.value)
         try:
-            result = binary_type(stmt.op[:-1], target, value)
-        except TypeFault as fault:
+            result = rules.binary_type(stmt.op[:-1], target, value)
+        except rules.TypeFault as fault:
             self.fault(fault.code, fault.message, stmt.span, fault.hint)
             return
-        if not assignable(target, result):
+        if not rules.assignable(target, result):
             message = f"`{stmt.op}` gives {result}, which does not fit {target}"
             self.fault("high-type-mismatch", message, stmt.span, f"use cast({target}, ...)")
 
     # ---- tiles and arrays ----
 
-    def _regs(self, stmt: Regs) -> bool:
+    def _regs(self, stmt: high.Regs) -> bool:
         for item in stmt.shape:
             self.exprs.constant(item, "the shape of a register tile")
         if stmt.elem not in TILE_ELEMENTS:
@@ -150,7 +130,7 @@ class BodyChecker:
         self.exprs.scope.ranks[stmt.name] = len(stmt.shape)
         return self._define(stmt.name, f"tile[{stmt.elem}]", stmt.span)
 
-    def _local(self, stmt: Local) -> bool:
+    def _local(self, stmt: high.Local) -> bool:
         self.exprs.constant(stmt.size, "the size of a local array")
         self.exprs.check_type(f"ptr[{stmt.elem}]", stmt.span, ())
         return self._define(stmt.name, f"ptr[{stmt.elem}]", stmt.span)
@@ -165,7 +145,7 @@ class BodyChecker:
 
     # ---- control flow ----
 
-    def _branch(self, stmt: If) -> bool:
+    def _branch(self, stmt: high.If) -> bool:
         scope = self.exprs.scope
         self._condition(stmt)
         before = set(scope.assigned)
@@ -179,18 +159,18 @@ class BodyChecker:
             scope.assigned = after_then
         return then_ends or other_ends
 
-    def _condition(self, stmt: If | While) -> None:
+    def _condition(self, stmt: high.If | high.While) -> None:
         try:
-            check_condition(self.exprs.value(stmt.cond))
-        except TypeFault as fault:
+            rules.check_condition(self.exprs.value(stmt.cond))
+        except rules.TypeFault as fault:
             self.fault(fault.code, fault.message, stmt.cond.span, fault.hint)
 
-    def _repeat(self, stmt: While) -> bool:
+    def _repeat(self, stmt: high.While) -> bool:
         self._condition(stmt)
         self._inside("while", stmt.body)
         return True
 
-    def _loop(self, stmt: For) -> bool:
+    def _loop(self, stmt: high.For) -> bool:
         for bound, what in ((stmt.start, "start"), (stmt.stop, "stop"), (stmt.step, "step")):
             check = self.exprs.constant if stmt.kind == "unroll" else self.exprs.integer
             check(bound, f"the {what} of {stmt.kind}")
@@ -216,7 +196,7 @@ class BodyChecker:
             scope.types[stmt.var] = type_
         return True
 
-    def _check_loop_name(self, stmt: For) -> None:
+    def _check_loop_name(self, stmt: high.For) -> None:
         taken = stmt.var in self.exprs.scope.assigned or stmt.var in self.loop_names
         if taken or stmt.var in self.fixed:
             self.fault(
@@ -236,15 +216,15 @@ class BodyChecker:
         self.loops.pop()
         scope.assigned = before
 
-    def _leave(self, stmt: Break | Continue) -> bool:
-        word = "break" if isinstance(stmt, Break) else "continue"
+    def _leave(self, stmt: high.Break | high.Continue) -> bool:
+        word = "break" if isinstance(stmt, high.Break) else "continue"
         if not self.loops or self.loops[-1] not in ("range", "while"):
             where = f"inside {self.loops[-1]}" if self.loops else "outside a loop"
             hint = "only range and while loops can be left"
             self.fault("high-break-position", f"`{word}` {where}", stmt.span, hint)
         return False
 
-    def _give_back(self, stmt: Return) -> bool:
+    def _give_back(self, stmt: high.Return) -> bool:
         kernel = self.function.kind == "kernel"
         if kernel and stmt.value is not None:
             hint = "store results through pointers"
@@ -260,28 +240,28 @@ class BodyChecker:
             message = f"`return` inside {self.loops[-1]}"
             self.fault("high-return-position", message, stmt.span, "use a condition")
         if stmt.value is not None:
-            self.returned = settled(self.exprs.value(stmt.value))
+            self.returned = rules.settled(self.exprs.value(stmt.value))
             if self.function.returns is not None:
                 self.exprs.wanted(stmt.value, print_high(self.function.returns), "the result")
         return False
 
-    def _effect(self, stmt: ExprStmt) -> bool:
+    def _effect(self, stmt: high.ExprStmt) -> bool:
         type_ = self.exprs.type_of(stmt.expr)
         inline = getattr(stmt.expr, "name", "") in self.exprs.functions
-        if type_ not in ("void", UNKNOWN) and not inline:
+        if type_ not in ("void", rules.UNKNOWN) and not inline:
             self.fault("high-unused-value", "this value is thrown away", stmt.span, "assign it")
         return True
 
 
-_CHECK: dict[type[Stmt], Callable[[BodyChecker, Any], bool]] = {
-    Assign: BodyChecker._assign,
-    Regs: BodyChecker._regs,
-    Local: BodyChecker._local,
-    If: BodyChecker._branch,
-    While: BodyChecker._repeat,
-    For: BodyChecker._loop,
-    Break: BodyChecker._leave,
-    Continue: BodyChecker._leave,
-    Return: BodyChecker._give_back,
-    ExprStmt: BodyChecker._effect,
+_CHECK: dict[type[high.Stmt], Callable[[BodyChecker, Any], bool]] = {
+    high.Assign: BodyChecker._assign,
+    high.Regs: BodyChecker._regs,
+    high.Local: BodyChecker._local,
+    high.If: BodyChecker._branch,
+    high.While: BodyChecker._repeat,
+    high.For: BodyChecker._loop,
+    high.Break: BodyChecker._leave,
+    high.Continue: BodyChecker._leave,
+    high.Return: BodyChecker._give_back,
+    high.ExprStmt: BodyChecker._effect,
 }

@@ -6,28 +6,16 @@ An expression in, its type as text out; faults go to a `Faults` and the type bec
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
 from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Ternary, Unary
+from dovetail.ir.high import rules
 from dovetail.ir.high.nodes import Function, Text
 from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, SCALARS, STORAGE, VECTORS
 from dovetail.ir.high.print import print_high
-from dovetail.ir.high.rules import (
-    UNKNOWN,
-    TypeFault,
-    assignable,
-    binary_type,
-    call_type,
-    element,
-    index_type,
-    is_int,
-    is_pointer,
-    ternary_type,
-    unary_type,
-)
 from dovetail.ir.high.scopes import is_constant
 
 
@@ -62,7 +50,7 @@ class ExprChecker:
     faults: Faults
     functions: Mapping[str, Function]
     result_of: Callable[[str], str]
-    loops_by_vector: Callable[[str], bool]
+    vector_loops: Set[str]  # whom to call is to run a vrange loop
     scope: Scope
 
     def value(self, expr: Expr) -> str:
@@ -70,17 +58,17 @@ class ExprChecker:
         type_ = self.type_of(expr)
         if type_ == "void":
             self.fault("high-no-value", "this call has no value", expr)
-            return UNKNOWN
+            return rules.UNKNOWN
         if type_.startswith("tile["):
             hint = "index it with compile-time values: tile[i, j]"
             self.fault("high-tile-use", "a register tile has no value as a whole", expr, hint)
-            return UNKNOWN
+            return rules.UNKNOWN
         return type_
 
     def wanted(self, expr: Expr, type_: str, what: str) -> None:
         """Check that `expr` may be stored where a `type_` is wanted."""
         found = self.value(expr)
-        if not assignable(type_, found):
+        if not rules.assignable(type_, found):
             hint = f"convert it with cast({type_}, ...)" if type_ in SCALARS else None
             message = f"{what} must be {type_}, not {found}"
             self.fault("high-type-mismatch", message, expr, hint)
@@ -88,7 +76,7 @@ class ExprChecker:
     def integer(self, expr: Expr, what: str) -> None:
         """Check that `expr` is an integer."""
         type_ = self.value(expr)
-        if type_ != UNKNOWN and not is_int(type_):
+        if type_ != rules.UNKNOWN and not rules.is_int(type_):
             self.fault("high-type-mismatch", f"{what} must be an integer, not {type_}", expr)
 
     def constant(self, expr: Expr, what: str) -> None:
@@ -111,9 +99,9 @@ class ExprChecker:
         """Return the type of `expr`; `void` and tiles included."""
         try:
             return _TYPE_OF[type(expr)](self, expr)
-        except TypeFault as fault:
+        except rules.TypeFault as fault:
             self.fault(fault.code, fault.message, expr, fault.hint)
-            return UNKNOWN
+            return rules.UNKNOWN
 
     # ---- nodes ----
 
@@ -134,26 +122,28 @@ class ExprChecker:
         near = difflib.get_close_matches(expr.id, [*self.scope.types, *CONSTANTS], 1)
         hint = f"did you mean `{near[0]}`?" if near else None
         self.fault("high-unknown-name", f"`{expr.id}` is not known here", expr, hint)
-        return UNKNOWN
+        return rules.UNKNOWN
 
     def _unary(self, expr: Unary) -> str:
-        return unary_type(expr.op, self.value(expr.operand))
+        return rules.unary_type(expr.op, self.value(expr.operand))
 
     def _binary(self, expr: Binary) -> str:
-        return binary_type(expr.op, self.value(expr.left), self.value(expr.right))
+        return rules.binary_type(expr.op, self.value(expr.left), self.value(expr.right))
 
     def _ternary(self, expr: Ternary) -> str:
-        return ternary_type(self.value(expr.cond), self.value(expr.then), self.value(expr.other))
+        return rules.ternary_type(
+            self.value(expr.cond), self.value(expr.then), self.value(expr.other)
+        )
 
     def _index(self, expr: Index) -> str:
         base = self.type_of(expr.base)
         if base.startswith("tile["):
-            return self._tile_cell(expr, element(base))
+            return self._tile_cell(expr, rules.element(base))
         types = [self.value(item) for item in expr.indices]
-        if len(expr.indices) != 1 and base != UNKNOWN:
+        if len(expr.indices) != 1 and base != rules.UNKNOWN:
             self.fault("high-tile-rank", f"`{print_high(expr.base)}` takes one index", expr)
-            return UNKNOWN
-        return index_type(base, types[0])
+            return rules.UNKNOWN
+        return rules.index_type(base, types[0])
 
     def _tile_cell(self, expr: Index, elem: str) -> str:
         for item in expr.indices:
@@ -168,20 +158,20 @@ class ExprChecker:
         target, source = print_high(expr.type), self.value(expr.operand)
         self.check_type(target, expr.type.span, (*SCALARS,))
         numbers = target in SCALARS and source in (*SCALARS, "int", "float", "bool")
-        pointers = is_pointer(target) and is_pointer(source)
-        if not (numbers or pointers or source == UNKNOWN):
-            raise TypeFault("high-type-mismatch", f"{source} cannot become {target}")
+        pointers = rules.is_pointer(target) and rules.is_pointer(source)
+        if not (numbers or pointers or source == rules.UNKNOWN):
+            raise rules.TypeFault("high-type-mismatch", f"{source} cannot become {target}")
         return target
 
     def check_type(self, type_: str, span: Span, allowed: tuple[str, ...]) -> None:
         """Check that a written type exists and may stand here; pointers always may."""
-        elem = element(type_) if is_pointer(type_) else type_
-        if is_pointer(type_):
+        elem = rules.element(type_) if rules.is_pointer(type_) else type_
+        if rules.is_pointer(type_):
             if elem in ELEMENTS or self.scope.types.get(elem) == "text":
                 return
         elif type_ in allowed:
             return
-        if not is_pointer(type_) and type_ in STORAGE:
+        if not rules.is_pointer(type_) and type_ in STORAGE:
             hint = "they exist in memory only; compute in f32"
             self.faults.add("high-storage-access", f"no value has type {type_}", span, hint)
             return
@@ -198,7 +188,7 @@ class ExprChecker:
             near = difflib.get_close_matches(expr.name, [*OPS, *self.functions], 1)
             hint = f"did you mean `{near[0]}`?" if near else "import the module that defines it"
             self.fault("high-unknown-function", f"there is no function `{expr.name}`", expr, hint)
-            return UNKNOWN
+            return rules.UNKNOWN
         if expr.name == "vtail" and not self.scope.in_vrange:
             hint = "without a vrange all lanes are used"
             self.fault("high-vtail-outside", "vtail stands only inside a vrange loop", expr, hint)
@@ -206,13 +196,13 @@ class ExprChecker:
         for arg, kind in zip(expr.args, op.params, strict=False):
             if kind == "const":
                 self.known(arg, f"the argument of `{op.name}`")
-        return call_type(op, types)
+        return rules.call_type(op, types)
 
     def _inline_call(self, expr: Call, function: Function) -> str:
         if len(expr.args) != len(function.params):
             message = f"`{expr.name}` takes {len(function.params)} arguments, not {len(expr.args)}"
             self.fault("high-arity", message, expr)
-        if self.scope.in_vrange and self.loops_by_vector(expr.name):
+        if self.scope.in_vrange and expr.name in self.vector_loops:
             message = f"`{expr.name}` has a vrange loop and cannot be called inside one"
             self.fault("high-nested-vrange", message, expr)
         for param, arg in zip(function.params, expr.args, strict=False):
@@ -224,7 +214,7 @@ class ExprChecker:
         if type_ == "const":
             self.constant(arg, what)
         elif type_ == "dtype":
-            if self.value(arg) not in ("text", UNKNOWN):
+            if self.value(arg) not in ("text", rules.UNKNOWN):
                 self.fault("high-type-mismatch", f"{what} must be a dtype", arg, "such as bf16")
         elif type_ == "tile":
             if not self.type_of(arg).startswith("tile["):

@@ -30,15 +30,13 @@ class Op:
 
 
 F, I = "vec[f32]", "vec[i32]"  # noqa: E741
+REAL_FUNCTIONS = ("exp", "log", "sqrt", "cos", "sin", "tanh", "floor")
 
 _SCALAR = (
     Op("min", ("number", "number"), "same"),
     Op("max", ("number", "number"), "same"),
     Op("abs", ("number",), "same"),
-    *(
-        Op(name, ("real",), "same")
-        for name in ("exp", "log", "sqrt", "cos", "sin", "tanh", "floor")
-    ),
+    *(Op(name, ("real",), "same") for name in REAL_FUNCTIONS),
     Op("load", ("ptr.any",), "elem"),
     Op("store", ("ptr.any", "elem"), "void"),
     Op("prefetch", ("ptr.any",), "void"),
@@ -96,7 +94,7 @@ _TILE = (
 OPS: dict[str, Op] = {op.name: op for op in (*_SCALAR, *_MEMORY, *_VECTOR, *_TILE)}
 """Every builtin by name. `cast(type, x)` is syntax, not in the table."""
 
-FOLDABLE = frozenset(("min", "max", "abs", "exp", "log", "sqrt", "cos", "sin", "tanh", "floor"))
+FOLDABLE = frozenset(("min", "max", "abs", *REAL_FUNCTIONS))
 """Builtins whose result is compile-time when all arguments are."""
 
 INTS = ("u8", "i8", "u16", "i32", "u32", "i64")

@@ -15,23 +15,7 @@ from typing import Any
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
 from dovetail.ir.errors import SyntaxDiagnostic
 from dovetail.ir.expr import Index, Int, Name, NamedType
-from dovetail.ir.high.nodes import (
-    Assign,
-    Break,
-    Continue,
-    ExprStmt,
-    For,
-    Function,
-    If,
-    Local,
-    Param,
-    Regs,
-    Return,
-    Stmt,
-    Tunable,
-    Unit,
-    While,
-)
+from dovetail.ir.high import nodes as high
 from dovetail.ir.high.parse_expr import BINARY_OPS, ExprParser, Reporter
 
 LOOP_KINDS = ("range", "unroll", "vrange")
@@ -47,7 +31,7 @@ STATEMENT_HINTS: dict[type[ast.AST], str] = {
 }
 
 
-def parse_high(source: Source) -> Unit:
+def parse_high(source: Source) -> high.Unit:
     """Return the module in `source`; raises SyntaxDiagnostic with every fault found."""
     try:
         tree = ast.parse(source.text)
@@ -76,7 +60,7 @@ class _ModuleParser:
         self.source = source
         self.report = Reporter(source)
         self.parser = ExprParser(self.report)
-        self._statements: dict[type[ast.AST], Callable[[Any, Span], tuple[Stmt, ...]]] = {
+        self._statements: dict[type[ast.AST], Callable[[Any, Span], tuple[high.Stmt, ...]]] = {
             ast.Assign: self._assign,
             ast.AnnAssign: self._annotated,
             ast.AugAssign: self._augmented,
@@ -85,16 +69,16 @@ class _ModuleParser:
             ast.For: self._for,
             ast.While: self._while,
             ast.Return: self._return,
-            ast.Break: lambda node, span: (Break(span=span),),
-            ast.Continue: lambda node, span: (Continue(span=span),),
+            ast.Break: lambda node, span: (high.Break(span=span),),
+            ast.Continue: lambda node, span: (high.Continue(span=span),),
             ast.Pass: lambda node, span: (),
         }
 
     # ---- module and functions ----
 
-    def module(self, tree: ast.Module) -> Unit:
+    def module(self, tree: ast.Module) -> high.Unit:
         doc, body = _split_doc(tree.body)
-        functions: list[Function] = []
+        functions: list[high.Function] = []
         imports: list[str] = []
         for node in body:
             if isinstance(node, ast.FunctionDef):
@@ -106,7 +90,7 @@ class _ModuleParser:
         if self.report.diagnostics:
             raise SyntaxDiagnostic(self.report.diagnostics)
         notes = tuple(NOTE.findall(self.source.text))
-        return Unit(functions=tuple(functions), imports=tuple(imports), doc=doc, notes=notes)
+        return high.Unit(functions=tuple(functions), imports=tuple(imports), doc=doc, notes=notes)
 
     def _import(self, node: ast.Import) -> list[str]:
         for alias in node.names:
@@ -114,13 +98,13 @@ class _ModuleParser:
                 self.report.fault("high-bad-import", "write `import module`", alias)
         return [alias.name for alias in node.names]
 
-    def _function(self, node: ast.FunctionDef) -> Function:
+    def _function(self, node: ast.FunctionDef) -> high.Function:
         doc, body = _split_doc(node.body)
-        tunables: list[Tunable] = []
+        tunables: list[high.Tunable] = []
         while body and _is_tunable(body[0]):
             tunables += self._tunable(body[0])
             body = body[1:]
-        return Function(
+        return high.Function(
             kind=self._kind(node),
             name=node.name,
             params=self._params(node.args),
@@ -146,7 +130,7 @@ class _ModuleParser:
         )
         return "inline"
 
-    def _params(self, args: ast.arguments) -> tuple[Param, ...]:
+    def _params(self, args: ast.arguments) -> tuple[high.Param, ...]:
         odd: list[ast.AST] = [*args.posonlyargs, *args.kwonlyargs, *args.defaults]
         odd += [item for item in (args.vararg, args.kwarg, *args.kw_defaults) if item]
         for item in odd:
@@ -157,18 +141,18 @@ class _ModuleParser:
             )
         return tuple(self._param(arg) for arg in args.args)
 
-    def _param(self, arg: ast.arg) -> Param:
+    def _param(self, arg: ast.arg) -> high.Param:
         span = self.report.span(arg)
         if arg.annotation is None:
             self.report.fault(
                 "high-bad-parameter", f"`{arg.arg}` has no type", arg, "write `name: f32`"
             )
-            return Param(name=arg.arg, type=NamedType(name="f32", span=span), span=span)
-        return Param(name=arg.arg, type=self.parser.type(arg.annotation), span=span)
+            return high.Param(name=arg.arg, type=NamedType(name="f32", span=span), span=span)
+        return high.Param(name=arg.arg, type=self.parser.type(arg.annotation), span=span)
 
     # ---- tunables ----
 
-    def _tunable(self, node: Any) -> list[Tunable]:
+    def _tunable(self, node: Any) -> list[high.Tunable]:
         span, call = self.report.span(node), node.value
         if not (isinstance(call, ast.Call) and _called(call) == "choice"):
             self.report.fault(
@@ -187,7 +171,9 @@ class _ModuleParser:
                 self.report.fault("high-bad-choice", f"`{node.target.id}` has no choices", call)
             return []
         default = given[0] if given else choices[0]
-        return [Tunable(name=node.target.id, choices=tuple(choices), default=default, span=span)]
+        return [
+            high.Tunable(name=node.target.id, choices=tuple(choices), default=default, span=span)
+        ]
 
     def _choices(self, node: ast.expr) -> list[int | str]:
         if isinstance(node, ast.Call) and _called(node) == "range":
@@ -214,16 +200,16 @@ class _ModuleParser:
 
     # ---- statements ----
 
-    def _block(self, body: Sequence[ast.stmt]) -> tuple[Stmt, ...]:
+    def _block(self, body: Sequence[ast.stmt]) -> tuple[high.Stmt, ...]:
         return tuple(stmt for node in body for stmt in self._statement(node))
 
-    def _statement(self, node: ast.stmt) -> tuple[Stmt, ...]:
+    def _statement(self, node: ast.stmt) -> tuple[high.Stmt, ...]:
         handler = self._statements.get(type(node))
         if handler is None:
             return self._unsupported(node, "in a kernel")
         return handler(node, self.report.span(node))
 
-    def _unsupported(self, node: ast.stmt, where: str) -> tuple[Stmt, ...]:
+    def _unsupported(self, node: ast.stmt, where: str) -> tuple[high.Stmt, ...]:
         span = self.report.span(node)
         line = self.source.line(span.line)
         self.report.fault(
@@ -243,7 +229,7 @@ class _ModuleParser:
         )
         return Name(id="_")
 
-    def _assign(self, node: ast.Assign, span: Span) -> tuple[Stmt, ...]:
+    def _assign(self, node: ast.Assign, span: Span) -> tuple[high.Stmt, ...]:
         if len(node.targets) > 1:
             self.report.fault("high-bad-target", "assign one target at a time", node)
         target = node.targets[0]
@@ -252,9 +238,9 @@ class _ModuleParser:
             make = self._regs if form == "regs" else self._local
             return make(target, node.value, span)
         place = self._target(target)
-        return (Assign(target=place, value=self.parser.expr(node.value), span=span),)
+        return (high.Assign(target=place, value=self.parser.expr(node.value), span=span),)
 
-    def _annotated(self, node: ast.AnnAssign, span: Span) -> tuple[Stmt, ...]:
+    def _annotated(self, node: ast.AnnAssign, span: Span) -> tuple[high.Stmt, ...]:
         if _is_tunable(node):
             self.report.fault(
                 "high-bad-choice", "tunables stand at the start of the function", node
@@ -267,16 +253,16 @@ class _ModuleParser:
             return ()
         target, kind = self._target(node.target), self.parser.type(node.annotation)
         value = self.parser.expr(node.value)
-        return (Assign(target=target, value=value, type=kind, span=span),)
+        return (high.Assign(target=target, value=value, type=kind, span=span),)
 
-    def _augmented(self, node: ast.AugAssign, span: Span) -> tuple[Stmt, ...]:
+    def _augmented(self, node: ast.AugAssign, span: Span) -> tuple[high.Stmt, ...]:
         op = BINARY_OPS.get(type(node.op))
         if op is None:
             return self._unsupported(node, "in a kernel")
         target, value = self._target(node.target), self.parser.expr(node.value)
-        return (Assign(target=target, value=value, op=f"{op}=", span=span),)
+        return (high.Assign(target=target, value=value, op=f"{op}=", span=span),)
 
-    def _regs(self, target: ast.expr, call: ast.Call, span: Span) -> tuple[Stmt, ...]:
+    def _regs(self, target: ast.expr, call: ast.Call, span: Span) -> tuple[high.Stmt, ...]:
         shape = call.args[0] if call.args else None
         elem = call.args[1] if len(call.args) == 2 else None
         if not (
@@ -287,34 +273,36 @@ class _ModuleParser:
             self.report.fault("high-bad-regs", "write `name = regs((rows, columns), f32)`", call)
             return ()
         items = tuple(self.parser.expr(item) for item in shape.elts)
-        return (Regs(name=target.id, shape=items, elem=elem.id, span=span),)
+        return (high.Regs(name=target.id, shape=items, elem=elem.id, span=span),)
 
-    def _local(self, target: ast.expr, call: ast.Call, span: Span) -> tuple[Stmt, ...]:
+    def _local(self, target: ast.expr, call: ast.Call, span: Span) -> tuple[high.Stmt, ...]:
         elem = call.args[1] if len(call.args) == 2 else None
         if not (isinstance(target, ast.Name) and isinstance(elem, ast.Name)):
             self.report.fault("high-bad-local", "write `name = local(size, f32)`", call)
             return ()
         size = self.parser.expr(call.args[0])
-        return (Local(name=target.id, size=size, elem=elem.id, span=span),)
+        return (high.Local(name=target.id, size=size, elem=elem.id, span=span),)
 
-    def _expression(self, node: ast.Expr, span: Span) -> tuple[Stmt, ...]:
+    def _expression(self, node: ast.Expr, span: Span) -> tuple[high.Stmt, ...]:
         if not isinstance(node.value, ast.Call):
             self.report.fault(
                 "high-unused-value", "this value is computed and thrown away", node, "assign it"
             )
             return ()
-        return (ExprStmt(expr=self.parser.expr(node.value), span=span),)
+        return (high.ExprStmt(expr=self.parser.expr(node.value), span=span),)
 
-    def _if(self, node: ast.If, span: Span) -> tuple[Stmt, ...]:
+    def _if(self, node: ast.If, span: Span) -> tuple[high.Stmt, ...]:
         cond = self.parser.expr(node.test)
         then, other = self._block(node.body), self._block(node.orelse)
-        return (If(cond=cond, then=then, other=other, span=span),)
+        return (high.If(cond=cond, then=then, other=other, span=span),)
 
-    def _while(self, node: ast.While, span: Span) -> tuple[Stmt, ...]:
+    def _while(self, node: ast.While, span: Span) -> tuple[high.Stmt, ...]:
         self._no_else(node.orelse)
-        return (While(cond=self.parser.expr(node.test), body=self._block(node.body), span=span),)
+        return (
+            high.While(cond=self.parser.expr(node.test), body=self._block(node.body), span=span),
+        )
 
-    def _for(self, node: ast.For, span: Span) -> tuple[Stmt, ...]:
+    def _for(self, node: ast.For, span: Span) -> tuple[high.Stmt, ...]:
         self._no_else(node.orelse)
         call, kind = node.iter, _called(node.iter)
         limit = 2 if kind == "vrange" else 3
@@ -335,15 +323,17 @@ class _ModuleParser:
         step = bounds[2] if len(bounds) > 2 else Int(value=1)
         body = self._block(node.body)
         name = node.target.id
-        return (For(kind=kind, var=name, start=start, stop=stop, step=step, body=body, span=span),)
+        return (
+            high.For(kind=kind, var=name, start=start, stop=stop, step=step, body=body, span=span),
+        )
 
     def _no_else(self, orelse: Sequence[ast.stmt]) -> None:
         if orelse:
             self.report.fault("high-bad-loop", "loops have no `else`", orelse[0])
 
-    def _return(self, node: ast.Return, span: Span) -> tuple[Stmt, ...]:
+    def _return(self, node: ast.Return, span: Span) -> tuple[high.Stmt, ...]:
         value = self.parser.expr(node.value) if node.value else None
-        return (Return(value=value, span=span),)
+        return (high.Return(value=value, span=span),)
 
 
 def _called(node: ast.expr) -> str | None:

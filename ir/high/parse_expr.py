@@ -10,22 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.ir import expr as ex
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
-from dovetail.ir.expr import (
-    Binary,
-    Call,
-    Cast,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Name,
-    NamedType,
-    PointerType,
-    Ternary,
-    Type,
-    Unary,
-)
 from dovetail.ir.high.nodes import Text
 
 BINARY_OPS: dict[type[ast.AST], str] = {
@@ -101,9 +87,9 @@ class ExprParser:
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
-        self._handlers: dict[type[ast.AST], Callable[[Any, Span], Expr]] = {
+        self._handlers: dict[type[ast.AST], Callable[[Any, Span], ex.Expr]] = {
             ast.Constant: self._constant,
-            ast.Name: lambda node, span: Name(id=node.id, span=span),
+            ast.Name: lambda node, span: ex.Name(id=node.id, span=span),
             ast.UnaryOp: self._unary,
             ast.BinOp: self._binary,
             ast.BoolOp: self._bool,
@@ -113,31 +99,31 @@ class ExprParser:
             ast.Subscript: self._index,
         }
 
-    def expr(self, node: ast.AST) -> Expr:
+    def expr(self, node: ast.AST) -> ex.Expr:
         """Return the expression of `node`; a placeholder 0 where it is outside the language."""
         span = self.reporter.span(node)
         handler = self._handlers.get(type(node))
         return handler(node, span) if handler else self._unsupported(node, node, span)
 
-    def type(self, node: ast.AST) -> Type:
+    def type(self, node: ast.AST) -> ex.Type:
         """Return the type written as `f32`, `vec[f32]` or `ptr[T]`."""
         span = self.reporter.span(node)
         if isinstance(node, ast.Name):
-            return NamedType(name=node.id, span=span)
+            return ex.NamedType(name=node.id, span=span)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
             if node.value.id == "ptr":
-                return PointerType(of=self.type(node.slice), span=span)
+                return ex.PointerType(of=self.type(node.slice), span=span)
             if node.value.id == "vec" and isinstance(node.slice, ast.Name):
-                return NamedType(name=f"vec[{node.slice.id}]", span=span)
+                return ex.NamedType(name=f"vec[{node.slice.id}]", span=span)
         self.reporter.fault(
             "high-bad-type",
             f"`{ast.unparse(node)}` is not a type",
             node,
             "types are f32 f64 i32 i64 u16 u32, vec[f32], vec[i32] and ptr[T]",
         )
-        return NamedType(name="f32", span=span)
+        return ex.NamedType(name="f32", span=span)
 
-    def _unsupported(self, node: ast.AST, what: ast.AST, span: Span) -> Expr:
+    def _unsupported(self, node: ast.AST, what: ast.AST, span: Span) -> ex.Expr:
         kind = type(what).__name__
         self.reporter.fault(
             "high-unsupported-expression",
@@ -145,36 +131,36 @@ class ExprParser:
             node,
             HINTS.get(type(what)),
         )
-        return Int(value=0, span=span)
+        return ex.Int(value=0, span=span)
 
-    def _constant(self, node: ast.Constant, span: Span) -> Expr:
+    def _constant(self, node: ast.Constant, span: Span) -> ex.Expr:
         value = node.value
         if isinstance(value, bool):
-            return Int(value=int(value), span=span)
+            return ex.Int(value=int(value), span=span)
         if isinstance(value, int):
-            return Int(value=value, span=span)
+            return ex.Int(value=value, span=span)
         if isinstance(value, float):
-            return Float(value=value, span=span)
+            return ex.Float(value=value, span=span)
         if isinstance(value, str) and value.isidentifier():
             return Text(value=value, span=span)
         return self._unsupported(node, node, span)
 
-    def _unary(self, node: ast.UnaryOp, span: Span) -> Expr:
-        return Unary(op=UNARY_OPS[type(node.op)], operand=self.expr(node.operand), span=span)
+    def _unary(self, node: ast.UnaryOp, span: Span) -> ex.Expr:
+        return ex.Unary(op=UNARY_OPS[type(node.op)], operand=self.expr(node.operand), span=span)
 
-    def _binary(self, node: ast.BinOp, span: Span) -> Expr:
+    def _binary(self, node: ast.BinOp, span: Span) -> ex.Expr:
         op = BINARY_OPS.get(type(node.op))
         if op is None:
             return self._unsupported(node, node.op, span)
-        return Binary(op=op, left=self.expr(node.left), right=self.expr(node.right), span=span)
+        return ex.Binary(op=op, left=self.expr(node.left), right=self.expr(node.right), span=span)
 
-    def _bool(self, node: ast.BoolOp, span: Span) -> Expr:
+    def _bool(self, node: ast.BoolOp, span: Span) -> ex.Expr:
         result, *rest = (self.expr(value) for value in node.values)
         for item in rest:
-            result = Binary(op=BINARY_OPS[type(node.op)], left=result, right=item, span=span)
+            result = ex.Binary(op=BINARY_OPS[type(node.op)], left=result, right=item, span=span)
         return result
 
-    def _compare(self, node: ast.Compare, span: Span) -> Expr:
+    def _compare(self, node: ast.Compare, span: Span) -> ex.Expr:
         op = BINARY_OPS.get(type(node.ops[0]))
         if op is None:
             return self._unsupported(node, node.ops[0], span)
@@ -186,13 +172,13 @@ class ExprParser:
                 "write `a < b and b < c`",
             )
         left, right = self.expr(node.left), self.expr(node.comparators[0])
-        return Binary(op=op, left=left, right=right, span=span)
+        return ex.Binary(op=op, left=left, right=right, span=span)
 
-    def _ternary(self, node: ast.IfExp, span: Span) -> Expr:
+    def _ternary(self, node: ast.IfExp, span: Span) -> ex.Expr:
         cond, then, other = self.expr(node.test), self.expr(node.body), self.expr(node.orelse)
-        return Ternary(cond=cond, then=then, other=other, span=span)
+        return ex.Ternary(cond=cond, then=then, other=other, span=span)
 
-    def _call(self, node: ast.Call, span: Span) -> Expr:
+    def _call(self, node: ast.Call, span: Span) -> ex.Expr:
         if not isinstance(node.func, ast.Name):
             return self._unsupported(node, node.func, span)
         if node.keywords:
@@ -204,7 +190,7 @@ class ExprParser:
             )
         name = node.func.id
         if name == "cast" and len(node.args) == 2:
-            return Cast(type=self.type(node.args[0]), operand=self.expr(node.args[1]), span=span)
+            return ex.Cast(type=self.type(node.args[0]), operand=self.expr(node.args[1]), span=span)
         if name in ("regs", "local", "choice", "range", "unroll", "vrange"):
             self.reporter.fault(
                 "high-misplaced-form",
@@ -213,10 +199,10 @@ class ExprParser:
                 "regs and local stand alone on the right of an assignment; loops name range, "
                 "unroll or vrange",
             )
-            return Int(value=0, span=span)
-        return Call(name=name, args=tuple(self.expr(arg) for arg in node.args), span=span)
+            return ex.Int(value=0, span=span)
+        return ex.Call(name=name, args=tuple(self.expr(arg) for arg in node.args), span=span)
 
-    def _index(self, node: ast.Subscript, span: Span) -> Expr:
+    def _index(self, node: ast.Subscript, span: Span) -> ex.Expr:
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         indices = tuple(self.expr(item) for item in items)
-        return Index(base=self.expr(node.value), indices=indices, span=span)
+        return ex.Index(base=self.expr(node.value), indices=indices, span=span)

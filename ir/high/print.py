@@ -10,24 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail.ir.expr import Expr, Int, Type
-from dovetail.ir.high.nodes import (
-    Assign,
-    Break,
-    Continue,
-    ExprStmt,
-    For,
-    Function,
-    If,
-    Local,
-    Param,
-    Regs,
-    Return,
-    Stmt,
-    Text,
-    Tunable,
-    Unit,
-    While,
-)
+from dovetail.ir.high import nodes as high
 from dovetail.ir.node import Node
 from dovetail.ir.printer import ATOM, PYTHON_SPELLING, ExprPrinter, Rendered
 
@@ -37,11 +20,11 @@ SHORTEST_RANGE = 4
 
 def print_high(node: Node) -> str:
     """Return the text of a unit, function, statement, type or expression."""
-    if isinstance(node, Unit):
+    if isinstance(node, high.Unit):
         return _unit(node)
-    if isinstance(node, Function):
+    if isinstance(node, high.Function):
         return "\n".join(_function(node)) + "\n"
-    if isinstance(node, Stmt):
+    if isinstance(node, high.Stmt):
         return "\n".join(_statement(node)) + "\n"
     if isinstance(node, Type):
         return PRINTER.type(node)
@@ -49,17 +32,16 @@ def print_high(node: Node) -> str:
     return PRINTER.text(node)
 
 
-def _text(printer: ExprPrinter, expr: Expr) -> Rendered:
-    assert isinstance(expr, Text)
+def _text(printer: ExprPrinter, expr: high.Text) -> Rendered:
     return f'"{expr.value}"', ATOM
 
 
-PRINTER = ExprPrinter(PYTHON_SPELLING, {Text: _text})
+PRINTER = ExprPrinter(PYTHON_SPELLING, {high.Text: _text})
 
 # ---- module and functions ----
 
 
-def _unit(unit: Unit) -> str:
+def _unit(unit: high.Unit) -> str:
     head = [*_doc(unit.doc), *(f"# note: {note}" for note in unit.notes)]
     imports = [f"import {name}" for name in unit.imports]
     parts = [part for part in (head, imports) if part]
@@ -69,7 +51,7 @@ def _unit(unit: Unit) -> str:
     return text + "\n"
 
 
-def _function(function: Function) -> list[str]:
+def _function(function: high.Function) -> list[str]:
     params = ", ".join(_param(p) for p in function.params)
     returns = f" -> {PRINTER.type(function.returns)}" if function.returns else ""
     body = [*_doc(function.doc), *(_tunable(t) for t in function.tunables)]
@@ -78,11 +60,11 @@ def _function(function: Function) -> list[str]:
     return [f"@{function.kind}", head, *_indent(body or ["pass"])]
 
 
-def _param(param: Param) -> str:
+def _param(param: high.Param) -> str:
     return f"{param.name}: {PRINTER.type(param.type)}"
 
 
-def _tunable(tunable: Tunable) -> str:
+def _tunable(tunable: high.Tunable) -> str:
     items = ", ".join(_choices(tunable.choices))
     return f"{tunable.name}: param = choice({items}, default={_choice(tunable.default)})"
 
@@ -115,40 +97,36 @@ def _indent(lines: Sequence[str]) -> list[str]:
 # ---- statements ----
 
 
-def _block(body: Sequence[Stmt]) -> list[str]:
+def _block(body: Sequence[high.Stmt]) -> list[str]:
     return [line for stmt in body for line in _statement(stmt)]
 
 
-def _suite(head: str, body: Sequence[Stmt]) -> list[str]:
+def _suite(head: str, body: Sequence[high.Stmt]) -> list[str]:
     return [f"{head}:", *_indent(_block(body) or ["pass"])]
 
 
-def _statement(stmt: Stmt) -> list[str]:
+def _statement(stmt: high.Stmt) -> list[str]:
     return _STATEMENTS[type(stmt)](stmt)
 
 
-def _assign(stmt: Assign) -> list[str]:
+def _assign(stmt: high.Assign) -> list[str]:
     annotation = f": {PRINTER.type(stmt.type)}" if stmt.type else ""
     return [f"{PRINTER.text(stmt.target)}{annotation} {stmt.op} {PRINTER.text(stmt.value)}"]
 
 
-def _regs(stmt: Regs) -> list[str]:
+def _regs(stmt: high.Regs) -> list[str]:
     trailing = "," if len(stmt.shape) == 1 else ""
     return [f"{stmt.name} = regs(({PRINTER.arguments(stmt.shape)}{trailing}), {stmt.elem})"]
 
 
-def _local(stmt: Local) -> list[str]:
-    return [f"{stmt.name} = local({PRINTER.text(stmt.size)}, {stmt.elem})"]
-
-
-def _if(stmt: If, word: str = "if") -> list[str]:
+def _if(stmt: high.If, word: str = "if") -> list[str]:
     lines = _suite(f"{word} {PRINTER.text(stmt.cond)}", stmt.then)
-    if len(stmt.other) == 1 and isinstance(stmt.other[0], If):
+    if len(stmt.other) == 1 and isinstance(stmt.other[0], high.If):
         return lines + _if(stmt.other[0], "elif")
     return lines + (_suite("else", stmt.other) if stmt.other else [])
 
 
-def _for(stmt: For) -> list[str]:
+def _for(stmt: high.For) -> list[str]:
     bounds = [PRINTER.text(stmt.start), PRINTER.text(stmt.stop)]
     if stmt.step != Int(value=1):
         bounds.append(PRINTER.text(stmt.step))
@@ -157,23 +135,15 @@ def _for(stmt: For) -> list[str]:
     return _suite(f"for {stmt.var} in {stmt.kind}({', '.join(bounds)})", stmt.body)
 
 
-def _while(stmt: While) -> list[str]:
-    return _suite(f"while {PRINTER.text(stmt.cond)}", stmt.body)
-
-
-def _return(stmt: Return) -> list[str]:
-    return [f"return {PRINTER.text(stmt.value)}" if stmt.value else "return"]
-
-
-_STATEMENTS: dict[type[Stmt], Callable[[Any], list[str]]] = {
-    Assign: _assign,
-    Regs: _regs,
-    Local: _local,
-    If: _if,
-    For: _for,
-    While: _while,
-    Return: _return,
-    ExprStmt: lambda stmt: [PRINTER.text(stmt.expr)],
-    Break: lambda stmt: ["break"],
-    Continue: lambda stmt: ["continue"],
+_STATEMENTS: dict[type[high.Stmt], Callable[[Any], list[str]]] = {
+    high.Assign: _assign,
+    high.Regs: _regs,
+    high.Local: lambda stmt: [f"{stmt.name} = local({PRINTER.text(stmt.size)}, {stmt.elem})"],
+    high.If: _if,
+    high.For: _for,
+    high.While: lambda stmt: _suite(f"while {PRINTER.text(stmt.cond)}", stmt.body),
+    high.Return: lambda stmt: [f"return {PRINTER.text(stmt.value)}" if stmt.value else "return"],
+    high.ExprStmt: lambda stmt: [PRINTER.text(stmt.expr)],
+    high.Break: lambda stmt: ["break"],
+    high.Continue: lambda stmt: ["continue"],
 }

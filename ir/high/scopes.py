@@ -8,8 +8,8 @@ its declaration; `find_constants` the names that a sequential walk over `unroll`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Ternary, Unary
 from dovetail.ir.high.nodes import Assign, For, If, Local, Regs, Stmt, Text, While
@@ -26,6 +26,13 @@ def child_bodies(stmt: Stmt) -> tuple[Body, ...]:
     if isinstance(stmt, For | While):
         return (stmt.body,)
     return ()
+
+
+def map_bodies(stmt: Stmt, change: Callable[[Body], Body]) -> Stmt:
+    """Return `stmt` with every statement list inside it changed."""
+    if isinstance(stmt, If):
+        return replace(stmt, then=change(stmt.then), other=change(stmt.other))
+    return replace(stmt, body=change(stmt.body)) if isinstance(stmt, For | While) else stmt
 
 
 def all_statements(body: Body) -> list[Stmt]:
@@ -49,8 +56,11 @@ def defined_name(stmt: Stmt) -> str | None:
 
 def defined_names(body: Body) -> set[str]:
     """Return every variable given a value in `body`, loop variables included."""
-    names = {name for stmt in all_statements(body) if (name := defined_name(stmt))}
-    return names | {stmt.var for stmt in all_statements(body) if isinstance(stmt, For)}
+    return _assigned(body) | {stmt.var for stmt in all_statements(body) if isinstance(stmt, For)}
+
+
+def _assigned(body: Body) -> set[str]:
+    return {name for stmt in all_statements(body) if (name := defined_name(stmt))}
 
 
 def expressions(stmt: Stmt) -> Iterator[Expr]:
@@ -109,8 +119,7 @@ class Homes:
 def find_homes(body: Body) -> Homes:
     """Give each assigned variable the innermost blocks that hold its uses and pass no value out."""
     homes: dict[int, set[str]] = defaultdict(set)
-    names = {name for stmt in all_statements(body) if (name := defined_name(stmt))}
-    _settle(body, _scan(body), names, homes)
+    _settle(body, _scan(body), _assigned(body), homes)
     return Homes(dict(homes))
 
 
@@ -169,8 +178,7 @@ def find_constants(body: Body, known: Iterable[str]) -> set[str]:
     """
     homes = find_homes(body)
     loops = {stmt.var for stmt in all_statements(body) if isinstance(stmt, For)}
-    names = {name for stmt in all_statements(body) if (name := defined_name(stmt))}
-    found = (names | set(known)) - loops - _changed_first(body)
+    found = (_assigned(body) | set(known)) - loops - _changed_first(body)
     while True:
         lost = found & set(_not_constant(body, found, homes, frozenset()))
         if not lost:

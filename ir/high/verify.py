@@ -157,10 +157,6 @@ class _UnitChecker:
                 message = f"`{function.name}` calls itself, directly or through others"
                 self.faults.add("high-recursion", message, function.span, "write a loop")
 
-    def loops_by_vector(self, name: str) -> bool:
-        """Tell whether calling `name` runs a vrange loop."""
-        return name in self.vector_loops
-
     def check_borrowed(self, kernel: Function) -> None:
         """Check that a kernel has every tunable that the functions it calls use."""
         own = {t.name for t in kernel.tunables}
@@ -168,7 +164,7 @@ class _UnitChecker:
         for name in sorted(nx.descendants(self.calls, kernel.name)) if shared else ():
             function = self.inlines[name]
             used = _names_used(function) - {p.name for p in function.params}
-            for missing in sorted(used & shared - _assigned_names(function)):
+            for missing in sorted(used & shared - defined_names(function.body)):
                 message = f"`{kernel.name}` calls `{name}`, which uses the tunable `{missing}`"
                 hint = f"declare `{missing}` in `{kernel.name}`, or pass it as a parameter"
                 self.faults.add("high-missing-tunable", message, kernel.span, hint)
@@ -222,13 +218,14 @@ class _UnitChecker:
             if written in COMPILE_TIME:
                 known.add(param.name)
         if function.kind == "inline":  # a local may have the name of some kernel's tunable
-            own = _assigned_names(function)
+            own = defined_names(function.body)
             fixed = {n: what for n, what in fixed.items() if n not in own or what != "a tunable"}
             known -= {n for n in own if n not in fixed}
-            types = {n: t for n, t in types.items() if n not in own or n in _params(function)}
+            params = {param.name for param in function.params}
+            types = {n: t for n, t in types.items() if n not in own or n in params}
         constants = find_constants(function.body, known)
         scope = Scope(dict(types), constants, set(types))
-        exprs = ExprChecker(faults, self.inlines, self.result_of, self.loops_by_vector, scope)
+        exprs = ExprChecker(faults, self.inlines, self.result_of, self.vector_loops, scope)
         return BodyChecker(function, exprs, fixed)
 
     def check_head(self, function: Function, faults: Faults) -> None:
@@ -261,14 +258,6 @@ class _UnitChecker:
 def _has_vector_loop(function: Function) -> bool:
     loops = (stmt for stmt in all_statements(function.body) if isinstance(stmt, For))
     return any(loop.kind == "vrange" for loop in loops)
-
-
-def _params(function: Function) -> set[str]:
-    return {param.name for param in function.params}
-
-
-def _assigned_names(function: Function) -> set[str]:
-    return defined_names(function.body)
 
 
 def _names_used(function: Function) -> set[str]:

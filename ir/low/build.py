@@ -7,42 +7,16 @@ Method names are the rules of grammar.lark; children are tokens, nodes, or tuple
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lark import Token, Transformer
 
+from dovetail.ir import expr as ex
 from dovetail.ir.diagnostics import NO_SPAN, Span
-from dovetail.ir.expr import (
-    ArrayType,
-    Binary,
-    Call,
-    Cast,
-    Expr,
-    Float,
-    Index,
-    Int,
-    Name,
-    NamedType,
-    PointerType,
-    Ternary,
-    Type,
-    Unary,
-)
+from dovetail.ir.low import declarators as decl
 from dovetail.ir.low import nodes as low
-from dovetail.ir.low.declarators import (
-    Array,
-    Declarator,
-    Items,
-    Layer,
-    Parameters,
-    Pointer,
-    Specifiers,
-    Struct,
-    array_size,
-    wrapped,
-)
 from dovetail.ir.low.lex import Reporter, join_spans, token_span
 from dovetail.ir.low.types import ARITHMETIC
 from dovetail.ir.node import Node
@@ -64,7 +38,7 @@ def _nodes(children: Sequence[Any]) -> tuple[Any, ...]:
     """Return the children that are no tokens, lists spliced in."""
     out: list[Any] = []
     for child in children:
-        if isinstance(child, Items):
+        if isinstance(child, decl.Items):
             out.extend(child.nodes)
         elif not isinstance(child, Token):
             out.append(child)
@@ -93,27 +67,18 @@ class Builder(Transformer[Token, Any]):
     def __init__(self, reporter: Reporter) -> None:
         super().__init__()
         self.reporter = reporter
-        self.typedefs: dict[str, Type] = {}
+        self.typedefs: dict[str, ex.Type] = {}
         self._anonymous = 0
 
     # ---- top level ----
 
-    def unit(self, c: list[Any]) -> low.Unit:
-        return low.Unit(items=_nodes(c), span=span_of(c))
-
-    def pragma(self, c: list[Any]) -> low.Pragma:
-        return low.Pragma(text=str(c[0]), span=span_of(c))
-
-    def empty(self, c: list[Any]) -> Items:
-        return Items((), span_of(c))
-
-    def function(self, c: list[Any]) -> Items:
+    def function(self, c: list[Any]) -> decl.Items:
         specifiers, declarator, body = c
-        if not declarator.layers or not isinstance(declarator.layers[0], Parameters):
+        if not declarator.layers or not isinstance(declarator.layers[0], decl.Parameters):
             self.reporter.add(
                 "low-syntax", "a block may only follow a function's parameters", declarator.span
             )
-            return Items((), span_of(c))
+            return decl.Items((), span_of(c))
         head, *rest = declarator.layers
         for param in head.params:
             if not param.name:
@@ -127,16 +92,13 @@ class Builder(Transformer[Token, Any]):
             inline=specifiers.inline,
             span=declarator.span,
         )
-        return Items((*specifiers.structs, function), span_of(c))
+        return decl.Items((*specifiers.structs, function), span_of(c))
 
-    def bare_declaration(self, c: list[Any]) -> Items:
-        return Items(c[0].structs, span_of(c))
-
-    def declaration(self, c: list[Any]) -> Items:
+    def declaration(self, c: list[Any]) -> decl.Items:
         specifiers, declarators, _ = c
         made: list[Node] = list(specifiers.structs)
         for declarator, init in declarators.nodes:
-            if declarator.layers and isinstance(declarator.layers[0], Parameters):
+            if declarator.layers and isinstance(declarator.layers[0], decl.Parameters):
                 continue  # a prototype: the definition says the same
             type_ = self._type(specifiers.type, declarator.layers, declarator.span)
             made.append(
@@ -148,21 +110,21 @@ class Builder(Transformer[Token, Any]):
                     span=declarator.span,
                 )
             )
-        return Items(tuple(made), span_of(c))
+        return decl.Items(tuple(made), span_of(c))
 
-    def type_definition(self, c: list[Any]) -> Items:
+    def type_definition(self, c: list[Any]) -> decl.Items:
         _, specifiers, declarator, _ = c
         self.typedefs[declarator.name] = self._type(
             specifiers.type, declarator.layers, declarator.span
         )
-        return Items(specifiers.structs, span_of(c))
+        return decl.Items(specifiers.structs, span_of(c))
 
     # ---- types ----
 
-    def specifiers(self, c: list[Any]) -> Specifiers:
+    def specifiers(self, c: list[Any]) -> decl.Specifiers:
         span = span_of(c)
         words = [str(t) for t in c if isinstance(t, Token) and t.type == "TYPE_NAME"]
-        structs = [s for s in c if isinstance(s, Struct)]
+        structs = [s for s in c if isinstance(s, decl.Struct)]
         kinds = {t.type for t in c if isinstance(t, Token)}
         const = "CONST" in kinds
         name = structs[0].name if structs else ARITHMETIC.get(" ".join(sorted(words)))
@@ -172,18 +134,15 @@ class Builder(Transformer[Token, Any]):
             said = " ".join(words) or "nothing"
             self.reporter.add("low-type", f"{said!r} names no type", span, "write one type")
             name = "int"
-        return Specifiers(
-            NamedType(name=name, const=const, span=span),
+        return decl.Specifiers(
+            ex.NamedType(name=name, const=const, span=span),
             "STATIC" in kinds,
             "INLINE" in kinds,
             tuple(d for s in structs for d in s.structs),
             span,
         )
 
-    def struct_reference(self, c: list[Any]) -> Struct:
-        return Struct(f"{c[0]} {c[1]}", (), span_of(c))
-
-    def struct_definition(self, c: list[Any]) -> Struct:
+    def struct_definition(self, c: list[Any]) -> decl.Struct:
         kind, tag = str(c[0]), c[1]
         if tag == "{":
             self._anonymous += 1
@@ -192,28 +151,30 @@ class Builder(Transformer[Token, Any]):
         fields = tuple(n for n in found if isinstance(n, low.Param))
         inner = tuple(n for n in found if isinstance(n, low.StructDef))
         definition = low.StructDef(kind=kind, name=str(tag), fields=fields, span=span_of(c[:2]))
-        return Struct(f"{kind} {tag}", (*inner, definition), span_of(c))
+        return decl.Struct(f"{kind} {tag}", (*inner, definition), span_of(c))
 
-    def field(self, c: list[Any]) -> Items:
+    def field(self, c: list[Any]) -> decl.Items:
         specifiers, *declarators = [n for n in c if not isinstance(n, Token)]
         params = [self._param(specifiers, d, d.span) for d in declarators]
-        return Items((*specifiers.structs, *params), span_of(c))
+        return decl.Items((*specifiers.structs, *params), span_of(c))
 
-    def type_name(self, c: list[Any]) -> Type:
-        declarator = c[1] if len(c) > 1 else Declarator("", (), NO_SPAN)
+    def type_name(self, c: list[Any]) -> ex.Type:
+        declarator = c[1] if len(c) > 1 else decl.Declarator("", (), NO_SPAN)
         return self._type(c[0].type, declarator.layers, span_of(c))
 
-    def _type(self, base: NamedType, layers: tuple[Layer, ...], span: Span) -> Type:
-        type_: Type = base
+    def _type(self, base: ex.NamedType, layers: tuple[decl.Layer, ...], span: Span) -> ex.Type:
+        type_: ex.Type = base
         if base.name in self.typedefs:
             type_ = self.typedefs[base.name]
-            if base.const and isinstance(type_, NamedType | PointerType):
+            if base.const and isinstance(type_, ex.NamedType | ex.PointerType):
                 type_ = replace(type_, const=True)
         for layer in reversed(layers):
-            if isinstance(layer, Pointer):
-                type_ = PointerType(of=type_, const=layer.const, restrict=layer.restrict, span=span)
-            elif isinstance(layer, Array):
-                type_ = ArrayType(of=type_, size=layer.size, span=span)
+            if isinstance(layer, decl.Pointer):
+                type_ = ex.PointerType(
+                    of=type_, const=layer.const, restrict=layer.restrict, span=span
+                )
+            elif isinstance(layer, decl.Array):
+                type_ = ex.ArrayType(of=type_, size=layer.size, span=span)
             else:
                 self.reporter.add(
                     "low-function-pointer",
@@ -225,164 +186,136 @@ class Builder(Transformer[Token, Any]):
 
     # ---- declarators ----
 
-    def init_declarators(self, c: list[Any]) -> Items:
-        return Items(_nodes(c), span_of(c))
-
-    def init_declarator(self, c: list[Any]) -> tuple[Declarator, Expr | None]:
+    def init_declarator(self, c: list[Any]) -> tuple[decl.Declarator, ex.Expr | None]:
         return (c[0], c[2] if len(c) > 1 else None)
 
-    def initialiser_list(self, c: list[Any]) -> low.InitList:
-        return low.InitList(items=_nodes(c), span=span_of(c))
+    def group_declarator(self, c: list[Any]) -> decl.Declarator:
+        return decl.wrapped(c[1])
 
-    def name_declarator(self, c: list[Any]) -> Declarator:
-        return Declarator(str(c[0]), (), span_of(c))
-
-    def group_declarator(self, c: list[Any]) -> Declarator:
-        return wrapped(c[1])
-
-    def pointer_declarator(self, c: list[Any]) -> Declarator:
+    def pointer_declarator(self, c: list[Any]) -> decl.Declarator:
         kinds = {t.type for t in c[1:-1]}
-        layer = Pointer("CONST" in kinds, "RESTRICT" in kinds)
-        return wrapped(c[-1], layer)
+        layer = decl.Pointer("CONST" in kinds, "RESTRICT" in kinds)
+        return decl.wrapped(c[-1], layer)
 
-    def array_declarator(self, c: list[Any]) -> Declarator:
-        return wrapped(c[0], Array(array_size(c)))
+    def array_declarator(self, c: list[Any]) -> decl.Declarator:
+        return decl.wrapped(c[0], decl.Array(decl.array_size(c)))
 
-    def function_declarator(self, c: list[Any]) -> Declarator:
-        params = c[2].nodes if isinstance(c[2], Items) else ()
-        return wrapped(c[0], Parameters(params))
+    def function_declarator(self, c: list[Any]) -> decl.Declarator:
+        params = c[2].nodes if isinstance(c[2], decl.Items) else ()
+        return decl.wrapped(c[0], decl.Parameters(params))
 
-    def abstract_pointer(self, c: list[Any]) -> Declarator:
-        inner = c[-1] if isinstance(c[-1], Declarator) else Declarator("", (), NO_SPAN)
+    def abstract_pointer(self, c: list[Any]) -> decl.Declarator:
+        inner = c[-1] if isinstance(c[-1], decl.Declarator) else decl.Declarator("", (), NO_SPAN)
         kinds = {t.type for t in c[1:] if isinstance(t, Token)}
-        layer = Pointer("CONST" in kinds, "RESTRICT" in kinds)
-        return Declarator("", (*inner.layers, layer), span_of(c))
+        layer = decl.Pointer("CONST" in kinds, "RESTRICT" in kinds)
+        return decl.Declarator("", (*inner.layers, layer), span_of(c))
 
-    def abstract_arrays(self, c: list[Any]) -> Declarator:
-        return Declarator("", tuple(c), NO_SPAN)
+    def abstract_arrays(self, c: list[Any]) -> decl.Declarator:
+        return decl.Declarator("", tuple(c), NO_SPAN)
 
-    def abstract_array(self, c: list[Any]) -> Array:
-        return Array(array_size(c))
+    def abstract_array(self, c: list[Any]) -> decl.Array:
+        return decl.Array(decl.array_size(c))
 
-    def abstract_group(self, c: list[Any]) -> Declarator:
-        return wrapped(c[1], *c[3:])
+    def abstract_group(self, c: list[Any]) -> decl.Declarator:
+        return decl.wrapped(c[1], *c[3:])
 
-    def parameters(self, c: list[Any]) -> Items:
+    def parameters(self, c: list[Any]) -> decl.Items:
         params = _nodes(c)
-        void = NamedType(name="void")
+        void = ex.NamedType(name="void")
         if len(params) == 1 and params[0].type == void and not params[0].name:
             params = ()
-        return Items(params, span_of(c))
+        return decl.Items(params, span_of(c))
 
     def parameter(self, c: list[Any]) -> low.Param:
-        declarator = c[1] if len(c) > 1 else Declarator("", (), NO_SPAN)
+        declarator = c[1] if len(c) > 1 else decl.Declarator("", (), NO_SPAN)
         return self._param(c[0], declarator, span_of(c))
 
-    def _param(self, specifiers: Specifiers, declarator: Declarator, span: Span) -> low.Param:
+    def _param(
+        self, specifiers: decl.Specifiers, declarator: decl.Declarator, span: Span
+    ) -> low.Param:
         type_ = self._type(specifiers.type, declarator.layers, declarator.span)
         return low.Param(type=type_, name=declarator.name, span=span)
 
     # ---- statements ----
 
-    def block(self, c: list[Any]) -> low.Block:
-        return low.Block(body=_nodes(c), span=span_of(c))
-
-    def expression_statement(self, c: list[Any]) -> low.ExprStmt:
-        return low.ExprStmt(expr=c[0], span=span_of(c))
-
-    def return_statement(self, c: list[Any]) -> low.Return:
-        return low.Return(value=c[1] if len(c) > 2 else None, span=span_of(c))
-
-    def break_statement(self, c: list[Any]) -> low.Break:
-        return low.Break(span=span_of(c))
-
-    def continue_statement(self, c: list[Any]) -> low.Continue:
-        return low.Continue(span=span_of(c))
-
-    def do_statement(self, c: list[Any]) -> low.While:
-        return low.While(cond=c[4], body=as_block(c[1]), do=True, span=span_of(c))
-
     def if_statement(self, c: list[Any]) -> low.If:
         other = as_block(c[6]) if len(c) > 5 else None
         return low.If(cond=c[2], then=as_block(c[4]), other=other, span=span_of(c))
 
-    def while_statement(self, c: list[Any]) -> low.While:
-        return low.While(cond=c[2], body=as_block(c[4]), span=span_of(c))
-
     def for_statement(self, c: list[Any]) -> low.For:
-        cond = c[3] if isinstance(c[3], Expr) else None
+        cond = c[3] if isinstance(c[3], ex.Expr) else None
         step = c[-2].nodes[0] if c[-2].nodes else None
         init = _nodes(c[2:3])
         return low.For(init=init, cond=cond, step=step, body=as_block(c[-1]), span=span_of(c))
 
-    def for_step(self, c: list[Any]) -> Items:
-        return Items(_nodes(c), span_of(c))
-
     # ---- expressions ----
 
-    def comma(self, c: list[Any]) -> low.Comma:
-        return low.Comma(items=_nodes(c), span=span_of(c))
-
-    def assign(self, c: list[Any]) -> low.Assign:
-        return low.Assign(op=str(c[1]), target=c[0], value=c[2], span=span_of(c))
-
-    def ternary(self, c: list[Any]) -> Ternary:
-        return Ternary(cond=c[0], then=c[2], other=c[4], span=span_of(c))
-
-    def binary(self, c: list[Any]) -> Binary:
-        return Binary(op=str(c[1]), left=c[0], right=c[2], span=span_of(c))
-
-    def cast(self, c: list[Any]) -> Cast:
-        return Cast(type=c[1], operand=c[3], span=span_of(c))
-
-    def unary(self, c: list[Any]) -> Unary:
-        return Unary(op=str(c[0]), operand=c[1], span=span_of(c))
-
-    def step_before(self, c: list[Any]) -> low.Step:
-        return low.Step(op=str(c[0]), target=c[1], prefix=True, span=span_of(c))
-
-    def step_after(self, c: list[Any]) -> low.Step:
-        return low.Step(op=str(c[1]), target=c[0], prefix=False, span=span_of(c))
-
-    def sizeof(self, c: list[Any]) -> low.SizeOf:
-        return low.SizeOf(of=c[2] if len(c) > 2 else c[1], span=span_of(c))
-
-    def index(self, c: list[Any]) -> Index:
-        return Index(base=c[0], indices=(c[2],), span=span_of(c))
-
-    def call(self, c: list[Any]) -> Call:
-        args = c[2].nodes if isinstance(c[2], Items) else ()
-        if not isinstance(c[0], Name):
+    def call(self, c: list[Any]) -> ex.Call:
+        args = c[2].nodes if isinstance(c[2], decl.Items) else ()
+        if not isinstance(c[0], ex.Name):
             self.reporter.add(
                 "low-call", "only a named function can be called", _span(c[0]), "name it directly"
             )
-            return Call(name="", args=args, span=span_of(c))
-        return Call(name=c[0].id, args=args, span=span_of(c))
+            return ex.Call(name="", args=args, span=span_of(c))
+        return ex.Call(name=c[0].id, args=args, span=span_of(c))
 
-    def arguments(self, c: list[Any]) -> Items:
-        return Items(_nodes(c), span_of(c))
-
-    def member(self, c: list[Any]) -> low.Member:
-        return low.Member(base=c[0], field=str(c[2]), arrow=c[1] == "->", span=span_of(c))
-
-    def group(self, c: list[Any]) -> Expr:
-        inner: Expr = c[1]
+    def group(self, c: list[Any]) -> ex.Expr:
+        inner: ex.Expr = c[1]
         return replace(inner, span=span_of(c))
 
-    def name(self, c: list[Any]) -> Name:
-        return Name(id=str(c[0]), span=span_of(c))
-
-    def number(self, c: list[Any]) -> Expr:
+    def number(self, c: list[Any]) -> ex.Expr:
         text, span = str(c[0]), span_of(c)
         if _INT.fullmatch(text):
             value = _int_value(text)
-            return Int(value=value, text="" if text == str(value) else text, span=span)
+            return ex.Int(value=value, text="" if text == str(value) else text, span=span)
         if _FLOAT.fullmatch(text):
             number = _float_value(text)
             spelled = f"{number!r}f"
-            return Float(value=number, text="" if text == spelled else text, span=span)
+            return ex.Float(value=number, text="" if text == spelled else text, span=span)
         self.reporter.add("low-number", f"{text!r} is no number", span)
-        return Int(value=0, span=span)
+        return ex.Int(value=0, span=span)
+
+
+_PLAIN: dict[str, Callable[[list[Any], Span], Any]] = {
+    "unit": lambda c, span: low.Unit(items=_nodes(c), span=span),
+    "pragma": lambda c, span: low.Pragma(text=str(c[0]), span=span),
+    "empty": lambda c, span: decl.Items((), span),
+    "bare_declaration": lambda c, span: decl.Items(c[0].structs, span),
+    "struct_reference": lambda c, span: decl.Struct(f"{c[0]} {c[1]}", (), span),
+    "init_declarators": lambda c, span: decl.Items(_nodes(c), span),
+    "initialiser_list": lambda c, span: low.InitList(items=_nodes(c), span=span),
+    "name_declarator": lambda c, span: decl.Declarator(str(c[0]), (), span),
+    "block": lambda c, span: low.Block(body=_nodes(c), span=span),
+    "expression_statement": lambda c, span: low.ExprStmt(expr=c[0], span=span),
+    "return_statement": lambda c, span: low.Return(value=c[1] if len(c) > 2 else None, span=span),
+    "break_statement": lambda c, span: low.Break(span=span),
+    "continue_statement": lambda c, span: low.Continue(span=span),
+    "do_statement": lambda c, span: low.While(cond=c[4], body=as_block(c[1]), do=True, span=span),
+    "while_statement": lambda c, span: low.While(cond=c[2], body=as_block(c[4]), span=span),
+    "for_step": lambda c, span: decl.Items(_nodes(c), span),
+    "comma": lambda c, span: low.Comma(items=_nodes(c), span=span),
+    "assign": lambda c, span: low.Assign(op=str(c[1]), target=c[0], value=c[2], span=span),
+    "ternary": lambda c, span: ex.Ternary(cond=c[0], then=c[2], other=c[4], span=span),
+    "binary": lambda c, span: ex.Binary(op=str(c[1]), left=c[0], right=c[2], span=span),
+    "cast": lambda c, span: ex.Cast(type=c[1], operand=c[3], span=span),
+    "unary": lambda c, span: ex.Unary(op=str(c[0]), operand=c[1], span=span),
+    "step_before": lambda c, span: low.Step(op=str(c[0]), target=c[1], prefix=True, span=span),
+    "step_after": lambda c, span: low.Step(op=str(c[1]), target=c[0], prefix=False, span=span),
+    "sizeof": lambda c, span: low.SizeOf(of=c[2] if len(c) > 2 else c[1], span=span),
+    "index": lambda c, span: ex.Index(base=c[0], indices=(c[2],), span=span),
+    "arguments": lambda c, span: decl.Items(_nodes(c), span),
+    "member": lambda c, span: low.Member(base=c[0], field=str(c[2]), arrow=c[1] == "->", span=span),
+    "name": lambda c, span: ex.Name(id=str(c[0]), span=span),
+}
+"""Rules that need nothing but their children: what each becomes."""
+
+
+def _method(make: Callable[[list[Any], Span], Any]) -> Callable[[Builder, list[Any]], Any]:
+    return lambda _self, c: make(c, span_of(c))
+
+
+for _rule, _make in _PLAIN.items():
+    setattr(Builder, _rule, _method(_make))
 
 
 def _int_value(text: str) -> int:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.ir.expr import Expr, Int, NamedType, PointerType, Type
+from dovetail.ir.expr import COMPARISONS, Expr, Int, NamedType, PointerType, Type
 from dovetail.ir.low.types import scalar, unqualified, vector
 
 INT = NamedType(name="int")
 VOID = NamedType(name="void")
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 INTEGER_ONLY = ("%", "<<", ">>", "&", "^", "|")
 
 

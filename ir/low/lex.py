@@ -14,6 +14,7 @@ from lark import Lark, Token
 
 from dovetail.ir.diagnostics import Diagnostic, Source, Span
 from dovetail.ir.errors import SyntaxDiagnostic
+from dovetail.ir.low.types import SCALARS, VECTOR_GROUPS, VECTORS
 
 GRAMMAR = Path(__file__).with_name("grammar.lark")
 
@@ -22,21 +23,7 @@ BASE_WORDS = frozenset(
 )
 """Words that combine into arithmetic types; see `dovetail.ir.low.types.ARITHMETIC`."""
 
-TYPE_NAMES = BASE_WORDS | frozenset(
-    """
-    int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t
-    size_t ssize_t ptrdiff_t intptr_t uintptr_t
-    __m64 __m128 __m128i __m128d __m256 __m256i __m256d __m512 __m512i __m512d
-    __m128bh __m256bh __m512bh __mmask8 __mmask16 __mmask32 __mmask64
-    float16_t float32_t float64_t bfloat16_t
-    float32x2_t float32x4_t float32x2x2_t float32x4x2_t float32x4x4_t float64x2_t
-    float16x4_t float16x8_t bfloat16x4_t bfloat16x8_t
-    int8x8_t int8x16_t int16x4_t int16x8_t int32x2_t int32x4_t
-    int64x1_t int64x2_t uint64x1_t uint64x2_t
-    uint8x8_t uint8x16_t uint16x4_t uint16x8_t uint32x2_t uint32x4_t
-    dt_f32x32 dt_i32x32
-    """.split()
-)
+TYPE_NAMES = BASE_WORDS.union(SCALARS, VECTORS, VECTOR_GROUPS)
 
 _KEYWORD_KINDS = {
     **dict.fromkeys(("inline", "__inline", "__inline__"), "INLINE"),

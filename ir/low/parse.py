@@ -31,17 +31,12 @@ UNSUPPORTED: dict[str, tuple[str, str]] = {
     "register": ("register", "leave it out"),
     "volatile": ("volatile", "kernels work on plain memory; leave it out"),
     "auto": ("auto", "write the type"),
-    "asm": ("inline assembly", "use intrinsics"),
-    "__asm__": ("inline assembly", "use intrinsics"),
-    "__asm": ("inline assembly", "use intrinsics"),
+    **dict.fromkeys(("asm", "__asm__", "__asm"), ("inline assembly", "use intrinsics")),
     "_Generic": ("_Generic", "call the function for the type at hand"),
-    "typeof": ("typeof", "write the type"),
-    "__typeof__": ("typeof", "write the type"),
+    **dict.fromkeys(("typeof", "__typeof__"), ("typeof", "write the type")),
     "_Complex": ("complex numbers", "keep real and imaginary parts apart"),
     "va_list": ("variable arguments", "name each argument"),
-    "template": ("C++", "kernels are C"),
-    "class": ("C++", "kernels are C"),
-    "namespace": ("C++", "kernels are C"),
+    **dict.fromkeys(("template", "class", "namespace"), ("C++", "kernels are C")),
 }
 """C words outside the subset: what they are, and what to write in their place."""
 

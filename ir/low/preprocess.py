@@ -159,9 +159,6 @@ class Preprocessor:
             made = [*head, *macro.body, *tokenise(";")]
             self._out += [move_token(t, token_span(token)) for t in made]
 
-    def _undef(self, token: Token, rest: str) -> None:
-        self.macros.pop(rest.strip(), None)
-
     def _pragma(self, token: Token, rest: str) -> None:
         text = " ".join(rest.split())
         if text.startswith("dovetail"):
@@ -180,22 +177,7 @@ class Preprocessor:
             return
         self._out.append(move_token(Token("PRAGMA", text), token_span(token)))
 
-    def _include(self, token: Token, rest: str) -> None:
-        pass  # headers declare what the tables of this package know
-
-    def _error(self, token: Token, rest: str) -> None:
-        self._report("low-error", f"#error {rest.strip()}", token)
-
     # ---- conditionals ----
-
-    def _if(self, token: Token, rest: str) -> None:
-        self._open(token, self._live() and self._condition(token, rest))
-
-    def _ifdef(self, token: Token, rest: str) -> None:
-        self._open(token, rest.strip() in self.macros)
-
-    def _ifndef(self, token: Token, rest: str) -> None:
-        self._open(token, rest.strip() not in self.macros)
 
     def _open(self, token: Token, live: bool) -> None:
         live = live and self._live()
@@ -333,18 +315,18 @@ _BAD_TOKENS: dict[str, tuple[str, str, str | None]] = {
     "ELLIPSIS": ("low-varargs", "variable arguments are outside the subset", "name each argument"),
 }
 
-_Handler = Callable[[Preprocessor, Token, str], None]
+_Handler = Callable[[Preprocessor, Token, str], object]
 _PLAIN: dict[str, _Handler] = {
     "define": Preprocessor._define,
-    "undef": Preprocessor._undef,
-    "include": Preprocessor._include,
+    "undef": lambda run, token, rest: run.macros.pop(rest.strip(), None),
+    "include": lambda run, token, rest: None,  # the tables of this package know what they declare
     "pragma": Preprocessor._pragma,
-    "error": Preprocessor._error,
+    "error": lambda run, token, rest: run._report("low-error", f"#error {rest.strip()}", token),
 }
 _CONDITIONALS: dict[str, _Handler] = {
-    "if": Preprocessor._if,
-    "ifdef": Preprocessor._ifdef,
-    "ifndef": Preprocessor._ifndef,
+    "if": lambda run, token, rest: run._open(token, run._live() and run._condition(token, rest)),
+    "ifdef": lambda run, token, rest: run._open(token, rest.strip() in run.macros),
+    "ifndef": lambda run, token, rest: run._open(token, rest.strip() not in run.macros),
     "elif": Preprocessor._elif,
     "else": Preprocessor._else,
     "endif": Preprocessor._endif,

@@ -28,20 +28,17 @@ def print_low(node: Node) -> str:
 # ---- expressions ----
 
 
-def _member(printer: ExprPrinter, expr: Expr) -> Rendered:
-    assert isinstance(expr, low.Member)
+def _member(printer: ExprPrinter, expr: low.Member) -> Rendered:
     dot = "->" if expr.arrow else "."
     return f"{printer.text(expr.base, POSTFIX)}{dot}{expr.field}", POSTFIX
 
 
-def _assign(printer: ExprPrinter, expr: Expr) -> Rendered:
-    assert isinstance(expr, low.Assign)
+def _assign(printer: ExprPrinter, expr: low.Assign) -> Rendered:
     target = printer.text(expr.target, PREFIX)
     return f"{target} {expr.op} {printer.text(expr.value, ASSIGN)}", ASSIGN
 
 
-def _step(printer: ExprPrinter, expr: Expr) -> Rendered:
-    assert isinstance(expr, low.Step)
+def _step(printer: ExprPrinter, expr: low.Step) -> Rendered:
     if expr.prefix:
         target = printer.text(expr.target, PREFIX)
         gap = " " if target.startswith(expr.op[0]) else ""
@@ -49,21 +46,10 @@ def _step(printer: ExprPrinter, expr: Expr) -> Rendered:
     return f"{printer.text(expr.target, POSTFIX)}{expr.op}", POSTFIX
 
 
-def _comma(printer: ExprPrinter, expr: Expr) -> Rendered:
-    assert isinstance(expr, low.Comma)
-    return printer.arguments(expr.items), COMMA_LEVEL
-
-
-def _sizeof(printer: ExprPrinter, expr: Expr) -> Rendered:
-    assert isinstance(expr, low.SizeOf)
+def _sizeof(printer: ExprPrinter, expr: low.SizeOf) -> Rendered:
     of = expr.of
     inner = printer.type(of) if isinstance(of, Type) else printer.text(of, COMMA_LEVEL)
     return f"sizeof({inner})", PREFIX
-
-
-def _init_list(printer: ExprPrinter, expr: Expr) -> Rendered:
-    assert isinstance(expr, low.InitList)
-    return f"{{{printer.arguments(expr.items)}}}", ASSIGN
 
 
 _PRINTER = ExprPrinter(
@@ -72,9 +58,9 @@ _PRINTER = ExprPrinter(
         low.Member: _member,
         low.Assign: _assign,
         low.Step: _step,
-        low.Comma: _comma,
+        low.Comma: lambda printer, expr: (printer.arguments(expr.items), COMMA_LEVEL),
         low.SizeOf: _sizeof,
-        low.InitList: _init_list,
+        low.InitList: lambda printer, expr: (f"{{{printer.arguments(expr.items)}}}", ASSIGN),
     },
 )
 
@@ -94,18 +80,6 @@ def _declaration(node: low.Declare) -> str:
     static = "static " if node.static else ""
     init = f" = {_PRINTER.text(node.init, ASSIGN)}" if node.init is not None else ""
     return f"{align}{static}{declare(node.type, node.name, _PRINTER)}{init}"
-
-
-def _declare(node: low.Declare) -> list[str]:
-    return [f"{_declaration(node)};"]
-
-
-def _expression(node: low.ExprStmt) -> list[str]:
-    return [f"{_PRINTER.text(node.expr, COMMA_LEVEL)};"]
-
-
-def _block(node: low.Block) -> list[str]:
-    return ["{", *_indented(node.body), "}"]
 
 
 def _if(node: low.If) -> list[str]:
@@ -167,18 +141,14 @@ def _struct(node: low.StructDef) -> list[str]:
     return [f"{node.kind} {node.name} {{", *fields, "};"]
 
 
-def _unit(node: low.Unit) -> list[str]:
-    return [line for item in node.items for line in _lines(item)]
-
-
 _LINES: dict[type[Node], Callable[..., list[str]]] = {
-    low.Unit: _unit,
+    low.Unit: lambda node: [line for item in node.items for line in _lines(item)],
     low.Function: _function,
     low.StructDef: _struct,
-    low.Declare: _declare,
+    low.Declare: lambda node: [f"{_declaration(node)};"],
     low.Pragma: lambda node: [f"#pragma {node.text}"],
-    low.ExprStmt: _expression,
-    low.Block: _block,
+    low.ExprStmt: lambda node: [f"{_PRINTER.text(node.expr, COMMA_LEVEL)};"],
+    low.Block: lambda node: ["{", *_indented(node.body), "}"],
     low.If: _if,
     low.For: _for,
     low.While: _while,

@@ -9,19 +9,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dovetail.ir.expr import (
-    ArrayType,
-    Binary,
-    Cast,
-    Expr,
-    Int,
-    Name,
-    NamedType,
-    PointerType,
-    Ternary,
-    Type,
-    Unary,
-)
+from dovetail.ir import expr as ex
 from dovetail.ir.low.nodes import SizeOf
 
 
@@ -40,48 +28,26 @@ class Scalar:
         return self.rank >= 10
 
 
+_SCALARS: dict[tuple[int, int, bool], str] = {
+    (1, 0, False): "_Bool",
+    (1, 1, True): "char, signed char, int8_t",
+    (1, 1, False): "unsigned char, uint8_t, __mmask8",
+    (2, 2, True): "short, int16_t",
+    (2, 2, False): "unsigned short, uint16_t, __mmask16",
+    (4, 3, True): "int, int32_t",
+    (4, 3, False): "unsigned, uint32_t, __mmask32",
+    (8, 4, True): "long, int64_t, ssize_t, ptrdiff_t, intptr_t",
+    (8, 4, False): "unsigned long, uint64_t, size_t, uintptr_t, __mmask64",
+    (8, 5, True): "long long",
+    (8, 5, False): "unsigned long long",
+    (2, 10, True): "_Float16, float16_t, __bf16, bfloat16_t",
+    (4, 11, True): "float, float32_t",
+    (8, 12, True): "double, float64_t",
+    (16, 13, True): "long double",
+}
+"""Size, rank and sign to the types that have them."""
 SCALARS: dict[str, Scalar] = {
-    s.name: s
-    for s in (
-        Scalar("_Bool", 1, 0, False),
-        Scalar("char", 1, 1),
-        Scalar("signed char", 1, 1),
-        Scalar("unsigned char", 1, 1, False),
-        Scalar("short", 2, 2),
-        Scalar("unsigned short", 2, 2, False),
-        Scalar("int", 4, 3),
-        Scalar("unsigned", 4, 3, False),
-        Scalar("long", 8, 4),
-        Scalar("unsigned long", 8, 4, False),
-        Scalar("long long", 8, 5),
-        Scalar("unsigned long long", 8, 5, False),
-        Scalar("int8_t", 1, 1),
-        Scalar("uint8_t", 1, 1, False),
-        Scalar("int16_t", 2, 2),
-        Scalar("uint16_t", 2, 2, False),
-        Scalar("int32_t", 4, 3),
-        Scalar("uint32_t", 4, 3, False),
-        Scalar("int64_t", 8, 4),
-        Scalar("uint64_t", 8, 4, False),
-        Scalar("ssize_t", 8, 4),
-        Scalar("ptrdiff_t", 8, 4),
-        Scalar("intptr_t", 8, 4),
-        Scalar("size_t", 8, 4, False),
-        Scalar("uintptr_t", 8, 4, False),
-        Scalar("__mmask8", 1, 1, False),
-        Scalar("__mmask16", 2, 2, False),
-        Scalar("__mmask32", 4, 3, False),
-        Scalar("__mmask64", 8, 4, False),
-        Scalar("_Float16", 2, 10),
-        Scalar("float16_t", 2, 10),
-        Scalar("__bf16", 2, 10),
-        Scalar("bfloat16_t", 2, 10),
-        Scalar("float", 4, 11),
-        Scalar("float32_t", 4, 11),
-        Scalar("double", 8, 12),
-        Scalar("float64_t", 8, 12),
-        Scalar("long double", 16, 13),
-    )
+    name: Scalar(name, *facts) for facts, names in _SCALARS.items() for name in names.split(", ")
 }
 """Arithmetic types by canonical name."""
 
@@ -161,36 +127,36 @@ VECTOR_GROUPS = {
 """NEON groups such as `float32x4x2_t`: a struct with one field `val`, an array of vectors."""
 
 
-def scalar(type_: Type | None) -> Scalar | None:
+def scalar(type_: ex.Type | None) -> Scalar | None:
     """Return the arithmetic type, or None for anything else."""
-    return SCALARS.get(type_.name) if isinstance(type_, NamedType) else None
+    return SCALARS.get(type_.name) if isinstance(type_, ex.NamedType) else None
 
 
-def vector(type_: Type | None) -> Vector | None:
+def vector(type_: ex.Type | None) -> Vector | None:
     """Return the vector type, or None for anything else."""
-    return VECTORS.get(type_.name) if isinstance(type_, NamedType) else None
+    return VECTORS.get(type_.name) if isinstance(type_, ex.NamedType) else None
 
 
-def is_integer(type_: Type | None) -> bool:
+def is_integer(type_: ex.Type | None) -> bool:
     """Whether `type_` is an integer type."""
     found = scalar(type_)
     return found is not None and not found.floating
 
 
-def unqualified(type_: Type) -> Type:
+def unqualified(type_: ex.Type) -> ex.Type:
     """Return `type_` without `const` and `restrict` of its own, arrays as pointers."""
-    if isinstance(type_, ArrayType):
-        return PointerType(of=type_.of)
-    if isinstance(type_, PointerType):
-        return PointerType(of=type_.of)
-    return NamedType(name=type_.name) if isinstance(type_, NamedType) else type_
+    if isinstance(type_, ex.ArrayType):
+        return ex.PointerType(of=type_.of)
+    if isinstance(type_, ex.PointerType):
+        return ex.PointerType(of=type_.of)
+    return ex.NamedType(name=type_.name) if isinstance(type_, ex.NamedType) else type_
 
 
-def size_of(type_: Type, constants: Mapping[str, int]) -> int | None:
+def size_of(type_: ex.Type, constants: Mapping[str, int]) -> int | None:
     """Return the size of a type in bytes; None where it is not known here (structs, `x[]`)."""
-    if isinstance(type_, PointerType):
+    if isinstance(type_, ex.PointerType):
         return 8
-    if isinstance(type_, ArrayType):
+    if isinstance(type_, ex.ArrayType):
         count = constant(type_.size, constants) if type_.size else None
         each = size_of(type_.of, constants)
         return None if count is None or each is None else count * each
@@ -223,7 +189,7 @@ INTEGER_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "&&": lambda a, b: int(bool(a and b)),
     "||": lambda a, b: int(bool(a or b)),
 }
-_UNARY: dict[str, Callable[[int], int]] = {
+SIGN_OPERATORS: dict[str, Callable[[int], int]] = {
     "-": operator.neg,
     "+": operator.pos,
     "~": operator.invert,
@@ -231,23 +197,23 @@ _UNARY: dict[str, Callable[[int], int]] = {
 }
 
 
-def constant(expr: Expr, constants: Mapping[str, int]) -> int | None:
+def constant(expr: ex.Expr, constants: Mapping[str, int]) -> int | None:
     """Return the value of an integer constant expression (C's rules, no overflow), else None."""
-    if isinstance(expr, Int):
+    if isinstance(expr, ex.Int):
         return expr.value
-    if isinstance(expr, Name):
+    if isinstance(expr, ex.Name):
         return constants.get(expr.id)
-    if isinstance(expr, Cast):
+    if isinstance(expr, ex.Cast):
         return constant(expr.operand, constants) if is_integer(expr.type) else None
     if isinstance(expr, SizeOf):
-        return size_of(expr.of, constants) if isinstance(expr.of, Type) else None
-    if isinstance(expr, Unary) and expr.op in _UNARY:
+        return size_of(expr.of, constants) if isinstance(expr.of, ex.Type) else None
+    if isinstance(expr, ex.Unary) and expr.op in SIGN_OPERATORS:
         value = constant(expr.operand, constants)
-        return None if value is None else _UNARY[expr.op](value)
-    if isinstance(expr, Ternary):
+        return None if value is None else SIGN_OPERATORS[expr.op](value)
+    if isinstance(expr, ex.Ternary):
         cond = constant(expr.cond, constants)
         return None if cond is None else constant(expr.then if cond else expr.other, constants)
-    if isinstance(expr, Binary):
+    if isinstance(expr, ex.Binary):
         left, right = constant(expr.left, constants), constant(expr.right, constants)
         if left is None or right is None or (expr.op in "/%" and right == 0):
             return None
@@ -261,14 +227,14 @@ def constant(expr: Expr, constants: Mapping[str, int]) -> int | None:
 class Signature:
     """What a call needs: parameter types (None = any) and the result (None = any)."""
 
-    params: tuple[Type | None, ...]
-    returns: Type | None
+    params: tuple[ex.Type | None, ...]
+    returns: ex.Type | None
 
 
-_DOUBLE = NamedType(name="double")
-_FLOAT = NamedType(name="float")
-_INT = NamedType(name="int")
-_VOID_POINTER = PointerType(of=NamedType(name="void"))
+_DOUBLE = ex.NamedType(name="double")
+_FLOAT = ex.NamedType(name="float")
+_INT = ex.NamedType(name="int")
+_VOID_POINTER = ex.PointerType(of=ex.NamedType(name="void"))
 
 
 def _math() -> dict[str, Signature]:
@@ -292,16 +258,16 @@ LIBRARY: dict[str, Signature] = {
     "abs": Signature((_INT,), _INT),
     "isnan": Signature((None,), _INT),
     "isinf": Signature((None,), _INT),
-    "memcpy": Signature((_VOID_POINTER, _VOID_POINTER, NamedType(name="size_t")), _VOID_POINTER),
-    "memset": Signature((_VOID_POINTER, _INT, NamedType(name="size_t")), _VOID_POINTER),
+    "memcpy": Signature((_VOID_POINTER, _VOID_POINTER, ex.NamedType(name="size_t")), _VOID_POINTER),
+    "memset": Signature((_VOID_POINTER, _INT, ex.NamedType(name="size_t")), _VOID_POINTER),
 }
 """Functions of <math.h> and <string.h> that kernels call."""
 
-CONSTANTS: dict[str, Type] = {
+CONSTANTS: dict[str, ex.Type] = {
     "NULL": _VOID_POINTER,
     **dict.fromkeys("INFINITY NAN HUGE_VALF FLT_MAX FLT_MIN FLT_EPSILON".split(), _FLOAT),
     **dict.fromkeys("DBL_MAX DBL_MIN DBL_EPSILON M_PI M_LN2 M_LOG2E".split(), _DOUBLE),
     **dict.fromkeys("INT32_MAX INT32_MIN INT64_MAX INT64_MIN INT_MAX INT_MIN".split(), _INT),
-    **dict.fromkeys("SIZE_MAX UINT32_MAX UINT64_MAX".split(), NamedType(name="size_t")),
+    **dict.fromkeys("SIZE_MAX UINT32_MAX UINT64_MAX".split(), ex.NamedType(name="size_t")),
 }
 """Names the standard headers define."""

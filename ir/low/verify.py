@@ -24,80 +24,70 @@ def verify_low(
     unit: low.Unit,
     source: Source,
     *,
-    functions: Mapping[str, Signature] | None = None,
-    constants: Mapping[str, int] | None = None,
+    functions: Mapping[str, Signature],
+    constants: Mapping[str, int],
 ) -> None:
     """Raise SyntaxDiagnostic with every fault of `unit`, which was parsed from `source`.
 
-    `functions` and `constants` are the intrinsics, helpers and header constants of the target;
-    without them, names that look like intrinsics are believed.
+    `functions` and `constants` are the intrinsics, helpers and header constants of the target.
     """
-    checker = _Checker(Reporter(source), functions, constants or {})
-    checker.run(unit)
-    checker.reporter.finish()
+    infer = Inference(Reporter(source), {}, {}, functions, constants)
+    _register(unit, infer)
+    scope = Scope()
+    for item in unit.items:
+        if isinstance(item, low.Function):
+            _check_function(item, infer, scope)
+        elif isinstance(item, low.Stmt):
+            _Body(infer, None, 0).check(item, scope)
+    _check_tunables(unit, infer)
+    infer.reporter.finish()
 
 
-@dataclass(slots=True)
-class _Checker:
-    """One pass over a unit."""
+def _register(unit: low.Unit, infer: Inference) -> None:
+    """Note functions and structs: functions may call others that come later."""
 
-    reporter: Reporter
-    known: Mapping[str, Signature] | None
-    known_constants: Mapping[str, int]
+    def once(seen: Mapping[str, Any], item: Any, kind: str) -> None:
+        if item.name in seen:
+            infer.report("low-duplicate", f"{kind} `{item.name}` is defined twice", item.span)
 
-    def run(self, unit: low.Unit) -> None:
-        """Check all items; functions may call others that come later."""
-        functions: dict[str, Signature] = {}
-        structs: dict[str, low.StructDef] = {}
-        for item in unit.items:
-            if isinstance(item, low.Function):
-                self._once(functions, item.name, item, "function")
-                types = tuple(unqualified(p.type) for p in item.params)
-                functions[item.name] = Signature(types, unqualified(item.returns))
-            elif isinstance(item, low.StructDef):
-                self._once(structs, item.name, item, item.kind)
-                structs[item.name] = item
-                fields: dict[str, Any] = {}
-                for field in item.fields:
-                    self._once(fields, field.name, field, "field")
-                    fields[field.name] = field
-        infer = Inference(self.reporter, functions, structs, {}, self.known, self.known_constants)
-        scope = Scope()
-        body = _Body(infer, None, 0)
-        for item in unit.items:
-            if isinstance(item, low.Function):
-                self._function(item, infer, scope)
-            elif isinstance(item, low.Stmt):
-                body.check(item, scope)
-        self._tunables(unit, infer)
+    for item in unit.items:
+        if isinstance(item, low.Function):
+            once(infer.functions, item, "function")
+            types = tuple(unqualified(p.type) for p in item.params)
+            infer.functions[item.name] = Signature(types, unqualified(item.returns))
+        elif isinstance(item, low.StructDef):
+            once(infer.structs, item, item.kind)
+            infer.structs[item.name] = item
+            fields: dict[str, low.Param] = {}
+            for field in item.fields:
+                once(fields, field, "field")
+                fields[field.name] = field
 
-    def _once(self, seen: Mapping[str, Any], name: str, node: Node, kind: str) -> None:
-        if name in seen:
-            self.reporter.add("low-duplicate", f"{kind} `{name}` is defined twice", node.span)
 
-    def _function(self, function: low.Function, infer: Inference, outer: Scope) -> None:
-        scope = Scope(outer)
-        body = _Body(infer, function, 0)
-        for param in function.params:
-            if param.name in scope.types:
-                message = f"parameter `{param.name}` is declared twice"
-                self.reporter.add("low-duplicate", message, param.span)
-            body.complete(param.type, param.name, param)
-            scope.types[param.name] = _decayed(param.type)
-        body.block(function.body, scope)
-        if unqualified(function.returns) != VOID and not _always_returns(function.body):
-            message = f"`{function.name}` may end without returning a value"
-            self.reporter.add("low-missing-return", message, function.span)
+def _check_function(function: low.Function, infer: Inference, outer: Scope) -> None:
+    scope = Scope(outer)
+    body = _Body(infer, function, 0)
+    for param in function.params:
+        if param.name in scope.types:
+            message = f"parameter `{param.name}` is declared twice"
+            infer.report("low-duplicate", message, param.span)
+        body.complete(param.type, param.name, param)
+        scope.types[param.name] = _decayed(param.type)
+    body.block(function.body, scope)
+    if unqualified(function.returns) != VOID and not _always_returns(function.body):
+        message = f"`{function.name}` may end without returning a value"
+        infer.report("low-missing-return", message, function.span)
 
-    def _tunables(self, unit: low.Unit, infer: Inference) -> None:
-        declared = {n.name for n in unit.walk() if isinstance(n, low.Declare)}
-        for node in unit.walk():
-            if isinstance(node, low.Pragma) and node.text.startswith("dovetail"):
-                found = TUNE.fullmatch(node.text)
-                if found and found[1] not in declared:
-                    message = f"tune names `{found[1]}`, which is no constant here"
-                    hint = f"add #define {found[1]} {found[2]}"
-                    self.reporter.add("low-tune", message, node.span, hint)
+
+def _check_tunables(unit: low.Unit, infer: Inference) -> None:
+    declared = {n.name for n in unit.walk() if isinstance(n, low.Declare)}
+    for node in unit.walk():
+        if isinstance(node, low.Pragma) and node.text.startswith("dovetail"):
+            found = TUNE.fullmatch(node.text)
+            if found and found[1] not in declared:
+                message = f"tune names `{found[1]}`, which is no constant here"
+                hint = f"add #define {found[1]} {found[2]}"
+                infer.report("low-tune", message, node.span, hint)
 
 
 def _decayed(type_: Type) -> Type:

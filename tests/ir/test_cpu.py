@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.codegen.targets import best_target, host_features
 from dovetail.ir import cpu
-from dovetail.runtime.isa import REQUIREMENTS
+from dovetail.runtime.machine.isa import REQUIREMENTS
 
 ALL = REQUIREMENTS["x86-64-amx"].flags
 REFUSED = """

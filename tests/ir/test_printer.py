@@ -23,8 +23,8 @@ from dovetail.ir.expr import (
 )
 from dovetail.ir.printer import C_SPELLING, PYTHON_SPELLING, ExprPrinter, declare
 
-C = ExprPrinter(C_SPELLING)
-PY = ExprPrinter(PYTHON_SPELLING)
+C = ExprPrinter(C_SPELLING, {})
+PY = ExprPrinter(PYTHON_SPELLING, {})
 F32 = NamedType(name="f32")
 a, b, c = Name(id="a"), Name(id="b"), Name(id="c")
 

@@ -111,7 +111,7 @@ MEANING = {
 def faults(text):
     source = Source("kernel.c", text)
     with pytest.raises(SyntaxDiagnostic) as caught:
-        verify_low(parse_low(source), source, functions=KNOWN)
+        verify_low(parse_low(source), source, functions=KNOWN, constants={})
     return caught.value.diagnostics
 
 

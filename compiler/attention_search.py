@@ -31,7 +31,7 @@ from dovetail.ir.errors import ScheduleError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import OK, WorkKey
-from dovetail.runtime.kv_parts import PART_TOKENS, count_parts
+from dovetail.runtime.native.kv_parts import PART_TOKENS, count_parts
 
 DECODE, PREFILL = "decode_attention", "prefill_attention"
 Tiles = Mapping[str, int]
@@ -207,7 +207,7 @@ def _search_kernel(
         failed = ", ".join(f"{m.candidate.kernel} {m.status}" for m in known[0])
         raise ScheduleError(
             f"no kernel for {case.kind} of these heads is right on this machine ({failed}); "
-            "name another target with --target, or measure all anew with dovetail tune "
+            "name another target with --target, or measure all again with dovetail tune "
             "--effort full if the machine was at fault"
         )
     schedule = schedules[_best(by_schedule) or 0]

@@ -19,6 +19,10 @@ class Stage:
     reads: frozenset[str]
     writes: frozenset[str]
 
+    def join(self, other: Stage) -> Stage:
+        """Return what the entries of both do."""
+        return Stage(self.reads | other.reads, self.writes | other.writes)
+
 
 def live_sets(stages: Sequence[Stage]) -> list[frozenset[str]]:
     """Return, for each stage, the buffers whose bytes must be kept apart in it.

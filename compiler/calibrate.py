@@ -10,8 +10,7 @@ measured stays a documented default.
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,18 +27,21 @@ from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.compiler.search.policy import SearchTask
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.cache import cache_directory
-from dovetail.ir.errors import ToolchainError
+from dovetail.ir.errors import DovetailError, ToolchainError
 from dovetail.ir.files import write_whole
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.tuning import OK
-from dovetail.runtime import abi
-from dovetail.runtime.collective import SharedMemory, comm_bytes
-from dovetail.runtime.cpu_time import QUIET_CORES, busy_cores
+from dovetail.runtime.child.child import Child, ChildLost
+from dovetail.runtime.child.shared_memory import SharedMemory
+from dovetail.runtime.machine import abi
+from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
+from dovetail.runtime.native.collective import comm_bytes
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
 from dovetail.topology.parameters import MachineParameters, default_parameters
 from dovetail.topology.replay import Trace
 
+SUM = "dovetail.compiler.calibrate_child"
 SIDE = 1024
 """N and K of the product that tells what a core computes."""
 ROUNDS, SECONDS = 7, 2.0
@@ -51,29 +53,26 @@ PATIENCE = 20.0
 
 
 def calibrate(
-    hardware: HardwareSpec, dtype: str, target: Target, cache: Path | None = None
+    hardware: HardwareSpec,
+    dtype: str,
+    target: Target,
+    cache: Path | None = None,
+    *,
+    measure: bool = True,
 ) -> MachineParameters:
     """Return the figures of this machine; from the cache where it was calibrated before.
 
-    The defaults, for now, while others are at work on the machine.
+    The defaults without measuring, and, for now, while others are at work on the machine.
 
     Raises:
         ToolchainError: there is no C compiler.
     """
     file = calibration_file(hardware, dtype, target, cache)
     found = read_calibration(file)
-    if not found and busy_cores(hardware.allowed_pus) <= QUIET_CORES:
+    if measure and not found and busy_cores(hardware.allowed_pus) <= QUIET_CORES:
         found = measure_figures(hardware, dtype, target, cache)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, msgspec.json.format(msgspec.json.encode(found)))
-    return default_parameters(hardware).measured(**found)
-
-
-def known_parameters(
-    hardware: HardwareSpec, dtype: str, target: Target, cache: Path | None = None
-) -> MachineParameters:
-    """Return what is known without measuring: of an earlier calibration, else the defaults."""
-    found = read_calibration(calibration_file(hardware, dtype, target, cache))
     return default_parameters(hardware).measured(**found)
 
 
@@ -92,9 +91,9 @@ def figures_of(
     They are measured only if asked for, and where there is something to choose. What products of
     few rows compute is predicted in any case.
     """
-    find = calibrate if measured and hardware.usable_threads > 1 else known_parameters
     if source == "auto":
-        figures = find(hardware, spec.weight_dtype, target, cache)
+        measure = measured and hardware.usable_threads > 1
+        figures = calibrate(hardware, spec.weight_dtype, target, cache, measure=measure)
     else:
         figures = default_parameters(hardware)
     return with_shares(figures, hardware, spec, target, trace)
@@ -178,34 +177,28 @@ def measure_core(
 def measure_sums(hardware: HardwareSpec, library: Path) -> tuple[float, float] | None:
     """Return seconds of a small and a large all-reduce of two pinned processes; None on failure."""
     shared = SharedMemory.create(comm_bytes(abi.declare(ctypes.CDLL(str(library))), 2, 1))
-    command = [sys.executable, "-P", "-m", "dovetail.compiler.calibrate_child"]
-    children = []
+    children: list[Child] = []
     try:
         for rank, pu in enumerate(choose_pus(hardware, 2)):
             job = SumJob(
                 library=str(library),
-                fd=shared.fd,
                 nbytes=len(shared.bytes),
                 rank=rank,
                 ranks=2,
                 pu=pu,
                 sizes=(SMALL, LARGE),
             )
-            child = subprocess.Popen(
-                [*command, msgspec.json.encode(job).decode()],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(shared.fd,),
-            )
-            children.append(child)
-        answers = [child.communicate(timeout=PATIENCE)[0] for child in children]
-        times = msgspec.json.decode(answers[0], type=SumTimes).seconds
-    except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError):
+            what = "the summing process {}"
+            children.append(Child.start(SUM, what, fds=[shared.fd], quiet=True))
+            children[-1].tell(job)
+        deadline = time.monotonic() + PATIENCE
+        for child in reversed(children):  # what the first one says counts
+            times = child.ask(None, SumTimes, max(0.1, deadline - time.monotonic())).seconds
+    except (ChildLost, DovetailError):
         return None
     finally:
         for child in children:
             child.kill()
-            child.wait()
         shared.close()
     small, large = map(min, times)
     return small, large

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import time
 
 import msgspec
 import numpy as np
 
-from dovetail.runtime import abi
-from dovetail.runtime.collective import Communicator, SharedMemory
+from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.shared_memory import SharedMemory
+from dovetail.runtime.machine import abi
+from dovetail.runtime.native.collective import Communicator
 
 SPIN, ROUNDS = 2000, 12
 REGION_BYTES, REGION_CALLS = 8 << 20, 200
@@ -19,10 +20,9 @@ REGION_BYTES, REGION_CALLS = 8 << 20, 200
 
 
 class SumJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What each of the processes runs; `fd` is of the memory they share, sizes are in bytes."""
+    """What each of the processes runs; sizes are in bytes."""
 
     library: str
-    fd: int
     nbytes: int
     rank: int
     ranks: int
@@ -36,10 +36,10 @@ class SumTimes(msgspec.Struct, frozen=True, kw_only=True):
     seconds: tuple[tuple[float, ...], ...]
 
 
-def sum_times(job: SumJob) -> SumTimes:
+def sum_times(job: SumJob, fd: int) -> SumTimes:
     """Sum zeros of each size; both processes start each round together."""
     os.sched_setaffinity(0, {job.pu})
-    shared = SharedMemory(job.fd, job.nbytes)
+    shared = SharedMemory(fd, job.nbytes)
     library = abi.declare(ctypes.CDLL(job.library))
     comm = Communicator(library, shared.bytes, rank=job.rank, ranks=job.ranks, lanes=1, spin=SPIN)
     return SumTimes(seconds=tuple(_rounds(comm, size) for size in job.sizes))
@@ -58,6 +58,8 @@ def _rounds(comm: Communicator, size: int) -> tuple[float, ...]:
     return tuple(seconds)
 
 
-if __name__ == "__main__":
-    found = sum_times(msgspec.json.decode(sys.argv[1], type=SumJob))
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+def serve(channel: Channel, fd: int) -> None:
+    """Answer one job; `fd` is of the memory that both processes share."""
+    job = channel.receive(SumJob)
+    if job is not None:
+        channel.send(sum_times(job, fd))

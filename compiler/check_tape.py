@@ -40,7 +40,7 @@ def verify_tape(
 
 def table_key(entry: Entry) -> tuple[str, int, int]:
     """Return (op, N, K) of the schedule table an entry runs by; 0, 0 for all but GEMMs."""
-    names = [operand.name for operand in OPERATORS[entry.op].operands]
+    names = [operand.name for operand in OPERATORS[entry.op]]
     if "panel_stride" not in names:
         return entry.op, 0, 0
     n, k = (slot.value for slot in entry.slots[_GEMM_N : _GEMM_K + 1] if isinstance(slot, IntConst))
@@ -49,7 +49,7 @@ def table_key(entry: Entry) -> tuple[str, int, int]:
 
 def _stored(entry: Entry, weights: dict[str, WeightEntry]) -> str:
     """Return the format of the weight of a product, nothing for other entries."""
-    names = [operand.name for operand in OPERATORS[entry.op].operands]
+    names = [operand.name for operand in OPERATORS[entry.op]]
     slot = entry.slots[names.index("B")] if "B" in names else None
     return weights[slot.name].dtype if isinstance(slot, WeightRef) and slot.name else ""
 
@@ -60,7 +60,7 @@ def tape_stages(tape: Tape) -> list[Stage]:
     for entry in tape.entries:
         pairs = [
             (slot.name, operand.kind.rstrip("?"))
-            for slot, operand in zip(entry.slots, OPERATORS[entry.op].operands, strict=True)
+            for slot, operand in zip(entry.slots, OPERATORS[entry.op], strict=True)
             if isinstance(slot, BufferRef)
         ]
         stage = Stage(
@@ -70,7 +70,7 @@ def tape_stages(tape: Tape) -> list[Stage]:
         if entry.barrier or not stages:
             stages.append(stage)
         else:
-            stages[-1] = Stage(stages[-1].reads | stage.reads, stages[-1].writes | stage.writes)
+            stages[-1] = stages[-1].join(stage)
     return stages
 
 
@@ -106,7 +106,7 @@ def _entry_faults(entry: Entry, tape: Tape, weights: dict[str, WeightEntry]) -> 
     if entry.op not in OPERATORS:
         yield "unknown op"
         return
-    operands = OPERATORS[entry.op].operands
+    operands = OPERATORS[entry.op]
     if len(entry.slots) != len(operands):
         yield f"{len(entry.slots)} slots, not {len(operands)}"
         return
@@ -137,7 +137,7 @@ def _fits(slot: Slot, operand: Operand) -> bool:
 
 def _shape_faults(entry: Entry, weights: dict[str, WeightEntry]) -> Iterator[str]:
     """Compare a GEMM's N and K with the weight it reads."""
-    slots = {o.name: s for o, s in zip(OPERATORS[entry.op].operands, entry.slots, strict=True)}
+    slots = {o.name: s for o, s in zip(OPERATORS[entry.op], entry.slots, strict=True)}
     matrix = slots.get("B")
     if not isinstance(matrix, WeightRef) or matrix.name not in weights:
         return

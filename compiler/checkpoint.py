@@ -175,7 +175,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             (length,) = struct.unpack("<Q", prefix)
             if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
                 raise SpecError(
-                    f"{path} is truncated or no safetensors file: its header claims {length} "
+                    f"{path} is truncated or not a safetensors file: its header claims {length} "
                     f"bytes, the file has {size}"
                 )
             header = file.read(length)

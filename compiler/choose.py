@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -27,10 +27,17 @@ from dovetail.compiler.attention_search import (
     search_attention,
 )
 from dovetail.compiler.database import TuningDatabase
-from dovetail.compiler.jobs import allow, job_name, spent_seconds
+from dovetail.compiler.jobs import allow
 from dovetail.compiler.measure import Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.memory import Memory, spell_time
-from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
+from dovetail.compiler.parts import (
+    SearchScope,
+    TuningPart,
+    job_name,
+    plan_parts,
+    spent_seconds,
+)
+from dovetail.compiler.quantising import Advance
 from dovetail.compiler.recorder import (
     Allowance,
     NoMachine,
@@ -47,15 +54,13 @@ from dovetail.compiler.search.tables import EFFORTS, Effort, search_tables
 from dovetail.compiler.tables import default_tables, unique_tables
 from dovetail.ir.schedule import ScheduleTable
 from dovetail.ir.tuning import TuningRecord, encode_record
-from dovetail.runtime.cpu_time import QUIET_CORES, busy_cores
+from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
 
 DECIDING_SHARE = 0.3
 """A search spends up to this share of its budget on deciding, of which no trial tells."""
 
 SEARCHES = 3
 """How many compiles search for the same schedules while most trials are disturbed."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +129,7 @@ class PastChoice(msgspec.Struct, frozen=True, kw_only=True):
         return Chosen(self.tables, tuple(records[i] for i in self.trials), 0, notes)
 
 
-def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Progress) -> Chosen:
+def choose_schedules(scope: SearchScope, request: ChoiceRequest, progress: Advance) -> Chosen:
     """Return the schedules of every operator; `progress` gets products done, and all.
 
     A measured choice stands until anything that it depends on changes, records of these products
@@ -186,7 +191,7 @@ def _search(
     request: ChoiceRequest,
     parts: tuple[TuningPart, ...],
     database: TuningDatabase,
-    progress: Progress,
+    progress: Advance,
 ) -> Chosen:
     plans = (*scope.plans, *scope.others)
     rules = default_tables(scope.spec, scope.target, plans, scope.hardware).tables
@@ -256,7 +261,7 @@ class PolicyChooser:
 
     def choose(self, task: SearchTask) -> Policy:
         """Return the policy for a product whose turn it is."""
-        if self.recorder.may_run(task.op.work(task.phase.threads)):
+        if self.recorder.may_run(task.work):
             if self.effort.learn:
                 self.model = None
             return replace(self.effort.policy, model=self.fitted())

@@ -10,11 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dovetail.ir.errors import SpecError
 
 MAX_JSON_BYTES = 16 << 20
+Family = TypeVar("Family")
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
@@ -111,6 +112,17 @@ class Config:
         if not isinstance(value, dict):
             raise self.fail(key, "but must be an object")
         return Config(f"{self.name}: {key}", value)
+
+    def architecture(self, known: Mapping[str, Family], what: str) -> tuple[str, Family]:
+        """Return the first of `architectures` that is known, and its family."""
+        names = self.texts("architectures")
+        for name in names:
+            if name in known:
+                return name, known[name]
+        raise SpecError(
+            f"{self.name}: architecture {', '.join(names) or '(none)'} is not {what}; "
+            f"supported: {', '.join(known)}"
+        )
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.values.get(key)

@@ -45,7 +45,7 @@ def read_corpus(path: str | Path, words: int = PASSAGE_WORDS) -> list[Passage]:
     for file in files:
         reader = READERS.get(_kind(file))
         if reader is None:
-            raise SpecError(f"{file}: cannot tell what it is; name it " + ", ".join(READERS))
+            raise SpecError(f"{file}: unknown file type; name it " + ", ".join(READERS))
         name = file.name if file == root else str(file.relative_to(root))
         for passage in reader(file, _read(file), words):
             found.append(_with_key(passage, f"{name}:{len(found)}", keys, file))
@@ -150,7 +150,7 @@ def _decode(text: str, where: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise SpecError(f"{where}: is no JSON ({error})") from None
+        raise SpecError(f"{where}: is not JSON ({error})") from None
 
 
 def _read_record(record: Any, where: str) -> Passage:

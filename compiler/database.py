@@ -23,7 +23,6 @@ from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import (
     MAX_LINE_BYTES,
     LineFaultError,
-    RecordKey,
     RecordSet,
     TuningRecord,
     decode_record,
@@ -51,7 +50,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     same: int
 
 
-class TuningDatabase:
+class TuningDatabase(RecordSet):
     """The records of one file.
 
     skipped: how many lines are no records to trust, by reason.
@@ -64,15 +63,14 @@ class TuningDatabase:
         """
         self.path = Path(path)
         self.skipped: Counter[str] = Counter()
-        self._set = RecordSet()
         with self._errors("read"), self._locked():
             self._load()
 
     def __len__(self) -> int:
-        return len(self._set.known)
+        return len(self.known)
 
     def __iter__(self) -> Iterator[TuningRecord]:
-        return iter(tuple(self._set.known.values()))
+        return iter(tuple(self.known.values()))
 
     @property
     def warning(self) -> str | None:
@@ -81,18 +79,6 @@ class TuningDatabase:
             return None
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.skipped.items()))
         return f"{self.path}: skipped {self.skipped.total()} lines ({reasons})"
-
-    def lookup(self, key: RecordKey) -> TuningRecord | None:
-        """Return the record that answers for `key`."""
-        return self._set.lookup(key)
-
-    def records(self) -> Iterator[TuningRecord]:
-        """Yield all records, those that gave way to others among them."""
-        return self._set.records()
-
-    def trusts(self, record: TuningRecord) -> bool:
-        """Tell whether a record's times were taken while the machine did nothing else."""
-        return self._set.trusts(record)
 
     def trusted(self) -> tuple[TuningRecord, ...]:
         """Return the records whose times were taken while the machine did nothing else."""
@@ -106,8 +92,7 @@ class TuningDatabase:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 _append_lines(self.path, [encode_record(record) for record in records])
-        for record in records:
-            self._set.add(record)
+        super().append(records)
 
     def merge(self, other: TuningDatabase) -> int:
         """Add the records of `other` that one of both together needs; return how many.
@@ -116,8 +101,7 @@ class TuningDatabase:
         """
         union = RecordSet()
         ours = {encode_record(record) for record in self.records()}
-        for record in (*self.records(), *other.records()):
-            union.add(record)
+        union.append((*self.records(), *other.records()))
         news = {encode_record(record): record for record in union.needed()}
         added = [record for line, record in news.items() if line not in ours]
         self.append(added)
@@ -131,7 +115,7 @@ class TuningDatabase:
         with self._errors("write"), self._locked():
             self._load()
             lines = sum(1 for _ in self.records()) + self.skipped.total()
-            kept = [record for record in self._set.needed() if keep(record)]
+            kept = [record for record in self.needed() if keep(record)]
             if lines > len(kept):
                 write_whole(self.path, b"".join(map(encode_record, kept)))
                 self._load()
@@ -139,7 +123,7 @@ class TuningDatabase:
 
     def diff(self, other: TuningDatabase) -> Difference:
         """Compare with another database."""
-        ours, theirs = self._set.known, other._set.known
+        ours, theirs = self.known, other.known
         both = [(ours[key], theirs[key]) for key in ours if key in theirs]
         changed = tuple(pair for pair in both if _differ(*pair))
         return Difference(
@@ -150,7 +134,8 @@ class TuningDatabase:
         )
 
     def _load(self) -> None:
-        self._set, self.skipped = RecordSet(), Counter()
+        super().__init__()
+        self.skipped = Counter()
         try:
             with self.path.open("rb") as file:
                 for line in _lines(file):
@@ -160,7 +145,7 @@ class TuningDatabase:
 
     def _take(self, line: bytes) -> None:
         try:
-            self._set.add(decode_record(line))
+            self.add(decode_record(line))
         except LineFaultError as fault:
             self.skipped[fault.reason] += 1
 
@@ -179,7 +164,7 @@ class TuningDatabase:
         except Timeout:
             raise SpecError(
                 f"{self.path} was locked by another process for {LOCK_SECONDS:.0f} s; "
-                "wait until that is done, or name another file with --db"
+                "wait until that is done, or choose another file with --db"
             ) from None
 
     @contextmanager

@@ -8,6 +8,7 @@ its costs are predicted; what they take from memory is left to the contention mo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from dovetail.codegen.isa.target import Target
@@ -38,9 +39,8 @@ def with_shares(
 ) -> MachineParameters:
     """Return the figures with the shares of the rows that steps of `trace` have."""
     shares = predict_shares(hardware, spec, target, step_rows(trace))
-    return figures.with_row_shares(
-        tuple((rows, Figure(share, SOURCE)) for rows, share in shares.items())
-    )
+    found = tuple((rows, Figure(share, SOURCE)) for rows, share in shares.items())
+    return replace(figures, row_shares=found)
 
 
 def predict_shares(

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dovetail.compiler.config import Config
 from dovetail.compiler.rope import MAX_FACTOR, MAX_THETA, MIN_THETA, read_rope
-from dovetail.ir.errors import SpecError
 from dovetail.ir.model import RopeSpec
 
 POSITION_KINDS = {"learned": "absolute", "alibi": "alibi", "rotary": "rope"}
@@ -96,14 +96,7 @@ ENCODER_FAMILIES: dict[str, EncoderFamily] = {
 
 def find_family(config: Config) -> tuple[str, EncoderFamily]:
     """Return the architecture that config.json names, and its family; SpecError if unknown."""
-    names = config.texts("architectures")
-    for name in names:
-        if name in ENCODER_FAMILIES:
-            return name, ENCODER_FAMILIES[name]
-    raise SpecError(
-        f"{config.name}: architecture {', '.join(names) or '(none)'} is no supported encoder; "
-        f"supported: {', '.join(ENCODER_FAMILIES)}"
-    )
+    return config.architecture(ENCODER_FAMILIES, "a supported encoder")
 
 
 def check_fixed(config: Config, family: EncoderFamily) -> None:
@@ -118,29 +111,20 @@ def check_fixed(config: Config, family: EncoderFamily) -> None:
             raise config.fail(key, f"but of {family.name} models only {value!r} is supported")
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rotary embeddings of all layers, of the local ones, which these are, and how far they see."""
-
-    rope: RopeSpec | None = None
-    local: RopeSpec | None = None
-    local_layers: tuple[bool, ...] = ()
-    reach: int = 0
-
-
-def read_rotation(config: Config, family: EncoderFamily, head_dim: int, rows: int) -> Rotation:
-    """Return how q and k are rotated over `rows` positions; nothing where they are not."""
+def read_rotation(
+    config: Config, family: EncoderFamily, head_dim: int, rows: int
+) -> dict[str, Any]:
+    """Return the fields of an EncoderSpec on how q and k are rotated over `rows` positions."""
     if family.positions != "rotary":
-        return Rotation()
+        return {}
     if not family.norm_first:
-        return Rotation(rope=_read_one(config, head_dim, rows))
-    layers = _read_local_layers(config)
-    return Rotation(
-        rope=_read_kind(config, GLOBAL, "global_rope_theta", 160000.0, head_dim, rows),
-        local=_read_kind(config, LOCAL, "local_rope_theta", 10000.0, head_dim, rows),
-        local_layers=layers,
-        reach=config.integer("local_attention", 2, 1 << 24, 128) // 2,
-    )
+        return {"rope": _read_one(config, head_dim, rows)}
+    return {
+        "local_layers": _read_local_layers(config),
+        "rope": _read_kind(config, GLOBAL, "global_rope_theta", 160000.0, head_dim, rows),
+        "local_rope": _read_kind(config, LOCAL, "local_rope_theta", 10000.0, head_dim, rows),
+        "reach": config.integer("local_attention", 2, 1 << 24, 128) // 2,
+    }
 
 
 def _read_one(config: Config, head_dim: int, rows: int) -> RopeSpec:

@@ -8,41 +8,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
 from dovetail.codegen.isa.target import Target
-from dovetail.compiler.check_tape import verify_tape
-from dovetail.compiler.checkpoint import open_checkpoint
-from dovetail.compiler.encoder_spec import EncoderFolder, is_encoder, open_folder, read_encoder_spec
-from dovetail.compiler.encoder_tape import build_encode_tape
-from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
+from dovetail.compiler.encoder_spec import is_encoder, open_folder, read_encoder_spec
+from dovetail.compiler.encoder_tensors import encoder_sources
 from dovetail.compiler.model_source import TOKENIZER, ModelDirectory
 from dovetail.compiler.parts import SearchScope
 from dovetail.compiler.payload import make_encoder_payload
-from dovetail.compiler.quantising import Advance, Quantised, choose_formats
-from dovetail.compiler.report import Steps
+from dovetail.compiler.quantising import Advance, choose_formats
 from dovetail.compiler.request import (
     CompileRequest,
     Inputs,
+    ReadModel,
     check_request,
     check_tokenizer,
-    choose_targets,
-    split_targets,
+    read_machine,
 )
 from dovetail.compiler.search.tables import EFFORTS
 from dovetail.compiler.service import plan_service
 from dovetail.compiler.weight_dtype import QUANTISING
-from dovetail.compiler.weights import pack_sources
 from dovetail.compiler.writer import ArtifactWriter
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile, EncoderSpec
 from dovetail.ir.errors import SpecError
-from dovetail.ir.model import WeightChunks, WeightEntry
-from dovetail.ir.schedule import ScheduleTable
+from dovetail.ir.model import WeightEntry
 from dovetail.runtime.artifact import EncoderPart
-from dovetail.runtime.encoder import PASS_TOKENS
-from dovetail.topology.hardware import HardwareSpec, read_hardware
+from dovetail.runtime.native.encoder import PASS_TOKENS
 
 ENCODER_NAME = "embedder"
 
@@ -55,20 +49,14 @@ class EncoderWorkload:
     fingerprint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderInputs:
-    """Everything that was read, checked and chosen before the work begins."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInputs(ReadModel):
+    """Of a text encoder."""
 
-    request: CompileRequest
-    name: str
-    folder: EncoderFolder
     spec: EncoderSpec
-    hardware: HardwareSpec
-    targets: tuple[Target, ...]
-    devices: tuple[Target, ...]
     plan: ServicePlan
     packed: EncoderPart | None = None
-    quantised: Quantised | None = None
+    reads: ClassVar[str] = "texts"
 
     @property
     def step_tokens(self) -> int:
@@ -86,19 +74,6 @@ class EncoderInputs:
     def workload(self) -> EncoderWorkload:
         """What schedules are searched for."""
         return EncoderWorkload(f"passes of 8 to {self.step_tokens} tokens")
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a user should know of this encoder."""
-        if self.packed is not None:
-            dtype: tuple[str, ...] = ()
-        else:
-            dtype = self.request.describe_dtype(self.name, self.spec, self.targets[0])
-        if self.quantised is not None:
-            dtype += self.quantised.notes
-        if (self.folder.transformer / TOKENIZER).is_file():
-            return dtype
-        return (f"{self.folder.transformer} has no {TOKENIZER}: texts must be token ids", *dtype)
 
     def scope(self, target: Target) -> SearchScope:
         """Return what schedules are searched for."""
@@ -123,12 +98,12 @@ def read_encoder_inputs(
     """
     check_request(request)
     if request.calibrate is not None:
-        raise SpecError(f"{request.model} is a text encoder, which no text calibrates")
-    hardware = read_hardware(request.hardware)
-    cpus, devices = split_targets(request.targets)
-    targets = choose_targets(cpus, hardware)
+        raise SpecError(
+            f"{request.model} is a text encoder, which cannot be calibrated; omit --calibrate"
+        )
+    hardware, targets, devices = read_machine(request)
     if packed is None:
-        folder = open_folder(Path(request.model))
+        folder = open_folder(Path(request.model)).transformer
         spec = read_encoder_spec(
             request.model,
             weight_dtype=request.weight_dtype,
@@ -136,18 +111,22 @@ def read_encoder_inputs(
             target=targets[0],
         )
     else:
-        folder, spec = EncoderFolder(packed.folder, packed.folder), packed.file.spec
-    check_tokenizer(ModelDirectory(folder.transformer))
+        folder, spec = packed.folder, packed.file.spec
+    source = ModelDirectory(folder)
+    check_tokenizer(source)
     quantised = None
     if packed is None and request.weight_dtype in QUANTISING:
-        quantised = _quantise(folder, spec, advance)
+        checkpoint = source.checkpoint()
+        sources = encoder_sources(spec, checkpoint)
+        products = (source for source in sources if source.layout.startswith("packed"))
+        quantised = choose_formats(products, checkpoint, spec, None, advance)
         formats = _TABLES | dict(quantised.formats)
         listed = {name: form for name, form in formats.items() if form != spec.weight_dtype}
         spec = msgspec.structs.replace(spec, formats=tuple(listed.items()))
     return EncoderInputs(
         request=request,
         name=request.name or ENCODER_NAME,
-        folder=folder,
+        source=source,
         spec=spec,
         hardware=hardware,
         targets=targets,
@@ -160,14 +139,6 @@ def read_encoder_inputs(
 
 _TABLES = dict.fromkeys(("words", "places", "kinds"), "bf16")
 """Tables of quantised encoders: rows are read one by one, and their sum is normed."""
-
-
-def _quantise(folder: EncoderFolder, spec: EncoderSpec, advance: Advance) -> Quantised:
-    """Return the formats of an encoder's products."""
-    checkpoint = open_checkpoint(folder.transformer)
-    sources = encoder_sources(spec, checkpoint)
-    products = [source for source in sources if source.layout.startswith("packed")]
-    return choose_formats(products, checkpoint, spec, None, advance)
 
 
 def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[EncoderInputs]:
@@ -183,7 +154,7 @@ def read_beside(request: CompileRequest, first: Inputs | EncoderInputs) -> list[
                 "encoders beside it"
             )
         if name in (first.name, *(other.name for other in found)):
-            raise SpecError(f"two models are called {name}; give them names of their own")
+            raise SpecError(f"two models have the name {name}; give them different names")
         own = replace(
             request,
             model=path,
@@ -204,31 +175,12 @@ def whole_plan(plan: ServicePlan) -> ServicePlan:
     return ServicePlan(prefill=phase, decode=phase)
 
 
-def pack_encoder(
-    inputs: EncoderInputs, artifact: ArtifactWriter, steps: Steps
-) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
-    """Write the weights; return their index and hashes."""
-    name = f"models/{inputs.name}/weights/weights.bin"
-    spec, checkpoint = inputs.spec, open_checkpoint(inputs.folder.transformer)
-    sources = encoder_sources(spec, checkpoint)
-    path, tables = artifact.path_for(name), encoder_tables(spec)
-    packed = pack_sources(sources, spec.weight_format, checkpoint, path, tables, steps.advance)
-    artifact.add_weights(name)
-    return packed
-
-
 def write_encoder(
-    artifact: ArtifactWriter,
-    inputs: EncoderInputs,
-    weights: tuple[WeightEntry, ...],
-    tables: tuple[ScheduleTable, ...],
+    artifact: ArtifactWriter, inputs: EncoderInputs, weights: tuple[WeightEntry, ...]
 ) -> None:
-    """Write encoder.json, the tape and the tokenizer."""
-    folder, sequences = f"models/{inputs.name}", inputs.request.max_step_sequences
-    tape = build_encode_tape(inputs.spec, weights, inputs.step_tokens, sequences)
-    for target in inputs.targets:
-        verify_tape(tape, weights, [table for table in tables if table.target == target.name])
-    tokenizer = ModelDirectory(inputs.folder.transformer).file(TOKENIZER)
+    """Write encoder.json and the tokenizer."""
+    folder = f"models/{inputs.name}"
+    tokenizer = inputs.source.file(TOKENIZER)
     if tokenizer is not None:
         artifact.write_bytes(f"{folder}/{TOKENIZER}", tokenizer)
     file = EncoderFile(
@@ -238,4 +190,3 @@ def write_encoder(
         tokenizer=None if tokenizer is None else TOKENIZER,
     )
     artifact.write_json(f"{folder}/encoder.json", file)
-    artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)

@@ -146,7 +146,6 @@ def _architecture(
     labelled = name.endswith("ForSequenceClassification")
     prompts, default = _read_prompts(folder, config)
     head_dim = _head_dim(config, hidden, heads)
-    rotation = read_rotation(config, family, head_dim, rows)
     return EncoderSpec(
         family=family.name,
         vocab_size=config.integer("vocab_size", 1, 1 << 24),
@@ -163,10 +162,7 @@ def _architecture(
         positions=family.positions,
         n_positions=rows,
         first_position=first,
-        rope=rotation.rope,
-        local_rope=rotation.local,
-        local_layers=rotation.local_layers,
-        reach=rotation.reach,
+        **read_rotation(config, family, head_dim, rows),
         token_types=config.integer("type_vocab_size", 0, 1024, family.token_types),
         pooling=_classifier_pooling(config) if labelled else _read_pooling(folder),
         unit=folder.unit,

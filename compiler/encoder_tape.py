@@ -5,13 +5,12 @@ In: EncoderSpec, the weight index and the largest pass. Out: a Tape, verified as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from dovetail.compiler.tapes import TapeBuilder, Value
+from dovetail.compiler.tapes import NO_RESIDUAL, TapeBuilder, Value
 from dovetail.ir.encoder import EncoderSpec
-from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import SPLIT_K_ELEMENTS, WeightEntry
-from dovetail.ir.tape import ENCODE_ARGS, ArgRef, BufferRef, Tape, WeightRef
+from dovetail.ir.tape import ENCODE_ARGS, ArgRef, BufferRef, Tape
 
 
 def build_encode_tape(
@@ -21,7 +20,7 @@ def build_encode_tape(
     return _Encode(spec, weights, tokens, sequences).build()
 
 
-class _Encode:
+class _Encode(TapeBuilder):
     """The encode tape, one method per segment.
 
     x, attention, count: what is computed with from here on: a row of each token, then of each text.
@@ -30,20 +29,19 @@ class _Encode:
     def __init__(
         self, spec: EncoderSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
     ) -> None:
+        super().__init__(weights)
         self.spec, self.tokens, self.sequences = spec, tokens, sequences
-        self.weights: Mapping[str, WeightEntry] = {entry.name: entry for entry in weights}
-        self.tape = tape = TapeBuilder()
         hidden = spec.hidden_size
-        self.x = tape.padded("x", tokens, hidden)
-        self.normed = tape.padded("normed", tokens, hidden)
-        self.qkv = tape.padded("qkv", tokens, spec.qkv_size)
+        self.x = self.padded("x", tokens, hidden)
+        self.normed = self.padded("normed", tokens, hidden)
+        self.qkv = self.padded("qkv", tokens, spec.qkv_size)
         heads = spec.n_heads * spec.head_dim
-        self.attention = tape.padded("attention", tokens, heads)
-        self.picked_attention = tape.padded("picked_attention", sequences, heads)
-        self.inner = tape.padded("inner", tokens, spec.intermediate_size)
-        self.sums = tape.dense("split_k", 1, SPLIT_K_ELEMENTS)
-        self.picked = tape.padded("picked", sequences, hidden)
-        self.hidden = tape.padded("hidden", sequences, hidden)
+        self.attention = self.padded("attention", tokens, heads)
+        self.picked_attention = self.padded("picked_attention", sequences, heads)
+        self.inner = self.padded("inner", tokens, spec.intermediate_size)
+        self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
+        self.picked = self.padded("picked", sequences, hidden)
+        self.hidden = self.padded("hidden", sequences, hidden)
         self.count = _T
 
     def build(self) -> Tape:
@@ -60,7 +58,7 @@ class _Encode:
             self.classify()
         else:
             self.embed_texts()
-        return self.tape.finish("encode", ENCODE_ARGS, self.tokens, self.sequences)
+        return self.finish("encode", ENCODE_ARGS, self.tokens, self.sequences)
 
     @property
     def picks_early(self) -> bool:
@@ -74,19 +72,19 @@ class _Encode:
             tables += [ArgRef(name=ids), self.weight(table)]
         norm = (self.weight("embed_norm"), self.weight("embed_norm_bias"), self.spec.norm_eps)
         values = (self.count, self.spec.hidden_size, *tables, *norm, *self.rows(self.x))
-        self.tape.add("embed_sum", "embed", self.count.name, *values)
+        self.add("embed_sum", "embed", self.count.name, *values)
 
     def attend(self, layer: int) -> None:
         """Attention of x, normed where norms come first, each text within itself."""
         spec, name, segment = self.spec, f"layers.{layer}", f"attn({layer})"
         source = self.norm_before(segment, f"{name}.attention_norm")
-        self.linear("qkv", segment, f"{name}.qkv", source, self.qkv)
+        self.linear("qkv", segment, self.count, f"{name}.qkv", source, self.qkv)
         local = spec.is_local(layer)
         self.rotate(segment, "local_rope" if local else "rope")
         reach = spec.reach if local else 0
         heads: tuple[Value, ...] = (spec.n_heads, spec.head_dim, spec.head_dim**-0.5, reach)
         where = (self.weight("slopes"), *self.rows(self.qkv), ArgRef(name="seq_starts"))
-        self.tape.add(
+        self.add(
             "packed_attention", segment, "n_sequences",
             _S, *heads, *where, *self.rows(self.attention),
         )  # fmt: skip
@@ -94,15 +92,15 @@ class _Encode:
     def pick(self, segment: str) -> None:
         """Go on with the rows that stand for their texts: nobody reads the others any more."""
         for source, target in ((self.x, self.picked), (self.attention, self.picked_attention)):
-            columns = self.tape.buffers[source.name].columns
+            columns = self.buffers[source.name].columns
             values = (_S, columns, ArgRef(name="picked_rows"), *self.rows(source))
-            self.tape.add("gather_rows", segment, _S.name, *values, *self.rows(target))
+            self.add("gather_rows", segment, _S.name, *values, *self.rows(target))
         self.x, self.attention, self.count = self.picked, self.picked_attention, _S
 
     def add_attention(self, layer: int) -> None:
         """X = x + attention, normed where norms come last."""
         segment, name = f"attn({layer})", f"layers.{layer}"
-        self.linear("o", segment, f"{name}.o", self.attention, self.x, residual=self.x)
+        self.linear("o", segment, self.count, f"{name}.o", self.attention, self.x, residual=self.x)
         self.norm_after(segment, f"{name}.attention_norm")
 
     def transform(self, layer: int) -> None:
@@ -112,8 +110,10 @@ class _Encode:
         if self.spec.gated:
             self.product("gate_up", segment, f"{name}.gate_up", source, *self.rows(self.inner))
         else:
-            self.linear("up", segment, f"{name}.up", source, self.inner)
-        self.linear("down", segment, f"{name}.down", self.inner, self.x, residual=self.x)
+            self.linear("up", segment, self.count, f"{name}.up", source, self.inner)
+        self.linear(
+            "down", segment, self.count, f"{name}.down", self.inner, self.x, residual=self.x
+        )
         self.norm_after(segment, f"{name}.mlp_norm")
 
     def embed_texts(self) -> None:
@@ -123,18 +123,19 @@ class _Encode:
         self.pool(self.rows(self.picked) if self.spec.unit else end)
         if self.spec.unit:
             picked = self.rows(self.picked)
-            self.tape.add("unit_rows", "pool", _S.name, _S, hidden, *picked, *end)
+            self.add("unit_rows", "pool", _S.name, _S, hidden, *picked, *end)
 
     def classify(self) -> None:
         """Logits of each text's pooled row: a layer with an activation, and one without."""
         self.pool(self.rows(self.picked))
-        self.linear("pooler", "head", "pooler", self.picked, self.hidden)
+        self.linear("pooler", "head", self.count, "pooler", self.picked, self.hidden)
         if self.spec.head == "tanh":
             rows, hidden = self.rows(self.hidden), self.spec.hidden_size
-            self.tape.add("activate_rows", "head", _S.name, _S, hidden, *rows, *rows)
+            self.add("activate_rows", "head", _S.name, _S, hidden, *rows, *rows)
         self.norm("head", "pooler_norm", self.hidden, self.hidden)
         out = (ArgRef(name="out"), self.spec.labels)
-        self.gemm("classifier", "head", "classifier", self.hidden, *_NO_RESIDUAL, *out)
+        rest = (*NO_RESIDUAL, *out, *self.split)
+        self.product("classifier", "head", "classifier", self.hidden, *rest)
 
     def pool(self, out: tuple[Value, int]) -> None:
         """Append the mean of each text's rows, or a copy of the one that stands for it."""
@@ -143,7 +144,7 @@ class _Encode:
         mean = self.spec.pooling == "mean"
         where = ArgRef(name="seq_starts" if mean else "picked_rows")
         values = (_S, self.spec.hidden_size, where, *self.rows(self.x), *out)
-        self.tape.add("mean_rows" if mean else "gather_rows", "pool", _S.name, *values)
+        self.add("mean_rows" if mean else "gather_rows", "pool", _S.name, *values)
         self.count = _S
 
     # ---- groups of slots ----
@@ -167,7 +168,7 @@ class _Encode:
         count, spec = self.count, self.spec
         scale = (self.weight(weight), self.weight(f"{weight}_bias"), spec.norm_eps)
         rows = (*self.rows(x), *scale, *self.rows(out))
-        self.tape.add("layernorm", segment, count.name, count, spec.hidden_size, *rows)
+        self.add("layernorm", segment, count.name, count, spec.hidden_size, *rows)
 
     def rotate(self, segment: str, table: str) -> None:
         """Append the rotation of q and k, if this encoder has that table."""
@@ -176,42 +177,11 @@ class _Encode:
             return
         tables = (self.weight(f"{table}_cos"), self.weight(f"{table}_sin"))
         heads = (*self.rows(self.qkv), 2 * spec.n_heads, spec.head_dim)
-        self.tape.add("rope_rows", segment, _T.name, _T, *heads, ArgRef(name="positions"), *tables)
-
-    def linear(
-        self,
-        op: str,
-        segment: str,
-        weight: str,
-        a: BufferRef,
-        c: BufferRef,
-        *,
-        residual: BufferRef | None = None,
-    ) -> None:
-        """Append c = a W^T + bias + residual over all rows."""
-        added = self.rows(residual) if residual else _NO_RESIDUAL
-        self.gemm(op, segment, weight, a, *added, *self.rows(c))
-
-    def gemm(self, op: str, segment: str, weight: str, a: BufferRef, *rest: Value) -> None:
-        """Append a product that K may be split in; `rest` are residual and output."""
-        self.product(op, segment, weight, a, *rest, self.sums, SPLIT_K_ELEMENTS)
+        self.add("rope_rows", segment, _T.name, _T, *heads, ArgRef(name="positions"), *tables)
 
     def product(self, op: str, segment: str, weight: str, a: BufferRef, *rest: Value) -> None:
         """Append a product; `rest` are its slots from the residual on."""
-        entry, m = self.weights[weight], self.count
-        columns = entry.n // 2 if entry.layout == "packed_pair" else entry.n
-        stride = FORMATS[entry.dtype].panel_elements(entry.k)
-        given = (self.weight(weight), stride, self.weight(f"{weight}_bias"))
-        self.tape.add(op, segment, m.name, m, columns, entry.k, *self.rows(a), *given, *rest)
-
-    def rows(self, buffer: BufferRef) -> tuple[BufferRef, int]:
-        """Return a buffer and its stride."""
-        return buffer, self.tape.stride(buffer)
-
-    def weight(self, name: str) -> WeightRef:
-        """Return a weight, or null where this encoder has none of that name."""
-        return WeightRef(name=name if name in self.weights else None)
+        self.add(op, segment, self.count.name, *self.gemm(weight, a, self.count), *rest)
 
 
 _T, _S = ArgRef(name="n_tokens"), ArgRef(name="n_sequences")
-_NO_RESIDUAL: tuple[Value, int] = (WeightRef(name=None), 0)

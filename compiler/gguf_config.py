@@ -129,7 +129,7 @@ def _vocabulary(file: GgufFile) -> int:
     """Return the rows of the embedding, which are as many as the tokens where these are listed."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise SpecError(f"{file.path} has no tensor token_embd.weight; it is no language model")
+        raise SpecError(f"{file.path} has no tensor token_embd.weight; it is not a language model")
     tokens = file.values.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) != embedding.height:
         raise SpecError(

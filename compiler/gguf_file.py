@@ -94,7 +94,7 @@ def _read_part(path: Path) -> GgufFile:
         size = path.stat().st_size
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise SpecError(f"{path} is no GGUF file: it does not begin with GGUF")
+                raise SpecError(f"{path} is not a GGUF file: it does not begin with GGUF")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
@@ -117,9 +117,7 @@ def _check_version(path: Path, version: int) -> None:
         return
     if version and version & 0xFFFF == 0:
         raise SpecError(f"{path} is a big-endian GGUF file; only little-endian ones are read")
-    raise SpecError(
-        f"{path} is of version {version} of GGUF; read are 2 and 3; convert the model again"
-    )
+    raise SpecError(f"{path} has GGUF version {version}, not 2 or 3; convert the model again")
 
 
 # ---- from bytes to values ----

@@ -101,6 +101,6 @@ def find_words(path: Path, pre: object) -> Words:
     if isinstance(pre, str) and pre in WORDS:
         return WORDS[pre]
     raise SpecError(
-        f"{path}: tokenizer.ggml.pre is {pre!r}, a way to cut words that is not known; known: "
+        f"{path}: tokenizer.ggml.pre is {pre!r}, which is not supported; supported: "
         f"{', '.join(WORDS)}"
     )

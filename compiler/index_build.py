@@ -35,9 +35,9 @@ from dovetail.ir.index_file import (
     IndexManifest,
     Passage,
 )
-from dovetail.runtime.retrieval.build import build_index
-from dovetail.runtime.retrieval.documents import encode_passages
-from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.index.build import build_index
+from dovetail.runtime.index.documents import encode_passages
+from dovetail.runtime.index.ivf import IvfIndex
 
 SLICE = 256
 """Passages that are embedded before they are kept: what an interrupted build loses at most."""

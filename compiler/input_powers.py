@@ -26,11 +26,11 @@ from dovetail.ir.errors import SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.tape import BufferRef, IntConst, Tape, WeightRef
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.device import Segment
-from dovetail.runtime.engine import Engine
-from dovetail.runtime.request import SamplingParams, State
-from dovetail.runtime.step import StepShape
-from dovetail.runtime.tokenizer import Tokenizer
+from dovetail.runtime.engine.executor import CpuExecutor, make_engine
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.native.step import StepShape
+from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.topology.hardware import read_hardware
 
 CALIBRATE = "calibrate-"
@@ -105,21 +105,23 @@ def run_windows(path: Path, windows: Sequence[Sequence[int]], advance: Advance) 
     hardware = read_hardware()
     artifact = open_artifact(path, hardware)
     (part,) = artifact.models.values()
-    engine = _Watched(artifact, part, hardware, plan=alone(artifact.service))
+    options = EngineOptions(plan=alone(artifact.service))
+    executor = _Watched(artifact, part, hardware, options)
+    engine = make_engine(executor, options)
     every = SamplingParams(max_tokens=0, prompt_logprobs=0)
     try:
         for done, window in enumerate(windows):
             advance(done, len(windows))
             (request,) = engine.submit(window, every)
-            while request.state is not State.FINISHED:
+            while not request.finished:
                 engine.step()
             if request.error is not None:
                 raise request.error
     finally:
         engine.close()
     return {
-        name: (total / engine.rows[name]).astype(np.float32)
-        for name, total in engine.squares.items()
+        name: (total / executor.rows[name]).astype(np.float32)
+        for name, total in executor.squares.items()
     }
 
 
@@ -135,15 +137,15 @@ class _Product(NamedTuple):
 
 def _products(tape: Tape) -> Iterator[_Product]:
     for place, entry in enumerate(tape.entries):
-        named = zip(OPERATORS[entry.op].operands, entry.slots, strict=True)
+        named = zip(OPERATORS[entry.op], entry.slots, strict=True)
         slots = {operand.name: slot for operand, slot in named}
         match slots.get("A"), slots.get("B"), slots.get("K"):
             case BufferRef(name=rows), WeightRef(name=str(weight)), IntConst(value=k):
                 yield _Product(place, weight, rows, entry.m, k)
 
 
-class _Watched(Engine):
-    """An engine that adds up the squares of what its products read, on one process."""
+class _Watched(CpuExecutor):
+    """An executor that adds up the squares of what its products read, on one process."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -152,17 +154,17 @@ class _Watched(Engine):
 
     def forward(self, shape: StepShape) -> None:
         """Run the tape from product to product."""
-        phase = self.model.prefill
-        args, tape = self.buffers.forward_args(shape, 1), phase.tape.tape
+        bound, team = self.model.prefill, self.model.team
+        args, tape = self.buffers.forward_args(shape, 1), bound.tape
         strides = {buffer.name: buffer.stride for buffer in tape.buffers}
         begun = 0
         for product in _products(tape):
-            self.device.run(Segment(phase.tape, phase.plan, args, range(begun, product.place)))
+            bound.run(team, args, range(begun, product.place))
             begun = product.place
-            rows = phase.tape.buffer(product.buffer).view(np.float32)
+            rows = bound.buffer(product.buffer).view(np.float32)
             rows = rows.reshape(-1, strides[product.buffer])[: args[product.rows], : product.k]
             self._add(product.weight, rows)
-        self.device.run(Segment(phase.tape, phase.plan, args, range(begun, len(tape.entries))))
+        bound.run(team, args, range(begun, len(tape.entries)))
 
     def _add(self, weight: str, rows: Array) -> None:
         found = np.einsum("mk,mk->k", rows, rows, dtype=np.float64)

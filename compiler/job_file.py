@@ -53,7 +53,7 @@ def read_job(path: Path) -> JobFile:
     except FileNotFoundError:
         raise SpecError(
             "no interrupted job of this model, effort and machine is on record in this database; "
-            "leave out --resume to start one, or use --missing"
+            "omit --resume to start one, or use --missing"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise SpecError(f"{path} is damaged ({error}); use --missing instead") from None

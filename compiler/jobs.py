@@ -1,73 +1,23 @@
-"""What a tuning job consists of, and how far it has come; nothing here runs anything.
+"""What a tuning job may spend, and how far it has come; nothing here runs anything.
 
-In: a model's products, its plan and the machine; later the records of trials. Out: work items,
-core sets for workers, and a scoreboard of best rates and gains over the default schedules.
+In: the machine and a budget; later the records of trials. Out: core sets for workers, and a
+scoreboard of best rates and gains over the default schedules.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
-from dovetail.compiler.attention_search import AttentionTask
-from dovetail.compiler.recorder import Allowance, Identity
-from dovetail.compiler.schedules import GATED, GemmOp
-from dovetail.compiler.search.policy import SearchTask
-from dovetail.ir.artifact import PhasePlan
+from dovetail.compiler.recorder import Allowance
+from dovetail.compiler.schedules import GATED
 from dovetail.ir.tuning import OK, TuningRecord, WorkKey
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import HardwareSpec
-
-
-@dataclass(frozen=True, slots=True)
-class WorkItem:
-    """One matrix product to search schedules for, at these M, with the threads of a phase."""
-
-    op: GemmOp
-    phase: PhasePlan
-    points: tuple[int, ...]
-
-    @property
-    def work(self) -> WorkKey:
-        """What its records are found by."""
-        return self.op.work(self.phase.threads)
-
-
-Item = WorkItem | AttentionTask
-
-
-class Part(Protocol):
-    """Searches whose candidates are in one library."""
-
-    @property
-    def items(self) -> Sequence[Item]:
-        """What is searched."""
-
-    @property
-    def identity(self) -> Identity:
-        """What makes the records."""
-
-
-def plan_job(tasks: Iterable[tuple[str, SearchTask]]) -> tuple[WorkItem, ...]:
-    """Return the searches of `search_tasks`; products of equal shape and threads share one."""
-    items: dict[WorkItem, WorkItem] = {}
-    for _, task in tasks:
-        item = WorkItem(task.op, task.phase, task.points)
-        items.setdefault(replace(item, op=replace(task.op, op="")), item)
-    return tuple(items.values())
-
-
-def job_name(parts: Iterable[Part], effort: str) -> str:
-    """Return a short digest of what a job does and with which kernels, to know it again by."""
-    work = [(p.items, sorted(p.identity.builds.items()), p.identity.index.target) for p in parts]
-    return hashlib.sha256(msgspec.json.encode((work, effort))).hexdigest()[:12]
 
 
 def core_sets(
@@ -83,22 +33,6 @@ def core_sets(
         )
     cpus = choose_pus(hardware, count * threads)
     return tuple(cpus[i * threads :][:threads] for i in range(count)), note
-
-
-def spent_seconds(
-    records: Iterable[TuningRecord],
-    parts: Iterable[Part],
-    since: datetime | None = None,
-) -> dict[WorkKey, float]:
-    """Return what the trials on record cost that the search of each item can use."""
-    spent: dict[WorkKey, float] = {}
-    known = tuple(records)
-    for part in parts:
-        spent |= dict.fromkeys((item.work for item in part.items), 0.0)
-        for record in part.identity.matching(known):
-            if record.work in spent and (since is None or record.when >= since):
-                spent[record.work] += record.cost
-    return spent
 
 
 def allow(budget: float, spent: Mapping[WorkKey, float], deciding: float = 0.0) -> Allowance:

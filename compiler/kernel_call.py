@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from dovetail.compiler.measure import Candidate
-from dovetail.runtime import abi
-from dovetail.runtime.library import KernelLibrary, Team
+from dovetail.runtime.machine import abi
+from dovetail.runtime.machine.library import KernelLibrary, Team
 
 PERIOD = 1_000_003
 """Values in the pattern that fills operands; prime, so that no two panels are alike."""

@@ -8,26 +8,25 @@ weights, or keys and values, that lie outside the caches.
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 import msgspec
 
 from dovetail.compiler.paired import PairedRatio, pair_times
 from dovetail.ir.artifact import KernelIndex
-from dovetail.ir.errors import ToolchainError
+from dovetail.ir.errors import DovetailError, ToolchainError
 from dovetail.ir.tuning import CRASH, OK, TIMEOUT, WRONG, WorkKey
+from dovetail.runtime.child.child import Child, ChildLate, ChildLost
+from dovetail.runtime.child.launch import LocalProcess
 from dovetail.topology.hardware import HardwareSpec
 
+MODULE = "dovetail.compiler.measure_child"
 SKIPPED = "skipped"
 CACHE_FACTOR = 4
 """Weights cycle through this many times the last-level cache."""
@@ -141,24 +140,17 @@ class StoppableMeasurer(Measurer, Protocol):
     def stop(self) -> None:
         """End the processes now; `measure`, in whichever thread, raises StoppedError from then."""
 
-    def close(self) -> None:
-        """End the processes."""
-
 
 class StoppedError(Exception):
     """The measurer was stopped; what it was measuring is lost."""
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """First line to the child: the library and how many bytes of weights to cycle through.
-
-    mark: descriptor of shared memory in which the child notes the candidate that it runs.
-    """
+    """First message to the child: the library and how many bytes of weights to cycle through."""
 
     library: str
     index: KernelIndex
     pool_bytes: int
-    mark: int
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,17 +163,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """A line from the child: that it gets on, that it has checked a candidate, or all times.
+    """What the child says: that it gets on, that it has checked a candidate, or all times.
 
-    bound: operands are made; from now on what ends the child is the kernel that it runs. failed:
-    the child itself could not go on, for the reason in `text`.
+    bound: operands are made; from now on what ends the child is the kernel that it runs. What makes
+    the child itself unable to go on is an error.
     """
 
-    event: str  # ready | bound | start | checked | round | times | failed
+    event: str  # ready | bound | start | checked | round | times
     index: int = 0
     correct: bool = True
     times: tuple[tuple[float, ...], ...] = ()
-    text: str = ""
 
 
 def summarize(
@@ -208,29 +199,27 @@ def pool_bytes(hardware: HardwareSpec) -> int:
     return max(MIN_POOL_BYTES, CACHE_FACTOR * hardware.l3_bytes)
 
 
-class _ChildEndedError(Exception):
-    """The child died (`status` crash) or was too slow (timeout)."""
-
-    def __init__(self, status: str) -> None:
-        super().__init__(status)
-        self.status = status
-
-
 class Meter:
     """Times candidates of one library; a context manager that owns the child process."""
 
     def __init__(
-        self, library: Path, index: KernelIndex, *, pool_bytes: int, timeout: float = 60.0
+        self,
+        library: Path,
+        index: KernelIndex,
+        *,
+        pool_bytes: int,
+        timeout: float = 60.0,
+        cpus: tuple[int, ...] = (),
     ) -> None:
-        """`timeout` bounds the seconds that checking a candidate, or timing a round, may take."""
+        """`timeout` bounds the seconds that checking a candidate, or timing a round, may take.
+
+        cpus: PUs that threads run on in the place of a case's own.
+        """
         self._mark = tempfile.TemporaryFile()  # shared memory: mapped by the child
         self._mark.truncate(MARK_BYTES)
-        self._setup = ChildSetup(
-            library=str(library), index=index, pool_bytes=pool_bytes, mark=self._mark.fileno()
-        )
-        self._timeout = timeout
-        self._child: subprocess.Popen[bytes] | None = None
-        self._lines = b""
+        self._setup = ChildSetup(library=str(library), index=index, pool_bytes=pool_bytes)
+        self._timeout, self._cpus = timeout, cpus
+        self._child: Child | None = None
         self._stopped = False
         self._starting = 0.0
         self._prepared = False
@@ -239,28 +228,21 @@ class Meter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
         self._mark.close()
 
     def close(self) -> None:
         """End the child process."""
-        child, self._child, self._lines = self._child, None, b""
-        if child is None:
-            return
-        child.kill()
-        child.communicate()
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
 
     def stop(self) -> None:
         """Have `measure` end with StoppedError, in whichever thread it runs."""
         self._stopped = True
         if (child := self._child) is not None:
-            child.kill()
+            child.member.kill()
 
     def now(self) -> float:
         """Return seconds of the machine's clock, less those in which the first child got ready."""
@@ -275,27 +257,30 @@ class Meter:
         Raises ToolchainError where the child fails for another reason than a kernel, of which
         then nothing is known: no memory for the operands, or a signal from elsewhere.
         """
+        if self._cpus:
+            case = msgspec.structs.replace(case, cpus=self._cpus[: case.threads])
         done: dict[Candidate, Measurement] = {}
         while waiting := tuple(c for c in dict.fromkeys(candidates) if c not in done):
             job = Job(case=case, candidates=waiting, rounds=rounds, seconds=seconds)
             try:
                 done.update(self._run(job))
-            except _ChildEndedError as end:
+            except ChildLost as lost:
                 code = self._reap()
                 if self._stopped:
                     raise StoppedError from None
-                if not self._bound or (end.status == CRASH and -code not in KERNEL_FAULTS):
+                late = isinstance(lost, ChildLate)
+                if not self._bound or not (late or -code in KERNEL_FAULTS):
                     raise self._ended(case, code) from None
                 bad = waiting[self._marked()]
-                done[bad] = Measurement(candidate=bad, status=end.status)
+                done[bad] = Measurement(candidate=bad, status=TIMEOUT if late else CRASH)
         return tuple(done[c] for c in candidates)
 
     def _reap(self) -> int:
         """End the child, unless it has, and return how it did: minus the signal, if it was one."""
-        child = self._child
-        assert child is not None
+        assert self._child is not None and isinstance(self._child.member, LocalProcess)
+        process = self._child.member.process
         self.close()
-        return child.returncode
+        return process.wait()
 
     def _ended(self, case: Case, code: int) -> ToolchainError:
         how = signal.Signals(-code).name if code < 0 else f"code {code}"
@@ -312,16 +297,19 @@ class Meter:
     def _run(self, job: Job) -> dict[Candidate, Measurement]:
         """Return measurements of the job; wrong candidates are not timed."""
         self._bound = False
-        self._send(job)
+        if self._stopped:
+            raise StoppedError
+        if self._child is None:
+            self._start()
         sent = time.monotonic()
         wrong = dict[Candidate, Measurement]()
-        self._receive(START_SECONDS)
+        self._ask(job, START_SECONDS)
         self._bound = True
         if not self._prepared:  # the largest operands stay
             self._starting += time.monotonic() - sent
             self._prepared = True
         while True:
-            reply = self._receive(self._timeout)
+            reply = self._ask(None, self._timeout)
             if reply.event == "checked" and not reply.correct:
                 bad = job.candidates[reply.index]
                 wrong[bad] = Measurement(candidate=bad, status=WRONG)
@@ -329,30 +317,12 @@ class Meter:
                 timed, beside = zip(job.candidates, reply.times, strict=True), reply.times[0]
                 return wrong | {c: summarize(c, t, beside) for c, t in timed if c not in wrong}
 
-    def _send(self, job: Job) -> None:
-        if self._stopped:
-            raise StoppedError
-        if self._child is None:
-            self._start()
-        try:
-            self._write(job)
-        except BrokenPipeError:
-            raise _ChildEndedError(CRASH) from None
-
     def _start(self) -> None:
         begin = time.monotonic()
-        # -P: the directory one happens to stand in must not hide the installed package
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dovetail.compiler.measure_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(self._mark.fileno(),),
-            start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
-        )
+        self._child = Child.start(MODULE, "the measuring process {}", fds=[self._mark.fileno()])
         try:
-            self._write(self._setup)
-            self._receive(START_SECONDS)
-        except (BrokenPipeError, _ChildEndedError):
+            self._ask(self._setup, START_SECONDS)
+        except ChildLost:
             self.close()
             if self._stopped:
                 raise StoppedError from None
@@ -362,30 +332,14 @@ class Meter:
             ) from None
         self._starting = self._starting or time.monotonic() - begin
 
-    def _write(self, line: msgspec.Struct) -> None:
-        assert self._child is not None and self._child.stdin is not None
-        self._child.stdin.write(msgspec.json.encode(line) + b"\n")
-        self._child.stdin.flush()
-
-    def _receive(self, seconds: float) -> Reply:
-        assert self._child is not None and self._child.stdout is not None
-        descriptor = self._child.stdout.fileno()
-        deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in self._lines:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise _ChildEndedError(TIMEOUT)
-                data = os.read(descriptor, 1 << 16)
-                if not data:
-                    raise _ChildEndedError(CRASH)
-                self._lines += data
-        line, self._lines = self._lines.split(b"\n", 1)
-        reply = msgspec.json.decode(line, type=Reply)
-        if reply.event == "failed":
+    def _ask(self, value: msgspec.Struct | None, seconds: float) -> Reply:
+        """Return what the child says next, to `value` if there is one."""
+        assert self._child is not None
+        try:
+            return self._child.ask(value, Reply, seconds)
+        except DovetailError as error:
             self.close()
             raise ToolchainError(
-                f"the measuring process could not go on: {reply.text}; "
+                f"the measuring process could not go on: {error}; "
                 "choose --effort none to compile without measuring"
-            )
-        return reply
+            ) from None

@@ -1,18 +1,15 @@
-"""The measuring child process: `ChildSetup` and `Job` lines in, `Reply` lines out."""
+"""The measuring child process: a `ChildSetup`, then `Job`s in, `Reply`s out."""
 
 from __future__ import annotations
 
 import math
 import mmap
 import os
-import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -36,7 +33,9 @@ from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import SCHEDULE_VALUES
-from dovetail.runtime.library import KernelLibrary, Team
+from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.child.worker import read_beside
+from dovetail.runtime.machine.library import KernelLibrary, Team
 
 PADDING = 16
 """Elements between rows, as in the runtime's activation buffers."""
@@ -140,16 +139,6 @@ def map_pages(size: int) -> npt.NDArray[np.uint8]:
         os.close(file)
 
 
-class Run(Protocol):
-    """A case bound to operands."""
-
-    def check(self, candidate: Candidate) -> bool:
-        """Run a candidate once and tell whether its numbers are right."""
-
-    def bind(self, candidate: Candidate, calls: int) -> KernelCall:
-        """Return so many calls of a candidate, on the next operands, which no cache holds."""
-
-
 def count_calls(seconds: float) -> int:
     """Return how many calls one time is taken over, of a kernel that takes so long.
 
@@ -241,21 +230,29 @@ class GemmRun:
         return bool(least) and self.case.m >= int(least)
 
 
-class Child:
-    """Keeps library, team and weights between jobs."""
+Run = GemmRun | AttentionRun
+"""A case bound to operands."""
 
-    def __init__(self, setup: ChildSetup) -> None:
+
+class Bench:
+    """Keeps library, team and weights between jobs.
+
+    mark: descriptor of shared memory in which it notes the candidate that it runs.
+    """
+
+    def __init__(self, setup: ChildSetup, mark: int, say: Callable[[Reply], object]) -> None:
+        self._say = say
         self.library = KernelLibrary(Path(setup.library), setup.index)
         self.pool_bytes = setup.pool_bytes
         self.teams: dict[tuple[int, tuple[int, ...]], Team] = {}
         self.pools: dict[str, WeightPool] = {}
         self.products: KnownProducts = {}
-        self.mark = mmap.mmap(setup.mark, MARK_BYTES)
+        self.mark = mmap.mmap(mark, MARK_BYTES)
 
     def run(self, job: Job) -> Reply:
         """Check and time a job."""
         bound = self._bind(job.case)
-        write_reply(Reply(event="bound"))
+        self._say(Reply(event="bound"))
         good = [self._check(bound, i, c) for i, c in enumerate(job.candidates)]
         return Reply(event="times", times=self._time(bound, job, good))
 
@@ -277,9 +274,9 @@ class Child:
 
     def _check(self, bound: Run, index: int, candidate: Candidate) -> bool:
         self._begin(index)
-        write_reply(Reply(event="start"))
+        self._say(Reply(event="start"))
         correct = bound.check(candidate)
-        write_reply(Reply(event="checked", index=index, correct=correct))
+        self._say(Reply(event="checked", index=index, correct=correct))
         return correct
 
     def _begin(self, index: int) -> None:
@@ -300,44 +297,18 @@ class Child:
                 times[i].append(bound.bind(job.candidates[i], warm).run_warm(team))
             if turn and time.monotonic() > end:
                 break
-            write_reply(Reply(event="round"))
+            self._say(Reply(event="round"))
         return tuple(tuple(t) for t in times)
 
 
-def write_reply(reply: Reply) -> None:
-    """Write one line and flush it; when the parent is gone, end without a word, as below."""
-    try:
-        sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        os._exit(0)
-
-
-def read_lines(lines: SimpleQueue[bytes]) -> None:
-    """Pass on what the parent writes; when it is gone, end, whatever a kernel is doing."""
-    for line in iter(sys.stdin.buffer.readline, b""):
-        lines.put(line)
-    os._exit(0)
-
-
-def main() -> None:
-    """Serve jobs until stdin ends; what goes wrong here is told, so that no kernel is blamed."""
-    try:
-        serve()
-    except Exception as error:  # MemoryError above all
-        write_reply(Reply(event="failed", text=f"{type(error).__name__} {error}".strip()))
-        os._exit(1)  # an orderly end would wait for the thread that reads stdin
-
-
-def serve() -> None:
-    """Run jobs as they come."""
-    lines: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=read_lines, args=(lines,), daemon=True).start()
-    child = Child(msgspec.json.decode(lines.get(), type=ChildSetup))
-    write_reply(Reply(event="ready"))
+def serve(channel: Channel, mark: int) -> None:
+    """Run jobs as they come; the process ends with its parent, whatever a kernel is doing."""
+    setup = channel.receive(ChildSetup)
+    if setup is None:
+        return
+    jobs: SimpleQueue[Job] = SimpleQueue()
+    read_beside(channel, Job, jobs.put)
+    bench = Bench(setup, mark, channel.send)
+    channel.send(Reply(event="ready"))
     while True:
-        write_reply(child.run(msgspec.json.decode(lines.get(), type=Job)))
-
-
-if __name__ == "__main__":
-    main()
+        channel.send(bench.run(jobs.get()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from dovetail.compiler.checkpoint import Checkpoint, open_checkpoint
 from dovetail.compiler.config import MAX_JSON_BYTES, Config, parse_json_object, read_bounded
@@ -25,27 +25,6 @@ SPECIAL_TOKENS = "special_tokens_map.json"  # of older tokenizers
 CHAT_TEMPLATE = "chat_template.jinja"
 LIMITS = {TOKENIZER: 64 << 20, TOKENIZER_CONFIG: 4 << 20, CHAT_TEMPLATE: 1 << 20}
 """Bytes that a small file may have, where they are not those of any JSON."""
-
-
-class ModelSource(Protocol):
-    """A model before it is compiled."""
-
-    @property
-    def path(self) -> Path:
-        """The directory or file, as messages name it."""
-        ...
-
-    def config(self) -> Config:
-        """Return config.json; SpecError where there is none."""
-        ...
-
-    def file(self, name: str) -> bytes | None:
-        """Return a small file by its Hugging Face name, None where the model has none."""
-        ...
-
-    def checkpoint(self) -> Checkpoint:
-        """Return the tensors by their Hugging Face names."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +51,11 @@ class ModelDirectory:
         return open_checkpoint(self.path)
 
 
-def open_model(path: str | Path) -> ModelDirectory | GgufModel:
+ModelSource: TypeAlias = "ModelDirectory | GgufModel"
+"""A model before it is compiled: its path, config.json, small files by name, and checkpoint."""
+
+
+def open_model(path: str | Path) -> ModelSource:
     """Return the model at a path: a file is GGUF. Raises SpecError where nothing is there."""
     path = Path(path)
     if path.is_file():

@@ -107,7 +107,7 @@ def read_model_spec(
     """
     source = open_model(model) if isinstance(model, str | Path) else model
     config = source.config()
-    family = _family(config)
+    _, family = config.architecture(FAMILIES, "supported")
     checkpoint = source.checkpoint()
     quantised = main_format(checkpoint)
     stored = quantised or stored_dtype(checkpoint)
@@ -141,9 +141,10 @@ def read_dimensions(
     config = Config.read(path) if path.is_file() else open_model(path).config()
     name = config.text("dtype", config.text("torch_dtype", "float32"))
     stored = {"bfloat16": "bf16", "float16": "f16"}.get(name, "f32")
+    _, family = config.architecture(FAMILIES, "supported")
     return _architecture(
         config,
-        _family(config),
+        family,
         weight_dtype=resolve_weight_dtype(weight_dtype, stored, target),
         kv_dtype="f32",
         checkpoint_dtype=stored,
@@ -164,17 +165,6 @@ def _plain(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, bool | int | str)
-
-
-def _family(config: Config) -> Family:
-    names = config.texts("architectures")
-    for name in names:
-        if name in FAMILIES:
-            return FAMILIES[name]
-    raise SpecError(
-        f"{config.name}: architecture {', '.join(names) or '(none)'} is not supported; "
-        f"supported: {', '.join(FAMILIES)}"
-    )
 
 
 def _architecture(

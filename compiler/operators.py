@@ -1,4 +1,4 @@
-"""The operators of a tape: the kernel interface behind each op, and what each operand is to it.
+"""The operators of a tape: the slots of the kernel behind each op, and what each is to it.
 
 One table feeds the tape builder (order of slots, barriers), the buffer planner (what is read and
 written) and the verifier.
@@ -18,89 +18,44 @@ class Operand:
     """One slot of a kernel.
 
     kind: `int`, `float`, `weight` (`weight?` may be null), `in` (`in?` may be null), `out`,
-    `inout`, or
-    `part`: written together with other entries, each its own rows, so that they need no order.
+    `inout`, or `part`: written together with other entries, each its own rows, so that they need
+    no order.
     """
 
     name: str
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """A kernel interface; `families` are the @kernel functions that have it."""
-
-    families: tuple[str, ...]
-    operands: tuple[Operand, ...]
-
-
-def _operator(families: str, operands: str) -> Operator:
-    pairs = (item.split(":") for item in operands.split())
-    return Operator(tuple(families.split()), tuple(Operand(name, kind) for name, kind in pairs))
-
-
 _GEMM = "M:int N:int K:int A:in lda:int B:weight panel_stride:int bias:weight? "
-_LINEAR = _operator(
-    "gemm_linear gemm_linear_reduce",
-    _GEMM + "R:in? ldr:int C:out ldc:int partial:out partial_size:int",
-)
-_SILU = _operator("gemm_silu", _GEMM + "C:out ldc:int")
+_LINEAR = _GEMM + "R:in? ldr:int C:out ldc:int partial:out partial_size:int"
 _HEADS = "n_q:int n_kv:int hd:int "
 _KEYS = "seq_starts:in seq_lengths:in block_tables:in table_stride:int kpool:in vpool:in "
-
-OPERATORS: dict[str, Operator] = {
-    "embed": _operator("embed embed_packed", "T:int H:int ids:in table:weight out:out ldo:int"),
-    "rmsnorm": _operator("rmsnorm", "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int"),
-    "qkv": _LINEAR,
-    "rope_store": _operator(
-        "rope_store",
-        "T:int qkv:inout ldq:int " + _HEADS + "rot:int positions:in cos:weight sin:weight "
-        "q_norm:weight? k_norm:weight? eps:float kv_slots:in kpool:out vpool:out",
-    ),
-    "prefill_attention": _operator(
-        "prefill_attention",
-        "n_prefill:int " + _HEADS + "scale:float window:int q:in ldq:int " + _KEYS
-        + "out:part ldo:int",
-    ),
-    "decode_attention": _operator(
-        "decode_attention decode_attention_merge",
-        "n_prefill:int n_decode:int " + _HEADS + "scale:float window:int kv_splits:int "
-        "q:in ldq:int " + _KEYS + "partial:out out:part ldo:int",
-    ),
-    "o": _LINEAR,
-    "up": _LINEAR,
-    "pooler": _LINEAR,
-    "classifier": _LINEAR,
-    "embed_sum": _operator(
-        "embed_sum",
-        "T:int H:int ids:in table:weight positions:in places:weight? types:in kinds:weight? "
-        "w:weight b:weight? eps:float out:out ldo:int",
-    ),
-    "layernorm": _operator(
-        "layernorm", "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int"
-    ),
-    "packed_attention": _operator(
-        "packed_attention",
-        "n_sequences:int n_heads:int hd:int scale:float reach:int slopes:weight? qkv:in ldq:int "
-        "seq_starts:in out:out ldo:int",
-    ),
-    "rope_rows": _operator(
-        "rope_rows",
-        "T:int qkv:inout ldq:int n_heads:int hd:int positions:in cos:weight sin:weight",
-    ),
-    "mean_rows": _operator(
-        "mean_rows", "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int"
-    ),
-    "unit_rows": _operator("unit_rows", "R:int H:int x:in ldx:int out:out ldo:int"),
-    "activate_rows": _operator("activate_rows", "T:int H:int x:in ldx:int out:out ldo:int"),
-    "gate_up": _SILU,
-    "down": _LINEAR,
-    "gather_rows": _operator("gather_rows", "R:int H:int rows:in x:in ldx:int out:out ldo:int"),
-    "head": _LINEAR,
-    "sample": _operator(
-        "sample",
-        "R:int V:int logits:in ldl:int temperature:in top_k:in top_p:in min_p:in uniform:in "
-        "out_ids:out out_logprobs:out scratch:out",
-    ),
+_SLOTS = {
+    "embed": "T:int H:int ids:in table:weight out:out ldo:int",
+    "rmsnorm": "T:int H:int x:in ldx:int w:weight eps:float out:out ldo:int",
+    "rope_store": "T:int qkv:inout ldq:int " + _HEADS + "rot:int positions:in cos:weight "
+    "sin:weight q_norm:weight? k_norm:weight? eps:float kv_slots:in kpool:out vpool:out",
+    "prefill_attention": "n_prefill:int " + _HEADS + "scale:float window:int q:in ldq:int "
+    + _KEYS + "out:part ldo:int",
+    "decode_attention": "n_prefill:int n_decode:int " + _HEADS + "scale:float window:int "
+    "kv_splits:int q:in ldq:int " + _KEYS + "partial:out out:part ldo:int",
+    **dict.fromkeys(("qkv", "o", "up", "down", "head", "pooler", "classifier"), _LINEAR),
+    "gate_up": _GEMM + "C:out ldc:int",
+    "embed_sum": "T:int H:int ids:in table:weight positions:in places:weight? types:in "
+    "kinds:weight? w:weight b:weight? eps:float out:out ldo:int",
+    "layernorm": "T:int H:int x:in ldx:int w:weight b:weight? eps:float out:out ldo:int",
+    "packed_attention": "n_sequences:int n_heads:int hd:int scale:float reach:int slopes:weight? "
+    "qkv:in ldq:int seq_starts:in out:out ldo:int",
+    "rope_rows": "T:int qkv:inout ldq:int n_heads:int hd:int positions:in cos:weight sin:weight",
+    "mean_rows": "S:int H:int seq_starts:in x:in ldx:int out:out ldo:int",
+    "unit_rows": "R:int H:int x:in ldx:int out:out ldo:int",
+    "activate_rows": "T:int H:int x:in ldx:int out:out ldo:int",
+    "gather_rows": "R:int H:int rows:in x:in ldx:int out:out ldo:int",
+    "sample": "R:int V:int logits:in ldl:int temperature:in top_k:in top_p:in min_p:in uniform:in "
+    "out_ids:out out_logprobs:out scratch:out",
 }  # fmt: skip
+
+OPERATORS: dict[str, tuple[Operand, ...]] = {
+    op: tuple(Operand(*slot.split(":")) for slot in text.split()) for op, text in _SLOTS.items()
+}
 """Every op a tape may hold, with its slots in order."""

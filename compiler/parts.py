@@ -6,23 +6,32 @@ their candidates.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.library import LibrarySpec, index_library
-from dovetail.compiler.attention_search import attention_library, attention_tasks
-from dovetail.compiler.jobs import Item, plan_job
+from dovetail.compiler.attention_search import AttentionTask, attention_library, attention_tasks
 from dovetail.compiler.payload import Payload
 from dovetail.compiler.recorder import Identity
-from dovetail.compiler.search.tables import Effort, search_tasks, tuning_library
+from dovetail.compiler.search.policy import SearchTask
+from dovetail.compiler.search.tables import Effort, search_tasks, task_key, tuning_library
 from dovetail.compiler.tables import plan_teams
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.model import ModelSpec
-from dovetail.runtime.shard import shard_spec, split_model
+from dovetail.ir.tuning import TuningRecord, WorkKey
+from dovetail.runtime.native.shard import shard_spec, split_model
 from dovetail.topology.hardware import HardwareSpec
+
+Item = SearchTask | AttentionTask
+"""What is searched as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +73,40 @@ def plan_parts(scope: SearchScope, effort: Effort, cache: Path | None) -> tuple[
         TuningPart(items, Identity.of(scope.hardware, index_library(library, cache)), library)
         for items, library in searches
     )
+
+
+def plan_job(tasks: Iterable[tuple[str, SearchTask]]) -> tuple[SearchTask, ...]:
+    """Return the searches of `search_tasks`; products of equal shape and threads share one."""
+    found: dict[object, SearchTask] = {}
+    for _, task in tasks:
+        found.setdefault(task_key(task), task)
+    return tuple(found.values())
+
+
+def job_name(parts: Iterable[TuningPart], effort: str) -> str:
+    """Return a short digest of what a job does and with which kernels, to know it again by."""
+    work = [
+        (
+            [task_key(i) if isinstance(i, SearchTask) else i for i in part.items],
+            sorted(part.identity.builds.items()),
+            part.identity.index.target,
+        )
+        for part in parts
+    ]
+    return hashlib.sha256(msgspec.json.encode((work, effort))).hexdigest()[:12]
+
+
+def spent_seconds(
+    records: Iterable[TuningRecord],
+    parts: Iterable[TuningPart],
+    since: datetime | None = None,
+) -> dict[WorkKey, float]:
+    """Return what the trials on record cost that the search of each item can use."""
+    spent: dict[WorkKey, float] = {}
+    known = tuple(records)
+    for part in parts:
+        spent |= dict.fromkeys((item.work for item in part.items), 0.0)
+        for record in part.identity.matching(known):
+            if record.work in spent and (since is None or record.when >= since):
+                spent[record.work] += record.cost
+    return spent

@@ -16,15 +16,13 @@ from dovetail.ir.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class GemmUse:
-    """One matrix product of a step, its epilogue, and how often it runs.
+    """One matrix product of a step, and how often it runs.
 
     calls: times in one step. sizes: M -> share of the steps; the shares sum to 1.
     """
 
     gemm: GemmOp
     calls: int
-    bias: bool
-    residual: bool
     sizes: dict[int, float]
 
 
@@ -57,16 +55,12 @@ def make_payload(
     """Return the payload of one model under one workload, for one process and as many as given."""
     steps = workload.step_sizes(max_step_tokens)
     rows = _head_sizes(steps, min(workload.concurrency, max_step_sequences))
-    biases = {"qkv": spec.attention_bias, "o": spec.output_bias}
-    biases |= dict.fromkeys(("gate_up", "down"), spec.mlp_bias)
 
     def uses(count: int) -> tuple[GemmUse, ...]:
         return tuple(
             GemmUse(
                 gemm=gemm,
                 calls=times,
-                bias=biases.get(gemm.op, False),
-                residual=gemm.op in ("o", "down"),
                 sizes=rows if gemm.op == "head" else steps,
             )
             for gemm, times in count_gemms(spec, count).items()
@@ -85,8 +79,6 @@ def make_encoder_payload(spec: EncoderSpec, max_step_tokens: int) -> Payload:
             GemmUse(
                 gemm=gemm,
                 calls=times,
-                bias=True,
-                residual=gemm.op in ("o", "down"),
                 sizes=texts if gemm.op in HEADS else sizes,
             )
             for gemm, times in count_gemms(spec).items()

@@ -26,12 +26,12 @@ from dovetail.compiler.config import parse_json_object
 from dovetail.compiler.database import default_path
 from dovetail.compiler.encoder_pipeline import (
     EncoderInputs,
-    pack_encoder,
     read_beside,
     read_encoder_inputs,
     write_encoder,
 )
 from dovetail.compiler.encoder_spec import is_encoder
+from dovetail.compiler.encoder_tape import build_encode_tape
 from dovetail.compiler.gain import Gain, measure_gain
 from dovetail.compiler.input_powers import calibrate
 from dovetail.compiler.memory import Memory
@@ -66,7 +66,7 @@ from dovetail.compiler.stored import (
 )
 from dovetail.compiler.tables import unique_tables
 from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
-from dovetail.compiler.weights import pack_weights
+from dovetail.compiler.weights import pack_encoder, pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.encoder import EncoderSpec, Spec
@@ -77,8 +77,8 @@ from dovetail.ir.plans import PlanChoice
 from dovetail.ir.schedule import ScheduleFile, ScheduleTable
 from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import encode_record
-from dovetail.runtime.tape import pick_tables
-from dovetail.runtime.trust import is_known_folder
+from dovetail.runtime.machine.trust import is_known_folder
+from dovetail.runtime.native.tape import pick_tables
 
 Member: TypeAlias = Inputs | EncoderInputs
 """What was read of one model."""
@@ -305,30 +305,26 @@ def _pack(
 ) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
     if member.packed is not None:
         return link_weights(artifact, member.packed)
-    if isinstance(member, EncoderInputs):
-        return pack_encoder(member, artifact, steps)
     name = f"models/{member.name}/weights/weights.bin"
     checkpoint = member.source.checkpoint()
-    powers = {} if member.quantised is None else member.quantised.powers
     path = artifact.path_for(name)
-    packed = pack_weights(member.spec, checkpoint, path, steps.advance, powers)
+    if isinstance(member, EncoderInputs):
+        packed = pack_encoder(member.spec, checkpoint, path, steps.advance)
+    else:
+        powers = {} if member.quantised is None else member.quantised.powers
+        packed = pack_weights(member.spec, checkpoint, path, steps.advance, powers)
     artifact.add_weights(name)
     return packed
 
 
-def _build_tapes(
-    inputs: Inputs, weights: tuple[WeightEntry, ...], tables: tuple[ScheduleTable, ...]
-) -> tuple[Tape, ...]:
-    tokens, sequences = inputs.request.max_step_tokens, inputs.request.max_step_sequences
-    tapes = (
-        build_forward_tape(inputs.spec, weights, tokens, sequences),
-        build_sample_tape(inputs.spec, sequences),
+def _build_tapes(member: Member, weights: tuple[WeightEntry, ...]) -> tuple[Tape, ...]:
+    tokens, sequences = member.request.max_step_tokens, member.request.max_step_sequences
+    if isinstance(member, EncoderInputs):
+        return (build_encode_tape(member.spec, weights, member.step_tokens, sequences),)
+    return (
+        build_forward_tape(member.spec, weights, tokens, sequences),
+        build_sample_tape(member.spec, sequences),
     )
-    for tape in tapes:
-        for target in inputs.targets:
-            of_target = [table for table in tables if table.target == target.name]
-            verify_tape(tape, weights, of_target)
-    return tapes
 
 
 # ---- writing ----
@@ -341,11 +337,15 @@ def _write_member(
     chunks: WeightChunks,
     chosen: Chosen,
 ) -> None:
-    if isinstance(member, EncoderInputs):
-        write_encoder(artifact, member, weights, chosen.tables)
-    else:
-        _write_model(artifact, member, weights, _build_tapes(member, weights, chosen.tables))
     folder = f"models/{member.name}"
+    for tape in _build_tapes(member, weights):
+        for target in member.targets:
+            verify_tape(tape, weights, [t for t in chosen.tables if t.target == target.name])
+        artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)
+    if isinstance(member, EncoderInputs):
+        write_encoder(artifact, member, weights)
+    else:
+        _write_model(artifact, member, weights)
     artifact.write_json(f"{folder}/schedules.json", ScheduleFile(tables=chosen.tables))
     if member.quantised is not None:
         artifact.write_json(f"{folder}/quantisation.json", member.quantised.file)
@@ -353,10 +353,7 @@ def _write_member(
 
 
 def _write_model(
-    artifact: ArtifactWriter,
-    inputs: Inputs,
-    weights: tuple[WeightEntry, ...],
-    tapes: tuple[Tape, ...],
+    artifact: ArtifactWriter, inputs: Inputs, weights: tuple[WeightEntry, ...]
 ) -> None:
     folder = f"models/{inputs.name}"
     for name in COPIED_FILES:
@@ -375,8 +372,6 @@ def _write_model(
         generation=inputs.generation,
     )
     artifact.write_json(f"{folder}/model.json", model)
-    for tape in tapes:
-        artifact.write_json(f"{folder}/tapes/{tape.name}.json", tape)
 
 
 def _write_plans(

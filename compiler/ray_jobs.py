@@ -37,7 +37,7 @@ from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.ir.files import write_whole
 from dovetail.ir.tuning import HardwareKey
-from dovetail.runtime import ray_ranks
+from dovetail.runtime.group import ray_ranks
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.values import HardwareSpec
 
@@ -111,9 +111,6 @@ class RayMeasurer:
         """Have `measure` end with StoppedError, in whichever thread it runs."""
         self._stopped = True
 
-    def close(self) -> None:
-        """Nothing is held between trials."""
-
     def measure(
         self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
@@ -139,7 +136,7 @@ class RayMeasurer:
             raise SpecError(f"a node could not measure: {error.cause}") from None
         except ray.exceptions.RayError as error:
             raise SpecError(
-                f"the Ray cluster failed ({str(error).splitlines()[0]}); what was measured is "
+                f"the Ray cluster failed ({str(error).splitlines()[0]}); the measurements are "
                 "kept: start the cluster again and run the same command with --resume"
             ) from None
 

@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
 
 import msgspec
 
@@ -123,28 +122,6 @@ class Identity:
         )
 
 
-class Records(Protocol):
-    """Earlier records: a `TuningDatabase`, or none."""
-
-    def lookup(self, key: RecordKey) -> TuningRecord | None:
-        """Return the record that answers for `key`."""
-
-    def trusts(self, record: TuningRecord) -> bool:
-        """Tell whether a record's times were taken while the machine did nothing else."""
-
-    def append(self, records: Sequence[TuningRecord]) -> None:
-        """Keep records; they are there for good once this returns."""
-
-
-class MemoryRecords(RecordSet):
-    """Records of this run only."""
-
-    def append(self, records: Sequence[TuningRecord]) -> None:
-        """Keep records until the process ends."""
-        for record in records:
-            self.add(record)
-
-
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """Seconds in which trials may be run: in all, and those that untried work has anyway."""
@@ -167,9 +144,6 @@ class NoMachine:
     def stop(self) -> None:
         """Nothing runs."""
 
-    def close(self) -> None:
-        """Nothing runs."""
-
     def measure(
         self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
     ) -> tuple[Measurement, ...]:
@@ -189,7 +163,7 @@ class Recorder:
 
     inner: StoppableMeasurer
     identity: Identity
-    records: Records = field(default_factory=MemoryRecords)
+    records: RecordSet = field(default_factory=RecordSet)
     since: datetime | None = None
     allowance: Allowance = field(default_factory=Allowance)
     notify: Callable[[TuningRecord], None] | None = None

@@ -20,7 +20,7 @@ from dovetail.ir.artifact import FileEntry, ServicePlan
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import WeightChunks, WeightEntry
 from dovetail.ir.plans import ASKED, PlanChoice
-from dovetail.runtime.artifact import Artifact, Part, Reader, open_artifact
+from dovetail.runtime.artifact import Artifact, ArtifactReader, Part, open_artifact
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 SETTLED = (
@@ -96,7 +96,7 @@ def link_weights(
 
 def take_over(artifact: ArtifactWriter, path: Path) -> dict[str, tuple[str, ...]]:
     """Link workflows and indexes of the artifact at `path`; return their names."""
-    manifest = Reader(path).manifest
+    manifest = ArtifactReader(path).manifest
     for name, entry in manifest.files.items():
         taken = name.startswith(TAKEN) or name.endswith(QUANTISATION)
         if taken and name != PLACED:

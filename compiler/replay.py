@@ -7,9 +7,6 @@ hangs or is refused, the simulated choice stands and says so.
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +19,11 @@ from msgspec.structs import replace
 from dovetail.compiler.memory import Memory, spell_time
 from dovetail.compiler.service import service_plan
 from dovetail.ir.artifact import Manifest, ServicePlan
+from dovetail.ir.errors import DovetailError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import MEASURED, PairChoice, PlanCandidate, PlanChoice
-from dovetail.runtime.cpu_time import QUIET_CORES, busy_cores
+from dovetail.runtime.child.child import Child, ChildLost
+from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_cores
 from dovetail.topology.replay import Trace
 
 PROMPTS, STEPS = 3, 4
@@ -216,20 +215,13 @@ def cover_pairs(pairs: Sequence[PairChoice]) -> tuple[PairChoice, ...]:
 
 def run_replay(job: ReplayJob) -> ReplayTimes | None:
     """Return the child's times; None where it crashed, hung or was refused."""
-    command = [sys.executable, "-P", "-m", "dovetail.compiler.replay_child"]
+    child = Child.start("dovetail.compiler.replay_child", "the replaying process {}", quiet=True)
     try:
-        done = subprocess.run(
-            command,
-            input=msgspec.json.encode(job),
-            capture_output=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
-        if done.returncode == -signal.SIGINT:
-            raise KeyboardInterrupt
-        return msgspec.json.decode(done.stdout, type=ReplayTimes)
-    except (subprocess.TimeoutExpired, msgspec.MsgspecError):
+        return child.ask(job, ReplayTimes, TIMEOUT)
+    except (ChildLost, DovetailError):
         return None
+    finally:
+        child.kill()
 
 
 def apply_times(

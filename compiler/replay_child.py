@@ -1,13 +1,12 @@
-"""The process in which plans are replayed: `python -P -m dovetail.compiler.replay_child`.
+"""The process in which plans are replayed.
 
-In: a `ReplayJob` on stdin. Out: `ReplayTimes` on stdout. Each plan is loaded once, with its own
+In: a `ReplayJob`. Out: `ReplayTimes`. Each plan is loaded once, with its own
 threads and processes; then all of them serve requests in turns, so that noise hits them alike.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,17 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import msgspec
-
 from dovetail.compiler.replay import ReplayJob, ReplayTimes
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.cpu_time import busy_seconds, process_seconds
-from dovetail.runtime.engine import Engine
-from dovetail.runtime.kv_pool import blocks_for
-from dovetail.runtime.plan import SchedulerSettings
-from dovetail.runtime.request import Request, SamplingParams, State
+from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.engine.engine import Engine
+from dovetail.runtime.engine.executor import open_on_cpu
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.machine.cpu_time import busy_seconds, process_seconds
+from dovetail.runtime.schedule.kv_pool import blocks_for
+from dovetail.runtime.schedule.plan import SchedulerSettings
+from dovetail.runtime.schedule.request import Request, SamplingParams
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 SETTINGS = SchedulerSettings(offload="off")
@@ -63,7 +63,8 @@ def _open(
     room = _room(job, part.file.max_step_tokens)
     blocks = sum(blocks_for(n + room) for n in job.prompts)
     blocks += max(job.batches) * (blocks_for(KV_BLOCK + room) + 1)
-    engine = Engine(artifact, part, hardware, plan=plan, kv_blocks=blocks, settings=SETTINGS)
+    options = EngineOptions(plan=plan, kv_blocks=blocks, settings=SETTINGS)
+    engine = open_on_cpu(artifact, part, hardware, options)
     try:
         yield engine
     finally:
@@ -78,7 +79,7 @@ def _room(job: ReplayJob, max_step_tokens: int) -> int:
 
 def _own_seconds(engines: Sequence[Engine]) -> float:
     """Return the CPU seconds of this process and of the processes of its groups."""
-    pids = [pid for engine in engines if engine.group for pid in engine.group.pids]
+    pids = [pid for engine in engines if (group := engine.executor.group) for pid in group.pids]
     return time.process_time() + sum(map(process_seconds, pids))
 
 
@@ -133,7 +134,7 @@ class Round:
 
     def _end(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            if request.state is not State.FINISHED:  # a short context ends one early
+            if not request.finished:  # a short context ends one early
                 self.engine.finish(request, "stop")
 
     def _step(self, running: Sequence[Request]) -> None:
@@ -144,6 +145,8 @@ class Round:
                 raise request.error
 
 
-if __name__ == "__main__":
-    found = replay(msgspec.json.decode(sys.stdin.buffer.read(), type=ReplayJob))
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+def serve(channel: Channel) -> None:
+    """Run one job."""
+    job = channel.receive(ReplayJob)
+    if job is not None:
+        channel.send(replay(job))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
@@ -51,8 +51,8 @@ from dovetail.ir.model import ModelSpec
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
-from dovetail.runtime.artifact import ModelPart
-from dovetail.runtime.tokenizer import Tokenizer
+from dovetail.runtime.artifact import ModelPart, Part
+from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.topology.configuration import allows_processes
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 from dovetail.topology.replay import Trace
@@ -174,9 +174,9 @@ class CompileRequest(ModelRequest):
         return tuple(map(Path, many))
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Everything that was read, checked and chosen before the work begins.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadModel:
+    """What was read, checked and chosen of any model before the work begins.
 
     source: of the tokenizer, and of the checkpoint, unless the weights are `packed` already.
     """
@@ -184,16 +184,38 @@ class Inputs:
     request: CompileRequest
     name: str
     source: ModelSource
-    spec: ModelSpec
+    spec: Spec
     hardware: HardwareSpec
-    workload: WorkloadSpec
     targets: tuple[Target, ...]
     devices: tuple[Target, ...]
+    packed: Part | None = None
+    quantised: Quantised | None = None
+    reads: ClassVar[str] = "prompts"
+    """What a tokenizer makes token ids of."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of this model."""
+        notes: tuple[str, ...] = ()
+        if self.packed is None:
+            notes = self.request.describe_dtype(self.name, self.spec, self.targets[0])
+        if self.quantised is not None:
+            notes += self.quantised.notes
+        if self.source.file(TOKENIZER) is not None:
+            return notes
+        return (f"{self.source.path} has no {TOKENIZER}: {self.reads} must be token ids", *notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs(ReadModel):
+    """Of a model that generates."""
+
+    spec: ModelSpec
+    workload: WorkloadSpec
     trace: Trace
     choice: PlanChoice
     payload: Payload
     packed: ModelPart | None = None
-    quantised: Quantised | None = None
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -244,19 +266,6 @@ class Inputs:
         whole = effort.seconds if budget is None else budget - self.replay_seconds
         return whole / max(1, sum(can_measure(target, self.request) for target in self.targets))
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a user should know of this model."""
-        if self.packed is not None:
-            dtype: tuple[str, ...] = ()
-        else:
-            dtype = self.request.describe_dtype(self.name, self.spec, self.targets[0])
-        if self.quantised is not None:
-            dtype += self.quantised.notes
-        if self.source.file(TOKENIZER) is not None:
-            return dtype
-        return (f"{self.source.path} has no {TOKENIZER}: prompts must be token ids", *dtype)
-
     def scope(self, target: Target) -> SearchScope:
         """Return what schedules are searched for."""
         return SearchScope(
@@ -286,9 +295,7 @@ def read_inputs(
     """
     check_request(request)
     source = open_model(request.model) if packed is None else ModelDirectory(packed.folder)
-    hardware = read_hardware(request.hardware)
-    cpus, devices = split_targets(request.targets)
-    targets = choose_targets(cpus, hardware)
+    hardware, targets, devices = read_machine(request)
     spec = request.read_spec(targets[0], source) if packed is None else packed.file.spec
     workload = read_workload(request.workload)
     check_tokenizer(source)
@@ -304,9 +311,9 @@ def read_inputs(
     if request.plan is None:
         choice = choose_plans(hardware, spec, trace, request.threads, figures)
     else:
-        _check_plan(request.plan, spec)
+        if not allows_processes(spec, processes := request.plan.processes):
+            raise SpecError(f"{processes} processes cannot have equal shares of the model")
         choice = asked_choice(request.plan, hardware)
-    processes = {candidate.processes for candidate in choice.decode}
     return Inputs(
         request=request,
         name=request.name or MODEL_NAME,
@@ -318,7 +325,7 @@ def read_inputs(
         devices=devices,
         trace=trace,
         choice=choice,
-        payload=make_payload(spec, workload, *request.step, processes),
+        payload=make_payload(spec, workload, *request.step, {c.processes for c in choice.decode}),
         packed=packed,
         quantised=quantised,
     )
@@ -330,15 +337,19 @@ def choose_targets(names: tuple[str, ...], hardware: HardwareSpec) -> tuple[Targ
         targets = tuple(get_target(name) for name in dict.fromkeys(names))
         for target in targets:
             if target.device:
-                raise SpecError(f"schedules are for CPUs, which {target.name} is none of")
+                raise SpecError(f"schedules are for CPUs; {target.name} is not a CPU target")
         return targets
     return (target_for(hardware.arch, frozenset(hardware.isa_flags)),)
 
 
-def split_targets(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Target, ...]]:
-    """Return the names of CPU targets, and the accelerators."""
-    devices = tuple(device for name, device in DEVICE_TARGETS.items() if name in names)
-    return tuple(name for name in names if name not in DEVICE_TARGETS), devices
+def read_machine(
+    request: CompileRequest,
+) -> tuple[HardwareSpec, tuple[Target, ...], tuple[Target, ...]]:
+    """Return the machine that a request names, the CPU targets to build, and the accelerators."""
+    hardware = read_hardware(request.hardware)
+    devices = tuple(t for name, t in DEVICE_TARGETS.items() if name in request.targets)
+    cpus = tuple(name for name in request.targets if name not in DEVICE_TARGETS)
+    return hardware, choose_targets(cpus, hardware), devices
 
 
 def check_request(request: CompileRequest) -> None:
@@ -348,7 +359,7 @@ def check_request(request: CompileRequest) -> None:
     if request.effort not in EFFORTS:
         raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
     if request.plan is not None and request.threads is not None:
-        raise SpecError("a plan says how many threads run; give one of plan and threads")
+        raise SpecError("a plan contains the number of threads; give either plan or threads")
     if request.budget is not None and not 0 <= request.budget < math.inf:
         raise SpecError(
             f"a budget of {request.budget} seconds is not possible; it may be 0 or more"
@@ -374,11 +385,6 @@ def check_name(what: str, name: str) -> None:
     """Raise SpecError for a name that is no plain part of a path."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name):
         raise SpecError(f"{what} cannot be called {name!r}; use letters, digits, - and _")
-
-
-def _check_plan(plan: ServicePlan, spec: ModelSpec) -> None:
-    if not allows_processes(spec, plan.processes):
-        raise SpecError(f"{plan.processes} processes cannot have equal shares of the model")
 
 
 def check_tokenizer(source: ModelSource) -> None:

@@ -76,10 +76,6 @@ def inverse_frequencies(rope: RopeSpec) -> F32:
 # ---- reading ----
 
 
-def _read_default(_rope: Config, spec: RopeSpec, _max_position: int) -> RopeSpec:
-    return spec
-
-
 def _read_factor(rope: Config, spec: RopeSpec, _max_position: int) -> RopeSpec:
     return replace(spec, factor=rope.number("factor", 1.0, MAX_FACTOR))
 
@@ -122,7 +118,7 @@ def _read_yarn(rope: Config, spec: RopeSpec, max_position: int) -> RopeSpec:
 
 
 _READERS: dict[str, Callable[[Config, RopeSpec, int], RopeSpec]] = {
-    "default": _read_default,
+    "default": lambda _rope, spec, _max_position: spec,
     "linear": _read_factor,
     "dynamic": _read_factor,
     "llama3": _read_llama3,
@@ -139,10 +135,6 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 
 
 # ---- scaling; `dynamic` equals `default` up to max_position, which requests cannot pass ----
-
-
-def _scale_linear(rope: RopeSpec, plain: F32) -> F32:
-    return plain / np.float32(rope.factor)
 
 
 def _scale_ntk(rope: RopeSpec, _plain: F32) -> F32:
@@ -184,7 +176,7 @@ def _correction_dim(rope: RopeSpec, rotations: float) -> float:
 
 
 _SCALERS: dict[str, Callable[[RopeSpec, F32], F32]] = {
-    "linear": _scale_linear,
+    "linear": lambda rope, plain: plain / np.float32(rope.factor),
     "llama3": _scale_llama3,
     "ntk": _scale_ntk,
     "yarn": _scale_yarn,

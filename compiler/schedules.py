@@ -22,7 +22,7 @@ from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec
 from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tuning import WorkKey
-from dovetail.runtime.shard import split_model
+from dovetail.runtime.native.shard import split_model
 
 LINEAR, SILU, GEGLU = "linear", "silu", "geglu"
 ACTIVATED = ("gelu", "gelu_tanh")
@@ -354,7 +354,7 @@ def gemm_kernels(
 
 
 def deterministic_kernels(spec: ModelSpec, target: Target) -> tuple[KernelRequest, ...]:
-    """Return the kernels that `dovetail.runtime.deterministic` puts into tables at load."""
+    """Return the kernels that `dovetail.runtime.native.deterministic` puts into tables at load."""
     return (kernel_request("decode_attention_rows", target, spec.kv_dtype),)
 
 

@@ -22,7 +22,6 @@ from dovetail.ir.plans import (
     PlanFigure,
 )
 from dovetail.topology.binding import choose_pus
-from dovetail.topology.configuration import Process
 from dovetail.topology.hardware import HardwareSpec
 from dovetail.topology.parameters import MachineParameters
 from dovetail.topology.plan import Candidate, plan_topology
@@ -217,15 +216,11 @@ def _candidate(found: Candidate) -> PlanCandidate:
     return PlanCandidate(
         processes=len(processes),
         threads=len(processes[0].pus),
-        cpus=_pus(processes),
+        cpus=tuple(pu for process in processes for pu in process.pus),
         nodes=tuple(process.nodes for process in processes),
         levels=found.levels,
         simulated=found.seconds,
     )
-
-
-def _pus(processes: Sequence[Process]) -> tuple[int, ...]:
-    return tuple(pu for process in processes for pu in process.pus)
 
 
 def asked_choice(plan: ServicePlan, hardware: HardwareSpec) -> PlanChoice:
@@ -237,8 +232,8 @@ def asked_choice(plan: ServicePlan, hardware: HardwareSpec) -> PlanChoice:
             threads=phase.threads,
             cpus=phase.cpus,
             nodes=tuple(
-                tuple(sorted({homes[pu] for pu in cpus if pu in homes}))
-                for cpus in _by_process(phase, plan.processes)
+                tuple(sorted({homes[pu] for pu in phase.cpus[i:][: phase.threads] if pu in homes}))
+                for i in range(0, plan.processes * phase.threads, phase.threads)
             ),
             levels="",
         )
@@ -246,8 +241,3 @@ def asked_choice(plan: ServicePlan, hardware: HardwareSpec) -> PlanChoice:
     )
     pairs = (PairChoice(prefill=0, decode=0),)
     return PlanChoice(source=ASKED, prefill=(prefill,), decode=(decode,), pairs=pairs)
-
-
-def _by_process(phase: PhasePlan, processes: int) -> list[tuple[int, ...]]:
-    count = phase.threads
-    return [phase.cpus[rank * count : (rank + 1) * count] for rank in range(processes)]

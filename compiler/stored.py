@@ -19,8 +19,8 @@ from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
 from dovetail.ir.workflow_file import WorkflowFile, describe_workflow, find_functions, read_workflow
 from dovetail.runtime.flows.checks import check_workflow
-from dovetail.runtime.retrieval.manifest import MANIFEST, check_file, read_manifest
-from dovetail.runtime.stored_workflows import describe_code, run_file
+from dovetail.runtime.flows.stored_workflows import describe_code, run_file
+from dovetail.runtime.index.manifest import MANIFEST, check_file, read_manifest
 
 FILE_BYTES = 1 << 20
 """Most bytes of a workflow's file."""
@@ -51,7 +51,7 @@ def read_workflows(
             name = stored.workflow.name
             check_name("a workflow in an artifact", name)
             if name in found or name == SERVE:
-                raise SpecError(f"two workflows are called {name!r}; give each another name")
+                raise SpecError(f"two workflows have the name {name!r}; rename one")
             check_workflow(
                 stored.workflow, models, generates=generates, find_index=lambda _name: None
             )
@@ -65,7 +65,7 @@ def read_indexes(folders: Iterable[Path]) -> dict[str, tuple[Path, IndexManifest
     for folder in (given.resolve() for given in folders):
         check_name("an index in an artifact", folder.name)
         if folder.name in found:
-            raise SpecError(f"two indexes are called {folder.name!r}; rename a folder")
+            raise SpecError(f"two indexes have the name {folder.name!r}; rename one folder")
         manifest = read_manifest(folder)
         for name in manifest.files:
             check_file(folder, manifest, name, contents=False)
@@ -85,7 +85,8 @@ def write_workflows(artifact: ArtifactWriter, workflows: Iterable[Stored]) -> No
 def write_indexes(artifact: ArtifactWriter, indexes: dict[str, tuple[Path, IndexManifest]]) -> None:
     """Put indexes into the artifact: files are shared with the folders where the disk can."""
     for name, (folder, manifest) in indexes.items():
-        artifact.copy(f"indexes/{name}/{MANIFEST}", folder / MANIFEST, FILE_BYTES)
+        data = read_bounded(folder / MANIFEST, FILE_BYTES)
+        artifact.write_bytes(f"indexes/{name}/{MANIFEST}", data)
         for file, entry in manifest.files.items():
             artifact.link(f"indexes/{name}/{file}", folder / file, entry)
 
@@ -102,7 +103,12 @@ def _read(given: GivenWorkflow) -> list[Stored]:
     made = run_file(data, str(path))
     if not made:
         raise SpecError(f"{path} makes no RAGraph; assign one to a name of the file")
-    return [_of_code(workflow, data) for workflow in made.values()]
+    return [
+        Stored(workflow, describe_code(workflow), data)
+        if find_functions(workflow)
+        else _of_data(workflow)
+        for workflow in made.values()
+    ]
 
 
 def _of_data(workflow: Workflow) -> Stored:
@@ -112,9 +118,3 @@ def _of_data(workflow: Workflow) -> Stored:
             "functions in files alone; make the graph in a Python file and give its path"
         )
     return Stored(workflow, describe_workflow(workflow))
-
-
-def _of_code(workflow: Workflow, source: bytes) -> Stored:
-    if not find_functions(workflow):
-        return _of_data(workflow)
-    return Stored(workflow, describe_code(workflow), source)

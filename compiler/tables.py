@@ -19,7 +19,7 @@ from dovetail.compiler.schedules import (
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import Spec
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
-from dovetail.runtime.kv_parts import PART_TOKENS
+from dovetail.runtime.native.kv_parts import PART_TOKENS
 from dovetail.topology.hardware import HardwareSpec
 
 

@@ -6,8 +6,7 @@ what entries read and write; buffers are planned by liveness.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -33,6 +32,7 @@ from dovetail.ir.tape import (
 
 Value = Slot | int | float
 """A slot of an entry; numbers stand for constants."""
+NO_RESIDUAL: tuple[Value, int] = (WeightRef(name=None), 0)
 
 
 def build_forward_tape(
@@ -58,14 +58,18 @@ def build_sample_tape(spec: ModelSpec, max_step_sequences: int) -> Tape:
     return tape.finish("sample", SAMPLE_ARGS, max_step_sequences, max_step_sequences)
 
 
-@dataclass(slots=True)
 class TapeBuilder:
     """Collects entries; `add` decides each one's barrier, `finish` plans the buffers."""
 
-    buffers: dict[str, Buffer] = field(default_factory=dict)
-    entries: list[Entry] = field(default_factory=list)
-    stages: list[Stage] = field(default_factory=list)
-    _parts: frozenset[str] = frozenset()  # written in the open stage, by several entries together
+    def __init__(self, weights: Iterable[WeightEntry] = ()) -> None:
+        self.weights = {entry.name: entry for entry in weights}
+        self.buffers: dict[str, Buffer] = {}
+        self.entries: list[Entry] = []
+        self.stages: list[Stage] = []
+        self.split: tuple[Value, int] = NO_RESIDUAL
+        """Where products add up parts of K, and how many elements fit there."""
+        self._parts: frozenset[str] = frozenset()
+        """What several entries of the open stage write together."""
 
     def padded(self, name: str, rows: int, columns: int) -> BufferRef:
         """Declare rows of float32 whose stride keeps neighbours out of each other's cache sets."""
@@ -75,28 +79,63 @@ class TapeBuilder:
         """Declare float32 rows without padding, for kernels that index the buffer themselves."""
         return self._declare(name, rows, columns, columns)
 
-    def stride(self, ref: BufferRef) -> int:
-        """Return the elements between rows of a buffer."""
-        return self.buffers[ref.name].stride
+    def rows(self, buffer: BufferRef) -> tuple[BufferRef, int]:
+        """Return a buffer and the elements between its rows."""
+        return buffer, self.buffers[buffer.name].stride
+
+    def weight(self, name: str) -> WeightRef:
+        """Return a weight, or null where this model has none of that name."""
+        return WeightRef(name=name if name in self.weights else None)
+
+    def gemm(self, weight: str, a: BufferRef, m: ArgRef) -> tuple[Value, ...]:
+        """Return the slots every GEMM begins with: M, N, K, A, lda, B, panel stride, bias."""
+        entry = self.weights[weight]
+        n = entry.n // 2 if entry.layout == "packed_pair" else entry.n
+        stride = FORMATS[entry.dtype].panel_elements(entry.k)
+        bias = self.weight(f"{weight}_bias")
+        return (m, n, entry.k, *self.rows(a), self.weight(weight), stride, bias)
 
     def add(
         self, op: str, segment: str, m: str, *values: Value, skip_if_zero: str | None = None
     ) -> None:
         """Append an entry; `values` are its slots in order, numbers stand for constants."""
         slots = tuple(_slot(value) for value in values)
-        operands = OPERATORS[op].operands
+        operands = OPERATORS[op]
         assert len(slots) == len(operands), f"{op} takes {len(operands)} slots, not {len(slots)}"
         kinds = [(_resource(s), o.kind) for s, o in zip(slots, operands, strict=True)]
-        reads = frozenset(r for r, kind in kinds if r and kind.rstrip("?") in READS)
-        writes = frozenset(r for r, kind in kinds if r and kind in WRITES)
+        stage = Stage(
+            frozenset(r for r, kind in kinds if r and kind.rstrip("?") in READS),
+            frozenset(r for r, kind in kinds if r and kind in WRITES),
+        )
         parts = frozenset(r for r, kind in kinds if r and kind == "part")
-        barrier = self._needs_barrier(reads, writes, parts)
-        self._extend_stage(barrier, reads, writes, parts)
+        barrier = bool(self.stages) and self._needs_barrier(stage, parts)
+        if barrier or not self.stages:
+            self.stages.append(stage)
+            self._parts = parts
+        else:
+            self.stages[-1] = self.stages[-1].join(stage)
+            self._parts |= parts
         self.entries.append(
             Entry(
                 op=op, slots=slots, m=m, barrier=barrier, skip_if_zero=skip_if_zero, segment=segment
             )
         )
+
+    def linear(
+        self,
+        op: str,
+        segment: str,
+        m: ArgRef,
+        weight: str,
+        a: BufferRef,
+        c: BufferRef,
+        *,
+        residual: BufferRef | None = None,
+    ) -> None:
+        """Append c = a W^T + bias + residual over all m rows."""
+        added = self.rows(residual) if residual else NO_RESIDUAL
+        values = (*self.gemm(weight, a, m), *added, *self.rows(c), *self.split)
+        self.add(op, segment, m.name, *values)
 
     def finish(self, name: str, args: tuple[str, ...], tokens: int, sequences: int) -> Tape:
         """Plan the buffers and return the tape."""
@@ -121,48 +160,31 @@ class TapeBuilder:
         )
         return BufferRef(name=name)
 
-    def _needs_barrier(
-        self, reads: frozenset[str], writes: frozenset[str], parts: frozenset[str]
-    ) -> bool:
-        if not self.stages:
-            return False
-        stage = self.stages[-1]
-        order = (reads & stage.writes) | (writes & (stage.reads | stage.writes))
+    def _needs_barrier(self, stage: Stage, parts: frozenset[str]) -> bool:
+        open_ = self.stages[-1]
+        order = (stage.reads & open_.writes) | (stage.writes & (open_.reads | open_.writes))
         return bool(order - (parts & self._parts))
 
-    def _extend_stage(
-        self, barrier: bool, reads: frozenset[str], writes: frozenset[str], parts: frozenset[str]
-    ) -> None:
-        if barrier or not self.stages:
-            self.stages.append(Stage(reads, writes))
-            self._parts = parts
-        else:
-            stage = self.stages.pop()
-            self.stages.append(Stage(stage.reads | reads, stage.writes | writes))
-            self._parts |= parts
 
-
-class _Forward:
+class _Forward(TapeBuilder):
     """The forward tape, one method per segment."""
 
     def __init__(
         self, spec: ModelSpec, weights: Sequence[WeightEntry], tokens: int, sequences: int
     ) -> None:
-        self.spec = spec
-        self.weights: Mapping[str, WeightEntry] = {entry.name: entry for entry in weights}
-        self.tokens, self.sequences = tokens, sequences
-        self.tape = tape = TapeBuilder()
+        super().__init__(weights)
+        self.spec, self.tokens, self.sequences = spec, tokens, sequences
         hidden, heads = spec.hidden_size, spec.n_heads * spec.head_dim
-        self.x = tape.padded("x", tokens, hidden)
-        self.normed = tape.padded("normed", tokens, hidden)
-        self.qkv = tape.padded("qkv", tokens, spec.qkv_size)
-        self.attention = tape.padded("attention", tokens, heads)
-        self.inner = tape.padded("inner", tokens, spec.intermediate_size)
+        self.x = self.padded("x", tokens, hidden)
+        self.normed = self.padded("normed", tokens, hidden)
+        self.qkv = self.padded("qkv", tokens, spec.qkv_size)
+        self.attention = self.padded("attention", tokens, heads)
+        self.inner = self.padded("inner", tokens, spec.intermediate_size)
         part = spec.n_heads * MAX_KV_SPLITS * (spec.head_dim + 16)
-        self.partial = tape.dense("partial", sequences, part)
-        self.sums = tape.dense("split_k", 1, SPLIT_K_ELEMENTS)
-        self.picked = tape.padded("picked", sequences, hidden)
-        self.final = tape.padded("final", sequences, hidden)
+        self.partial = self.dense("partial", sequences, part)
+        self.split = (self.dense("split_k", 1, SPLIT_K_ELEMENTS), SPLIT_K_ELEMENTS)
+        self.picked = self.padded("picked", sequences, hidden)
+        self.final = self.padded("final", sequences, hidden)
 
     def build(self) -> Tape:
         """Return the finished tape."""
@@ -172,19 +194,13 @@ class _Forward:
             self.attend(layer)
             self.post_attention(layer)
         self.head()
-        return self.tape.finish("forward", FORWARD_ARGS, self.tokens, self.sequences)
+        return self.finish("forward", FORWARD_ARGS, self.tokens, self.sequences)
 
     def embed(self) -> None:
         """Token ids to x; a tied model reads the head's packed columns."""
         table = "head" if self.spec.tied_head else "embed"
-        values = (
-            _T,
-            self.spec.hidden_size,
-            _arg("token_ids"),
-            self.weight(table),
-            *self.rows(self.x),
-        )
-        self.tape.add("embed", "embed", "n_tokens", *values)
+        values = (_T, self.spec.hidden_size, _arg("token_ids"), self.weight(table))
+        self.add("embed", "embed", "n_tokens", *values, *self.rows(self.x))
 
     def pre_attention(self, layer: int) -> None:
         """Norm, the fused q, k, v projection, rotary embedding, and k and v into the pools."""
@@ -193,7 +209,7 @@ class _Forward:
         self.project(layer)
         tables = (self.weight("rope_cos"), self.weight("rope_sin"))
         norms = (self.weight(f"{name}.q_norm"), self.weight(f"{name}.k_norm"))
-        self.tape.add(
+        self.add(
             "rope_store", segment, "n_tokens",
             _T, *self.rows(self.qkv), *self.heads(), spec.rope.rotary_dim, _arg("positions"),
             *tables, *norms, spec.norm_eps, _arg("kv_slots"), *_pools(layer),
@@ -202,16 +218,17 @@ class _Forward:
     def project(self, layer: int) -> None:
         """Append q, k and v: one product, or three side by side, which share no partial sums."""
         if len(parts := self.spec.qkv_parts(layer)) == 1:
-            self.linear(layer, "qkv", self.normed, self.qkv)
+            name = f"layers.{layer}.qkv"
+            self.linear("qkv", f"pre_attn({layer})", _T, name, self.normed, self.qkv)
             return
         bias, column, size = f"layers.{layer}.qkv_bias", 0, DTYPES["f32"].size
         for name in parts:
             n = self.weights[name].n
-            gemm = self.gemm(name, n, self.normed, _T)
+            gemm = self.gemm(name, self.normed, _T)
             added = WeightRef(name=bias if bias in self.weights else None, offset=column * size)
             out = replace(self.qkv, offset=column * size)
-            values = (*gemm[:-1], added, WeightRef(name=None), 0, out, self.tape.stride(self.qkv))
-            self.tape.add("qkv", f"pre_attn({layer})", "n_tokens", *values, self.sums, 0)
+            values = (*gemm[:-1], added, *NO_RESIDUAL, out, self.rows(self.qkv)[1])
+            self.add("qkv", f"pre_attn({layer})", "n_tokens", *values, self.split[0], 0)
             column += n
 
     def attend(self, layer: int) -> None:
@@ -223,11 +240,11 @@ class _Forward:
         where: tuple[Value, ...] = (*self.rows(self.qkv), *keys, *_pools(layer))
         prefill, decode = _arg("n_prefill"), _arg("n_decode")
         out = self.rows(self.attention)
-        self.tape.add(
+        self.add(
             "prefill_attention", segment, "n_prefill",
             prefill, *shared, *where, *out, skip_if_zero="n_prefill",
         )  # fmt: skip
-        self.tape.add(
+        self.add(
             "decode_attention", segment, "n_decode",
             prefill, decode, *shared, _arg("kv_splits"), *where, self.partial, *out,
             skip_if_zero="n_decode",
@@ -236,22 +253,21 @@ class _Forward:
     def post_attention(self, layer: int) -> None:
         """Output projection and MLP, each added to x."""
         name, segment = f"layers.{layer}", f"post_attn({layer})"
-        self.linear(layer, "o", self.attention, self.x, residual=self.x)
+        self.linear("o", segment, _T, f"{name}.o", self.attention, self.x, residual=self.x)
         self.norm(segment, f"{name}.post_norm", self.x, self.normed)
-        gemm = self.gemm(f"{name}.gate_up", self.spec.intermediate_size, self.normed, _T)
-        self.tape.add("gate_up", segment, "n_tokens", *gemm, *self.rows(self.inner))
-        self.linear(layer, "down", self.inner, self.x, residual=self.x)
+        gemm = self.gemm(f"{name}.gate_up", self.normed, _T)
+        self.add("gate_up", segment, "n_tokens", *gemm, *self.rows(self.inner))
+        self.linear("down", segment, _T, f"{name}.down", self.inner, self.x, residual=self.x)
 
     def head(self) -> None:
         """Logits of the asked rows."""
         hidden, out = self.spec.hidden_size, _arg("n_out")
         gather = (out, hidden, _arg("out_rows"), *self.rows(self.x), *self.rows(self.picked))
-        self.tape.add("gather_rows", "head", "n_out", *gather)
+        self.add("gather_rows", "head", "n_out", *gather)
         self.norm("head", "final_norm", self.picked, self.final, m="n_out")
-        gemm = self.gemm("head", self.spec.vocab_size, self.final, out)
+        gemm = self.gemm("head", self.final, out)
         logits = (_arg("logits"), _arg("logits_stride"))
-        values = (*gemm, WeightRef(name=None), 0, *logits, self.sums, SPLIT_K_ELEMENTS)
-        self.tape.add("head", "head", "n_out", *values)
+        self.add("head", "head", "n_out", *gemm, *NO_RESIDUAL, *logits, *self.split)
 
     # ---- groups of slots ----
 
@@ -261,37 +277,11 @@ class _Forward:
         """Append an RMSNorm of the first m rows."""
         spec = self.spec
         values = (_arg(m), spec.hidden_size, *self.rows(x), self.weight(weight), spec.norm_eps)
-        self.tape.add("rmsnorm", segment, m, *values, *self.rows(out))
-
-    def linear(
-        self, layer: int, op: str, a: BufferRef, c: BufferRef, *, residual: BufferRef | None = None
-    ) -> None:
-        """Append c = a W^T + bias + residual over all rows."""
-        name = f"layers.{layer}.{op}"
-        segment = f"{'pre' if op == 'qkv' else 'post'}_attn({layer})"
-        gemm = self.gemm(name, self.weights[name].n, a, _T)
-        added = self.rows(residual) if residual else (WeightRef(name=None), 0)
-        values = (*gemm, *added, *self.rows(c), self.sums, SPLIT_K_ELEMENTS)
-        self.tape.add(op, segment, "n_tokens", *values)
-
-    def gemm(self, weight: str, n: int, a: BufferRef, m: ArgRef) -> tuple[Value, ...]:
-        """Return the slots every GEMM begins with: M, N, K, A, lda, B, panel stride, bias."""
-        entry = self.weights[weight]
-        stride = FORMATS[entry.dtype].panel_elements(entry.k)
-        bias = self.weight(f"{weight}_bias")
-        return (m, n, entry.k, *self.rows(a), self.weight(weight), stride, bias)
+        self.add("rmsnorm", segment, m, *values, *self.rows(out))
 
     def heads(self) -> tuple[int, int, int]:
         """Return query heads, KV heads and head_dim."""
         return self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim
-
-    def rows(self, buffer: BufferRef) -> tuple[BufferRef, int]:
-        """Return a buffer and its stride."""
-        return buffer, self.tape.stride(buffer)
-
-    def weight(self, name: str) -> WeightRef:
-        """Return a weight, or null where this model has none of that name."""
-        return WeightRef(name=name if name in self.weights else None)
 
 
 def _arg(name: str) -> ArgRef:

@@ -34,6 +34,11 @@ class WeightSource:
     starts: tuple[int, ...] = ()
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix of a checkpoint."""
+        return bool(self.tensors) and not self.layout.endswith("vector")
+
+    @property
     def parts(self) -> tuple[tuple[str, int, int], ...]:
         """Return (tensor, first row, rows) of each part."""
         return tuple(

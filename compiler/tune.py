@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,28 +22,26 @@ from dovetail.compiler.attention_search import AttentionTask, search_attention
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.database import TuningDatabase, default_path
 from dovetail.compiler.job_file import JobFile, job_on_file, job_path, read_job
-from dovetail.compiler.jobs import (
-    Item,
-    TunedPoint,
-    TuneProgress,
-    allow,
-    core_sets,
-    job_name,
-    spent_seconds,
-)
+from dovetail.compiler.jobs import TunedPoint, TuneProgress, allow, core_sets
 from dovetail.compiler.measure import Measurer, Meter, StoppableMeasurer, pool_bytes
 from dovetail.compiler.model_source import open_model
-from dovetail.compiler.parts import SearchScope, TuningPart, plan_parts
+from dovetail.compiler.parts import (
+    Item,
+    SearchScope,
+    TuningPart,
+    job_name,
+    plan_parts,
+    spent_seconds,
+)
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.pipeline import calibrate_model
 from dovetail.compiler.recorder import Allowance, Recorder, describe_disturbed
 from dovetail.compiler.request import ModelRequest, check_calibration, choose_targets
-from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.search.rows import find_alone
 from dovetail.compiler.search.tables import EFFORTS, Effort
 from dovetail.compiler.service import choose_plans, contenders, sample_trace, service_plans
 from dovetail.compiler.weight_formats import with_formats
-from dovetail.compiler.workers import Board, Pinned, Progress, run_items
+from dovetail.compiler.workers import Board, Progress, run_items
 from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import ScheduleError, SpecError
@@ -159,32 +157,19 @@ class TuningJob:
             return _join_cluster(request, part, library, threads, stack), None
         cores, note = core_sets(self.hardware, threads, request.workers or 1)
         pool = pool_bytes(self.hardware)
-        meters = [
-            stack.enter_context(Meter(library.path, library.index, pool_bytes=pool)) for _ in cores
-        ]
-        return [Pinned(meter, cpus) for meter, cpus in zip(meters, cores, strict=True)], note
+        meters = (Meter(library.path, library.index, pool_bytes=pool, cpus=c) for c in cores)
+        return [stack.enter_context(meter) for meter in meters], note
 
     def search(self, item: Item, measurer: Measurer, seconds: float) -> None:
         """Search one item; what it finds is in the records, also that no kernel is right."""
         with suppress(ScheduleError):
-            self._search(item, measurer, seconds)
-
-    def _search(self, item: Item, measurer: Measurer, seconds: float) -> None:
-        if isinstance(item, AttentionTask):
-            search_attention((item,), measurer, seconds)
-            return
-        task = SearchTask(
-            op=item.op,
-            target=self.target,
-            phase=item.phase,
-            hardware=self.hardware,
-            points=item.points,
-            seconds=(1 - self.effort.loss_share / 2) * seconds,
-            rounds=self.effort.rounds,
-        )
-        end = measurer.now() + seconds
-        found = self.effort.policy.search(task, measurer)
-        find_alone(task, measurer, found.choices, max(0.0, end - measurer.now()))
+            if isinstance(item, AttentionTask):
+                search_attention((item,), measurer, seconds)
+                return
+            task = replace(item, seconds=(1 - self.effort.loss_share / 2) * seconds)
+            end = measurer.now() + seconds
+            found = self.effort.policy.search(task, measurer)
+            find_alone(task, measurer, found.choices, max(0.0, end - measurer.now()))
 
 
 def _join_cluster(
@@ -222,7 +207,7 @@ def _prepare(request: TuneRequest) -> TuningJob:
     if begun and begun.name != name:
         raise SpecError(
             "the kernels are not those that the interrupted job began with; leave out --resume to "
-            "start anew, or use --missing"
+            "start again, or use --missing"
         )
     since = None if request.missing else datetime.now(UTC)
     return TuningJob(
@@ -268,11 +253,11 @@ def _check_request(request: TuneRequest) -> None:
     if request.resume and request.missing:
         raise SpecError("resume goes on with one job, missing counts all records; choose one")
     if request.workers is not None and request.workers < 1:
-        raise SpecError(f"{request.workers} workers cannot measure; give 1 or more")
+        raise SpecError(f"--workers must be at least 1, not {request.workers}")
     if request.budget is not None and not 0 < request.budget < 1e9:
         raise SpecError(f"a budget of {request.budget} seconds is not possible; give more than 0")
     if request.hardware != "auto" and request.ray is None:
         raise SpecError(
-            "here only this machine can be measured; leave the hardware out, or name a Ray cluster "
+            "only this machine can be measured; omit --hardware, or give --ray a Ray cluster "
             "that has nodes of that kind"
         )

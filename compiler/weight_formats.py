@@ -71,7 +71,7 @@ def quantise_formats(spec: ModelSpec, form: str) -> ModelSpec:
 
 def matrices(spec: ModelSpec) -> Iterator[WeightSource]:
     """Yield the weights that are matrices of a checkpoint."""
-    return (s for s in weight_sources(spec) if s.tensors and not s.layout.endswith("vector"))
+    return (source for source in weight_sources(spec) if source.is_matrix)
 
 
 def _formats(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
@@ -96,9 +96,3 @@ def with_formats(spec: ModelSpec, kept: Mapping[str, str]) -> ModelSpec:
     parts = {name for i in range(spec.n_layers) if len(p := spec.qkv_parts(i)) > 1 for name in p}
     listed = {n: form for n, form in kept.items() if form != spec.weight_dtype or n in parts}
     return replace(spec, formats=tuple(listed.items()))
-
-
-def describe_formats(spec: ModelSpec) -> str:
-    """Return the formats of a model's matrices and how many there are of each: `q4_32 (90)`."""
-    counts = Counter(spec.weight_format(source.name) for source in matrices(spec))
-    return ", ".join(f"{name} ({count})" for name, count in counts.most_common())

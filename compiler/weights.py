@@ -20,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.compiler.checkpoint import Checkpoint
+from dovetail.compiler.encoder_tensors import encoder_sources, encoder_tables
 from dovetail.compiler.gguf_blocks import FORM_OF_KIND, read_blocks
 from dovetail.compiler.quantise import quantise_rows
 from dovetail.compiler.rope import rope_tables
 from dovetail.compiler.tensors import WeightSource, weight_sources
 from dovetail.ir.block_format import BlockFormat, Blocks, stack_blocks
 from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.encoder import EncoderSpec
 from dovetail.ir.errors import SpecError
 from dovetail.ir.formats import FORMATS, FloatFormat, is_quantised
 from dovetail.ir.model import PANEL, ModelSpec, WeightChunks, WeightEntry
@@ -52,7 +54,7 @@ def plan_sources(
     """
     entries, offset = [], 0
     for source in sources:
-        dtype = format_of(source.name) if _is_matrix(source) else "f32"
+        dtype = format_of(source.name) if source.is_matrix else "f32"
         n, count = _packed_extent(source, dtype)
         size = count * FORMATS[dtype].dtype.size
         layout = "vector" if source.layout == "pair_vector" else source.layout
@@ -87,6 +89,14 @@ def pack_weights(
     tables = zip(("rope_cos", "rope_sin"), rope_tables(spec.rope, spec.max_context), strict=True)
     given = (weight_sources(spec), spec.weight_format, checkpoint, path, dict(tables))
     return pack_sources(*given, progress, powers)
+
+
+def pack_encoder(
+    spec: EncoderSpec, checkpoint: Checkpoint, path: Path, progress: Progress
+) -> tuple[tuple[WeightEntry, ...], WeightChunks]:
+    """Write `path` for an encoder; see `pack_sources`."""
+    sources, tables = encoder_sources(spec, checkpoint), encoder_tables(spec)
+    return pack_sources(sources, spec.weight_format, checkpoint, path, tables, progress)
 
 
 def pack_sources(
@@ -286,10 +296,6 @@ def _float_form(dtype: str) -> FloatFormat:
     form = FORMATS[dtype]
     assert isinstance(form, FloatFormat)
     return form
-
-
-def _is_matrix(source: WeightSource) -> bool:
-    return bool(source.tensors) and not source.layout.endswith("vector")
 
 
 def _packed_extent(source: WeightSource, dtype: str) -> tuple[int, int]:

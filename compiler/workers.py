@@ -13,41 +13,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-import msgspec
-
-from dovetail.compiler.jobs import Item, Scoreboard, TuneProgress
-from dovetail.compiler.measure import Candidate, Case, Measurement, Measurer, StoppableMeasurer
+from dovetail.compiler.jobs import Scoreboard, TuneProgress
+from dovetail.compiler.measure import Measurer
+from dovetail.compiler.parts import Item
 from dovetail.compiler.recorder import Recorder
 from dovetail.ir.tuning import TuningRecord
 
 Progress = Callable[[TuneProgress], None]
-
-
-@dataclass(slots=True)
-class Pinned:
-    """A measurer whose threads run on a set of PUs of its own."""
-
-    inner: StoppableMeasurer
-    cpus: tuple[int, ...]
-
-    def now(self) -> float:
-        """Return seconds on the inner clock."""
-        return self.inner.now()
-
-    def stop(self) -> None:
-        """Stop the inner measurer."""
-        self.inner.stop()
-
-    def close(self) -> None:
-        """Close the inner measurer."""
-        self.inner.close()
-
-    def measure(
-        self, case: Case, candidates: Sequence[Candidate], *, rounds: int, seconds: float
-    ) -> tuple[Measurement, ...]:
-        """Measure on this worker's PUs."""
-        here = msgspec.structs.replace(case, cpus=self.cpus[: case.threads])
-        return self.inner.measure(here, candidates, rounds=rounds, seconds=seconds)
 
 
 def run_items(

@@ -45,7 +45,7 @@ class ArtifactWriter:
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write one file; `name` is its path in the artifact."""
-        path = self._place(name)
+        path = self.path_for(name)
         with path.open("wb") as file:
             file.write(data)
             file.flush()
@@ -56,13 +56,9 @@ class ArtifactWriter:
         """Write a value of the schemas in `dovetail.ir` as indented JSON."""
         self.write_bytes(name, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
-    def copy(self, name: str, source: Path, limit: int) -> None:
-        """Copy a file of at most `limit` bytes."""
-        self.write_bytes(name, read_bounded(source, limit))
-
     def link(self, name: str, source: Path, entry: FileEntry) -> None:
         """List a file of others that never changes, without a copy where the disk is the same."""
-        path = self._place(name)
+        path = self.path_for(name)
         try:
             os.link(source, path)
         except OSError:
@@ -73,7 +69,9 @@ class ArtifactWriter:
 
     def path_for(self, name: str) -> Path:
         """Return where to write a file; announce it with `add_weights` or `add_file` afterwards."""
-        return self._place(name)
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def add_file(self, name: str) -> None:
         """List a file that was written in its place by others, with its hash."""
@@ -107,11 +105,6 @@ class ArtifactWriter:
             remember((self.root / MANIFEST).read_bytes())
         _replace(self.root, self.target)
         _sync_folder(self.target.parent)
-
-    def _place(self, name: str) -> Path:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
 
 
 def write_libraries(artifact: ArtifactWriter, kernels: Mapping[str, TargetKernels]) -> None:
@@ -214,7 +207,7 @@ def _check_replaceable(target: Path, kind: type[Manifest | IndexManifest]) -> No
         found = ""
     if found != KINDS[kind]:
         raise SpecError(
-            f"{target} exists and is no {KINDS[kind]}; choose another output or remove it"
+            f"{target} exists and is not an {KINDS[kind]}; choose another output or remove it"
         )
 
 

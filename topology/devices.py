@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail.topology.textfile import parse_id_list, read_text
+from dovetail.topology.textfile import read_id_list, read_text
 from dovetail.topology.values import AcceleratorSpec
 
 MAX_DEVICES = 256
@@ -80,5 +80,4 @@ def _read_facts(path: Path) -> dict[str, str]:
 
 
 def _near(device: Path, online: tuple[int, ...]) -> tuple[int, ...]:
-    path = device / "local_cpulist"
-    return tuple(pu for pu in parse_id_list(read_text(path) or "", path) if pu in set(online))
+    return tuple(pu for pu in read_id_list(device / "local_cpulist") if pu in set(online))

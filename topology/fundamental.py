@@ -156,14 +156,8 @@ def _crosses(left: Sets, right: Sets) -> bool:
         if len(touched) > 1 and any(not s <= inside for s in touched):
             return True
     # both must also nest the same way round everywhere, or one order of levels does not fit
-    return _finer(left, right) is None
-
-
-def _finer(left: Sets, right: Sets) -> bool | None:
-    home = {pu: s for s in right for pu in s}
     finer = all(s <= home[next(iter(s))] for s in left)
-    coarser = all(home[pu] <= s for s in left for pu in s)
-    return True if finer else False if coarser else None
+    return not (finer or all(home[pu] <= s for s in left for pu in s))
 
 
 def _nest(pus: frozenset[int], layers: Sequence[Sets]) -> _Node:

@@ -102,7 +102,7 @@ def _read_table(data: bytes, path: Path) -> HardwareSpec:
         text = ""
     if not text.lstrip().startswith(("#", *"0123456789")):
         raise SpecError(
-            f"{path} is no hardware file: give hwloc XML (lstopo --of xml), the output of "
+            f"{path} is not a hardware file: give hwloc XML (lstopo --of xml), the output of "
             "lscpu -p or lscpu -J, or a hardware.json"
         )
     return read_lscpu_table(text, path.name)

@@ -12,22 +12,14 @@ from dataclasses import dataclass, field
 from xml.parsers import expat
 
 from dovetail.ir.errors import SpecError
-from dovetail.topology.builder import (
-    MAX_GROUPS,
-    MAX_PUS,
-    Machine,
-    PuRow,
-    add_distances,
-    build_hardware,
-    scale_capacity,
-)
+from dovetail.topology import builder
 from dovetail.topology.textfile import parse_number
 from dovetail.topology.values import AcceleratorSpec, CacheSpec, GroupSpec, HardwareSpec, NodeSpec
 
 MAX_ELEMENTS = 200_000
 MAX_DEPTH = 128
 MAX_TEXT = 1 << 20
-MAX_WORDS = MAX_PUS // 32
+MAX_WORDS = builder.MAX_PUS // 32
 MAX_NODES = 1024
 MAX_ACCELERATORS = 256
 
@@ -66,7 +58,7 @@ def read_hwloc(data: bytes, where: str) -> HardwareSpec:
     """Return the machine in `data`, unchecked; SpecError naming `where` for anything else."""
     reader = Reader(where)
     reader.feed(data)
-    return build_hardware(reader.machine())
+    return builder.build_hardware(reader.machine())
 
 
 class Reader:
@@ -76,7 +68,7 @@ class Reader:
         self.where = where
         self.elements = 0
         self.objects: list[_Object] = []
-        self.left = {"PU": MAX_PUS, "Group": MAX_GROUPS, "NUMANode": MAX_NODES}
+        self.left = {"PU": builder.MAX_PUS, "Group": builder.MAX_GROUPS, "NUMANode": MAX_NODES}
         self.open: list[_Object | _Block | None] = []
         self.blocks: dict[str, list[_Block]] = {"distances": [], "distances2": [], "cpukind": []}
         self.text: list[str] = []
@@ -167,13 +159,13 @@ class Reader:
             return default
         number = parse_number(text)
         if number is None:
-            raise self.fail(f"{name}={text[:40]!r} of an object is no number")
+            raise self.fail(f"{name}={text[:40]!r} of an object is not a number")
         return number
 
     def _set(self, text: str) -> set[int]:
         words = text.split(",")
         if len(words) > MAX_WORDS:
-            raise self.fail(f"a set of more than {MAX_PUS} PUs")
+            raise self.fail(f"a set of more than {builder.MAX_PUS} PUs")
         found: set[int] = set()
         for place, word in enumerate(reversed(words)):
             try:
@@ -189,7 +181,7 @@ class Reader:
         """Return the objects of some types, in the order of the file."""
         return [item for item in self.objects if item.kind in kinds]
 
-    def machine(self) -> Machine:
+    def machine(self) -> builder.Machine:
         """Return what the file says, once it was walked."""
         top = self.of("Machine", "System")
         if not top:
@@ -200,7 +192,7 @@ class Reader:
         infos: dict[str, str] = {}
         for item in self.of("Machine", "System", *_SOCKETS):
             infos = item.infos | infos
-        return Machine(
+        return builder.Machine(
             source=self.where,
             rows=self._rows(),
             nodes=self._with_distances(self._nodes(known, top[0])),
@@ -223,13 +215,13 @@ class Reader:
                 name = f"{item.kind} {item.attributes.get('os_index', '')}".strip()
                 raise self.fail(f"{name} has the set {claimed[:60]} but other PUs below it")
 
-    def _rows(self) -> list[PuRow]:
+    def _rows(self) -> list[builder.PuRow]:
         capacity = self._capacities()
         rows = []
         for item in self.of("PU"):
             pu = self._number(item.attributes, "os_index")
             core = ("core", item.core) if item.core is not None else ("pu", pu)
-            rows.append(PuRow(pu, core, item.socket, capacity=capacity.get(pu, 1024)))
+            rows.append(builder.PuRow(pu, core, item.socket, capacity=capacity.get(pu, 1024)))
         return rows
 
     def _capacities(self) -> dict[int, int]:
@@ -240,7 +232,7 @@ class Reader:
             if number is not None:
                 for pu in self._set(kind.attributes.get("cpuset", "")):
                     rates[pu] = float(number)
-        return scale_capacity(rates)
+        return builder.scale_capacity(rates)
 
     def _nodes(self, known: set[int], top: _Object) -> list[NodeSpec]:
         taken: set[frozenset[int]] = set()
@@ -275,7 +267,7 @@ class Reader:
             if len(values) != count * count or sorted(order) != sorted(n.id for n in nodes):
                 raise self.fail(f"{len(values)} NUMA distances for {count} nodes")
             rows = [values[i * count : (i + 1) * count] for i in range(count)]
-            return add_distances(nodes, order, rows)
+            return builder.add_distances(nodes, order, rows)
         return tuple(nodes)
 
     def _matrices(self, nodes: Iterable[NodeSpec]) -> Iterator[tuple[list[int], list[int]]]:
@@ -303,7 +295,7 @@ class Reader:
         except ValueError:
             value = -1.0
         if not 0 <= value < 1 << 53:
-            raise self.fail(f"{text[:40]!r} is no distance between NUMA nodes")
+            raise self.fail(f"{text[:40]!r} is not a distance between NUMA nodes")
         return value
 
     def _caches(self) -> Iterator[CacheSpec]:

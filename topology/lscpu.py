@@ -11,13 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.ir.errors import SpecError
-from dovetail.topology.builder import (
-    MAX_PUS,
-    Machine,
-    PuRow,
-    build_hardware,
-    scale_capacity,
-)
+from dovetail.topology import builder
 from dovetail.topology.textfile import MAX_ID, parse_id_list, parse_number, parse_size
 from dovetail.topology.values import CacheSpec, GroupSpec, HardwareSpec, NodeSpec
 
@@ -82,14 +76,14 @@ def _text(value: object) -> str:
 
 
 def _check_count(count: int, where: str) -> None:
-    if count > MAX_PUS:
-        raise SpecError(f"{where} lists more than {MAX_PUS} PUs")
+    if count > builder.MAX_PUS:
+        raise SpecError(f"{where} lists more than {builder.MAX_PUS} PUs")
 
 
 def _build(rows: Sequence[Row], where: str) -> HardwareSpec:
     online = [row.get("online", "Y").upper()[:1] != "N" for row in rows]
     rates = {row.get("cpu", ""): _clock(row.get("maxmhz", "")) for row in rows}
-    capacity = scale_capacity(rates)
+    capacity = builder.scale_capacity(rates)
     found = [
         _pu_row(row, here, capacity.get(row.get("cpu", ""), 1024), where)
         for row, here in zip(rows, online, strict=True)
@@ -107,8 +101,10 @@ def _build(rows: Sequence[Row], where: str) -> HardwareSpec:
         for kind in kinds
         for pus in _members(live, kind, where).values()
     ]
-    return build_hardware(
-        Machine(source=where, rows=found, nodes=nodes, caches=_caches(live, where), groups=groups)
+    return builder.build_hardware(
+        builder.Machine(
+            source=where, rows=found, nodes=nodes, caches=_caches(live, where), groups=groups
+        )
     )
 
 
@@ -117,7 +113,7 @@ def _clock(text: str) -> float:
     return float(text) if match else float("inf")  # unknown: taken for one of the fastest
 
 
-def _pu_row(row: Row, online: bool, capacity: int, where: str) -> PuRow:
+def _pu_row(row: Row, online: bool, capacity: int, where: str) -> builder.PuRow:
     cpu = _id(row.get("cpu", ""), "CPU", where)
     if cpu is None:
         raise SpecError(f"{where}: a PU has no CPU id")
@@ -127,7 +123,7 @@ def _pu_row(row: Row, online: bool, capacity: int, where: str) -> PuRow:
     # core ids repeat across packages with `-y` and across core kinds on big.LITTLE; siblings
     # always share their first-level data cache
     key = (socket, core if core is not None else ("pu", cpu), row.get("l1d", ""))
-    return PuRow(cpu, key, socket, node, online, capacity)
+    return builder.PuRow(cpu, key, socket, node, online, capacity)
 
 
 def _id(text: str, column: str, where: str) -> int | None:
@@ -160,10 +156,10 @@ def _caches(rows: Sequence[Row], where: str) -> Iterable[CacheSpec]:
 
 def _collect(value: object, fields: dict[str, str], where: str, depth: int = 0) -> None:
     if not isinstance(value, list) or depth > 8 or len(value) > MAX_NODES:
-        raise SpecError(f"{where} is no output of lscpu -J: no list of fields where one should be")
+        raise SpecError(f"{where} is not output of lscpu -J: no list of fields where one should be")
     for entry in value:
         if not isinstance(entry, dict) or not isinstance(entry.get("field"), str):
-            raise SpecError(f"{where} is no output of lscpu -J: an entry without `field`")
+            raise SpecError(f"{where} is not output of lscpu -J: an entry without `field`")
         fields[entry["field"].rstrip(":")] = _text(entry.get("data"))
         if entry.get("children"):
             _collect(entry["children"], fields, where, depth + 1)
@@ -183,9 +179,9 @@ def _summary(fields: Mapping[str, str], where: str) -> HardwareSpec:
     ]
     cores = max(1, len(pus) // threads)
     place = {pu: i % cores for i, pu in enumerate(pus)}
-    rows = [PuRow(pu, place[pu], place[pu] * sockets // cores) for pu in pus]
-    return build_hardware(
-        Machine(
+    rows = [builder.PuRow(pu, place[pu], place[pu] * sockets // cores) for pu in pus]
+    return builder.build_hardware(
+        builder.Machine(
             source=where,
             rows=rows,
             nodes=nodes,
@@ -204,8 +200,10 @@ def _count(fields: Mapping[str, str], name: str, where: str, default: int | None
     if default is not None and text in ("", "-"):
         return default
     number = parse_number(text)
-    if number is None or not 1 <= number <= MAX_PUS:
-        raise SpecError(f"{where}: {name} is {text[:40]!r}, not a number from 1 to {MAX_PUS}")
+    if number is None or not 1 <= number <= builder.MAX_PUS:
+        raise SpecError(
+            f"{where}: {name} is {text[:40]!r}, not a number from 1 to {builder.MAX_PUS}"
+        )
     return number
 
 

@@ -53,10 +53,6 @@ class MachineParameters:
         shares = [figure.value for least, figure in self.row_shares if least <= rows]
         return shares[-1] if shares else 1.0
 
-    def with_row_shares(self, shares: tuple[tuple[int, Figure], ...]) -> MachineParameters:
-        """Return the parameters with the speed of products of few rows; `shares` ascend."""
-        return replace(self, row_shares=shares)
-
     def measured(self, **values: float) -> MachineParameters:
         """Return the parameters with some figures replaced by values measured on the machine."""
         figures: dict[str, Any] = {n: Figure(v, "measured here") for n, v in values.items()}

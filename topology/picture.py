@@ -13,16 +13,7 @@ from xml.sax.saxutils import escape
 from dovetail.topology.report import TreeNode
 
 CELL, GAP, TITLE = 22, 6, 16
-COLOURS = (
-    "#4e79a7",
-    "#f28e2b",
-    "#59a14f",
-    "#e15759",
-    "#76b7b2",
-    "#edc948",
-    "#b07aa1",
-    "#9c755f",
-)
+COLOURS = "#4e79a7 #f28e2b #59a14f #e15759 #76b7b2 #edc948 #b07aa1 #9c755f".split()
 IDLE = "#e8e8e8"
 
 

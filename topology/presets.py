@@ -36,7 +36,7 @@ def preset_model(name: str, *, weight_dtype: str = "bf16", kv_dtype: str = "f32"
         raise SpecError(f"weight dtype {weight_dtype!r} is not supported; choose {known}")
     found = _MODELS.get(name.lower())
     if found is None:
-        raise SpecError(f"no model is called {name!r}; known without files: {', '.join(PRESETS)}")
+        raise SpecError(f"unknown model {name!r}; known without files: {', '.join(PRESETS)}")
     vocabulary, hidden, intermediate, layers, heads, kv_heads, head_dim, positions = found
     return ModelSpec(
         family="llama",

@@ -5,7 +5,6 @@ In: a HardwareSpec, a TopologyPlan. Out: plain values that print as JSON and as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.topology.fundamental import build_tree
@@ -140,8 +139,8 @@ def report_plan(plan: TopologyPlan, model: str, notes: tuple[str, ...] = ()) -> 
         trace=plan.trace.source,
         batches=plan.trace.batches,
         evaluation="simulated: contention model with the figures below",
-        prefill_candidates=_candidates(plan.prefill),
-        decode_candidates=_candidates(plan.decode),
+        prefill_candidates=tuple(map(_candidate, plan.prefill)),
+        decode_candidates=tuple(map(_candidate, plan.decode)),
         prefill=_candidate(prefill),
         decode=_candidate(decode),
         score=plan.score,
@@ -163,10 +162,6 @@ def _describe_served(plan: TopologyPlan) -> tuple[str, ...]:
         f"processes, {prefill.threads} threads each in prefill and {decode.threads} in decode: "
         f"{pair.score.total:.3f} s per request",
     )
-
-
-def _candidates(found: Sequence[Candidate]) -> tuple[CandidateReport, ...]:
-    return tuple(_candidate(item) for item in found)
 
 
 def _candidate(item: Candidate) -> CandidateReport:

@@ -22,19 +22,11 @@ _LEVEL = re.compile(r"\[?([A-Za-z][A-Za-z0-9]*)(?::(\d{1,6}))?(?:\(([^()]*)\))?\
 _CACHE = re.compile(r"l([1-8])([di]?)(?:cache)?$")
 _KINDS = {"": "unified", "d": "data", "i": "instruction"}
 _NAMES = {
-    "package": "socket",
-    "socket": "socket",
-    "numa": "node",
-    "numanode": "node",
-    "node": "node",
+    **dict.fromkeys(("package", "socket"), "socket"),
+    **dict.fromkeys(("numa", "numanode", "node"), "node"),
+    **dict.fromkeys(("group", "die", "cluster", "book", "drawer", "tile"), "group"),
     "core": "core",
     "pu": "pu",
-    "group": "group",
-    "die": "group",
-    "cluster": "group",
-    "book": "group",
-    "drawer": "group",
-    "tile": "group",
 }
 
 
@@ -73,7 +65,7 @@ def _parse(token: str) -> _Level:
     match = _LEVEL.match(token)
     bracketed = token.startswith("[")
     if match is None or bracketed != token.endswith("]") or not (match[2] or bracketed):
-        raise SpecError(f"{token[:40]!r} is no level such as l3:4 or core:8(...)")
+        raise SpecError(f"{token[:40]!r} is not a level such as l3:4 or core:8(...)")
     name = match[1].lower()
     role = "cache" if _CACHE.match(name) else _NAMES.get(name)
     if role is None or (bracketed and role != "node"):

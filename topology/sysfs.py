@@ -18,6 +18,7 @@ from dovetail.topology.textfile import (
     parse_id_list,
     parse_number,
     parse_size,
+    read_id_list,
     read_integer,
     read_text,
 )
@@ -25,7 +26,7 @@ from dovetail.topology.values import CacheSpec, GroupSpec, HardwareSpec, NodeSpe
 
 CPUINFO_BYTES = 32 << 20
 
-_CACHE_KINDS = {"data": "data", "instruction": "instruction", "unified": "unified"}
+_CACHE_KINDS = ("data", "instruction", "unified")
 _ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0xc0": "Ampere", "0x48": "HiSilicon"}
 
 
@@ -46,7 +47,7 @@ def read_sysfs(root: Path) -> HardwareSpec:
     nodes = _read_nodes(root, online)
     pus = _read_pus(root, online, nodes)
     allowed = _allowed_pus(root, online, limits)
-    memory = _meminfo_bytes(root / "proc/meminfo", "MemTotal")
+    memory = meminfo_bytes(root / "proc/meminfo", "MemTotal")
     if memory is None:
         raise SpecError(f"{root / 'proc/meminfo'} gives no MemTotal: is /proc mounted?")
     return HardwareSpec(
@@ -123,16 +124,13 @@ def _read_pus(
 ) -> tuple[PuSpec, ...]:
     node_of = {pu: node.id for node in nodes for pu in node.pus}
     fallback = nodes[0].id if nodes else 0
-    present = parse_id_list(
-        read_text(root / "sys/devices/system/cpu/present") or "", root / "sys/devices/system/cpu"
-    )
+    present = read_id_list(root / "sys/devices/system/cpu/present")
     cores: dict[int, int] = {}
     kinds = _core_kinds(root, online)
     pus = []
     for pu in sorted(set(online) | set(present))[:MAX_PUS]:
         folder = root / f"sys/devices/system/cpu/cpu{pu}"
-        siblings_file = folder / "topology/thread_siblings_list"
-        siblings = parse_id_list(read_text(siblings_file) or str(pu), siblings_file)
+        siblings = read_id_list(folder / "topology/thread_siblings_list") or (pu,)
         # core_id is unique only inside a package, the first sibling everywhere
         core = cores.setdefault(min(siblings, default=pu), len(cores))
         socket = read_integer(folder / "topology/physical_package_id", default=0)
@@ -167,12 +165,11 @@ def _read_groups(root: Path, online: tuple[int, ...]) -> tuple[GroupSpec, ...]:
     for pu in online:
         folder = root / f"sys/devices/system/cpu/cpu{pu}/topology"
         bounds = [
-            set(parse_id_list(read_text(folder / name) or "", folder / name)) & set(online)
+            set(read_id_list(folder / name)) & set(online)
             for name in ("thread_siblings_list", "package_cpus_list")
         ]
         for kind in ("die", "cluster"):
-            path = folder / f"{kind}_cpus_list"
-            pus = set(parse_id_list(read_text(path) or "", path)) & set(online)
+            pus = set(read_id_list(folder / f"{kind}_cpus_list")) & set(online)
             if bounds[0] < pus < bounds[1]:
                 found.add((kind, tuple(sorted(pus))))
     return tuple(GroupSpec(kind=kind, pus=pus) for kind, pus in sorted(found))
@@ -181,17 +178,17 @@ def _read_groups(root: Path, online: tuple[int, ...]) -> tuple[GroupSpec, ...]:
 def _read_nodes(root: Path, online: tuple[int, ...]) -> tuple[NodeSpec, ...]:
     folder = root / "sys/devices/system/node"
     nodes = []
-    ids = parse_id_list(read_text(folder / "online") or "", folder / "online")
+    ids = read_id_list(folder / "online")
     for node in ids:
         base = folder / f"node{node}"
-        pus = parse_id_list(read_text(base / "cpulist") or "", base / "cpulist")
+        pus = read_id_list(base / "cpulist")
         read = map(parse_number, (read_text(base / "distance") or "").split())
         distances = tuple(d for d in read if d is not None)
         nodes.append(
             NodeSpec(
                 id=node,
                 pus=tuple(sorted(set(pus) & set(online))),
-                memory_bytes=_meminfo_bytes(base / "meminfo", "MemTotal") or 0,
+                memory_bytes=meminfo_bytes(base / "meminfo", "MemTotal") or 0,
                 distances=distances if len(distances) == len(ids) else (),
             )
         )
@@ -211,12 +208,11 @@ def _read_caches(root: Path, online: tuple[int, ...]) -> tuple[CacheSpec, ...]:
 
 
 def _read_cache(folder: Path, online: tuple[int, ...]) -> CacheSpec | None:
-    kind = _CACHE_KINDS.get((read_text(folder / "type") or "").strip().lower())
+    kind = (read_text(folder / "type") or "").strip().lower()
     size = read_text(folder / "size")
-    if kind is None or not size:
+    if kind not in _CACHE_KINDS or not size:
         return None
-    shared = folder / "shared_cpu_list"
-    pus = set(parse_id_list(read_text(shared) or "", shared)) & set(online)
+    pus = set(read_id_list(folder / "shared_cpu_list")) & set(online)
     return CacheSpec(
         level=read_integer(folder / "level", default=0),
         kind=kind,
@@ -226,7 +222,8 @@ def _read_cache(folder: Path, online: tuple[int, ...]) -> CacheSpec | None:
     )
 
 
-def _meminfo_bytes(path: Path, key: str) -> int | None:
+def meminfo_bytes(path: Path, key: str) -> int | None:
+    """Return the value of a line `Key:  123 kB` in bytes; None where there is none."""
     for line in (read_text(path) or "").splitlines():
         name, _, rest = line.partition(":")
         if name.split()[-1:] == [key]:

@@ -61,6 +61,11 @@ def parse_id_list(text: str, path: Path | str) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
+def read_id_list(path: Path) -> tuple[int, ...]:
+    """Return the ids of the list in `path`, none where it cannot be read; SpecError on nonsense."""
+    return parse_id_list(read_text(path) or "", path)
+
+
 def parse_size(text: str, path: Path | str) -> int:
     """Return the bytes of a size such as `32K` or `2M`; SpecError where it is none."""
     digits = text.strip().rstrip("KMG")

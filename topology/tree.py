@@ -11,7 +11,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from math import prod
 
 LATENT = "latent"
@@ -118,21 +118,6 @@ class TopoTree:
         digest = hashlib.blake2b(repr(shape).encode(), digest_size=16)
         digest.update(array("I", self.positions).tobytes())
         return digest.hexdigest()
-
-    def check_integrity(self) -> None:
-        """Assert the invariants: full levels, one leaf per path, none twice, children in order."""
-        assert self.levels, "a tree has at least one level"
-        for level in self.levels:
-            assert 1 <= level.arity <= level.full, f"{level} has impossible widths"
-        leaves = self.width(self.depth)
-        assert len(self.pus) == len(self.positions) == leaves, "one leaf per path"
-        assert len(set(self.pus)) == leaves == len(set(self.positions)), "no leaf twice"
-        heads = list(self.positions)
-        for level in reversed(self.levels):
-            for first in range(0, len(heads), level.arity):
-                siblings = heads[first : first + level.arity]
-                assert all(a < b for a, b in pairwise(siblings)), "children in order"
-            heads = heads[:: level.arity]
 
     def _level(self, depth: int) -> Level:
         if not 1 <= depth <= self.depth:

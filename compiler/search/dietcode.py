@@ -1,54 +1,22 @@
-"""The policy `dietcode`: one set of programs shared by all shapes, a cost model picks at run time.
+"""What DietCode (MLSys 2022) picks: one set of programs shared by all shapes, and a cost model.
 
-Follows DietCode (MLSys 2022): micro-kernels are measured on a few shapes; the cost of a shape is
-that of its full micro-kernel, times how much of the work is padding in the busiest thread.
+Micro-kernels are costed on a few shapes; a shape costs what its full micro-kernel does, times
+how much of the work is padding in the busiest thread.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 
-from dovetail.compiler.measure import Measurer
 from dovetail.compiler.schedules import MicroKernel, micro_kernels
 from dovetail.compiler.search.cost_model import estimate_work
-from dovetail.compiler.search.policy import PREDICTED, Bench, Choice, SearchResult, SearchTask
+from dovetail.compiler.search.policy import PREDICTED, Choice, SearchTask
 from dovetail.compiler.search.space import WHOLE, Program
 
 
-@dataclass(frozen=True, slots=True)
-class DietCode:
-    """samples: shapes that are measured, spread over the range of M on a logarithmic scale."""
-
-    samples: int = 4
-
-    def search(self, task: SearchTask, measurer: Measurer) -> SearchResult:
-        """Return the program with the least predicted cost at each M."""
-        start = measurer.now()
-        costs, trials = self.measure(task, measurer)
-        choices = {m: choose(task, m, costs) for m in task.points}
-        return SearchResult(choices, trials, measurer.now() - start)
-
-    def measure(
-        self, task: SearchTask, measurer: Measurer
-    ) -> tuple[dict[MicroKernel, dict[int, float]], int]:
-        """Return seconds per row of full tiles: micro-kernel -> M -> seconds, and the trials."""
-        tiles, trials = micro_kernels(task.op.kind, task.target, task.op.dtype), 0
-        costs: dict[MicroKernel, dict[int, float]] = defaultdict(dict)
-        points = sample_points(task.points, self.samples)
-        for m in points:
-            bench = Bench(task, measurer, m, measurer.now() + task.seconds / len(points), final=0.0)
-            programs = {tile: program(task, m, tile) for tile in tiles}
-            for tile, seconds in zip(programs, bench.time(programs.values()), strict=True):
-                if seconds < math.inf:
-                    costs[tile][m] = seconds / padded_rows(task, m, tile)
-            trials += bench.trials
-        return dict(costs), trials
-
-
 def predict_costs(task: SearchTask, samples: int = 4) -> dict[MicroKernel, dict[int, float]]:
-    """Return what `DietCode.measure` returns, by the cost model: for where nothing can be timed."""
+    """Return predicted seconds per row of full tiles: micro-kernel -> M -> seconds."""
     costs: dict[MicroKernel, dict[int, float]] = defaultdict(dict)
     for m in sample_points(task.points, samples):
         for tile in micro_kernels(task.op.kind, task.target, task.op.dtype):

@@ -25,7 +25,7 @@ from dovetail.compiler.search.space import WHOLE, Problem, Program, Scheme, Slic
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError
 from dovetail.ir.schedule import ORDERS
-from dovetail.ir.tuning import OK
+from dovetail.ir.tuning import OK, WorkKey
 from dovetail.topology.hardware import HardwareSpec
 
 MEASURED, REUSED, PREDICTED, DEFAULT = "measured", "reused", "predicted", "default"
@@ -66,6 +66,11 @@ class SearchTask:
     rounds: int = 5
     sizes: Mapping[int, float] = field(default_factory=dict)
     fixed_order: bool = False
+
+    @property
+    def work(self) -> WorkKey:
+        """What its records are found by."""
+        return self.op.work(self.phase.threads)
 
     def problem(self, m: int) -> Problem:
         """Return the product at one M."""

@@ -24,7 +24,6 @@ from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.tables import gemm_table, other_tables, plan_teams, unique_tables
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.encoder import Spec
-from dovetail.ir.errors import SpecError
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
 from dovetail.topology.hardware import HardwareSpec
 
@@ -116,10 +115,7 @@ def search_tables(
     `budget_seconds` bounds the search on the measurer's clock, by default the effort's own;
     `fixed_order` is that of SearchTask. `choose_policy` is asked before each product; by default
     the effort's policy serves all. `progress` gets (products done, all, the next one's name).
-    Raises SpecError for an unknown `effort`.
     """
-    if effort not in EFFORTS:
-        raise SpecError(f"unknown effort {effort!r}; choose one of {', '.join(EFFORTS)}")
     seconds = EFFORTS[effort].seconds if budget_seconds is None else budget_seconds
     choose = choose_policy or (lambda _: EFFORTS[effort].policy)
     search = ModelSearch(EFFORTS[effort], choose, measurer, measurer.now() + seconds)
@@ -193,11 +189,11 @@ class ModelSearch:
         model = CostModel()
         for task in tasks:
             seconds = (model.seconds(task, m, task.default(m)) for m in task.points)
-            self.waiting[_key(task)] = sum(math.sqrt(s) for s in seconds)
+            self.waiting[task_key(task)] = sum(math.sqrt(s) for s in seconds)
 
     def rows(self, task: SearchTask) -> tuple[Row, ...]:
         """Return the schedule rows of a planned product."""
-        key = _key(task)
+        key = task_key(task)
         if key not in self.known:
             left = max(0.0, self.end - self.measurer.now())
             share = self.waiting[key] / sum(self.waiting.values())
@@ -223,7 +219,8 @@ class ModelSearch:
 Key = tuple[GemmOp, PhasePlan, tuple[int, ...]]
 
 
-def _key(task: SearchTask) -> Key:
+def task_key(task: SearchTask) -> Key:
+    """Return what tells searches apart, whichever product of a model they are for."""
     return replace(task.op, op=""), task.phase, task.points
 
 

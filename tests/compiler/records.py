@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from dovetail.compiler.recorder import MemoryRecords
-from dovetail.ir.tuning import HardwareKey, TuningRecord
+from dovetail.ir.tuning import HardwareKey, RecordSet, TuningRecord
 
 HARDWARE = HardwareKey(
     arch="x86_64", isa=("avx2", "fma"), cpu="test", caches=(1, 2, 3), cores=1, abi=1
@@ -25,7 +24,7 @@ def make_record(**fields: Any) -> TuningRecord:
     return TuningRecord(**usual | fields)
 
 
-class TrustingRecords(MemoryRecords):
+class TrustingRecords(RecordSet):
     """Records of real trials that count whatever else the machine does meanwhile."""
 
     def trusts(self, record: TuningRecord) -> bool:

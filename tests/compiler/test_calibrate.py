@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import fields
 from pathlib import Path
 
@@ -44,12 +45,12 @@ def test_all_that_is_measured_is_plausible(here: HardwareSpec) -> None:
 
 def test_figures_on_record_are_used_and_say_so(here: HardwareSpec, tmp_path: Path) -> None:
     write({"core_flops": 12e9, "rank_step": 3e-7}, here, tmp_path)
-    for find in (calibrate.calibrate, calibrate.known_parameters):
-        figures = find(here, "f32", host_target(), tmp_path)
+    for measure in (True, False):
+        figures = calibrate.calibrate(here, "f32", host_target(), tmp_path, measure=measure)
         assert (figures.core_flops.value, figures.core_flops.source) == (12e9, MEASURED)
         assert figures.rank_step.source == MEASURED
         assert figures.barrier == default_parameters(here).barrier
-    other = calibrate.known_parameters(here, "bf16", host_target(), tmp_path)
+    other = calibrate.calibrate(here, "bf16", host_target(), tmp_path, measure=False)
     assert other == default_parameters(here)
 
 
@@ -80,7 +81,7 @@ def test_other_machines_have_their_defaults(here: HardwareSpec, tmp_path: Path) 
         found = calibrate.figures_of(
             "core:8", other, MODEL, host_target(), DEFAULT_TRACE, measured=measured, cache=tmp_path
         )
-        assert found.with_row_shares(()) == default_parameters(other)
+        assert dataclasses.replace(found, row_shares=()) == default_parameters(other)
         assert [rows for rows, _ in found.row_shares] == [1, 128, 256, 512, 1024, 2048]
 
 

@@ -69,7 +69,7 @@ def test_cutting_loses_no_word_and_no_passage_is_too_long(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.jsonl", "{", "a.jsonl:1: is no JSON"),
+        ("a.jsonl", "{", "a.jsonl:1: is not JSON"),
         ("a.jsonl", "[1]", "must be an object"),
         ("a.jsonl", '{"title": 4, "text": "x"}', "must be texts"),
         ("a.jsonl", '{"text": " "}', "neither text nor title"),
@@ -79,7 +79,7 @@ def test_cutting_loses_no_word_and_no_passage_is_too_long(
         ("a.json", '{"docs": [{"text": "x"}]}', "of 'docs' is none; .* stand in a list"),
         ("a.json", '{"a": {"text": "x"}}', "of 'a' is none; .* stand in a list"),
         ("a.txt", "  \n", "holds no passages"),
-        ("a.pdf", "x", "cannot tell what it is"),
+        ("a.pdf", "x", "unknown file type"),
         ("a.txt.gz", "no gzip", "cannot be read"),
     ],
 )

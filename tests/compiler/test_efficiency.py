@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dovetail.codegen.targets import TARGETS
@@ -46,7 +48,7 @@ def test_rows_of_a_trace() -> None:
 
 def test_slower_small_products_slow_decode_only_and_want_more_cores() -> None:
     plain = default_parameters(HARDWARE).measured(core_bandwidth=40e9, package_bandwidth=80e9)
-    slow = plain.with_row_shares(((1, Figure(0.02, "test")), (64, Figure(1.0, "test"))))
+    slow = replace(plain, row_shares=((1, Figure(0.02, "test")), (64, Figure(1.0, "test"))))
     every = Configuration((Process(tuple(range(8)), (0,)),))
     steps = []
     for figures in (plain, slow):

@@ -89,7 +89,7 @@ def test_e5_models_have_their_prompts(bert: Path, tmp_path: Path) -> None:
         ({"num_hidden_layers": 1}, "encoder.layer.1.* is not part"),
         ({"num_hidden_layers": 3}, "no tensor encoder.layer.2"),
         ({"quantization_config": {}}, "quantized"),
-        ({"architectures": ["T5Model"]}, "T5Model is no supported encoder"),
+        ({"architectures": ["T5Model"]}, "T5Model is not a supported encoder"),
         ({"layer_norm_eps": "x"}, "layer_norm_eps"),
     ],
 )

@@ -29,7 +29,7 @@ def table(*rows):
 
 
 def payload(sizes):
-    return Payload((GemmUse(OP, 2, False, False, sizes),))
+    return Payload((GemmUse(OP, 2, sizes),))
 
 
 def test_gain_is_weighed_by_the_workload():

@@ -89,11 +89,11 @@ def test_an_older_version_and_another_alignment(tmp_path):
 
 ALIGN = "general.alignment"
 BAD = {
-    "empty": (b"", "no GGUF file"),
-    "another magic": (header(magic=b"GGML"), "no GGUF file"),
+    "empty": (b"", "not a GGUF file"),
+    "another magic": (header(magic=b"GGML"), "not a GGUF file"),
     "cut in the version": (b"GGUF\x03", "truncated or damaged"),
-    "version 1": (header(version=1), "version 1 of GGUF"),
-    "version 9": (header(version=9), "version 9 of GGUF"),
+    "version 1": (header(version=1), "GGUF version 1"),
+    "version 9": (header(version=9), "GGUF version 9"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "many tensors": (header(tensors=1 << 40), "claims 1099511627776 tensors"),
     "many keys": (header(keys=1 << 40), "claims 1099511627776 keys"),

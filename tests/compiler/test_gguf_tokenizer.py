@@ -14,8 +14,8 @@ from dovetail.compiler.gguf_model import GgufModel
 from dovetail.compiler.gguf_words import WORDS
 from dovetail.compiler.model_source import open_model
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.chat import Message
-from dovetail.runtime.chat_template import read_template
+from dovetail.runtime.text.chat_template import read_template
+from dovetail.runtime.text.messages import Message
 from tests.gguf_files import add_tokenizer, smollm2
 from tests.repository import ROOT
 
@@ -136,7 +136,9 @@ def test_all_ways_keep_the_text(pre, tmp_path):
 
 def test_an_unknown_way_is_one_sentence(tmp_path):
     source = save(tmp_path / "m.gguf", add_tokenizer(TINY, "martian"))
-    with pytest.raises(SpecError, match=r"pre is 'martian'.*known: default, gpt-2.*deepseek-v3"):
+    with pytest.raises(
+        SpecError, match=r"pre is 'martian'.*supported: default, gpt-2.*deepseek-v3"
+    ):
         source.file("tokenizer.json")
 
 

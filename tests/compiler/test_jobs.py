@@ -13,10 +13,8 @@ from dovetail.compiler.jobs import (
     allow,
     core_sets,
     flops,
-    job_name,
-    plan_job,
-    spent_seconds,
 )
+from dovetail.compiler.parts import job_name, plan_job, spent_seconds
 from dovetail.compiler.payload import make_payload
 from dovetail.compiler.recorder import Allowance
 from dovetail.compiler.schedules import gemm_ops

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +34,7 @@ from dovetail.compiler.schedules import gemm_requests, make_schedule
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import ToolchainError
 from dovetail.ir.high.parse import parse_high
+from dovetail.runtime.child.child import Child
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.values import CacheSpec
 
@@ -269,8 +268,8 @@ class Killed(Meter):
 
     word = ""
 
-    def _receive(self, seconds: float) -> Reply:
-        reply = super()._receive(seconds)
+    def _ask(self, value, seconds: float) -> Reply:
+        reply = super()._ask(value, seconds)
         if reply.event == self.word:
             os.kill(self._child.pid, signal.SIGKILL)
         return reply
@@ -312,8 +311,8 @@ class Timed(Meter):
     clock = 0.0
     lasting: ClassVar = {"ready": 1000.0, "bound": 100.0, "times": 1.0}
 
-    def _receive(self, seconds: float) -> Reply:
-        reply = super()._receive(seconds)
+    def _ask(self, value, seconds: float) -> Reply:
+        reply = super()._ask(value, seconds)
         self.clock += self.lasting.get(reply.event, 0.0)
         return reply
 
@@ -333,35 +332,23 @@ def start_child(built):
     """Start a child, and tell it what it measures with."""
     with tempfile.TemporaryFile() as mark:
         mark.truncate(MARK_BYTES)
-        setup = ChildSetup(
-            library=str(built.path), index=built.index, pool_bytes=1 << 20, mark=mark.fileno()
-        )
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dovetail.compiler.measure_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(mark.fileno(),),
-        )
-    child.stdin.write(msgspec.json.encode(setup) + b"\n")
-    child.stdin.flush()
+        child = Child.start(measure.MODULE, "the child {}", fds=[mark.fileno()])
+        child.tell(ChildSetup(library=str(built.path), index=built.index, pool_bytes=1 << 20))
     return child
 
 
-def test_a_child_that_nobody_hears_ends_without_a_word(built):
-    with start_child(built) as child:
-        child.stdout.close()  # before it is ready
-        assert (child.stderr.read(), child.wait(timeout=60)) == (b"", 0)
+def test_a_child_that_nobody_hears_ends_without_a_word(built, capfd):
+    child = start_child(built)
+    child.channel.hang_up()  # before it is ready
+    assert child.member.fate(60) == ""
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_hanging_child_ends_with_its_parent(built):
     hang = Job(case=CASE, candidates=(Candidate("hang", SCHEDULE),), rounds=2, seconds=1)
     child = start_child(built)
-    child.stdin.write(msgspec.json.encode(hang) + b"\n")
-    child.stdin.flush()
-    events = [msgspec.json.decode(child.stdout.readline(), type=Reply).event for _ in range(3)]
+    child.tell(hang)
+    events = [child.ask(None, Reply, 60).event for _ in range(3)]
     assert events == ["ready", "bound", "start"]
-    child.stdin.close()  # as when the parent is killed
-    assert child.wait(timeout=60) == 0
-    child.stdout.close()
-    child.stderr.close()
+    child.channel.hang_up()  # as when the parent is killed
+    assert child.member.fate(60) == ""

@@ -29,7 +29,7 @@ from dovetail.compiler.measure import (
 from dovetail.compiler.measure_child import (
     MOST_CALLS,
     TIMED_SECONDS,
-    Child,
+    Bench,
     WeightPool,
     count_calls,
 )
@@ -37,7 +37,7 @@ from dovetail.compiler.schedules import make_schedule
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.machine.library import KernelLibrary
 from tests.compiler.test_measure import HEAD, PREFILL, PRODUCT, ROW
 
 COUNTING = f"""{PRODUCT}
@@ -96,8 +96,8 @@ class NotingRun:
         return self.run.bind(candidate, calls)
 
 
-class NotingChild(Child):
-    """A child that shows what it has bound, and notes what it calls."""
+class NotingBench(Bench):
+    """A bench that shows what it has bound, and notes what it calls."""
 
     def _bind(self, case):
         self.bound, self.notes = super()._bind(case), []
@@ -105,17 +105,21 @@ class NotingChild(Child):
 
 
 @pytest.fixture
-def child(built):
+def bench(built):
     with tempfile.TemporaryFile() as mark:
         mark.truncate(MARK_BYTES)
-        yield NotingChild(
+        told: list[Reply] = []
+        found = NotingBench(
             ChildSetup(
                 library=str(built.path),
                 index=built.index,
                 pool_bytes=POOL_BYTES,
-                mark=mark.fileno(),
-            )
+            ),
+            mark.fileno(),
+            told.append,
         )
+        found.told = told
+        yield found
 
 
 def job(case=GEMM, candidates=GOOD[:1], rounds=3, seconds=60.0) -> Job:
@@ -132,32 +136,32 @@ def test_copies_of_a_weight_fill_the_pool_and_do_not_overlap():
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(LONG, MOST_CALLS), (SHORT, 1)])
-def test_each_call_reads_the_next_copy_of_the_weight(child, monkeypatch, seconds, calls):
+def test_each_call_reads_the_next_copy_of_the_weight(bench, monkeypatch, seconds, calls):
     monkeypatch.setattr(measure_child, "TIMED_SECONDS", seconds)
-    assert all(map(len, child.run(job(candidates=GOOD[:2])).times))
-    before = WeightPool("f32", POOL_BYTES).copies(child.bound.panels, GEMM.k)
-    first = [[w[:4].view(np.float32)[0] for w in ws] for ws in (child.bound.weights, before)]
+    assert all(map(len, bench.run(job(candidates=GOOD[:2])).times))
+    before = WeightPool("f32", POOL_BYTES).copies(bench.bound.panels, GEMM.k)
+    first = [[w[:4].view(np.float32)[0] for w in ws] for ws in (bench.bound.weights, before)]
     noted = np.round((np.array(first[0]) - first[1]) / NOTED)
     warm = calls if calls == 1 else calls + 1
     turns = Counter(turn % 7 for turn in range(1, 2 + 3 * 2 * warm))  # 0 was the last check's
     assert noted.tolist() == [turns[i] for i in range(7)]
 
 
-def test_each_call_reads_the_next_layer(child, monkeypatch):
+def test_each_call_reads_the_next_layer(bench, monkeypatch):
     monkeypatch.setattr(measure_child, "TIMED_SECONDS", LONG)
     candidate = Candidate("count_layers", make_schedule())
-    assert len(child.run(job(ATTENTION, (candidate,))).times[0]) == 3
+    assert len(bench.run(job(ATTENTION, (candidate,))).times[0]) == 3
     layers, size = POOL_BYTES // (2 * KV_BLOCK * 16 * 4), KV_BLOCK * 16
-    values = child.bound.pools[1]
+    values = bench.bound.pools[1]
     turns = Counter(turn % layers for turn in range(1, 2 + 3 * (MOST_CALLS + 1)))
     assert np.round(values[::size] / NOTED).tolist() == [turns[i] for i in range(layers)]
 
 
-def test_right_candidates_take_turns_in_another_order_each_round(child, monkeypatch):
+def test_right_candidates_take_turns_in_another_order_each_round(bench, monkeypatch):
     monkeypatch.setattr(measure_child, "TIMED_SECONDS", LONG)
-    times = child.run(job(candidates=(GOOD[0], WRONG, *GOOD[1:]), rounds=6)).times
+    times = bench.run(job(candidates=(GOOD[0], WRONG, *GOOD[1:]), rounds=6)).times
     assert [len(each) for each in times] == [6, 0, 6, 6]
-    probe, *turns = child.notes
+    probe, *turns = bench.notes
     assert probe == (turns[0][0], 1) and {calls for _, calls in turns} == {MOST_CALLS + 1}
     rounds = [tuple(c for c, _ in turns[i : i + 3]) for i in range(0, 18, 3)]
     assert all(set(each) == set(GOOD) for each in rounds)
@@ -165,21 +169,19 @@ def test_right_candidates_take_turns_in_another_order_each_round(child, monkeypa
 
 
 @pytest.mark.parametrize(("rounds", "seconds", "runs"), [(5, -1.0, 2), (1, -1.0, 1), (5, 1e6, 5)])
-def test_no_round_begins_after_its_seconds_but_the_second(
-    child, capfdbinary, rounds, seconds, runs
-):
-    times = child.run(job(candidates=(WRONG, GOOD[0]), rounds=rounds, seconds=seconds)).times
+def test_no_round_begins_after_its_seconds_but_the_second(bench, rounds, seconds, runs):
+    times = bench.run(job(candidates=(WRONG, GOOD[0]), rounds=rounds, seconds=seconds)).times
     assert [len(each) for each in times] == [0, runs]
-    told = [msgspec.json.decode(line, type=Reply) for line in capfdbinary.readouterr().out.split()]
+    told = bench.told
     assert [reply.event for reply in told[:5]] == ["bound", *["start", "checked"] * 2]
     assert [reply.correct for reply in told[2:5:2]] == [False, True]
     rests = [reply.event for reply in told[5:]]
     assert set(rests) == {"round"} and len(rests) == runs - (rounds > runs)
 
 
-def test_where_nothing_is_right_nothing_is_timed(child):
-    assert child.run(job(candidates=(WRONG,))).times == ((),)
-    assert child.notes == []
+def test_where_nothing_is_right_nothing_is_timed(bench):
+    assert bench.run(job(candidates=(WRONG,))).times == ((),)
+    assert bench.notes == []
 
 
 def threads() -> set[int]:
@@ -187,11 +189,11 @@ def threads() -> set[int]:
     return {int(path.name) for path in Path("/proc/self/task").iterdir()}
 
 
-def test_threads_are_pinned_to_the_cpus_of_the_case(child):
+def test_threads_are_pinned_to_the_cpus_of_the_case(bench):
     for cpu in sorted(os.sched_getaffinity(0))[:2]:
         before, case = threads(), msgspec.structs.replace(GEMM, threads=2, cpus=(cpu, cpu))
-        child.run(job(case, rounds=1))
-        child.run(job(case, rounds=1))  # by the same threads
+        bench.run(job(case, rounds=1))
+        bench.run(job(case, rounds=1))  # by the same threads
         assert [os.sched_getaffinity(made) for made in threads() - before] == [{cpu}]
 
 

@@ -160,13 +160,12 @@ def test_a_device_module_has_products_of_the_formats_of_all_models(model, tmp_pa
     assert {k.name for k in index.kernels} >= {r.name for r in device_kernels(["q4_32"])}
 
 
-def test_artifacts_without_device_kernels_say_so(artifact):
-    with pytest.raises(ArtifactError, match=r"no kernels for cuda; .* --target cuda"):
-        device_module(open_artifact(artifact[0], read_hardware()))
+def test_most_artifacts_have_no_device_kernels(artifact):
+    assert device_module(open_artifact(artifact[0], read_hardware())) is None
 
 
 def test_schedules_are_for_cpus():
-    with pytest.raises(SpecError, match="schedules are for CPUs, which cuda is none of"):
+    with pytest.raises(SpecError, match="schedules are for CPUs; cuda is not a CPU target"):
         choose_targets(("cuda",), read_hardware())
 
 

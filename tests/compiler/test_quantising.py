@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
-from dovetail.cli.inspection import inspect_artifact, print_inspection
+from dovetail.cli.inspection import describe_inspection, inspect_artifact
 from dovetail.compiler import input_powers
 from dovetail.compiler.checkpoint import open_checkpoint
 from dovetail.compiler.model_source import open_model
@@ -103,7 +103,7 @@ def test_an_artifact_tells_its_errors_and_runs(calibrated: Path, text: Path) -> 
         name for name, dtype in stored.items() if dtype.startswith("q")
     }
     out = io.StringIO()
-    print_inspection(inspect_artifact(calibrated), Console(file=out, width=160))
+    Console(file=out, width=160).print(*describe_inspection(inspect_artifact(calibrated)))
     assert "gate_up" in out.getvalue() and "worst error" in out.getvalue()
     with load(calibrated) as app:
         assert app.generate(["The"], max_tokens=4)[0].token_ids
@@ -200,7 +200,7 @@ def test_texts_that_do_not_calibrate_are_refused(tmp_path: Path, text: Path) -> 
         (LLAMA, bytes_, "is not UTF-8 text"),
         (LLAMA, short, "tokens; give a text of 128 or more"),
         (bare, text, "has no tokenizer.json, so a text cannot calibrate it"),
-        (ENCODER, text, "is a text encoder, which no text calibrates"),
+        (ENCODER, text, "is a text encoder, which cannot be calibrated"),
     ):
         with pytest.raises(SpecError, match=sentence):
             compile_model(

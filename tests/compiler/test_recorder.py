@@ -15,7 +15,6 @@ from dovetail.compiler.recorder import (
     BATCH,
     Allowance,
     Identity,
-    MemoryRecords,
     Recorder,
     describe_disturbed,
     describe_failed,
@@ -23,6 +22,7 @@ from dovetail.compiler.recorder import (
 )
 from dovetail.compiler.schedules import gemm_requests, make_schedule
 from dovetail.ir.artifact import KernelEntry, KernelIndex
+from dovetail.ir.tuning import RecordSet
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.records import TrustingRecords, make_record
 
@@ -65,7 +65,7 @@ def identity(*names: str, digest: str = "d", **changed) -> Identity:
     return Identity.of(read_hardware(), index)
 
 
-def recorder(script: Script, records: MemoryRecords, **options) -> Recorder:
+def recorder(script: Script, records: RecordSet, **options) -> Recorder:
     return Recorder(script, identity(*script.seconds), records, **options)
 
 
@@ -74,7 +74,7 @@ def names(*kernels: str) -> tuple[Candidate, ...]:
 
 
 def test_what_is_on_record_is_not_run_again():
-    records, first, second = MemoryRecords(), Script(), Script()
+    records, first, second = RecordSet(), Script(), Script()
     before = recorder(first, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
     again = recorder(second, records)
     found = again.measure(CASE, names("default", "bad", "fast"), rounds=3, seconds=1)
@@ -90,7 +90,7 @@ def test_what_is_on_record_is_not_run_again():
 
 
 def test_more_rounds_are_measured_again_and_fewer_are_not():
-    records, script = MemoryRecords(), Script()
+    records, script = RecordSet(), Script()
     now = recorder(script, records)
     now.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
     assert now.measure(CASE, names("default", "fast"), rounds=5, seconds=1)[1].runs == 5
@@ -101,7 +101,7 @@ def test_more_rounds_are_measured_again_and_fewer_are_not():
 
 
 def test_times_of_a_slower_day_are_scaled_by_the_reference():
-    records, script = MemoryRecords(), Script(other=0.8)
+    records, script = RecordSet(), Script(other=0.8)
     recorder(script, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
     script.slowness = 1.4
     later = recorder(script, records)
@@ -115,7 +115,7 @@ def test_times_of_a_slower_day_are_scaled_by_the_reference():
 
 @pytest.mark.parametrize("kernels", [("default", "fast", "other"), ("fast", "other")])
 def test_a_reference_that_is_built_anew_is_none(kernels):
-    records, script = MemoryRecords(), Script(other=0.8)
+    records, script = RecordSet(), Script(other=0.8)
     recorder(script, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
     anew = identity(*kernels)
     if "default" in kernels:
@@ -137,7 +137,7 @@ class Busy(Script):
 
 
 def test_what_a_case_is_compared_with_first_stays_what_it_is_compared_with():
-    now = recorder(Busy(1.0, 1.25, 1.4, other=0.8), MemoryRecords())
+    now = recorder(Busy(1.0, 1.25, 1.4, other=0.8), RecordSet())
     now.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
     now.measure(CASE, names("default"), rounds=5, seconds=1)
     found = now.measure(CASE, names("other"), rounds=3, seconds=1)
@@ -146,7 +146,7 @@ def test_what_a_case_is_compared_with_first_stays_what_it_is_compared_with():
 
 
 def test_trials_of_a_busy_machine_are_run_again():
-    script, records = Busy(1.0, 5.0, 1.0, other=0.8), MemoryRecords()
+    script, records = Busy(1.0, 5.0, 1.0, other=0.8), RecordSet()
     now = recorder(script, records)
     now.measure(CASE, names("default", "fast"), rounds=3, seconds=1)
     found = now.measure(CASE, names("default", "other"), rounds=3, seconds=1)
@@ -157,7 +157,7 @@ def test_trials_of_a_busy_machine_are_run_again():
 
 
 def test_what_stays_disturbed_does_not_count_and_is_missing_later():
-    script, records = Busy(1.0, 4.0, 5.0, other=0.8), MemoryRecords()
+    script, records = Busy(1.0, 4.0, 5.0, other=0.8), RecordSet()
     now = recorder(script, records)
     now.measure(CASE, names("default"), rounds=3, seconds=1)
     found = now.measure(CASE, names("other", "default"), rounds=3, seconds=1)
@@ -176,14 +176,12 @@ def test_what_stays_disturbed_does_not_count_and_is_missing_later():
 
 def test_a_failed_reference_scales_nothing():
     script = Script()
-    found = recorder(script, MemoryRecords()).measure(
-        CASE, names("bad", "fast"), rounds=3, seconds=1
-    )
+    found = recorder(script, RecordSet()).measure(CASE, names("bad", "fast"), rounds=3, seconds=1)
     assert [m.seconds for m in found] == [0.0, 0.5]
 
 
 def test_a_spent_budget_leaves_what_is_on_record():
-    records, script = MemoryRecords(), Script(other=0.8, more=0.9)
+    records, script = RecordSet(), Script(other=0.8, more=0.9)
     recorder(script, records).measure(CASE, names("default", "fast"), rounds=3, seconds=1)
     now = recorder(script, records, allowance=Allowance(5.0))
     found = now.measure(CASE, names("default", "other"), rounds=3, seconds=1)
@@ -196,7 +194,7 @@ def test_a_spent_budget_leaves_what_is_on_record():
 
 def test_untried_work_has_seconds_of_its_own():
     script = Script()
-    now = recorder(script, MemoryRecords(), allowance=Allowance(0.0, {CASE.work: 5.0}))
+    now = recorder(script, RecordSet(), allowance=Allowance(0.0, {CASE.work: 5.0}))
     other = msgspec.structs.replace(CASE, n=48)
     assert now.measure(other, names("default"), rounds=3, seconds=1)[0].status == "skipped"
     taller = msgspec.structs.replace(CASE, m=9)
@@ -206,7 +204,7 @@ def test_untried_work_has_seconds_of_its_own():
 
 
 def test_other_code_shapes_and_older_records_do_not_answer():
-    records, script = MemoryRecords(), Script()
+    records, script = RecordSet(), Script()
     recorder(script, records).measure(CASE, names("default"), rounds=3, seconds=1)
     wider = msgspec.structs.replace(CASE, n=48)
     recorder(script, records).measure(wider, names("default"), rounds=3, seconds=1)
@@ -221,7 +219,7 @@ def test_other_code_shapes_and_older_records_do_not_answer():
 def test_large_sets_are_recorded_in_batches_that_share_the_reference():
     kernels = {f"k{i}": 1.0 + i for i in range(2 * BATCH)}
     script, seen = Script(**kernels), []
-    now = recorder(script, MemoryRecords(), notify=lambda record: seen.append(record.kernel))
+    now = recorder(script, RecordSet(), notify=lambda record: seen.append(record.kernel))
     found = now.measure(CASE, names("default", *kernels, "k0"), rounds=3, seconds=66.0)[:-1]
     assert [len(asked) for asked in script.asked] == [BATCH, BATCH + 1, 2]
     assert script.given == [2.0 * BATCH, 2.0 * BATCH, 2.0]  # equal parts of the seconds

@@ -30,7 +30,7 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.model import ModelFile
 from dovetail.ir.plans import MEASURED, SIMULATED, PairChoice, PlanCandidate, PlanChoice
 from dovetail.runtime.app import load
-from dovetail.runtime.step import StepShape
+from dovetail.runtime.native.step import StepShape
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.replay import Trace
 from tests.compiler.virtual import use_virtual_meters
@@ -103,15 +103,15 @@ def test_a_round_serves_each_prompt_once_and_each_batch_alone(
     )
     steps: list[tuple[int, int]] = []
     with load(artifact, kv_blocks=64, settings=SETTINGS) as app:
-        engine, forward = app.engine, app.engine.forward
+        engine, forward = app.engine, app.engine.executor.forward
 
         def record(shape: StepShape) -> None:
             steps.append((shape.prefill_tokens, shape.n_decode))
             forward(shape)
 
-        monkeypatch.setattr(engine, "forward", record)
+        monkeypatch.setattr(engine.executor, "forward", record)
         prefill, decode = Round(engine, job, random.Random(0)).serve()
-        assert engine.pool.free_blocks == 64 and not engine.scheduler.busy
+        assert engine.scheduler.pool.free_blocks == 64 and not engine.scheduler.busy
     assert prefill > 0 and decode > 0
     # five more go on from the prompts' full blocks: one token each, the short prompt has none
     assert steps[:2] == [(78, 0), (5, 3)]

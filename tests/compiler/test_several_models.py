@@ -76,7 +76,7 @@ def test_a_report_tells_of_each(folder: Path) -> None:
     [
         ({"second": "llama"}, "holds no text encoder"),
         ({"nothing": "nowhere"}, "holds no text encoder"),
-        ({"llm": "ranker"}, "two models are called llm"),
+        ({"llm": "ranker"}, "two models have the name llm"),
         ({"../x": "ranker"}, "cannot be called"),
     ],
 )

@@ -40,7 +40,7 @@ def make_tape(spec, tokens=64, sequences=8):
 
 
 def slots(entry):
-    names = [operand.name for operand in OPERATORS[entry.op].operands]
+    names = [operand.name for operand in OPERATORS[entry.op]]
     return dict(zip(names, entry.slots, strict=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,22 +13,28 @@ from dovetail.compiler import attention_search
 from dovetail.compiler import tune as tune_module
 from dovetail.compiler.database import TuningDatabase
 from dovetail.compiler.job_file import JobFile
-from dovetail.compiler.jobs import WorkItem
-from dovetail.compiler.measure import SKIPPED, Measurement, StoppedError
+from dovetail.compiler.measure import SKIPPED, Measurement, Meter, StoppedError
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.recorder import MemoryRecords
 from dovetail.compiler.schedules import LINEAR, GemmOp
+from dovetail.compiler.search.policy import SearchTask
 from dovetail.compiler.tune import tune_model
-from dovetail.compiler.workers import Pinned, run_items
+from dovetail.compiler.workers import run_items
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ScheduleError, SpecError
-from dovetail.ir.tuning import decode_record
-from tests.compiler.test_recorder import CASE, Script, names, recorder
+from dovetail.ir.tuning import RecordSet, decode_record
+from dovetail.topology.hardware import read_hardware
+from tests.compiler.test_recorder import CASE, Script, identity, names, recorder
 from tests.compiler.virtual import VirtualMeter, use_virtual_meters
 from tests.models import save_model
 
 ITEMS = tuple(
-    WorkItem(GemmOp("o", LINEAR, n, 16, "f32"), PhasePlan(threads=1, cpus=()), (1,))
+    SearchTask(
+        GemmOp("o", LINEAR, n, 16, "f32"),
+        host_target(),
+        PhasePlan(threads=1, cpus=()),
+        read_hardware(),
+        (1,),
+    )
     for n in (16, 32, 48, 64)
 )
 
@@ -60,7 +67,7 @@ def search(item, measurer, seconds):
 
 
 def test_items_are_shared_out_among_the_recorders():
-    records, done = MemoryRecords(), []
+    records, done = RecordSet(), []
     scripts = [Switched(), Switched()]
     for script in scripts:
         script.go.set()
@@ -71,7 +78,7 @@ def test_items_are_shared_out_among_the_recorders():
 
 
 def test_an_interrupt_stops_every_worker_and_keeps_what_is_finished():
-    records, scripts = MemoryRecords(), [Switched(), Switched()]
+    records, scripts = RecordSet(), [Switched(), Switched()]
     scripts[0].go.set()
     workers = [recorder(script, records) for script in scripts]
 
@@ -90,18 +97,21 @@ def test_a_failure_of_one_item_ends_the_job():
         raise SpecError("no such thing")
 
     with pytest.raises(SpecError, match="no such thing"):
-        run_items(ITEMS, [recorder(Switched(), MemoryRecords())], fail, 1.0, lambda: None)
+        run_items(ITEMS, [recorder(Switched(), RecordSet())], fail, 1.0, lambda: None)
 
 
-def test_workers_are_pinned_to_cores_of_their_own():
-    class Seen(Switched):
-        def measure(self, case, candidates, *, rounds, seconds):
-            self.asked.append(case.cpus)
-            return tuple(Measurement(candidate=c, status=SKIPPED) for c in candidates)
+def test_workers_are_pinned_to_cores_of_their_own(monkeypatch):
+    jobs = []
 
-    seen = Seen()
-    Pinned(seen, (4, 5)).measure(CASE, names("fast"), rounds=1, seconds=1)
-    assert seen.asked == [(4,)]
+    def run(self, job):
+        jobs.append(job)
+        return {c: Measurement(candidate=c, status=SKIPPED) for c in job.candidates}
+
+    monkeypatch.setattr(Meter, "_run", run)
+    library = identity("fast").index
+    with Meter(Path("tuning.so"), library, pool_bytes=1, cpus=(4, 5)) as meter:
+        meter.measure(CASE, names("fast"), rounds=1, seconds=1)
+    assert [job.case.cpus for job in jobs] == [(4,)]
 
 
 @pytest.fixture

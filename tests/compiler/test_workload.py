@@ -133,8 +133,6 @@ def test_payload_has_every_gemm_of_the_tape():
         for use in payload.uses
     }
     assert counted == {(u.gemm.op, u.gemm.n, u.gemm.k): u.calls for u in payload.uses}
-    assert [use.gemm.op for use in payload.uses if use.bias] == ["qkv"]
-    assert [use.gemm.op for use in payload.uses if use.residual] == ["o", "down"]
     assert all(sum(use.sizes.values()) == pytest.approx(1) for use in payload.uses)
     assert payload.largest("head") <= 8
     assert payload.largest("qkv") == 64

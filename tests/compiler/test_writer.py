@@ -104,7 +104,7 @@ def test_other_things_are_not_replaced(kind, tmp_path):
         (path / "thesis.txt").write_text("mine")
     if kind == "bad manifest":
         (path / "manifest.json").write_text('{"format_major": "x"}')
-    with pytest.raises(SpecError, match="is no artifact"), write_artifact(path):
+    with pytest.raises(SpecError, match="is not an artifact"), write_artifact(path):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["app.dove"]
 

@@ -36,7 +36,9 @@ class VirtualMeter(closing):
     spread: ClassVar[float] = 1.0
     status: ClassVar[str] = "ok"
 
-    def __init__(self, library: Path, index: KernelIndex, *, pool_bytes: int) -> None:
+    def __init__(
+        self, library: Path, index: KernelIndex, *, pool_bytes: int, cpus: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(self)
         assert library.is_file() and pool_bytes > 0
         self.kernels = {kernel.name for kernel in index.kernels}

@@ -15,6 +15,7 @@ from dovetail.topology.transform import (
     walk_removals,
 )
 from dovetail.topology.tree import TopoTree
+from tests.topology.integrity import check_tree
 from tests.topology.test_tree import nested, tree_of
 
 Partition = tuple[tuple[int, ...], ...]
@@ -76,7 +77,7 @@ def test_enumeration_gives_every_tree_once(widths: tuple[int, ...], every_diviso
     assert len({nested(item.tree) for item in found.trees}) == expected
     assert found.trees[0].tree == tree and found.trees[0].steps == ()
     for item in found.trees:
-        item.tree.check_integrity()
+        check_tree(item.tree)
         assert sorted(item.tree.pus) == sorted(tree.pus)
 
 
@@ -113,7 +114,7 @@ def test_removals_are_seen_once_and_pruned() -> None:
     calls: list[tuple[int, ...]] = []
 
     def distance(tree: TopoTree) -> float:
-        tree.check_integrity()
+        check_tree(tree)
         calls.append(keep(tree))
         return sum(abs(a - b) for a, b in zip(keep(tree), best, strict=True)) + 1.0
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dovetail.topology.fundamental import build_tree
 from dovetail.topology.hardware import read_hardware
 from dovetail.topology.tree import LATENT, Level, TopoTree
+from tests.topology.integrity import check_tree
 
 
 def tree_of(*widths: int) -> TopoTree:
@@ -22,14 +23,14 @@ def tree_of(*widths: int) -> TopoTree:
 
 def test_groups_are_tiled_by_stride() -> None:
     tree = tree_of(8).group(2, 2, 1)
-    tree.check_integrity()
+    check_tree(tree)
     assert [level.kind for level in tree.levels] == [LATENT, "kind0"]
     assert list(tree.subtrees(1)) == [(100, 102), (101, 103), (104, 106), (105, 107)]
 
 
 def test_groups_keep_parents_and_their_descendants() -> None:
     tree = tree_of(2, 4, 2).group(2, 2, 2)
-    tree.check_integrity()
+    check_tree(tree)
     assert [level.arity for level in tree.levels] == [2, 2, 2, 2]
     assert list(tree.subtrees(1)) == [
         tuple(100 + i for i in (0, 1, 4, 5, 2, 3, 6, 7)),
@@ -39,7 +40,7 @@ def test_groups_keep_parents_and_their_descendants() -> None:
 
 def test_remove_takes_the_right_most_children() -> None:
     tree = tree_of(2, 3).remove(2, 2)
-    tree.check_integrity()
+    check_tree(tree)
     assert tree.pus == (100, 103)
     assert tree.levels[1] == Level("kind1", 1, 3)
 
@@ -88,9 +89,9 @@ def test_numbering_does_not_change_the_hash() -> None:
 )
 def test_integrity_is_checked(change: dict[str, object]) -> None:
     sound = {"levels": (Level("a", 2, 2),), "positions": (0, 1), "pus": (4, 7)}
-    TopoTree(**sound).check_integrity()
+    check_tree(TopoTree(**sound))
     with pytest.raises(AssertionError, match=r"\w"):
-        TopoTree(**(sound | change)).check_integrity()
+        check_tree(TopoTree(**(sound | change)))
 
 
 def random_tree(draw: random.Random) -> TopoTree:
@@ -112,7 +113,7 @@ def random_tree(draw: random.Random) -> TopoTree:
             tree = tree.group(*draw.choice(moves), depth)
         elif level.arity > 1:
             tree = tree.remove(draw.randrange(1, level.arity), depth)
-        tree.check_integrity()
+        check_tree(tree)
     return tree
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from dovetail.codegen.library import index_library
-from dovetail.compiler.recorder import Identity, MemoryRecords, Recorder
+from dovetail.compiler.recorder import Identity, Recorder
 from dovetail.compiler.schedules import MicroKernel
 from dovetail.compiler.search.cost_model import CostModel
 from dovetail.compiler.search.fit import LEAST_SAMPLES, fit_cost_model, read_samples
@@ -15,7 +15,7 @@ from dovetail.compiler.search.rules import Rules
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.space import WHOLE, Scheme, Slice
 from dovetail.compiler.search.tables import tuning_library
-from dovetail.ir.tuning import Reference
+from dovetail.ir.tuning import RecordSet, Reference
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.records import make_record
 from tests.compiler.search.landscape import TARGET, Landscape, bowl, task
@@ -37,9 +37,9 @@ BREADTH = 128
 programs some have no K whole: errors at M = 16 and 64 are 0.5 of the analytic ones, not 0.3."""
 
 
-def records_of(*shapes: tuple[int, int]) -> MemoryRecords:
+def records_of(*shapes: tuple[int, int]) -> RecordSet:
     """What searching these products on the made-up machine leaves."""
-    records = MemoryRecords()
+    records = RecordSet()
     for n, k in shapes:
         recorder = Recorder(Landscape(steep), IDENTITY, records)
         Sandwich(breadth=BREADTH).search(task(n=n, k=k, points=POINTS), recorder)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.compiler.recorder import Allowance, MemoryRecords, NoMachine, Recorder
+from dovetail.compiler.recorder import Allowance, NoMachine, Recorder
 from dovetail.compiler.search.policy import DEFAULT, MEASURED, PREDICTED, Choice, SearchResult
 from dovetail.compiler.search.recall import Recall, known_candidates
 from dovetail.compiler.search.sandwich import Sandwich
+from dovetail.ir.tuning import RecordSet
 from tests.compiler.search.landscape import Landscape, task
 from tests.compiler.search.test_fit import IDENTITY
 
@@ -16,7 +17,7 @@ TASK = task(points=(1, 8, 64))
 
 def searched(policy=Sandwich(), points=TASK.points):  # noqa: B008
     """A search on the made-up machine: what it chose, and its records."""
-    records = MemoryRecords()
+    records = RecordSet()
     recorder = Recorder(Landscape(), IDENTITY, records)
     return policy.search(replace(TASK, points=points), recorder).choices, records
 
@@ -62,13 +63,13 @@ def test_another_policy_serves_what_was_never_timed():
     _, records = searched(points=(1, 64))
     sources = {m: c.source for m, c in recalled(records, otherwise=Marked()).items()}
     assert sources == {1: MEASURED, 8: PREDICTED, 64: MEASURED}
-    assert {c.source for c in recalled(MemoryRecords()).values()} == {DEFAULT}
+    assert {c.source for c in recalled(RecordSet()).values()} == {DEFAULT}
 
 
 def test_without_times_of_the_default_nothing_is_better():
     choices, records = searched()
     default = TASK.problem(64).candidate(TASK.default(64))
-    kept = MemoryRecords()
+    kept = RecordSet()
     kept.append([r for r in records.known.values() if r.schedule != default.schedule])
     assert choices[64].program != TASK.default(64)
     assert recalled(kept)[64].program == TASK.default(64)

@@ -23,7 +23,6 @@ from dovetail.compiler.search.tables import (
 )
 from dovetail.compiler.tables import default_tables
 from dovetail.compiler.workload import DEFAULT_WORKLOAD
-from dovetail.ir.errors import SpecError
 from dovetail.topology.hardware import read_hardware
 from tests.compiler.search.landscape import TARGET, Landscape, panels_of, task
 from tests.compiler.test_tables import SPEC, plan
@@ -151,8 +150,3 @@ def test_search_on_a_tiny_model():
     assert any(row.source == MEASURED for t in gemm for row in t.rows)
     names = {kernel.name for kernel in library.index.kernels}
     assert {row.kernel for t in gemm for row in t.rows} <= names
-
-
-def test_unknown_effort_is_refused():
-    with pytest.raises(SpecError, match="effort"):
-        searched(None, effort="heroic")

@@ -1,141 +1,126 @@
 """An opened artifact: `load` and `App`, what a user of the runtime holds.
 
-In: an artifact and how it is to be run. Out: an app, which generates (`app_generation.py`), chats
-(`app_chat.py`), runs workflows (`app_workflows.py`), embeds and ranks. One thread of the app steps
-the engine, or a process does; callers wait for its messages.
+In: an artifact and how it is to be run. Out: an app that generates, chats, embeds, ranks and runs
+workflows. One thread of the app, or a child process, steps the engine; callers wait for its
+messages. Calls come in two forms, for threads and for asyncio.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
-from types import TracebackType
-from typing import Self
+from collections import abc
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import fields, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from dovetail.ir.artifact import ServicePlan
-from dovetail.runtime.apart.process import EngineProcess
-from dovetail.runtime.app_chat import ChatCalls
-from dovetail.runtime.app_workflows import WorkflowCalls
+from dovetail.ir.errors import RequestError
+from dovetail.ir.ragraph import RAGraph
+from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.embedding.settings import EmbeddingSettings
-from dovetail.runtime.encoder import Rows
-from dovetail.runtime.encoder_texts import Embeddings, Ranked, TextOrIds, open_encoders
-from dovetail.runtime.flows.service import FlowService, FlowSettings
-from dovetail.runtime.generator import Generator
-from dovetail.runtime.gpu_memory import take_share
-from dovetail.runtime.loop import EngineLoop
-from dovetail.runtime.open_engine import EngineOptions, open_engine
-from dovetail.runtime.plan import Offload, SchedulerSettings
-from dovetail.runtime.rank_options import RankOptions
+from dovetail.runtime.embed.open import open_encoders
+from dovetail.runtime.embed.settings import EmbeddingSettings
+from dovetail.runtime.embed.texts import Embeddings, EmbedOptions, Ranked, TextOrIds
+from dovetail.runtime.engine.engine import Engine
+from dovetail.runtime.engine.options import EngineKeywords, EngineOptions
+from dovetail.runtime.flows.events import WorkflowResult
+from dovetail.runtime.flows.gpu_memory import take_share
+from dovetail.runtime.flows.indexes import AppIndex, EmbedTexts
+from dovetail.runtime.flows.job import WorkflowJob
+from dovetail.runtime.flows.service import AnyWorkflow, FlowService, FlowSettings
+from dovetail.runtime.hosting.generator import Generator, Prompt, as_list
+from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.hosting.loop import EngineLoop
+from dovetail.runtime.hosting.open_engine import open_engine
+from dovetail.runtime.hosting.process import EngineProcess
+from dovetail.runtime.hosting.wire import Ask
+from dovetail.runtime.machine.devices import CPU
+from dovetail.runtime.machine.trust import meet
+from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.memory_plan import GpuMemoryPlan
-from dovetail.runtime.retrieval.wire import Gpu, TorchGpu
+from dovetail.runtime.schedule.request import Chunk, Completion, Score
+from dovetail.runtime.text.chat import (
+    AnswerReader,
+    ChatCompletion,
+    ChatPrompts,
+    Delta,
+    explain_empty,
+)
+from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.runtime.timeline import Timeline
-from dovetail.runtime.tokenizer import Tokenizer
-from dovetail.runtime.trust import meet
 from dovetail.topology.hardware import read_hardware
+
+if TYPE_CHECKING:
+    from dovetail.runtime.text.chat_template import ChatTemplate
+
+Prompts = Prompt | abc.Sequence[Prompt]
+Messages = abc.Sequence[Any]
+Texts = TextOrIds | abc.Sequence[TextOrIds]
+Piece = TypeVar("Piece")
+ReadChunk = abc.Callable[[Chunk], Piece]
 
 
 def load(
     path: str | os.PathLike[str],
     *,
-    plan: ServicePlan | None = None,
-    threads: int | None = None,
-    kv_blocks: int | None = None,
-    deterministic: bool = False,
-    activations: str = "integer",
-    settings: SchedulerSettings | None = None,
-    ranks: RankOptions | None = None,
-    device: str = "cpu",
-    offload: Offload = "auto",
-    dtype: str = "auto",
-    gpu_memory_utilization: float = 0.9,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    max_model_len: int | None = None,
-    gpu_blocks: int | None = None,
-    max_waiting: int | None = None,
     embedding: EmbeddingSettings | None = None,
     workflows: FlowSettings | None = None,
     check_weights: bool = False,
     apart: bool = False,
     trust: bool = False,
+    **engine: Unpack[EngineKeywords],
 ) -> App:
-    """Open the artifact at `path` on this machine: what generates, and what embeds.
+    """Open the artifact directory at `path` on this machine, to generate, embed and run workflows.
 
     Args:
         path: the artifact directory.
         plan: processes, threads and PUs to run with instead of the artifact's plan.
-        threads: use this many threads in both phases of each process instead of the plan's.
-        kv_blocks: size of the KV pool in blocks of 16 tokens; default from the plan or memory.
-        deterministic: give a prompt the same logits, bit for bit, whatever else is in the batch,
-            in one step or several, with any `plan`, `threads` and `kv_blocks`. It costs time.
-        activations: `integer` rounds what meets quantised weights to 8 bits, 32 values with one
-            scale, and multiplies integers; `float` keeps it in float32, which costs time and gives
-            the products of the weights as they are. Other weights do not know the difference.
+        threads: threads of each process in both phases, instead of the plan's.
+        kv_blocks: size of the CPU's KV pool in blocks of 16 tokens; default from plan or memory.
+        deterministic: give a prompt the same logits, bit for bit, in any batch and any number of
+            steps, with any `plan`, `threads` and `kv_blocks`. Slower.
+        activations: how activations meet quantised weights: `integer` rounds them to 8 bits, 32
+            values with one scale; `float` keeps float32, which is slower and exact.
         settings: how requests share the machine: `chunked` prompts, bounds of queues and waiting,
-            kept prefixes; `offload` is said below. `runtime.plan.ON_CPU` is the CPU's default.
-        ranks: how the processes of `plan` beyond this one are started and joined when each has an
-            device: on this machine or by Ray on several, summing by gloo or NCCL.
-        device: what computes beside the CPU, by torch: `cuda`, `cuda:1`, `xpu`, `npu`, `auto` for
-            the first accelerator that is here (else the CPU), or `torch:cpu`, torch on cores of its
-            own. `kv_blocks` are the CPU's. Encoders run on it, too, with `auto` on all that are
-            here, and hot clusters of indexes lie on it.
-        offload: what of a device's work the CPU takes with its KV: `auto` weighs it in each step,
-            `off` none, `full` all attention.
-        dtype: of activations on a device: `f32`, `bf16`, `f16`, or `auto`: bfloat16 where it can,
-            on `torch:cpu` the weights' own.
-        gpu_memory_utilization: part of the device's free memory to use.
-        max_num_seqs: sequences of a step at most.
-        max_num_batched_tokens: tokens of a step at most. Without these two a device's memory
-            decides, and on the CPU what the artifact was compiled for.
-        max_model_len: tokens of a request at most, prompt and answer.
-        gpu_blocks: blocks of 16 tokens of the device's KV pool, instead of all there is room for.
-        max_waiting: requests beyond so many that wait are refused, instead of what `settings` say.
-        embedding: an SLO for `embed` and `rerank`: queues sized for it, accelerators first, then a
-            CPU process, else BUSY. Sizing measures for some seconds where the artifact's profile
-            does not know this machine. Without it encoders run in this process, and calls wait.
-        workflows: how workflows share engine and index, the threads of a search, and memory of the
-            GPU for hot clusters of indexes.
-        apart: run engine and encoders in processes of their own, which are started again when they
-            die; what ran in an engine that dies fails with a DeviceError. For servers: the engine
-            shares no interpreter with its callers. `App.engine` is out of reach then.
+            kept prefixes. Default on the CPU: `runtime.schedule.plan.ON_CPU`.
+        ranks: how the further processes of `plan` are started and joined when each has a device:
+            on this machine or by Ray on several, summing by gloo or NCCL.
+        device: what computes beside the CPU, by torch: `cuda`, `cuda:1`, `xpu`, `npu`; `auto` for
+            the first accelerator found (else the CPU); `torch:cpu` for torch on cores of its own.
+            Encoders (with `auto` on all accelerators) and hot clusters of indexes use it, too.
+        offload: requests of a device whose attention and KV the CPU takes: `auto` decides in each
+            step, `off` none, `full` all.
+        dtype: of activations on a device: `f32`, `bf16`, `f16`, or `auto`: bfloat16 if supported,
+            on `torch:cpu` that of the weights.
+        gpu_memory_utilization: fraction of the device's free memory to use, default 0.9.
+        max_num_seqs, max_num_batched_tokens: maximum sequences and tokens of a step; default by
+            the device's memory, on the CPU what the artifact was compiled for.
+        max_model_len: maximum tokens of a request, prompt and answer together.
+        gpu_blocks: size of the device's KV pool in blocks of 16 tokens, default by its memory.
+        max_waiting: refuse requests while this many wait, instead of what `settings` say.
+        embedding: an SLO for `embed` and `rerank`: queues are sized for it (measuring for seconds
+            on a new machine), accelerators first, then a CPU process, else BUSY. None: encoders
+            run in this process, and calls wait.
+        workflows: how workflows share engine, index, search threads and GPU memory.
+        apart: for servers: run engine and encoders in child processes, restarted when they die;
+            what ran in one that died fails with a DeviceError. `App.engine` is out of reach.
         check_weights: also check the chunk hashes of the weights (reads all of them).
-        trust: load an artifact that was not made here, and indexes, without a word. The first load
-            of one says in the log what that means; DOVETAIL_TRUST=1 leaves this out, too.
+        trust: do not warn at the first load of an artifact or index that was not made here, whose
+            code runs; DOVETAIL_TRUST=1 does the same.
 
     Raises:
         ArtifactError: the artifact is damaged, too new, or does not fit this machine.
         CapacityError: there is not enough memory, or threads cannot be started.
-        RequestError: an option has a value that it cannot have.
-        SpecError: the model cannot be shared by the processes of `plan`, or the artifact holds less
-            than `max_...` ask for.
-        DeviceError: the device is not here, or the torch that is installed does not know it.
+        RequestError: an option has a wrong value.
+        SpecError: the processes of `plan` cannot share the model, or `max_...` is more than the
+            artifact was compiled for.
+        DeviceError: the device is not here, or the installed torch does not support it.
         RankError: a process could not be started.
     """
-    options = EngineOptions(
-        plan=plan,
-        threads=threads,
-        kv_blocks=kv_blocks,
-        deterministic=deterministic,
-        activations=activations,
-        settings=settings,
-        ranks=ranks,
-        device=device,
-        offload=offload,
-        dtype=dtype,
-        gpu_memory_utilization=gpu_memory_utilization,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        gpu_blocks=gpu_blocks,
-        max_waiting=max_waiting,
-    )
     hardware = read_hardware()
-    options = options.settle(hardware)
+    options = EngineOptions(**engine).settle(hardware)
     artifact = open_artifact(path, hardware, check_weights=check_weights)
     meet(artifact.path, trust=trust, code=artifact.code)
     memory = None
@@ -143,39 +128,39 @@ def load(
         memory, options = take_share(workflows.share, options, artifact, workflows.search_threads)
         if memory is not None:
             workflows = replace(workflows, cluster_bytes=memory.cluster_bytes)
-    with ExitStack() as opened:
-        generator, process = None, None
-        if artifact.models and apart:  # it opens while the encoders do
+    part = next(iter(artifact.models.values()), None)
+    generator, process = None, None
+    with ExitStack() as opened:  # all parts are opened, or none
+        if part is not None and apart:  # it opens while the encoders do
             process = EngineProcess(artifact.path, options)
             opened.callback(process.close)
         embeddings = open_encoders(
             artifact,
             hardware,
-            plan=plan,
-            threads=threads,
+            plan=options.plan,
+            threads=options.threads,
             settings=embedding,
             apart=apart,
-            device=device,
+            device=engine.get("device", CPU),  # encoders run on all that `auto` finds
         )
         opened.callback(embeddings.close)
-        if artifact.models:
+        if part is not None:
             if process is not None:
                 process.wait()
             host = process or EngineLoop(open_engine(artifact, hardware, options))
-            part = next(iter(artifact.models.values()))
             tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
-            context = options.wishes.bound_context(part.file.spec.max_context)
+            context = options.bound_context(part.file.spec.max_context)
             generator = Generator(host, tokenizer, artifact.path, context)
         opened.pop_all()
     return App(artifact, generator, embeddings, workflows, _gpu_of(options), memory, trust=trust)
 
 
-def _gpu_of(options: EngineOptions) -> Gpu | None:
+def _gpu_of(options: EngineOptions) -> str | None:
     """Return the GPU that indexes may use beside the engine."""
-    return TorchGpu(options.device) if options.beside_cpu else None
+    return options.device if options.beside_cpu else None
 
 
-class App(ChatCalls, WorkflowCalls):
+class App:
     """A loaded artifact. Threads and event loops may call it together; requests share batches."""
 
     def __init__(
@@ -184,84 +169,276 @@ class App(ChatCalls, WorkflowCalls):
         generator: Generator | None,
         embeddings: Embeddings,
         workflows: FlowSettings | None = None,
-        gpu: Gpu | None = None,
+        gpu: str | None = None,
         memory: GpuMemoryPlan | None = None,
         *,
         trust: bool = False,
     ) -> None:
-        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned.
-
-        trust: indexes that are added, see `load`.
-        """
+        """`gpu`: where hot clusters of indexes may lie. `memory`: how that was planned."""
         self.gpu_memory = memory
         self.artifact, self.embeddings = artifact, embeddings
         self.tokenizer = generator.tokenizer if generator else None
         self._generator = generator
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
-        self._flows = FlowService(self._generator, embed, settings, artifact, gpu, trust=trust)
-        self._end = weakref.finalize(self, _close, self._flows, self._generator, embeddings)
+        self.flows = FlowService(generator, embed, settings, artifact, gpu, trust=trust)
+        self._end = weakref.finalize(self, _close, self.flows, generator, embeddings)
 
     @property
     def ready(self) -> bool:
-        """Whether all is served: nothing waits for a process that is being started again."""
+        """Whether all is served: no child process is being restarted."""
         engine = self._generator is None or self._generator.host.ready
-        return engine and self.embeddings.ready and self._flows.worker.ready
+        return engine and self.embeddings.ready and self.flows.worker.ready
 
     @property
     def ailment(self) -> str:
-        """Why it is not ready, in words; "" where it is, or nobody knows."""
+        """Why it is not ready, in words; "" if it is ready or the reason is unknown."""
         engine = self._generator.host.ailment if self._generator else ""
-        return engine or self._flows.worker.ailment
+        return engine or self.flows.worker.ailment
 
-    def embed(
+    @property
+    def generator(self) -> Generator:
+        """What takes requests; RequestError if the artifact has no model that generates."""
+        if self._generator is None:
+            raise RequestError(
+                f"{self.artifact.path} has no model that generates; compile one with "
+                f"`dovetail compile MODEL -o {self.artifact.path}`"
+            )
+        return self._generator
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that generates; RequestError as `generator`, or if it is a child process."""
+        host = self.generator.host
+        if not isinstance(host, EngineLoop):
+            raise RequestError("the engine runs in a child process and cannot be accessed here")
+        return host.engine
+
+    # ---- generation ----
+
+    def generate(self, prompts: Prompts, **options: Any) -> list[Completion]:
+        """Return the completions of `prompts` in order, `n` for each.
+
+        Args:
+            prompts: one prompt or several, each a text or a list of token ids.
+            priority: -100..100; requests with a lower one go first, so that they overtake a
+                bounded number of others and nobody waits for ever.
+            **options: `max_tokens temperature top_p top_k min_p seed stop ignore_eos logprobs n`,
+                penalties and the other fields of `SamplingParams`.
+
+        Raises:
+            RequestError: an option or a prompt is wrong (then nothing has been generated), a
+                prompt's logits are not finite, or the app was closed meanwhile.
+            CapacityError: a request is larger than the whole KV pool; or too many wait already:
+                `retry_after` is the seconds until there should be room.
+            DeviceError: a step could not be run (a kernel failed, memory ran out).
+            RankError: a process of the group died; the requests under way are lost.
+
+        The first prompt that fails ends the call; use `submit` for requests that may fail alone.
+        """
+        with self._started(self._read(as_list(prompts), options)) as jobs:
+            return [job.result() for job in jobs]
+
+    async def agenerate(self, prompts: Prompts, **options: Any) -> list[Completion]:
+        """As `generate`, in an event loop. A task that is cancelled ends its requests."""
+        async with self._astarted(self._read(as_list(prompts), options)) as jobs:
+            return [await job for job in jobs]
+
+    def score(self, prompts: Prompts, *, top: int = 0, priority: int = 0) -> list[Score]:
+        """Return how likely the model finds the tokens of each of `prompts`; nothing is generated.
+
+        top: how many of the most likely tokens to tell in the place of each, 0..100. Prompts,
+        priority and errors are as for `generate`; a prompt may fill the context.
+        """
+        options = {"max_tokens": 0, "prompt_logprobs": top, "priority": priority}
+        ask = self._read(as_list(prompts), options)
+        with self._started(ask) as jobs:
+            found = [job.result().prompt_logprobs or () for job in jobs]
+        return [
+            Score(
+                token_ids=tuple(tokens),
+                logprobs=tuple(one.logprob if one else None for one in each),
+                top=tuple(one.top if one else () for one in each),
+            )
+            for tokens, each in zip(ask.prompts, found, strict=True)
+        ]
+
+    def stream(self, prompt: Prompt, **options: Any) -> abc.Iterator[Chunk]:
+        """Yield the completion of one prompt piece by piece; options as for `generate`, n = 1.
+
+        It starts with the first piece asked for; leaving the iterator early drops the request.
+        """
+        return self._pieces(self._read([prompt], options, single=True), lambda chunk: chunk)
+
+    def astream(self, prompt: Prompt, **options: Any) -> abc.AsyncIterator[Chunk]:
+        """As `stream`, for `async for`; `aclose` or the task's end drops the request."""
+        return self._apieces(self._read([prompt], options, single=True), lambda chunk: chunk)
+
+    def submit(self, prompt: Prompt, **options: Any) -> Job:
+        """Start the completion of one prompt, options as for `stream`; return it at once.
+
+        The job's `result()` waits for the end, iterating over it gives chunks; `await` and
+        `async for` do the same in an event loop.
+        """
+        (job,) = self.generator.accept(self._read([prompt], options, single=True))
+        return job
+
+    def submit_all(self, prompts: Prompts, **options: Any) -> list[Job]:
+        """Start the completions of `prompts`, all or none; return jobs as of `submit`, `n` each."""
+        return self.generator.accept(self._read(as_list(prompts), options, chunks=True))
+
+    def cancel(self, job: Job) -> None:
+        """End a job. When this returns its blocks are free; its result has the reason `abort`."""
+        self.generator.abandon([job])
+
+    async def acancel(self, job: Job) -> None:
+        """As `cancel`, in an event loop: it goes on while a step ends."""
+        await self.generator.aabandon([job])
+
+    def _read(self, prompts: abc.Sequence[Prompt], options: dict[str, Any], **form: bool) -> Ask:
+        return self.generator.read(prompts, options, options.pop("priority", 0), **form)
+
+    @contextmanager
+    def _started(self, ask: Ask) -> abc.Iterator[list[Job]]:
+        """Yield the jobs of a call; those that have not ended are dropped after."""
+        jobs = self.generator.accept(ask)
+        try:
+            yield jobs
+        finally:
+            self.generator.abandon(jobs)
+
+    @asynccontextmanager
+    async def _astarted(self, ask: Ask) -> abc.AsyncIterator[list[Job]]:
+        jobs = self.generator.accept(ask)
+        try:
+            yield jobs
+        finally:
+            await self.generator.aabandon(jobs)
+
+    def _pieces(self, ask: Ask, read: ReadChunk[Piece]) -> abc.Generator[Piece, None, None]:
+        """Yield what `read` makes of the chunks of one completion."""
+        with self._started(ask) as (job,):
+            yield from map(read, job)
+
+    async def _apieces(self, ask: Ask, read: ReadChunk[Piece]) -> abc.AsyncGenerator[Piece]:
+        async with self._astarted(ask) as (job,):
+            async for chunk in job:
+                yield read(chunk)
+
+    # ---- conversations ----
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The model's chat template, None if it has none; ArtifactError if it is damaged."""
+        from dovetail.runtime.text.chat_template import read_template  # noqa: PLC0415 - only chats need it
+
+        part = next(iter(self.artifact.models.values()), None)
+        return read_template(part.folder) if part else None
+
+    @cached_property
+    def chat_prompts(self) -> ChatPrompts:
+        """What makes prompts of conversations; RequestError if the model has no chats."""
+        tokenizer = self.generator.tokenizer
+        if self.template is None or tokenizer is None:
+            lacks = "tokenizer" if tokenizer is None else "chat template"
+            raise RequestError(f"{self.artifact.path} has no {lacks}; use `generate` or `stream`")
+        return ChatPrompts(self.template, tokenizer, self.generator.context)
+
+    @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """The tokens by which the model ends a text."""
+        models = self.artifact.models.values()
+        return frozenset(token for part in models for token in part.file.spec.eos_token_ids)
+
+    def chat(self, messages: Messages, **options: Any) -> ChatCompletion:
+        """Return the answer to a conversation; its `message` can be appended to `messages`.
+
+        If the conversation outgrows the context, its oldest turns are left out: never messages of
+        the system, the last one of the user, and what follows it. `notes` say so, and why an answer
+        is empty.
+
+        messages: mappings or messages of answers, with `role` and `content`. Options are as for
+        `generate`, n = 1; default of `max_tokens`: what the context holds. `chat_template_kwargs`:
+        what the model's template may read: `tools`, `documents`, its own such as `enable_thinking`.
+
+        Raises what `generate` does, and RequestError if the template does not take these messages
+        or the context cannot hold those that must stay, ArtifactError if the template is damaged.
+        """
+        ask, notes = self._read_chat(messages, **options)
+        with self._started(ask) as (job,):
+            return self._answer(job.result(), notes)
+
+    async def achat(self, messages: Messages, **options: Any) -> ChatCompletion:
+        """As `chat`, in an event loop. A task that is cancelled ends its request."""
+        # on a thread, for it waits for the template's process
+        ask, notes = await asyncio.to_thread(self._read_chat, messages, **options)
+        async with self._astarted(ask) as (job,):
+            return self._answer(await job, notes)
+
+    def chat_stream(self, messages: Messages, **options: Any) -> abc.Generator[Delta, None, None]:
+        """Yield the answer to a conversation piece by piece; all else as for `chat`.
+
+        As `stream`, it starts with the first piece asked for.
+        """
+        ask, notes = self._read_chat(messages, **options)
+        return self._pieces(ask, AnswerReader(self.end_tokens, notes).read)
+
+    async def achat_stream(self, messages: Messages, **options: Any) -> abc.AsyncGenerator[Delta]:
+        """As `chat_stream`, for `async for`; wrong messages are told of by the first piece."""
+        ask, notes = await asyncio.to_thread(self._read_chat, messages, **options)
+        async with aclosing(self._apieces(ask, AnswerReader(self.end_tokens, notes).read)) as found:
+            async for delta in found:
+                yield delta
+
+    def _read_chat(
         self,
-        texts: TextOrIds | Sequence[TextOrIds],
+        messages: Messages,
         *,
-        model: str | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        wait: bool = False,
-    ) -> Rows:
+        max_tokens: object = None,
+        chat_template_kwargs: abc.Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[Ask, tuple[str, ...]]:
+        """Return what the engine is asked, and notes about it."""
+        prompts = self.chat_prompts
+        room = max_tokens if isinstance(max_tokens, int) else None  # a wrong type is told of below
+        prompt = prompts.fit(messages, room, chat_template_kwargs)
+        options["max_tokens"] = prompts.context if max_tokens is None else max_tokens
+        return self._read([prompt.ids], options, single=True), prompt.notes
+
+    def _answer(self, found: Completion, notes: tuple[str, ...]) -> ChatCompletion:
+        empty = explain_empty(found.text, found.token_ids, found.finish_reason, self.end_tokens)
+        same = {field.name: getattr(found, field.name) for field in fields(found)}
+        return ChatCompletion(**same, notes=notes + empty)
+
+    # ---- texts to vectors ----
+
+    def embed(self, texts: Texts, **options: Unpack[EmbedOptions]) -> Rows:
         """Return a float32 row for each text, [n][d]; of length 1 where the model says so.
 
         Args:
-            texts: one text or several, each a text or a list of token ids with its special tokens.
-                Texts longer than the model takes are cut.
+            texts: one or several, each a text (cut if it is too long for the model) or a list of
+                token ids with its special tokens.
             model: the encoder's name in the artifact, default its first one that embeds.
-            prompt_name: the model's prompt of that name (its `prompts`) goes before each text.
-            prompt: this text does.
-            wait: with an SLO (`load(embedding=...)`), run as there is room beside others instead
-                of BUSY; for many texts. Without an SLO calls always wait.
+            prompt_name, prompt: what goes before each text: one of the model's prompts, or a text.
+            wait: with an SLO (`load(embedding=...)`), wait for room instead of BUSY; for many
+                texts. Without an SLO calls always wait.
 
         Raises:
             RequestError: a text or option is wrong, or the artifact has no such encoder.
-            CapacityError: BUSY: the SLO cannot be met; `retry_after` says in how many seconds there
-                may be room, None that waiting does not help.
+            CapacityError: BUSY: the SLO cannot be met; `retry_after`: seconds until there may be
+                room, None if waiting does not help.
             DeviceError: a text could not be run: memory ran out, or processes died under it.
         """
-        return self.embeddings.embed(
-            texts, model=model, prompt_name=prompt_name, prompt=prompt, wait=wait
-        )
+        return self.embeddings.embed(texts, **options)
 
-    async def aembed(
-        self,
-        texts: TextOrIds | Sequence[TextOrIds],
-        *,
-        model: str | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        wait: bool = False,
-    ) -> Rows:
+    async def aembed(self, texts: Texts, **options: Unpack[EmbedOptions]) -> Rows:
         """As `embed`, in an event loop. A task that is cancelled leaves the queues."""
-        return await self.embeddings.aembed(
-            texts, model=model, prompt_name=prompt_name, prompt=prompt, wait=wait
-        )
+        return await self.embeddings.aembed(texts, **options)
 
     def rerank(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: abc.Sequence[str],
         *,
         model: str | None = None,
         top_n: int | None = None,
@@ -274,23 +451,107 @@ class App(ChatCalls, WorkflowCalls):
         """
         return self.embeddings.rerank(query, documents, model=model, top_n=top_n, wait=wait)
 
+    # ---- workflows ----
+
+    @property
+    def workflows(self) -> abc.Mapping[str, Workflow]:
+        """The workflows that `run` knows by name: those of the artifact, and those added.
+
+        Those of the artifact are opened, with its indexes. Raises as `run` and `add_index`.
+        """
+        return self.flows.workflows
+
+    def find_workflow(self, name: str) -> Workflow:
+        """Return a workflow that `run` knows; WorkflowError if there is none, or it is wrong."""
+        return self.flows.find(name)
+
+    def add_workflow(self, workflow: RAGraph | Workflow) -> None:
+        """Have `run` know a workflow by its name; WorkflowError if it is malformed."""
+        self.flows.add_workflow(workflow)
+
+    def add_index(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        nprobe: int | None = None,
+        embed: EmbedTexts | None = None,
+    ) -> None:
+        """Have workflows search the index folder at `path`, in a process of its own.
+
+        Indexes of the artifact are known without this, and opened by the first workflow.
+
+        Args:
+            path: what `dovetail index build` wrote.
+            name: what retrieval nodes call it, default the folder's name.
+            nprobe: clusters that a search scans, nearest first: more find more, in more time; all
+                of them are an exact search. Default an eighth, and no less than 16.
+            embed: turns queries into vectors; default the app's encoder, with the index's prompt.
+
+        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1 or
+        faiss is not installed (extra `rag`), DeviceError if the process cannot be started.
+        """
+        self.flows.add_index(path, name=name, nprobe=nprobe, embed=embed)
+
+    def index(self, name: str | None = None) -> AppIndex:
+        """Return an index of the app by its name, to add and remove documents; None: the only one.
+
+        Raises WorkflowError if there is none, or several may be meant, and as `add_index`.
+        """
+        return self.flows.index(name)
+
+    def run(self, workflow: AnyWorkflow, inputs: abc.Mapping[str, object]) -> WorkflowResult:
+        """Run a workflow and return its result.
+
+        workflow: a graph, or the name of one of the artifact or that was added. inputs: by name.
+
+        Raises:
+            WorkflowError: workflow or inputs are wrong (then nothing was started), or a node,
+                which the error names, failed.
+            RequestError: the app was closed meanwhile.
+        """
+        job = self.flows.submit(workflow, inputs, events=False)
+        try:
+            return job.result()
+        finally:
+            job.cancel()
+
+    async def arun(self, workflow: AnyWorkflow, inputs: abc.Mapping[str, object]) -> WorkflowResult:
+        """As `run`, in an event loop. A task that is cancelled ends its workflow."""
+        job = self.flows.submit(workflow, inputs, events=False)
+        try:
+            return await job
+        finally:
+            job.cancel()
+
+    def submit_workflow(
+        self, workflow: AnyWorkflow, inputs: abc.Mapping[str, object]
+    ) -> WorkflowJob:
+        """Start a workflow, as `run`; return it at once.
+
+        The job's `result()` waits for the end, `cancel()` ends it, iterating over it gives events:
+        nodes that start and finish, text as it is written, sub-stages of searches. `await` and
+        `async for` do the same in an event loop.
+        """
+        return self.flows.submit(workflow, inputs, events=True)
+
+    # ---- the whole ----
+
     @contextmanager
-    def record(self, path: str | os.PathLike[str]) -> Iterator[Timeline]:
+    def record(self, path: str | os.PathLike[str]) -> abc.Iterator[Timeline]:
         """Record what is done in the body, and write it to `path` for ui.perfetto.dev.
 
-        A track for the engine, one for the retrieval worker, one for the encoder of queries; the
-        lives of requests and of the nodes of workflows, and an arrow along each.
-
-        Raises OSError when `path` cannot be written, RequestError in a recording of the same app.
+        It has tracks for engine, retrieval worker and query encoder, and the lives of requests and
+        nodes. Raises OSError if `path` cannot be written, RequestError in another recording.
         """
         host = self.generator.host
         timeline = Timeline(host.now)
         host.start_recording(timeline)
-        self._flows.start_recording(timeline)
+        self.flows.start_recording(timeline)
         try:
             yield timeline
         finally:
-            self._flows.stop_recording()
+            self.flows.stop_recording()
             host.stop_recording()
             timeline.write(path)
 
@@ -303,12 +564,7 @@ class App(ChatCalls, WorkflowCalls):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 

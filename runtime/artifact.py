@@ -26,8 +26,8 @@ from dovetail.ir.schedule import ScheduleFile
 from dovetail.ir.shared_kernels import find_shared
 from dovetail.ir.tape import Tape
 from dovetail.ir.workflow_file import WorkflowFile
-from dovetail.runtime.isa import choose_target
-from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.machine.isa import choose_target
+from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.topology.hardware import HardwareSpec
 
 MAX_JSON_BYTES = 64 << 20
@@ -38,12 +38,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPart:
-    """One model of an artifact. `tapes` by name; `weights` and `tokenizer` are files on disk."""
+class ArtifactPart:
+    """What models and encoders have. `tapes` by name; `weights` and `tokenizer` are files."""
 
     name: str
     folder: Path
-    file: ModelFile
     schedules: ScheduleFile
     tapes: dict[str, Tape]
     weights: Path
@@ -52,17 +51,17 @@ class ModelPart:
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderPart:
-    """One encoder of an artifact, as `ModelPart`."""
+class ModelPart(ArtifactPart):
+    """One model of an artifact that generates."""
 
-    name: str
-    folder: Path
+    file: ModelFile
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderPart(ArtifactPart):
+    """One encoder of an artifact."""
+
     file: EncoderFile
-    schedules: ScheduleFile
-    tapes: dict[str, Tape]
-    weights: Path
-    chunks: WeightChunks
-    tokenizer: Path | None
 
 
 Part: TypeAlias = ModelPart | EncoderPart
@@ -128,11 +127,11 @@ class _Version(msgspec.Struct):
 def damaged(artifact: Path, file: str, problem: str) -> ArtifactError:
     """Return the error for a file of an artifact that is not what it should be."""
     return ArtifactError(
-        f"{artifact / file}: {problem}; run `dovetail compile MODEL -o {artifact}` to write it anew"
+        f"{artifact / file}: {problem}; write it again by `dovetail compile MODEL -o {artifact}`"
     )
 
 
-class Reader:
+class ArtifactReader:
     """Reads the files of one artifact that its manifest lists, within size limits."""
 
     def __init__(self, path: Path) -> None:
@@ -182,15 +181,15 @@ class Reader:
                     "-o app.dove` and give app.dove"
                 )
             raise ArtifactError(
-                f"{self.path / 'manifest.json'} is missing, so {self.path} is no whole artifact; "
+                f"{self.path / 'manifest.json'} is missing: {self.path} is not an artifact; "
                 "give a directory that `dovetail compile` wrote"
             )
         data = self._bytes("manifest.json", self.path / "manifest.json")
         major = self._decode("manifest.json", data, _Version).format_major
         if major != FORMAT_MAJOR:
             raise ArtifactError(
-                f"{self.path / 'manifest.json'}: format {major} is not the format {FORMAT_MAJOR} "
-                f"this version reads; install a matching version or run "
+                f"{self.path / 'manifest.json'}: format {major} is not supported; this version "
+                f"reads format {FORMAT_MAJOR}; install a matching version or run "
                 f"`dovetail compile MODEL -o {self.path}`"
             )
         manifest = self._decode("manifest.json", data, Manifest)
@@ -239,9 +238,10 @@ def open_artifact(
         MissingKernelsError: this machine lacks kernels that artifacts share.
         ArtifactError: anything is missing, damaged, too new, or does not fit the machine.
     """
-    reader = Reader(Path(path))
+    reader = ArtifactReader(Path(path))
     for name, entry in reader.manifest.files.items():
-        reader.check(name, entry, contents=not _is_of_index(name))
+        listed = name.startswith("indexes/") and not name.endswith("/manifest.json")
+        reader.check(name, entry, contents=not listed)  # the manifest of an index has its hashes
     target = choose_target(reader.path, reader.manifest.targets, hardware)
     index = reader.json(f"kernels/{target}/index.json", KernelIndex)
     models = {name: _read_model(reader, name) for name in reader.manifest.models}
@@ -263,30 +263,26 @@ def open_artifact(
         models=models,
         encoders=encoders,
         workflows=tuple(_read_workflow(reader, name) for name in reader.manifest.workflows),
-        indexes={name: _index_folder(reader, name) for name in reader.manifest.indexes},
+        indexes={
+            name: reader.file(f"indexes/{name}/manifest.json").parent
+            for name in reader.manifest.indexes
+        },
     )
     for part in artifact.parts if check_weights else ():
         check_chunks(reader.path, part)
     return artifact
 
 
-def device_module(artifact: Artifact, target: str = "cuda") -> tuple[Path, KernelIndex]:
-    """Return the module of an accelerator's target in an artifact, and its index.
-
-    Raises:
-        ArtifactError: the artifact has none.
-    """
-    if target not in artifact.manifest.targets:
-        raise ArtifactError(
-            f"{artifact.path} has no kernels for {target}; run `dovetail compile MODEL "
-            f"-o {artifact.path} --target {target}`"
-        )
-    reader = Reader(artifact.path)
-    index = reader.json(f"kernels/{target}/index.json", KernelIndex)
-    return reader.file(f"kernels/{target}/{index.library}"), index
+def device_module(artifact: Artifact) -> tuple[Path, KernelIndex] | None:
+    """Return the module for NVIDIA's GPUs, and its index; None where the artifact has none."""
+    if "cuda" not in artifact.manifest.targets:
+        return None
+    reader = ArtifactReader(artifact.path)
+    index = reader.json("kernels/cuda/index.json", KernelIndex)
+    return reader.file(f"kernels/cuda/{index.library}"), index
 
 
-def _read_service(reader: Reader) -> ServicePlan:
+def _read_service(reader: ArtifactReader) -> ServicePlan:
     plan = reader.json("plans/service.json", ServicePlan)
     if plan.nodes and len(plan.nodes) != plan.processes:
         problem = f"names {len(plan.nodes)} memory nodes for {plan.processes} processes"
@@ -294,21 +290,21 @@ def _read_service(reader: Reader) -> ServicePlan:
     return plan
 
 
-def _read_model(reader: Reader, name: str) -> ModelPart:
+def _read_model(reader: ArtifactReader, name: str) -> ModelPart:
     file = reader.json(f"models/{name}/model.json", ModelFile)
     part = ModelPart(file=file, **_read_files(reader, name, file.tokenizer))
     _check_weight_table(reader, part, "model.json", weight_shapes(file.spec))
     return part
 
 
-def _read_encoder(reader: Reader, name: str) -> EncoderPart:
+def _read_encoder(reader: ArtifactReader, name: str) -> EncoderPart:
     file = reader.json(f"models/{name}/encoder.json", EncoderFile)
     part = EncoderPart(file=file, **_read_files(reader, name, file.tokenizer))
     _check_weight_table(reader, part, "encoder.json", encoder_shapes(file.spec))
     return part
 
 
-def _read_workflow(reader: Reader, name: str) -> StoredWorkflow:
+def _read_workflow(reader: ArtifactReader, name: str) -> StoredWorkflow:
     source = f"graph/{name}.py"
     return StoredWorkflow(
         name,
@@ -317,16 +313,7 @@ def _read_workflow(reader: Reader, name: str) -> StoredWorkflow:
     )
 
 
-def _is_of_index(name: str) -> bool:
-    """Tell whether a file is one that the manifest of an index lists, too."""
-    return name.startswith("indexes/") and not name.endswith("/manifest.json")
-
-
-def _index_folder(reader: Reader, name: str) -> Path:
-    return reader.file(f"indexes/{name}/manifest.json").parent
-
-
-def _read_files(reader: Reader, name: str, tokenizer: str | None) -> dict[str, Any]:
+def _read_files(reader: ArtifactReader, name: str, tokenizer: str | None) -> dict[str, Any]:
     """Return the fields that every kind of model has."""
     folder = f"models/{name}"
     listed = [f for f in reader.manifest.files if f.startswith(f"{folder}/tapes/")]
@@ -342,7 +329,7 @@ def _read_files(reader: Reader, name: str, tokenizer: str | None) -> dict[str, A
 
 
 def _check_weight_table(
-    reader: Reader, part: Part, file: str, described: Mapping[str, tuple[int, int]]
+    reader: ArtifactReader, part: Part, file: str, described: Mapping[str, tuple[int, int]]
 ) -> None:
     """Hold the index of the weights to their file, and to the `described` (n, k) of each."""
     size = reader.manifest.files[f"models/{part.name}/weights/weights.bin"].bytes
@@ -357,7 +344,6 @@ def _check_weight_table(
         known = FORMATS if weight.layout.startswith("packed") else DTYPES
         if weight.dtype not in known or weight.bytes < _least_bytes(weight):
             raise damaged(reader.path, model_json, f"gives {weight.name!r} too few bytes")
-    for weight in part.file.weights:
         if described.get(weight.name, (weight.n, weight.k)) != (weight.n, weight.k):
             problem = f"lists {weight.name!r} in another shape than its dimensions give"
             raise damaged(reader.path, model_json, problem)

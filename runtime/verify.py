@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from dovetail.ir.errors import ArtifactError, CapacityError
-from dovetail.runtime.artifact import Artifact, Reader, check_chunks, open_artifact
-from dovetail.runtime.elf import ReadLibrary
-from dovetail.runtime.isa import supports
-from dovetail.runtime.memory import allocate
-from dovetail.runtime.tape import BoundTape, KvArrays, Operands, pick_tables
-from dovetail.runtime.weights import Weights
+from dovetail.runtime.artifact import Artifact, ArtifactReader, check_chunks, open_artifact
+from dovetail.runtime.machine.elf import ReadLibrary
+from dovetail.runtime.machine.isa import supports
+from dovetail.runtime.machine.memory import allocate
+from dovetail.runtime.native.tape import BoundTape, KvArrays, Operands, pick_tables
+from dovetail.runtime.native.weights import Weights
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 
@@ -44,7 +44,7 @@ def verify_artifact(
     """
     machine = hardware or read_hardware()
     try:
-        reader = Reader(Path(path))
+        reader = ArtifactReader(Path(path))
     except ArtifactError as error:
         return VerifyReport(path=str(path), ok=False, faults=(str(error),))
     faults = _file_faults(reader)
@@ -63,7 +63,7 @@ def verify_artifact(
     )
 
 
-def _file_faults(reader: Reader) -> list[str]:
+def _file_faults(reader: ArtifactReader) -> list[str]:
     faults = []
     for name, entry in reader.manifest.files.items():
         try:
@@ -86,18 +86,13 @@ def _content_faults(path: Path, machine: HardwareSpec) -> list[str]:
 
 def _bind_all(artifact: Artifact) -> None:
     """Bind every tape in both phases, with a KV pool of no blocks: nothing is run."""
-    library = ReadLibrary(*artifact.libraries)
+    library, service = ReadLibrary(*artifact.libraries), artifact.service
     for part in artifact.parts:
         layers = allocate(part.file.spec.n_layers)
         for tape in part.tapes.values():
             operands = Operands(
                 Weights(part), allocate(tape.arena_bytes), KvArrays(layers, layers, 1)
             )
-            for phase, plan in _phases(artifact):
-                tables = pick_tables(part.schedules.tables, artifact.target, phase, plan)
-                BoundTape(library, tape, tables, operands)
-
-
-def _phases(artifact: Artifact) -> tuple[tuple[str, int], ...]:
-    service = artifact.service
-    return ("prefill", service.prefill.threads), ("decode", service.decode.threads)
+            for phase, plan in (("prefill", service.prefill), ("decode", service.decode)):
+                tables = pick_tables(part.schedules.tables, artifact.target, phase, plan.threads)
+                BoundTape(library, tape, tables, operands, plan)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from dovetail.ir.errors import DovetailError, LengthError, WorkflowError
 from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
-from dovetail.runtime.bounded import BYTES_PER_TOKEN
-from dovetail.runtime.request import SamplingParams
+from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.runtime.text.tokenizer import BYTES_PER_TOKEN
 
 
 def check_workflow(
@@ -62,4 +62,4 @@ def _check_model(node: Generation | Embedding, models: Collection[str], generate
     if not generates:
         raise WorkflowError("the app has no model that generates")
     if SamplingParams.make(node.options).n != 1:
-        raise WorkflowError("a node writes one text: n must be 1")
+        raise WorkflowError("a generation node writes one text; n must be 1")

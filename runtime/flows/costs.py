@@ -11,11 +11,11 @@ from statistics import median
 import numpy as np
 
 from dovetail.ir.errors import DovetailError
-from dovetail.runtime.generator import Generator
+from dovetail.runtime.flows.control.costs import StepCost
+from dovetail.runtime.hosting.generator import Generator
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import Opened, Piece, ScanPieces, pack_vector
-from dovetail.runtime.wavefront.costs import StepCost
 
 ROUNDS = 3
 MOST_CLUSTERS = 64
@@ -41,10 +41,8 @@ def measure_scan(
     rounds = [[_scan(worker, name, vector, n) for n in (few, many)] for _ in range(ROUNDS)]
     one, all_ = (min(seconds for seconds, _ in times) for times in zip(*rounds, strict=True))
     overhead = median(elapsed - seconds for times in rounds for seconds, elapsed in times)
-    vectors = sum(sizes[:many]) - sum(sizes[:few])
-    per_vector = max(0.0, all_ - one) / vectors if vectors else 0.0
-    fixed = max(0.0, one - per_vector * sum(sizes[:few]))
-    return ScanCost(fixed, per_vector, threads), overhead
+    cost = ScanCost.of((one, sum(sizes[:few])), (all_, sum(sizes[:many])), threads)
+    return cost, overhead
 
 
 def _scan(worker: RetrievalProcess, name: str, vector: bytes, clusters: int) -> tuple[float, float]:

@@ -1,22 +1,64 @@
-"""The one thread that runs workflows: it owns a `Session`, and takes messages for it.
+"""The thread that runs workflows: what the control plane orders is done, what comes of it is told.
 
-In: runs and cancellations, from any thread. Out: jobs, and their ends whatever happens.
+In: runs and cancellations, from any thread; messages of engine, encoder, worker and function
+threads. Out: jobs that are told of events, and of their end whatever happens.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from typing import Any, get_args
 
-from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.ir.errors import DovetailError, RequestError, WorkflowError
+from dovetail.ir.workflow import Name
+from dovetail.runtime.engine.tally import Tally
+from dovetail.runtime.flows.control.messages import (
+    Cancel,
+    Commit,
+    Copy,
+    Deliver,
+    Device,
+    Embed,
+    Failed,
+    FindClusters,
+    Generate,
+    Invoke,
+    Report,
+    ScanClusters,
+    Source,
+    Started,
+    Written,
+)
+from dovetail.runtime.flows.control.speculation import Statistics
+from dovetail.runtime.flows.control.wavefront import Wavefront
+from dovetail.runtime.flows.events import NodeFinished, NodeStarted, NodeText, SubStage
+from dovetail.runtime.flows.generations import Generations
+from dovetail.runtime.flows.hot import HotIndexes
+from dovetail.runtime.flows.indexes import EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
-from dovetail.runtime.flows.session import Hands, Session
-from dovetail.runtime.wavefront.speculation import Statistics
-from dovetail.runtime.wavefront.wavefront import Wavefront
-from dovetail.runtime.workflow_run import WorkflowRun
+from dovetail.runtime.flows.recorder import FlowRecorder
+from dovetail.runtime.flows.retrievals import Retrievals
+from dovetail.runtime.flows.threads import EmbeddingThread, call_function
+from dovetail.runtime.flows.workflow_run import WorkflowRun
+from dovetail.runtime.hosting.generator import Generator
+from dovetail.runtime.retrieval.process import RetrievalProcess
+from dovetail.runtime.retrieval.wire import Reply
+from dovetail.runtime.schedule.request import Chunk
 
+SCAN_SECONDS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0),
+)
+"""Bounds between which retrieval sub-stages are counted."""
+FUNCTIONS = 64
+"""Functions of nodes that run side by side."""
 ROOM_SECONDS = 0.05
 """Between two looks at whether the engine has room again for generations it refused."""
 MESSAGES = 64
@@ -25,12 +67,176 @@ MESSAGES = 64
 log = logging.getLogger("dovetail")
 
 
+@dataclass(slots=True)
+class Executors:
+    """What orders are done with. embed: of embedding nodes; indexes have their own.
+
+    recorder: draws what is done, while an app is recorded. scans: seconds of retrieval sub-stages,
+    by device.
+    """
+
+    generator: Generator | None
+    embed: EmbedTexts
+    worker: RetrievalProcess
+    indexes: Indexes
+    hot: HotIndexes
+    recorder: FlowRecorder | None = None
+    scans: Mapping[Device, Tally] = field(
+        default_factory=lambda: {device: Tally(SCAN_SECONDS) for device in get_args(Device)}
+    )
+
+
+class Session:
+    """A control plane with its executors. Everything but `told` is for the driver's thread."""
+
+    def __init__(
+        self, executors: Executors, control: Wavefront, later: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """`later` has a function called soon on the thread that owns this, from any thread."""
+        self._executors, self.control, self._later = executors, control, later
+        self._jobs: dict[int, WorkflowJob] = {}
+        self._over = False
+        self.generations = Generations(
+            executors.generator, self.told, self._show, self._note, self._soon
+        )
+        self._retrievals = Retrievals(
+            executors.worker, executors.indexes, executors.hot, self.told, self._scanned, self._soon
+        )
+        self._embedding = EmbeddingThread(self.told, self._embedded)
+        self._functions = ThreadPoolExecutor(FUNCTIONS, "dovetail-function")
+        self._do: dict[type, Callable[[Any], None]] = {
+            Generate: self.generations.begin,
+            Embed: self._embed,
+            Invoke: self._invoke,
+            ScanClusters: self._retrievals.scan,
+            Copy: self._retrievals.copy,
+            Cancel: self._cancel,
+            Commit: lambda order: None,  # the node's start follows, and shows its text
+            Started: self._started,
+            Written: self._written,
+            Deliver: self._deliver,
+        }
+
+    def begin(self, run: WorkflowRun, job: WorkflowJob) -> None:
+        """Start a run."""
+        job.number = self.control.submit(run, time.perf_counter())
+        self._jobs[job.number] = job
+
+    def drop(self, job: WorkflowJob) -> None:
+        """End a run, if it is under way."""
+        if self._jobs.get(job.number) is job:
+            self.control.cancel(job.number)
+            self._forget(job.number)
+            job.fail(WorkflowError(f"workflow {job.workflow.name!r} was cancelled"))
+
+    def cycle(self) -> None:
+        """Do what the control plane orders now."""
+        probes: list[FindClusters] = []
+        for order in self.control.orders(time.perf_counter()):
+            if isinstance(order, FindClusters):
+                probes.append(order)
+            else:
+                self._do[type(order)](order)
+        self._retrievals.probe(probes)
+
+    def end(self, error: Exception) -> None:
+        """Fail what is under way; messages to come are not heard."""
+        self._over = True
+        for number in tuple(self._jobs):
+            self._forget(number).fail(error)
+        self._embedding.close()
+        self._functions.shutdown(wait=False, cancel_futures=True)  # those that run may end
+
+    # ---- messages ----
+
+    def told(self, report: Report) -> None:
+        """Take a report, from any thread."""
+        self._soon(lambda: self.control.tell(report, time.perf_counter()))
+
+    def _soon(self, message: Callable[[], None]) -> None:
+        self._later(lambda: None if self._over else message())
+
+    def _forget(self, number: int) -> WorkflowJob:
+        self.generations.forget(number)
+        return self._jobs.pop(number)
+
+    def _show(self, source: Source, chunk: Chunk) -> None:
+        job = self._jobs.get(source.request)
+        if job is not None and (chunk.text or chunk.token_ids):
+            piece = chunk.text, chunk.token_ids
+            job.tell(NodeText(source.node, source.round, *piece, job.seconds))
+
+    def _note(self, source: Source, note: str) -> None:
+        if (job := self._jobs.get(source.request)) is not None:
+            job.note(f"node {source.node!r}: {note}")
+
+    def _scanned(self, order: ScanClusters, reply: Reply) -> None:
+        self._executors.scans[order.device].add(reply.seconds)
+        counts: Counter[tuple[int, Name]] = Counter()
+        for part, source in zip(order.parts, order.sources, strict=True):
+            # a search has a part on each of several threads
+            counts[source.request, source.node] += len(part.clusters)
+        for (request, node), clusters in counts.items():
+            if (job := self._jobs.get(request)) is not None:
+                job.tell(SubStage(node, clusters, order.device, reply.seconds, job.seconds))
+        if self._executors.recorder is not None:
+            self._executors.recorder.scanned(order, reply.began, reply.seconds)
+
+    def _embedded(self, orders: Sequence[Embed], start: float, end: float) -> None:
+        """Draw a batch; on the embedding thread."""
+        if (recorder := self._executors.recorder) is not None:
+            recorder.embedded(orders, start, end)
+
+    # ---- orders ----
+
+    def _embed(self, order: Embed) -> None:
+        try:
+            indexes = self._executors.indexes
+            embed = indexes.find(order.index).embed if order.query else self._executors.embed
+        except DovetailError as error:
+            self.told(Failed(order.job, error))
+            return
+        self._embedding.put(order, embed)
+
+    def _invoke(self, order: Invoke) -> None:
+        self._functions.submit(lambda: self.told(call_function(order)))
+
+    def _cancel(self, order: Cancel) -> None:
+        """Free what a generation holds; other work ends by itself, and nobody is told of it."""
+        self.generations.cancel(order.job)
+
+    def _started(self, order: Started) -> None:
+        source = order.source
+        if (job := self._jobs.get(source.request)) is not None:
+            kind = job.workflow.nodes[source.node].kind
+            job.start(NodeStarted(source.node, source.round, kind, job.seconds))
+        if order.job is not None:
+            self.generations.reveal(order.job)
+
+    def _written(self, order: Written) -> None:
+        source = order.source
+        if (job := self._jobs.get(source.request)) is not None:
+            ran = job.finish(NodeFinished(source.node, source.round, order.value, job.seconds))
+            if self._executors.recorder is not None:
+                self._executors.recorder.ran(source.request, job.workflow.name, ran, job.began)
+
+    def _deliver(self, order: Deliver) -> None:
+        if order.request not in self._jobs:  # cancelled at its very end
+            return
+        job = self._forget(order.request)
+        if order.error is not None:
+            job.fail(order.error)
+        else:
+            assert order.state is not None and order.graph is not None
+            job.end(order.state, order.graph)
+
+
 class Driver:
     """Runs workflows, any number at once. For any thread."""
 
-    def __init__(self, hands: Hands, make_control: Callable[[], Wavefront]) -> None:
+    def __init__(self, executors: Executors, make_control: Callable[[], Wavefront]) -> None:
         """`make_control` is called on the driver's thread; again after a fault of the program."""
-        self._hands, self._make_control = hands, make_control
+        self._executors, self._make_control = executors, make_control
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()  # nobody submits after the last message
         self._closed = False
@@ -55,7 +261,7 @@ class Driver:
     def statistics(self) -> Statistics:
         """What came of guesses, since the last fault of the program."""
         session = self._session
-        return Statistics() if session is None else session.statistics
+        return Statistics() if session is None else session.control.statistics
 
     def close(self) -> None:
         """Fail what is under way and end the thread. Safe to call twice."""
@@ -84,17 +290,17 @@ class Driver:
 
     def _next(self) -> Callable[[], None]:
         session = self._session
-        if session is None or not session.held:
+        if session is None or not session.generations.held:
             return self._inbox.get()
         try:
             return self._inbox.get(timeout=ROOM_SECONDS)
         except Empty:
-            return session.retry
+            return session.generations.retry
 
     def _begin(self, run: WorkflowRun, job: WorkflowJob) -> None:
         try:
             if self._session is None:
-                self._session = Session(self._hands, self._make_control(), self._inbox.put)
+                self._session = Session(self._executors, self._make_control(), self._inbox.put)
             self._session.begin(run, job)
         except DovetailError as error:
             job.fail(error)

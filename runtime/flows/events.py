@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from dovetail.ir.graph import ExecutionGraph
+from dovetail.ir.live_graph import LiveGraph
 from dovetail.ir.workflow import Name
-from dovetail.runtime.wavefront.messages import Graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,17 @@ class WorkflowResult:
     """What a workflow came to.
 
     outputs: the inputs, and what the nodes on the ways to END have written. timeline: its nodes
-    in the order in which they ended. seconds: from its submission to its end. graphs: what was
-    computed, `plain()`, and what ran after all transformations, `graph()`. notes: a sentence for
+    in the order in which they ended. seconds: from its submission to its end. notes: a sentence for
     each thing that went otherwise than was asked, such as documents that a prompt had no room for.
     """
 
     outputs: Mapping[str, Any]
     timeline: tuple[NodeTime, ...]
     seconds: float
-    graphs: Graphs
+    live: LiveGraph
     notes: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> ExecutionGraph:
+        """What ran: sub-stages, guesses that held, devices; `contract` gives what was computed."""
+        return self.live.freeze()

@@ -12,13 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError
-from dovetail.runtime.flows.lanes import as_ours
-from dovetail.runtime.flows.recorder import FIRST_FLOW
-from dovetail.runtime.generator import Generator, Prompt
-from dovetail.runtime.job import Job
-from dovetail.runtime.prompts import fit
-from dovetail.runtime.request import Chunk, SamplingParams
-from dovetail.runtime.wavefront.messages import (
+from dovetail.runtime.flows.control.messages import (
     Failed,
     Finished,
     Generate,
@@ -26,13 +20,19 @@ from dovetail.runtime.wavefront.messages import (
     Report,
     Source,
 )
+from dovetail.runtime.flows.prompts import fit
+from dovetail.runtime.flows.recorder import FIRST_FLOW
+from dovetail.runtime.flows.threads import as_ours
+from dovetail.runtime.hosting.generator import Generator, Prompt
+from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.schedule.request import Chunk, SamplingParams
 
 Show: TypeAlias = Callable[[Source, Chunk], None]
 Note: TypeAlias = Callable[[Source, str], None]
 
 
 @dataclass(slots=True)
-class _Reply:
+class _Generation:
     """A generation. reported: tokens at the last report of progress.
 
     job: None while the engine has no room for it. hidden: what may not be shown yet. note: what is
@@ -63,7 +63,7 @@ class Generations:
         """`later` has a function called soon on the driver's thread; it is called on any."""
         self._generator, self._tell, self._later = generator, tell, later
         self._show, self._note = show, note
-        self._replies: dict[int, _Reply] = {}
+        self._replies: dict[int, _Generation] = {}
         self._held: deque[int] = deque()  # refused because too many requests wait
 
     @property
@@ -73,7 +73,7 @@ class Generations:
 
     def begin(self, order: Generate) -> None:
         """Start a generation; what is wrong with it is reported."""
-        self._replies[order.job] = _Reply(order, [] if order.provisional else None)
+        self._replies[order.job] = _Generation(order, [] if order.provisional else None)
         if self._held:
             self._held.append(order.job)
         else:
@@ -97,10 +97,10 @@ class Generations:
         if reply is not None and reply.job is not None and self._generator is not None:
             self._generator.drop([reply.job])
 
-    def forget(self, request: int | None = None) -> None:
-        """End all of a request that is over, or all there are; some may wait for no commit now."""
+    def forget(self, request: int) -> None:
+        """End all of a request that is over; some may wait for no commit now."""
         for job, reply in tuple(self._replies.items()):
-            if request in (None, reply.order.source.request):
+            if reply.order.source.request == request:
                 self.cancel(job)
 
     def retry(self) -> None:
@@ -130,7 +130,7 @@ class Generations:
         started.watch(lambda: self._later(lambda: self._take_news(job, started)))
         return True
 
-    def _tell_note(self, reply: _Reply) -> None:
+    def _tell_note(self, reply: _Generation) -> None:
         if reply.note is not None and reply.hidden is None:
             self._note(reply.order.source, reply.note)
 

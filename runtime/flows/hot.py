@@ -13,7 +13,7 @@ from threading import Lock
 from dovetail.ir.errors import WorkflowError
 from dovetail.runtime.flows.indexes import BoundIndex, Indexes
 from dovetail.runtime.retrieval.hot import HotSet
-from dovetail.runtime.retrieval.wire import Gpu, Room
+from dovetail.runtime.retrieval.wire import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class HotStatistics:
 class HotIndexes(Mapping[str | None, HotSet]):
     """Hot sets by the names that nodes call indexes. For the driver's thread, but for `add`."""
 
-    def __init__(self, gpu: Gpu | None, capacity: int, indexes: Indexes) -> None:
+    def __init__(self, gpu: str | None, capacity: int, indexes: Indexes) -> None:
         """`capacity`: bytes for all indexes together; who is added first takes what it can use."""
         self._gpu, self._capacity, self._indexes = gpu, capacity, indexes
         self._sets: dict[str, HotSet] = {}
@@ -93,10 +93,11 @@ class HotIndexes(Mapping[str | None, HotSet]):
         """Count clusters that were scanned, and those absent, as often as searches wanted each."""
         with self._lock:
             if (s := self._statistics.get(name)) is not None:
-                hits = clusters - absent if hot else 0
-                scanned, missed = s.scanned + clusters, s.absent + absent
                 self._statistics[name] = replace(
-                    s, scanned=scanned, hits=s.hits + hits, absent=missed
+                    s,
+                    scanned=s.scanned + clusters,
+                    hits=s.hits + (clusters - absent if hot else 0),
+                    absent=s.absent + absent,
                 )
 
     def copied(self, name: str, clusters: Collection[int], held: int) -> None:

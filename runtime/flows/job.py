@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from concurrent.futures import Future
 from typing import Any
 
+from dovetail.ir.live_graph import LiveGraph
 from dovetail.ir.workflow import Name, Workflow
 from dovetail.runtime.flows.events import (
     Event,
@@ -20,12 +21,13 @@ from dovetail.runtime.flows.events import (
     NodeTime,
     WorkflowResult,
 )
-from dovetail.runtime.mailbox import Mailbox
-from dovetail.runtime.wavefront.messages import Graphs
+from dovetail.runtime.hosting.inbox import Inbox
 
 
 class WorkflowJob:
     """One run of a workflow. Its events can be read once, by one reader."""
+
+    number = 0  # of its request to the control plane, once it has begun
 
     def __init__(
         self, workflow: Workflow, cancel: Callable[[WorkflowJob], None], *, events: bool
@@ -36,7 +38,7 @@ class WorkflowJob:
         self._cancel = cancel
         self._result: Future[WorkflowResult] = Future()
         self._result.set_running_or_notify_cancel()  # who stops waiting does not cancel it
-        self._events: Mailbox[Event] | None = Mailbox() if events else None
+        self._events: Inbox[Event] | None = Inbox() if events else None
         self._starts: dict[tuple[Name, int], NodeStarted] = {}
         self._timeline: list[NodeTime] = []
         self._notes: dict[str, None] = {}  # each once, in order
@@ -64,7 +66,7 @@ class WorkflowJob:
 
     def __iter__(self) -> Iterator[Event]:
         """Yield events as they come; raises as `result` at the end."""
-        yield from self._mailbox()
+        yield from self._inbox()
         self._result.result()
 
     def __await__(self) -> Generator[object, None, WorkflowResult]:
@@ -73,11 +75,11 @@ class WorkflowJob:
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Yield events as they come to an event loop; raises as `result` at the end."""
-        async for event in self._mailbox():
+        async for event in self._inbox():
             yield event
         self._result.result()
 
-    def _mailbox(self) -> Mailbox[Event]:
+    def _inbox(self) -> Inbox[Event]:
         assert self._events is not None, "made without events"
         return self._events
 
@@ -110,11 +112,11 @@ class WorkflowJob:
         if self._events is not None:
             self._events.put(event)
 
-    def end(self, state: Mapping[str, Any], graphs: Graphs) -> None:
+    def end(self, state: Mapping[str, Any], graph: LiveGraph) -> None:
         """Give the result to those who wait."""
         timeline = tuple(self._timeline)
         notes = tuple(self._notes)
-        self._result.set_result(WorkflowResult(state, timeline, self.seconds, graphs, notes))
+        self._result.set_result(WorkflowResult(state, timeline, self.seconds, graph, notes))
         self._close()
 
     def fail(self, error: Exception) -> None:
@@ -124,4 +126,4 @@ class WorkflowJob:
 
     def _close(self) -> None:
         if self._events is not None:
-            self._events.close()
+            self._events.put(None)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from threading import Lock
 
+from dovetail.runtime.engine.recorder import PROCESS
+from dovetail.runtime.flows.control.messages import Embed, ScanClusters
 from dovetail.runtime.flows.events import NodeTime
-from dovetail.runtime.recorder import PROCESS
 from dovetail.runtime.timeline import Timeline
-from dovetail.runtime.wavefront.messages import Embed, Scan
 
 FIRST_FLOW = 1 << 32
 """Arrows of workflows have numbers from here on; those below are of requests to the engine."""
@@ -32,12 +32,11 @@ class FlowRecorder:
         numbers = {order.source.request for order in orders}
         self._span("encoder", "embed", start, end, numbers, texts=len(orders))
 
-    def scanned(self, order: Scan, start: float, seconds: float) -> None:
+    def scanned(self, order: ScanClusters, start: float, seconds: float) -> None:
         """Add a retrieval sub-stage."""
-        parts = order.parts
-        clusters = sum(len(part.clusters) for part in parts)
-        numbers = {part.search for part in parts}
-        searches = {(part.search, part.node.name) for part in parts}
+        clusters = sum(len(part.clusters) for part in order.parts)
+        numbers = {source.request for source in order.sources}
+        searches = {(source.request, source.node) for source in order.sources}
         args = {"searches": len(searches), "clusters": clusters}
         track = "hot clusters" if order.device == "gpu" else "retrieval worker"
         self._span(track, "scan", start, start + seconds, numbers, **args)

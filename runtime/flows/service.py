@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -21,33 +21,29 @@ from dovetail.ir.index_file import DOCUMENTS, OFFSETS
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.encoder import Rows
-from dovetail.runtime.flows.changes import AppIndex
+from dovetail.runtime.engine.tally import Histogram
 from dovetail.runtime.flows.checks import check_inputs, check_workflow
+from dovetail.runtime.flows.control.costs import StageCosts
+from dovetail.runtime.flows.control.messages import Device
+from dovetail.runtime.flows.control.settings import WavefrontSettings
+from dovetail.runtime.flows.control.speculation import Statistics
+from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
-from dovetail.runtime.flows.driver import Driver
+from dovetail.runtime.flows.driver import Driver, Executors
+from dovetail.runtime.flows.gpu_memory import GpuShare
 from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
-from dovetail.runtime.flows.indexes import BoundIndex, EmbedTexts, Indexes
+from dovetail.runtime.flows.indexes import AppIndex, BoundIndex, EmbedTexts, Indexes
 from dovetail.runtime.flows.job import WorkflowJob
 from dovetail.runtime.flows.recorder import FlowRecorder
-from dovetail.runtime.flows.session import Hands
-from dovetail.runtime.generator import Generator
-from dovetail.runtime.gpu_memory import GpuShare
-from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.retrieval.documents import open_documents
-from dovetail.runtime.retrieval.manifest import read_manifest
+from dovetail.runtime.flows.stored_workflows import open_workflow
+from dovetail.runtime.flows.workflow_run import WorkflowRun
+from dovetail.runtime.hosting.generator import Generator
+from dovetail.runtime.index.documents import open_documents
+from dovetail.runtime.index.manifest import read_manifest
+from dovetail.runtime.machine.trust import meet
+from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.retrieval.process import RetrievalProcess
-from dovetail.runtime.retrieval.wire import Gpu
-from dovetail.runtime.stored_workflows import open_workflow
-from dovetail.runtime.tally import Histogram
 from dovetail.runtime.timeline import Timeline
-from dovetail.runtime.trust import meet
-from dovetail.runtime.wavefront.costs import StageCosts
-from dovetail.runtime.wavefront.messages import Device
-from dovetail.runtime.wavefront.settings import WavefrontSettings
-from dovetail.runtime.wavefront.speculation import Statistics
-from dovetail.runtime.wavefront.wavefront import Wavefront
-from dovetail.runtime.workflow_run import WorkflowRun
 
 log = logging.getLogger("dovetail")
 
@@ -69,7 +65,7 @@ class FlowSettings:
 
     wavefront: how the control plane schedules. threads: of a search in the retrieval worker; None:
     half of the CPUs that this process may use. cluster_bytes: memory for hot clusters of indexes on
-    the GPU that the app is loaded with, or emulates, beside its KV; share: have `load` take both
+    the GPU that the app is loaded with, beside its KV; share: have `load` take both
     from what the KV pool was to have, as serves such workflows best.
     """
 
@@ -83,7 +79,7 @@ class FlowSettings:
         if self.threads is not None and self.threads < 1:
             raise SpecError(f"threads must be at least 1, not {self.threads}")
         if self.cluster_bytes < 0:
-            raise SpecError(f"hot clusters cannot have {self.cluster_bytes} bytes")
+            raise SpecError(f"cluster_bytes must be at least 0, not {self.cluster_bytes}")
 
     @property
     def search_threads(self) -> int:
@@ -92,7 +88,7 @@ class FlowSettings:
 
 
 class FlowService:
-    """Workflows of one app. For any thread."""
+    """Workflows of one app. For any thread. worker: the process that searches."""
 
     def __init__(
         self,
@@ -100,7 +96,7 @@ class FlowService:
         embed: EmbedPrompted,
         settings: FlowSettings,
         artifact: Artifact,
-        gpu: Gpu | None = None,
+        gpu: str | None = None,
         *,
         trust: bool = False,
     ) -> None:
@@ -111,23 +107,18 @@ class FlowService:
         """
         self._settings, self._embed, self._trust = settings, embed, trust
         self._models = (*artifact.models, *artifact.encoders)
-        self._scan, self._overhead, self._vectors = UNKNOWN_SCAN, 0.0, 0
-        self._device: ScanCost | None = None
+        self._costs = StageCosts(scan=UNKNOWN_SCAN, overhead=0.0, step=UNKNOWN_STEP)
+        self._vectors = 0  # of the index that they were measured on
         self._lock, self._opening = Lock(), Lock()
-        self._indexes = dict(artifact.indexes)
+        self._unopened = dict(artifact.indexes)
         self._own = {path.resolve() for path in artifact.indexes.values()}
         self._stored = {stored.name: stored for stored in artifact.workflows}
         self._workflows: dict[str, Workflow] = {}
-        worker = RetrievalProcess(settings.search_threads)
-        indexes = Indexes()
-        hot = HotIndexes(gpu, settings.cluster_bytes, indexes)
-        self._hands = Hands(generator, embed, worker, indexes, hot)
-        self._driver = Driver(self._hands, self._make_control)
-
-    @property
-    def worker(self) -> RetrievalProcess:
-        """The retrieval worker."""
-        return self._hands.worker
+        self.worker = RetrievalProcess(settings.search_threads)
+        self._open = indexes = Indexes()
+        self._hot = HotIndexes(gpu, settings.cluster_bytes, indexes)
+        self._executors = Executors(generator, embed, self.worker, indexes, self._hot)
+        self._driver = Driver(self._executors, self._make_control)
 
     @property
     def statistics(self) -> Statistics:
@@ -137,12 +128,12 @@ class FlowService:
     @property
     def scans(self) -> Mapping[Device, Histogram]:
         """Seconds of retrieval sub-stages so far, by device."""
-        return {device: tally.read() for device, tally in self._hands.scans.items()}
+        return {device: tally.read() for device, tally in self._executors.scans.items()}
 
     @property
     def hot(self) -> Mapping[str, HotStatistics]:
         """What came of hot clusters so far, by the names of the indexes that have some."""
-        return self._hands.hot.statistics
+        return self._hot.statistics
 
     @property
     def workflows(self) -> dict[str, Workflow]:
@@ -180,12 +171,12 @@ class FlowService:
         """Open an index in the worker and measure it; see `App.add_index`."""
         if nprobe is not None and nprobe < 1:
             raise SpecError(f"nprobe must be at least 1, not {nprobe}")
-        folder, worker = Path(path).resolve(), self._hands.worker
+        folder = Path(path).resolve()
         called = folder.name if name is None else name
         if folder not in self._own and read_manifest(folder).targets:
             meet(folder, trust=self._trust)
-        room = self._hands.hot.room(called)
-        opened = worker.open(called, folder, room=room)
+        room = self._hot.room(called)
+        opened = self.worker.open(called, folder, room=room)
         if opened.why_cold:
             log.warning("index %r has no hot clusters on the GPU: %s", called, opened.why_cold)
         documents = open_documents(folder / DOCUMENTS, folder / OFFSETS)
@@ -195,24 +186,24 @@ class FlowService:
         index = BoundIndex(called, opened, documents, probed, asked, added)
         with self._lock:  # what the largest index costs is what the control plane begins with
             if (vectors := sum(opened.sizes)) >= self._vectors:
-                self._scan, self._overhead = measure_scan(
-                    worker, called, opened, self._settings.search_threads
-                )
-                self._vectors, self._device = vectors, opened.hot
-            self._hands.indexes.add(index)
-            self._hands.hot.add(index, room)
-        self._indexes.pop(called, None)
+                threads = self._settings.search_threads
+                scan, overhead = measure_scan(self.worker, called, opened, threads)
+                self._costs = replace(self._costs, scan=scan, overhead=overhead, device=opened.hot)
+                self._vectors = vectors
+            self._open.add(index)
+            self._hot.add(index, room)
+        self._unopened.pop(called, None)
 
     def index(self, name: str | None) -> AppIndex:
         """Return an index by its name; see `App.index`."""
-        return AppIndex(self._find_index(name).name, self._hands.indexes, self._hands.worker)
+        return AppIndex(self._find_index(name).name, self._open, self.worker)
 
     def check(self, workflow: Workflow) -> None:
         """Raise a WorkflowError that names the first node which cannot run with what there is."""
         check_workflow(
             workflow,
             self._models,
-            generates=self._hands.generator is not None,
+            generates=self._executors.generator is not None,
             find_index=self._find_index,
         )
 
@@ -224,40 +215,38 @@ class FlowService:
             raise WorkflowError('inputs are given by name, such as {"input": "..."}')
         found = self.find(workflow)
         self.check(found)
-        if (generator := self._hands.generator) is not None:
+        if (generator := self._executors.generator) is not None:
             check_inputs(found, inputs, generator.context)
         return self._driver.submit(WorkflowRun(found, inputs), events=events)
 
     def start_recording(self, timeline: Timeline) -> None:
         """Draw what is done from now on."""
-        self._hands.recorder = FlowRecorder(timeline, timeline.clock() - time.perf_counter())
+        self._executors.recorder = FlowRecorder(timeline, timeline.clock() - time.perf_counter())
 
     def stop_recording(self) -> None:
         """Draw no longer."""
-        self._hands.recorder = None
+        self._executors.recorder = None
 
     def close(self) -> None:
         """Fail what is under way; end the thread, then the worker. Safe to call twice."""
         self._driver.close()
-        self._hands.worker.close()
+        self.worker.close()
 
     def _make_control(self) -> Wavefront:
         """Return a control plane that knows what stages cost. On the driver's thread."""
-        generator = self._hands.generator
+        generator = self._executors.generator
         step = UNKNOWN_STEP if generator is None else measure_step(generator)
         with self._lock:
-            costs = StageCosts(
-                scan=self._scan, overhead=self._overhead, step=step, device=self._device
-            )
-            self._hands.hot.renew()
-        return Wavefront(self._settings.wavefront, costs, self._hands.indexes, self._hands.hot)
+            costs = replace(self._costs, step=step)
+            self._hot.renew()
+        return Wavefront(self._settings.wavefront, costs, self._open, self._hot)
 
     def _open_indexes(self) -> None:
         """Open the artifact's own indexes, if that has not been done."""
         with self._opening:
-            for name, path in tuple(self._indexes.items()):
+            for name, path in tuple(self._unopened.items()):
                 self.add_index(path, name=name)
 
     def _find_index(self, name: str | None) -> BoundIndex:
         self._open_indexes()
-        return self._hands.indexes.find(name)
+        return self._open.find(name)

@@ -1,6 +1,6 @@
 """How much of which searches one sub-stage does (HedraRAG §4.2).
 
-In: cursors in order of arrival, cluster sizes, measured costs. Out: a frozen `SubStagePlan` whose
+In: cursors in order of arrival, cluster sizes, measured costs. Out: clusters to scan now, whose
 predicted time stays within the budget mb, whatever the sizes of clusters.
 """
 
@@ -12,7 +12,7 @@ from heapq import heapreplace
 from math import inf, sqrt
 from typing import NamedTuple
 
-from dovetail.runtime.retrieval.cursor import Cursor
+from dovetail.runtime.index.cursor import Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,17 @@ class ScanCost:
     per_vector: float
     threads: int = 1
 
+    @classmethod
+    def of(cls, few: tuple[float, int], many: tuple[float, int], threads: int = 1) -> ScanCost:
+        """Return the cost by two scans for one query, each (seconds, vectors)."""
+        (short, some), (long, more) = few, many
+        per_vector = max(0.0, long - short) / (more - some) if more > some else 0.0
+        return cls(max(0.0, short - per_vector * some), per_vector, threads)
+
     def seconds(self, vectors: Sequence[int]) -> float:
         """Predict a scan of so many vectors for each query."""
         longest = max(sum(vectors) / self.threads, max(vectors, default=0))
         return self.fixed + self.per_vector * longest
-
-
-@dataclass(frozen=True, slots=True)
-class SubStagePlan:
-    """For each search (by its place in what was given) how many clusters it scans now."""
-
-    takes: tuple[tuple[int, int], ...]
-    seconds: float
 
 
 def best_budget(overhead: float, stage: float) -> float:
@@ -61,19 +60,15 @@ def plan_sub_stage(
     budget: float,
     *,
     most: Sequence[int] | None = None,
-) -> SubStagePlan:
-    """Return what the next sub-stage scans: one search after the other, within the budget.
+) -> list[tuple[int, int]]:
+    """Return what the next sub-stage scans within `budget` seconds (mb).
 
-    A thread's clusters take no longer than the budget, unless it has a single one; then what the
+    That is (search by its place in `cursors`, its next clusters), one search after the other. A
+    thread's clusters take no longer than the budget, unless it has a single one; then what the
     others scan meanwhile costs nothing, either. So no thread is left without a cluster. The first
     cluster that is too much ends the plan: of many searches that wait, few are looked at.
 
-    Args:
-        cursors: searches that are not done, those that go first first.
-        sizes: vectors of each cluster.
-        cost: what scanning takes.
-        budget: seconds (mb).
-        most: clusters that each search gets at most; all by default.
+    sizes: vectors of each cluster. most: clusters that each search gets at most; all by default.
     """
     room = (budget - cost.fixed) / cost.per_vector if cost.per_vector else inf
     threads, takes, longest = [0] * cost.threads, list[tuple[int, int]](), 0
@@ -89,10 +84,10 @@ def plan_sub_stage(
             takes.append((number, count))
         if count < min(wanted, cursor.remaining):
             break
-    return SubStagePlan(tuple(takes), cost.seconds([longest]))
+    return takes
 
 
-class Row(NamedTuple):
+class ScanRow(NamedTuple):
     """A query of a scan: some clusters of a search, by its place in what was given."""
 
     search: int
@@ -100,13 +95,15 @@ class Row(NamedTuple):
     vectors: int
 
 
-def deal_rows(takes: Sequence[tuple[int, ...]], sizes: Sequence[int], cost: ScanCost) -> list[Row]:
+def deal_rows(
+    takes: Sequence[tuple[int, ...]], sizes: Sequence[int], cost: ScanCost
+) -> list[ScanRow]:
     """Return the queries of a scan of so many clusters of each search, one thread having each.
 
     Clusters of one search are dealt to several threads if this saves more than a scan costs. The
     largest is dealt first, each to the thread that has least to do.
     """
-    whole = [Row(i, taken, sum(sizes[c] for c in taken)) for i, taken in enumerate(takes)]
+    whole = [ScanRow(i, taken, sum(sizes[c] for c in taken)) for i, taken in enumerate(takes)]
     if cost.threads == 1:
         return whole
     threads = [(0, thread) for thread in range(cost.threads)]
@@ -117,7 +114,7 @@ def deal_rows(takes: Sequence[tuple[int, ...]], sizes: Sequence[int], cost: Scan
         heapreplace(threads, (load - size, thread))
         dealt.setdefault((thread, search), []).append(cluster)
     rows = [
-        Row(search, tuple(clusters), sum(sizes[c] for c in clusters))
+        ScanRow(search, tuple(clusters), sum(sizes[c] for c in clusters))
         for (_, search), clusters in sorted(dealt.items())
     ]
     before, after = (cost.seconds([row.vectors for row in each]) for each in (whole, rows))

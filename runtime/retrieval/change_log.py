@@ -8,7 +8,7 @@ still there, however often documents come and go. Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -17,8 +17,6 @@ from dovetail.runtime.retrieval.wire import ChangeIndex, RestoreIndex
 
 KEPT_VERSIONS = 64
 """Versions of the documents that searches under way can still ask for by number."""
-
-
 MESSAGE = 64 << 20
 """Bytes of documents that one request restores, or a single one of more."""
 
@@ -29,7 +27,7 @@ class ChangeLog:
     def __init__(self, index: str) -> None:
         self._index = index
         self._last: deque[tuple[ChangeIndex, tuple[int, ...]]] = deque()
-        self._added: dict[int, tuple[Passage, bytes]] = {}  # ids rise
+        self._added: dict[int, tuple[Passage, bytes]] = {}  # with its vector; ids rise
         self._removed: set[int] = set()  # of those that were there before all changes
         self._version = self._count = 0
 
@@ -41,25 +39,23 @@ class ChangeLog:
 
     def replay(self) -> Iterator[RestoreIndex | ChangeIndex]:
         """Yield what makes all changes again."""
-        if self._version:
-            gone = tuple(sorted(self._removed))
-            for part in self._parts():
-                passages, vectors = zip(*part.values(), strict=True) if part else ((), ())
-                added = self._index, tuple(part), passages, b"".join(vectors)
-                yield RestoreIndex(*added, gone, self._version, self._count)
-        yield from (change for change, _ in self._last)
-
-    def _parts(self) -> Iterator[dict[int, tuple[Passage, bytes]]]:
-        """Yield what was added in parts that fit a message; an empty one where nothing was."""
         part, size = dict[int, tuple[Passage, bytes]](), 0
         for id_, (passage, vector) in self._added.items():
             nbytes = len(msgspec.msgpack.encode(passage)) + len(vector)
             if part and size + nbytes > MESSAGE:
-                yield part
+                yield self._restore(part)
                 part, size = {}, 0
             part[id_] = passage, vector
             size += nbytes
-        yield part
+        if self._version:
+            yield self._restore(part)
+        yield from (change for change, _ in self._last)
+
+    def _restore(self, part: Mapping[int, tuple[Passage, bytes]]) -> RestoreIndex:
+        passages, vectors = zip(*part.values(), strict=True) if part else ((), ())
+        gone, rows = tuple(sorted(self._removed)), b"".join(vectors)
+        counts = self._version, self._count
+        return RestoreIndex(self._index, tuple(part), passages, rows, gone, *counts)
 
     def _sum(self, change: ChangeIndex, removed: tuple[int, ...]) -> None:
         count = len(change.passages)

@@ -12,31 +12,25 @@ from pathlib import Path
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, VECTORS, IndexManifest
-from dovetail.runtime.retrieval.build import read_index
+from dovetail.runtime.index.build import read_index
+from dovetail.runtime.index.documents import open_documents
+from dovetail.runtime.index.manifest import check_file, damaged, read_manifest
 from dovetail.runtime.retrieval.collection import Collection
-from dovetail.runtime.retrieval.documents import open_documents
-from dovetail.runtime.retrieval.manifest import MANIFEST, check_file, damaged, read_manifest
 
 HASHED_AT_ONCE = 512 << 20
 """Bytes whose sha256 is checked while an index is opened: about a second, smaller files first."""
 
 
-def open_index(path: str | os.PathLike[str], *, check: bool = False) -> Collection:
+def open_index(path: str | os.PathLike[str]) -> Collection:
     """Open the index at `path`; vectors and documents stay in their files until they are read.
 
-    Checks the format, the size of every file, and sha256 of HASHED_AT_ONCE bytes; `check` adds what
-    is left, which reads it all: see `check_rest`.
-
-    Raises:
-        ArtifactError: anything is missing, damaged, too new, or does not fit the rest.
+    Checks the format, the size of every file, and sha256 of HASHED_AT_ONCE bytes; `check_rest` does
+    what is left. Raises ArtifactError: anything is missing, damaged, too new, or does not fit.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
-    for name in (VECTORS, DOCUMENTS, OFFSETS):
-        if name not in manifest.files:
-            raise damaged(folder, MANIFEST, f"lists no {name}")
-    left = () if check else left_over(manifest)
-    for name in manifest.files:
+    left = left_over(manifest)
+    for name in dict.fromkeys((VECTORS, DOCUMENTS, OFFSETS, *manifest.files)):
         check_file(folder, manifest, name, contents=name not in left)
     try:
         index = read_index(folder / VECTORS)
@@ -49,7 +43,7 @@ def open_index(path: str | os.PathLike[str], *, check: bool = False) -> Collecti
     if not len(index) == len(store) == manifest.documents:
         raise damaged(folder, DOCUMENTS, "holds more or fewer documents than there are vectors")
     if len(store) and int(index.base.ids[-1]) != len(store) - 1:
-        raise damaged(folder, VECTORS, "has ids that are no rows of the documents")
+        raise damaged(folder, VECTORS, "has ids outside the documents")
     return Collection(index, store, manifest.embedder)
 
 

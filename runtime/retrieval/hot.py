@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-
-from dovetail.ir.errors import SpecError
-from dovetail.runtime.wavefront.hot import Swap
+from dataclasses import dataclass
 
 KEPT = 0.25
 """Part of a count that is left after a refresh: what was hot long ago does not stay so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Clusters to copy to the device, and those that make room for them."""
+
+    load: tuple[int, ...]
+    drop: tuple[int, ...]
 
 
 class HotSet:
@@ -21,21 +27,14 @@ class HotSet:
 
     def __init__(self, bytes_: Sequence[int], capacity: int) -> None:
         """`bytes_`: of each cluster on the device. `capacity`: bytes there, as planned."""
-        if capacity < 0:
-            raise SpecError(f"a cache cannot hold {capacity} bytes")
         self._bytes, self._capacity = list(bytes_), capacity
         self._counts: Counter[int] = Counter()
-        self._there: set[int] = set()
+        self.residents: frozenset[int] = frozenset()  # what can be scanned on the device now
         self._swap: Swap | None = None
-
-    @property
-    def residents(self) -> frozenset[int]:
-        """Clusters that can be scanned on the device now."""
-        return frozenset(self._there)
 
     def resident(self, cluster: int) -> bool:
         """Tell whether a cluster can be scanned on the device now."""
-        return cluster in self._there
+        return cluster in self.residents
 
     def count(self, clusters: Iterable[int]) -> None:
         """Take that these clusters were scanned in one sub-stage, each as often as it is given."""
@@ -51,43 +50,32 @@ class HotSet:
             return None
         wanted = self._hottest()
         self._counts = Counter({c: n * KEPT for c, n in self._counts.items() if n * KEPT > 0.01})
-        swap = Swap(
-            tuple(cluster for cluster in wanted if cluster not in self._there),
-            tuple(sorted(self._there.difference(wanted))),
-        )
-        if not swap.load:  # what is there does no harm
+        load = tuple(cluster for cluster in wanted if cluster not in self.residents)
+        if not load:  # what is there does no harm
             return None
-        self._there -= set(swap.drop)
-        self._swap = swap
-        return swap
+        self._swap = Swap(load, tuple(sorted(self.residents.difference(wanted))))
+        self.residents = self.residents.intersection(wanted)
+        return self._swap
 
     def settle(self) -> None:
         """Take that the swap is done."""
         assert self._swap is not None, "a swap is settled once"
-        self._there |= set(self._swap.load)
+        self.residents = self.residents.union(self._swap.load)
         self._swap = None
 
     def lose(self, clusters: Iterable[int]) -> None:
         """Take that clusters are not there, or not as they are now; the next swap brings them."""
-        self._there.difference_update(clusters)
+        self.residents = self.residents.difference(clusters)
 
     def resize(self, bytes_: Sequence[int], capacity: int) -> None:
         """Take the bytes of clusters of an index that was changed, and what there is room for."""
         self._bytes, self._capacity = list(bytes_), capacity
 
     def _hottest(self) -> list[int]:
-        order = sorted(self._counts, key=lambda c: (-self._counts[c], c not in self._there, c))
+        order = sorted(self._counts, key=lambda c: (-self._counts[c], c not in self.residents, c))
         chosen, left = [], self._capacity
         for cluster in order:
             if 0 < self._bytes[cluster] <= left:
                 chosen.append(cluster)
                 left -= self._bytes[cluster]
         return chosen
-
-    def check_integrity(self) -> None:
-        """Assert the invariants."""
-        held = set(self._there)
-        if self._swap is not None:
-            assert not held & (set(self._swap.load) | set(self._swap.drop))
-            held |= set(self._swap.load)
-        assert sum(self._bytes[cluster] for cluster in held) <= self._capacity

@@ -1,67 +1,28 @@
 """One plan of a device's memory: KV cache or hot clusters (HedraRAG §4.4, equation (2)).
 
-In: measured throughput of generation by bytes of KV, of retrieval by bytes of clusters, each at
-several rates; what a workflow asks of both. Out: a frozen `GpuMemoryPlan`. Pure.
+In: throughput of generation by bytes of KV, of retrieval by bytes of clusters; what a workflow asks
+of both. Out: a frozen `GpuMemoryPlan`. Pure.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+
+import numpy as np
 
 from dovetail.ir.errors import SpecError
 
-N = TypeVar("N", int, float)
-
 
 @dataclass(frozen=True, slots=True)
-class ThroughputRow:
-    """With so many bytes, and so many stages arriving each second, so many were done each second.
+class Throughput:
+    """Stages done each second by bytes, which rise: interpolated between these, outside held."""
 
-    origin: measured, simulated or assumed.
-    """
+    bytes: tuple[int, ...]
+    done: tuple[float, ...]
 
-    bytes: int
-    rate: float
-    done: float
-    origin: str = "measured"
-
-
-class ThroughputTable:
-    """Throughput as measured: between rows interpolated in bytes and rate, outside held."""
-
-    def __init__(self, rows: Iterable[ThroughputRow]) -> None:
-        """Raises SpecError unless there is a row for every pair of its bytes and rates."""
-        self.rows = tuple(rows)
-        self.sizes = sorted({row.bytes for row in self.rows})
-        self.rates = sorted({row.rate for row in self.rows})
-        self._done = {(row.bytes, row.rate): row.done for row in self.rows}
-        whole = len(self._done) == len(self.rows) == len(self.sizes) * len(self.rates)
-        if not self.rows or not whole:
-            raise SpecError("a table of throughput needs one row for each of its bytes and rates")
-        if any(row.bytes < 0 or row.rate <= 0 or row.done < 0 for row in self.rows):
-            raise SpecError("bytes and throughput cannot be negative, and rates are positive")
-
-    def done(self, nbytes: float, rate: float) -> float:
-        """Return the stages done each second with so many bytes, when `rate` arrive."""
-        (low, high, part), (slow, fast, share) = (
-            _around(self.sizes, nbytes),
-            _around(self.rates, rate),
-        )
-        at = self._done
-        few = at[low, slow] + share * (at[low, fast] - at[low, slow])
-        many = at[high, slow] + share * (at[high, fast] - at[high, slow])
-        return few + part * (many - few)
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Stages of each kind in one workflow of the mix, on average."""
-
-    generations: float
-    retrievals: float
+    def at(self, nbytes: int) -> float:
+        """Return the stages done each second with so many bytes."""
+        return float(np.interp(nbytes, self.bytes, self.done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +46,17 @@ class MemoryProblem:
     """What is to be divided, and what by.
 
     budget: bytes for both, after the weights. generation: generations done, by bytes of KV.
-    retrieval: searches done, by bytes of clusters on the device. demand: stages of a workflow.
-    rate: workflows that arrive each second. least_kv: bytes of KV that there must be: those of the
-    longest request. most_clusters: bytes of the whole index, None for any; more is of no use.
+    retrieval: searches done, by bytes of clusters on the device. generations, retrievals: stages
+    of a workflow on average. rate: workflows that arrive each second. least_kv: bytes of KV that
+    there must be: those of the longest request. most_clusters: bytes of the whole index, None for
+    any; more is of no use.
     """
 
     budget: int
-    generation: ThroughputTable
-    retrieval: ThroughputTable
-    demand: Demand
+    generation: Throughput
+    retrieval: Throughput
+    generations: float
+    retrievals: float
     rate: float
     least_kv: int = 0
     most_clusters: int | None = None
@@ -105,8 +68,8 @@ class MemoryProblem:
                 f"{self.budget} bytes cannot hold a KV cache of {self.least_kv}; take a smaller "
                 "model or context"
             )
-        if self.demand.generations < 0 or self.demand.retrievals < 0:
-            raise SpecError("a workflow cannot have fewer than no stages")
+        if self.generations < 0 or self.retrievals < 0:
+            raise SpecError("the number of stages of a workflow cannot be negative")
 
     @property
     def least(self) -> int:
@@ -116,10 +79,10 @@ class MemoryProblem:
 
     def judge(self, kv: int) -> GpuMemoryPlan:
         """Return what comes of a KV cache of so many bytes, the rest being for clusters."""
-        clusters, demand = self.budget - kv, self.demand
+        clusters = self.budget - kv
         sides = (
-            _workflows(self.generation, kv, demand.generations, self.rate),
-            _workflows(self.retrieval, clusters, demand.retrievals, self.rate),
+            self.generation.at(kv) / self.generations if self.generations else self.rate,
+            self.retrieval.at(clusters) / self.retrievals if self.retrievals else self.rate,
         )
         return GpuMemoryPlan(kv, clusters, min(sides), *sides)
 
@@ -134,22 +97,7 @@ def plan_gpu_memory(problem: MemoryProblem, step: int = 1 << 20) -> GpuMemoryPla
     """
     least, budget = problem.least, problem.budget
     step = max(step, (budget - least) // 4096 + 1)
-    tried = {least, budget, *range(least, budget, step), *problem.generation.sizes}
-    tried |= {budget - size for size in problem.retrieval.sizes}
+    tried = {least, budget, *range(least, budget, step), *problem.generation.bytes}
+    tried |= {budget - size for size in problem.retrieval.bytes}
     plans = map(problem.judge, (kv for kv in tried if least <= kv <= budget))
     return max(plans, key=lambda plan: (plan.workflows, plan.kv_bytes))
-
-
-def _workflows(table: ThroughputTable, nbytes: int, stages: float, rate: float) -> float:
-    """Return the workflows each second that one side can do; without stages all that arrive."""
-    return table.done(nbytes, stages * rate) / stages if stages else rate
-
-
-def _around(points: Sequence[N], value: float) -> tuple[N, N, float]:
-    """Return the points below and above a value, and how far it lies between them."""
-    at = bisect_right(points, value)
-    if at in (0, len(points)):
-        edge = points[min(at, len(points) - 1)]
-        return edge, edge, 0.0
-    low, high = points[at - 1], points[at]
-    return low, high, (value - low) / (high - low)

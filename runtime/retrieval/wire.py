@@ -1,69 +1,29 @@
-"""What an app and its retrieval worker say to each other, as msgpack after its length.
+"""What an app and its retrieval worker say to each other.
 
-In: structs. Out: bytes on a socket, and back. A request carries all it needs, so that one that was
-lost with a worker is simply sent to the next.
+A request carries all it needs, so that one that was lost with a worker is simply sent to the next.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
 from math import inf
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.ir import errors
-from dovetail.ir.errors import DeviceError, DovetailError
 from dovetail.ir.index_file import Passage
-from dovetail.runtime.framing import pack_value, receive_value
+from dovetail.runtime.child.errors import ErrorText
+from dovetail.runtime.index.cursor import Hit
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.retrieval.cursor import Hit
-from dovetail.runtime.sim.machines import Machine
-
-MAX_MESSAGE = 1 << 30
-
-T = TypeVar("T")
-
 
 # ---- requests ----
 
 
-class EmulatedGpu(msgspec.Struct, frozen=True, tag=True):
-    """A GPU one does not have: seconds of each scan and copy; bytes/s of its memory and link."""
-
-    launch: float
-    bandwidth: float
-    link: float
-
-    @classmethod
-    def of(cls, machine: Machine) -> EmulatedGpu:
-        """Return one accelerator of a machine class: a scan is bound by its memory."""
-        return cls(machine.stage.value, machine.bandwidth.value, machine.link.value)
-
-
-class TorchGpu(msgspec.Struct, frozen=True, tag=True):
-    """A device by torch's name, `cuda:0` or `torch:cpu`.
-
-    patience: seconds without an answer after which it is given up: what is asked of it at once, a
-    cluster's copy or the scans of a sub-stage, takes milliseconds. opening_patience: the same while
-    it is opened, when torch is imported and its driver started.
-    """
-
-    name: str
-    patience: float = 10.0
-    opening_patience: float = 60.0
-
-
-Gpu: TypeAlias = EmulatedGpu | TorchGpu
-
-
 class Room(msgspec.Struct, frozen=True):
-    """Memory of a GPU for hot clusters of an index: `bytes` of stored vectors."""
+    """Memory for hot clusters of an index: `bytes` of stored vectors on a device of torch's."""
 
-    gpu: Gpu
+    gpu: str
     bytes: int
 
 
@@ -81,7 +41,7 @@ class OpenIndex(msgspec.Struct, frozen=True, tag=True):
     room: Room | None = None
 
 
-class Query(msgspec.Struct, frozen=True):
+class SearchQuery(msgspec.Struct, frozen=True):
     """A vector (float32 bytes), filters, and documents whose distances to it are wanted."""
 
     vector: bytes
@@ -93,17 +53,18 @@ class ProbeQueries(msgspec.Struct, frozen=True, tag=True):
     """Find the `nprobe` clusters of each query -> ProbedQueries."""
 
     index: str
-    queries: tuple[Query, ...]
+    queries: tuple[SearchQuery, ...]
     nprobe: int
 
 
 class Piece(msgspec.Struct, frozen=True):
     """Some clusters of a search, the distances of their centroids, and how many hits are wanted.
 
-    bound: distance beyond which hits are of no use. version: of the documents that it is to see.
+    vector: float32; on the socket its bytes. clusters: in the order they are wanted. bound:
+    distance beyond which hits are of no use. version: of the documents that it is to see.
     """
 
-    vector: bytes
+    vector: Any
     filters: dict[str, Any]
     clusters: tuple[int, ...]
     centroids: tuple[float, ...]
@@ -168,7 +129,7 @@ class RestoreIndex(msgspec.Struct, frozen=True, tag=True):
 Body: TypeAlias = OpenIndex | ProbeQueries | ScanPieces | CopyClusters | ChangeIndex | RestoreIndex
 
 
-class Request(msgspec.Struct, frozen=True):
+class WorkerRequest(msgspec.Struct, frozen=True):
     """A request and its number."""
 
     number: int
@@ -220,14 +181,13 @@ class ScannedPiece(msgspec.Struct, frozen=True):
 
 
 class ScannedPieces(msgspec.Struct, frozen=True, tag=True):
-    """Piece by piece. seconds: by the clock of what scanned.
+    """Piece by piece.
 
     missed: how many clusters of pieces were to be among the hot ones, and were scanned where the
     others are. absent: those of them that are not there as the documents are now.
     """
 
     pieces: tuple[ScannedPiece, ...]
-    seconds: float = 0.0
     missed: int = 0
     absent: tuple[int, ...] = ()
 
@@ -250,56 +210,26 @@ class Changed(msgspec.Struct, frozen=True, tag=True):
     forgotten: tuple[int, ...] = ()
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """An error: its class in `ir.errors` and its text."""
-
-    error: str
-    message: str
-
-    def make(self) -> DovetailError:
-        """Return the error."""
-        found = getattr(errors, self.error, DeviceError)
-        known = isinstance(found, type) and issubclass(found, DovetailError)
-        return (found if known else DeviceError)(self.message)
-
-
-Answer: TypeAlias = Opened | ProbedQueries | ScannedPieces | Copied | Changed | Refused
+Answer: TypeAlias = Opened | ProbedQueries | ScannedPieces | Copied | Changed
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to the request of that number; when it was begun, and the seconds it took.
+    """The answer to the request of that number or an error; its begin, and the seconds it took.
 
     began: on this machine's monotonic clock (`time.perf_counter`), which processes share.
     """
 
     number: int
-    body: Answer
+    body: Answer | None
     began: float
     seconds: float
+    error: ErrorText | None = None
 
 
-class Ready(msgspec.Struct, frozen=True):
+class WorkerReady(msgspec.Struct, frozen=True):
     """A worker has started."""
-
-
-# ---- on the socket ----
-
-
-def send(link: socket.socket, value: msgspec.Struct) -> None:
-    """Send a struct after its length; OSError where the peer is gone."""
-    link.sendall(pack_value(value))
-
-
-def receive_struct(link: socket.socket, kind: type[T]) -> T | None:
-    """Return the next struct, or None when the peer has hung up."""
-    return receive_value(link, kind, MAX_MESSAGE)
 
 
 def pack_vector(vector: NDArray[np.float32]) -> bytes:
     """Return a vector as the bytes of its float32 values."""
     return np.ascontiguousarray(vector, np.float32).tobytes()
-
-
-def unpack_vectors(vectors: Sequence[bytes]) -> NDArray[np.float32]:
-    """Return vectors of one length as rows."""
-    return np.frombuffer(b"".join(vectors), np.float32).reshape(len(vectors), -1)

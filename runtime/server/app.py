@@ -96,40 +96,18 @@ def make_app(server: ServerContext) -> ASGIApp:
         return JsonReply(document)
 
     routes = [
-        Route(endpoint.path, _Served(handler, server), methods=[endpoint.method])
+        Route(endpoint.path, EndpointApp(handler, server), methods=[endpoint.method])
         for endpoint, handler in ENDPOINTS
     ]
     routes.append(Route("/openapi.json", show_document))
-    app: ASGIApp = Gate(_Table(routes), server)
+    app: ASGIApp = Gate(Router(routes, redirect_slashes=False), server)
     origins = server.settings.cors_origins
     if origins:
         app = CORSMiddleware(app, origins, allow_methods=["*"], allow_headers=["*"])
     return app
 
 
-class _Table:
-    """Hands a request to its route: by its path where that has no parameters, which costs less."""
-
-    def __init__(self, routes: list[Route]) -> None:
-        self._router = Router(routes, redirect_slashes=False)
-        self._plain = {
-            (method, route.path): route
-            for route in routes
-            if "{" not in route.path
-            for method in route.methods or ()
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        route = self._plain.get((scope["method"], scope["path"]))
-        if route is None:
-            await self._router(scope, receive, send)
-        else:
-            scope["route"] = route
-            await route.app(scope, receive, send)
-
-
-class _Served:
+class EndpointApp:
     """An endpoint as an application, and no more: what goes wrong is the gate's to tell."""
 
     def __init__(self, handler: Handler, server: ServerContext) -> None:

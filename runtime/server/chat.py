@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.runtime.request import Completion
+from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, present
 from dovetail.runtime.server.errors import ApiError
-from dovetail.runtime.server.generation import (
-    Asked,
-    check_context,
-    include_usage,
-    new_id,
-    processing_headers,
-    read_options,
-    refuse_streamed_scores,
-    refuse_unknown_wishes,
-)
+from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
 from dovetail.runtime.server.logprobs import chat_logprobs, list_candidates
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import (
@@ -50,20 +40,14 @@ async def chat(server: ServerContext, request: Request) -> Response:
         last=body.truncate_prompt_tokens,
     )
     asked = await server.aside(request, partial(read_chat, model, body, text))
-    if body.stream:
-        return server.stream(_events(server, asked, usage=include_usage(body)))
-    include_usage(body)
-    async with present(request.receive):
-        found, usage = await asked.complete(server)
-    reply = await server.aside(request, partial(_reply, asked, found, usage))
-    return JsonReply(reply, headers=processing_headers(found))
+    stream = (ChatChunk, partial(_choices, model, set())) if body.stream else None
+    return await asked.respond(server, request, partial(_reply, asked), stream)
 
 
 def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
     """Return the model that a body asks; ApiError where that cannot do it."""
     model = server.find(body.model, "generate")
-    refuse_unknown_wishes(body)
-    refuse_streamed_scores(body, body.prompt_logprobs, param="prompt_logprobs")
+    check_wishes(body, {"prompt_logprobs": body.prompt_logprobs})
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
     if body.max_tokens == 0:
@@ -79,14 +63,8 @@ def read_chat(model: ServedModel, body: ChatRequest, text: str) -> Asked:
     most = body.max_completion_tokens or body.max_tokens
     most = model.context - len(prompt) if most is None else most
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return Asked(
-        model=model,
-        prompts=[prompt],
-        options=read_options(body, model, most, logprobs, body.prompt_logprobs),
-        n=body.n or 1,
-        priority=body.priority or 0,
-        id=new_id("chatcmpl"),
-    )
+    own = {"max_tokens": most, "logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs}
+    return read_request(body, model, [prompt], "chatcmpl", **own)
 
 
 def _reply(asked: Asked, found: Sequence[Completion], usage: Usage) -> ChatReply:
@@ -104,28 +82,15 @@ def _reply(asked: Asked, found: Sequence[Completion], usage: Usage) -> ChatReply
     return ChatReply(**asked.head, choices=choices, usage=usage, prompt_logprobs=candidates)
 
 
-async def _events(server: ServerContext, asked: Asked, *, usage: bool) -> AsyncGenerator[bytes]:
-    head = {**asked.head, "usage": None} if usage else asked.head
-    begun: set[int] = set()
-
-    def chunk(choice: ChatChunkChoice) -> bytes:
-        return event(ChatChunk(**head, choices=[choice]))
-
-    async with asked.start(server) as jobs:
-        async for index, piece in asked.stream(server, jobs):
-            if index not in begun:
-                begun.add(index)
-                role = ChatDelta(role="assistant", content="")
-                yield chunk(ChatChunkChoice(index=index, delta=role))
-            logprobs = chat_logprobs(asked.model, piece.logprobs)
-            if piece.text or logprobs:
-                delta = ChatDelta(content=piece.text)
-                yield chunk(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs))
-            if piece.finish_reason:
-                end = ChatChunkChoice(
-                    index=index, delta=ChatDelta(), finish_reason=piece.finish_reason
-                )
-                yield chunk(end)
-        if usage:
-            yield event(ChatChunk(**asked.head, choices=[], usage=asked.usage_of(jobs)))
-    yield DONE
+def _choices(
+    model: ServedModel, begun: set[int], index: int, piece: Chunk
+) -> Iterator[ChatChunkChoice]:
+    """Yield what a stream says of a piece; those that have `begun` said the role before."""
+    if index not in begun:
+        begun.add(index)
+        yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+    logprobs = chat_logprobs(model, piece.logprobs)
+    if piece.text or logprobs:
+        yield ChatChunkChoice(index=index, delta=ChatDelta(content=piece.text), logprobs=logprobs)
+    if piece.finish_reason:
+        yield ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=piece.finish_reason)

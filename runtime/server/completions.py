@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.runtime.request import Completion
+from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.edge import DONE, JsonReply, event, present
+from dovetail.runtime.server.edge import JsonReply
 from dovetail.runtime.server.errors import FINAL, ApiError
-from dovetail.runtime.server.generation import (
-    Asked,
-    check_context,
-    include_usage,
-    new_id,
-    processing_headers,
-    read_options,
-    refuse_streamed_scores,
-    refuse_unknown_wishes,
-)
+from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
 from dovetail.runtime.server.logprobs import echo_logprobs, list_candidates, text_logprobs
 from dovetail.runtime.server.models import ServedModel
-from dovetail.runtime.server.replies import CachedTokens, TextChoice, TextReply, Usage
+from dovetail.runtime.server.replies import TextChoice, TextReply, Usage
 from dovetail.runtime.server.schema import MAX_INPUTS, CompletionRequest
 
 DEFAULT_TOKENS = 16
@@ -52,6 +43,18 @@ class TextAsked:
         choices = [self._choice(i, one, found[i - i % n]) for i, one in enumerate(found)]
         return TextReply(**self.asked.head, choices=choices, usage=usage)
 
+    def choices(
+        self, before: list[str], shown: list[int], index: int, piece: Chunk
+    ) -> Iterator[TextChoice]:
+        """Yield what a stream says of a piece; `before`: echoes to come, `shown`: letters sent."""
+        text, before[index] = before[index] + piece.text, ""
+        logprobs = text_logprobs(self.asked.model, piece.logprobs, shown[index], self.top)
+        shown[index] += len(text)
+        if text or logprobs or piece.finish_reason:
+            yield TextChoice(
+                index=index, text=text, logprobs=logprobs, finish_reason=piece.finish_reason
+            )
+
     def _choice(self, index: int, found: Completion, first: Completion) -> TextChoice:
         echo, model, read = self.echoes[index], self.asked.model, first.prompt_logprobs
         logprobs = text_logprobs(model, found.logprobs, len(echo), self.top)
@@ -72,26 +75,20 @@ async def completions(server: ServerContext, request: Request) -> Response:
     """Continue texts."""
     body = await server.read(request, CompletionRequest)
     text = await server.aside(request, partial(_read, server, body))
-    usage = include_usage(body)
     if body.max_tokens == 0 and text.candidates is None and not text.scores:
         return _only_echo(text)
-    if body.stream:
-        return server.stream(_events(server, text, usage=usage))
-    async with present(request.receive):
-        found, counted = await text.asked.complete(server)
-    reply = await server.aside(request, partial(text.reply, found, counted))
-    return JsonReply(reply, headers=processing_headers(found))
+    choices = partial(text.choices, list(text.echoes), [0] * len(text.echoes))
+    stream = (TextReply, choices) if body.stream else None
+    return await text.asked.respond(server, request, text.reply, stream)
 
 
 def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
     model = server.find(body.model, "generate")
-    refuse_unknown_wishes(body)
+    echoed = body.logprobs if body.echo else None
+    check_wishes(body, {"logprobs": echoed, "prompt_logprobs": body.prompt_logprobs})
     n = body.n or 1
     if body.best_of not in (None, n):
         raise ApiError(400, "`best_of` must equal `n`", param="best_of", headers=FINAL)
-    echoed = body.logprobs if body.echo else None
-    refuse_streamed_scores(body, echoed, param="logprobs")
-    refuse_streamed_scores(body, body.prompt_logprobs, param="prompt_logprobs")
     told = body.echo or body.prompt_logprobs is not None
     if body.max_tokens == 0 and (not told or body.stream):
         message = "`max_tokens` must be at least 1, or `echo` be true without `stream`"
@@ -104,14 +101,8 @@ def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
     check_context(model, prompts, param="prompt", answer=body.max_tokens != 0)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     scored = max((one for one in (echoed, body.prompt_logprobs) if one is not None), default=None)
-    asked = Asked(
-        model=model,
-        prompts=prompts,
-        options=read_options(body, model, most, body.logprobs, scored),
-        n=n,
-        priority=body.priority or 0,
-        id=new_id("cmpl"),
-    )
+    own = {"max_tokens": most, "logprobs": body.logprobs, "prompt_logprobs": scored}
+    asked = read_request(body, model, prompts, "cmpl", **own)
     whole = body.truncate_prompt_tokens is None
     shown = given if whole else prompts
     echoes = [_text(model, one) if body.echo else "" for one in shown for _ in range(n)]
@@ -155,32 +146,4 @@ def _only_echo(text: TextAsked) -> JsonReply:
     choices = [
         TextChoice(index=i, text=echo, finish_reason="length") for i, echo in enumerate(text.echoes)
     ]
-    usage = Usage(
-        prompt_tokens=read,
-        completion_tokens=0,
-        total_tokens=read,
-        prompt_tokens_details=CachedTokens(cached_tokens=0),
-    )
-    return JsonReply(TextReply(**text.asked.head, choices=choices, usage=usage))
-
-
-async def _events(server: ServerContext, text: TextAsked, *, usage: bool) -> AsyncGenerator[bytes]:
-    asked = text.asked
-    head = {**asked.head, "usage": None} if usage else asked.head
-    before = list(text.echoes)
-    shown = [0] * len(before)
-    async with asked.start(server) as jobs:
-        async for index, piece in asked.stream(server, jobs):
-            written, before[index] = before[index] + piece.text, ""
-            choice = TextChoice(
-                index=index,
-                text=written,
-                logprobs=text_logprobs(asked.model, piece.logprobs, shown[index], text.top),
-                finish_reason=piece.finish_reason,
-            )
-            shown[index] += len(written)
-            if written or choice.logprobs or piece.finish_reason:
-                yield event(TextReply(**head, choices=[choice]))
-        if usage:
-            yield event(TextReply(**asked.head, choices=[], usage=asked.usage_of(jobs)))
-    yield DONE
+    return JsonReply(TextReply(**text.asked.head, choices=choices, usage=Usage.of(read, 0)))

@@ -8,19 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 
 from dovetail.runtime.server.edge import EventStream, body_length, read_json
-from dovetail.runtime.server.metrics import Metrics
+from dovetail.runtime.server.metrics import ServerMetrics
 from dovetail.runtime.server.models import Models, ServedModel, Skill
+from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import ServerTimeline
 from dovetail.runtime.server.traffic import Traffic
-
-if TYPE_CHECKING:
-    from dovetail.runtime.server.workflows import ServedWorkflow
 
 T = TypeVar("T")
 INLINE_BYTES = 1 << 14
@@ -37,10 +35,10 @@ class ServerContext:
     timeline: ServerTimeline | None = None
     draining: bool = False
     traffic: Traffic = field(default_factory=Traffic)
-    metrics: Metrics = field(init=False)
+    metrics: ServerMetrics = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.models, self.settings.metrics_prefix)
+        self.metrics = ServerMetrics(self.models, self.settings.metrics_prefix)
 
     def find(self, name: str | None, skill: Skill | None = None) -> ServedModel:
         """Return the model of that id; ApiError where there is none, or it lacks the `skill`."""

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -32,6 +33,14 @@ STREAM_HEADERS = [
 ]
 
 
+def _plain(value: object) -> object:
+    """Return what JSON can hold of what a node of a workflow may write."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
+
+
+encode = msgspec.json.Encoder(enc_hook=_plain).encode
+
+
 class JsonReply(Response):
     """A struct as JSON."""
 
@@ -40,12 +49,12 @@ class JsonReply(Response):
     def __init__(
         self, value: object, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(msgspec.json.encode(value), status, headers)
+        super().__init__(encode(value), status, headers)
 
 
 def event(value: object) -> bytes:
     """Return `value` as one server-sent event."""
-    return b"data: %b\n\n" % msgspec.json.encode(value)
+    return b"data: %b\n\n" % encode(value)
 
 
 async def read_json(request: Request, kind: type[T], *, most: int, seconds: float) -> T:
@@ -132,61 +141,49 @@ async def present(receive: Receive) -> AsyncIterator[None]:
 class EventStream(Response):
     """Events as they come; a client that goes away ends them, silence is filled with comments.
 
-    What goes wrong before the first event or comment is raised; later it is an event itself.
+    The head goes with the first event or comment: what goes wrong before is raised, later it is an
+    event itself.
     """
 
     def __init__(self, events: AsyncGenerator[bytes], ping_seconds: float) -> None:
         self.status_code, self.background = 200, None
-        self._events, self._ping = events, ping_seconds
         self.raw_headers = STREAM_HEADERS
+        self._events, self._ping = events, ping_seconds
+        self._begun = False
+        self._pinging: asyncio.Future[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; ClientGone where it is cut short."""
-        out = _Lines(send, self.raw_headers, self._ping)
+        self._out, self._loop = send, asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(self._ping, self._look)
         try:
             async with present(receive):
-                await self._send(out)
+                await self._send_all()
         finally:
-            out.stop()
+            self._timer.cancel()
+            if self._pinging is not None:
+                self._pinging.cancel()
             await self._events.aclose()
 
-    async def _send(self, out: _Lines) -> None:
+    async def _send_all(self) -> None:
         try:
             async for body in self._events:
-                await out.send(body)
+                await self._send(body)
             last = b""
         except Exception as error:
-            if not out.begun:
+            if not self._begun:
                 raise
             last = event(tell(error).reply) + DONE  # the status has been sent
-        await out.send(last, more=False)
+        await self._send(last, more=False)
 
-
-class _Lines:
-    """The way out of a stream: its head goes with the first line, comments fill silence."""
-
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], ping_seconds: float) -> None:
-        self.begun = False
-        self._out, self._headers, self._ping = send, headers, ping_seconds
-        self._loop = asyncio.get_running_loop()
+    async def _send(self, body: bytes, *, more: bool = True) -> None:
         self._last = self._loop.time()
-        self._pinging: asyncio.Future[None] | None = None
-        self._timer = self._loop.call_later(ping_seconds, self._look)
-
-    async def send(self, body: bytes, *, more: bool = True) -> None:
-        """Send lines."""
-        self._last = self._loop.time()
-        if not self.begun:
-            self.begun = True
-            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+        if not self._begun:
+            self._begun = True
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await self._out(start)
         await self._out({"type": "http.response.body", "body": body, "more_body": more})
-
-    def stop(self) -> None:
-        """Send nothing more."""
-        self._timer.cancel()
-        if self._pinging is not None:
-            self._pinging.cancel()
 
     def _look(self) -> None:
         """Send a comment if nothing was sent for long; look again when that may be so."""
@@ -194,5 +191,5 @@ class _Lines:
         if silence >= self._ping:
             silence = 0.0
             if self._pinging is None or self._pinging.done():  # not while the client is slow
-                self._pinging = asyncio.ensure_future(self.send(PING))
+                self._pinging = asyncio.ensure_future(self._send(PING))
         self._timer = self._loop.call_later(self._ping - silence, self._look)

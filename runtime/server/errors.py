@@ -110,7 +110,7 @@ def tell(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         said = SAID.get(error.status_code, error.detail)
         return ApiError(error.status_code, said, headers=error.headers)
-    log.error("a request met a fault of the program", exc_info=error)
+    log.error("a request failed because of a bug", exc_info=error)
     return ApiError(500, "the server met a fault of its own; its log tells more")
 
 

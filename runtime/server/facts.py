@@ -13,24 +13,21 @@ from dovetail.runtime.server.errors import ApiError
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import Health, ModelCard, ModelList, Text, Tokens, Version
 from dovetail.runtime.server.schema import DetokenizeRequest, TokenizeRequest
-from dovetail.runtime.server.workflows import ServedWorkflow
+from dovetail.runtime.server.served_workflow import ServedWorkflow
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def models(server: ServerContext, _request: Request) -> Response:
     """List what is served."""
-    cards = [_card(model) for model in server.models]
-    cards += [_workflow_card(workflow) for workflow in server.workflows.values()]
-    return JsonReply(ModelList(data=cards))
+    cards = map(_card, (*server.models, *server.workflows.values()))
+    return JsonReply(ModelList(data=list(cards)))
 
 
 async def model(server: ServerContext, request: Request) -> Response:
     """Show one model."""
     name = request.path_params["model"]
-    if (workflow := server.workflows.get(name)) is not None:
-        return JsonReply(_workflow_card(workflow))
-    return JsonReply(_card(server.find(name)))
+    return JsonReply(_card(server.workflows.get(name) or server.find(name)))
 
 
 async def tokenize(server: ServerContext, request: Request) -> Response:
@@ -83,14 +80,8 @@ async def metrics(server: ServerContext, _request: Request) -> Response:
     return Response(server.metrics.render(), media_type=METRICS_TYPE)
 
 
-def _card(served: ServedModel) -> ModelCard:
-    return ModelCard(id=served.id, created=served.created, max_model_len=served.context)
-
-
-def _workflow_card(served: ServedWorkflow) -> ModelCard:
+def _card(served: ServedModel | ServedWorkflow) -> ModelCard:
+    owner = "workflow" if isinstance(served, ServedWorkflow) else "dovetail"
     return ModelCard(
-        id=served.id,
-        created=served.created,
-        owned_by="workflow",
-        max_model_len=served.model.context,
+        id=served.id, created=served.created, owned_by=owner, max_model_len=served.context
     )

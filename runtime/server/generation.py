@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
-from dovetail.runtime.job import Job, merge
-from dovetail.runtime.request import Chunk, Completion
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.runtime.hosting.job import Job, merge
+from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.edge import DONE, JsonReply, event, present
 from dovetail.runtime.server.errors import FINAL, ApiError, too_long
 from dovetail.runtime.server.models import ServedModel
-from dovetail.runtime.server.replies import CachedTokens, Usage
+from dovetail.runtime.server.replies import ChatChunk, TextReply, Usage
 from dovetail.runtime.server.schema import NEUTRAL, GenerationRequest
 
 Prompt = list[int]
+StreamForm = tuple[type[ChatChunk | TextReply], Callable[[int, Chunk], Iterable[Any]]]
+"""The struct of a stream's chunks, and what makes choices of a piece, one to a chunk."""
 
 TOKEN_LISTS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 """Fields that name tokens of the model."""
@@ -36,7 +43,10 @@ _SERVER, _NUMBERS = secrets.token_hex(8), count()
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that has been read: what to generate, and how to head its replies."""
+    """A request that has been read: what to generate, and how to head its replies.
+
+    usage: whether a stream ends with its usage.
+    """
 
     model: ServedModel
     prompts: Sequence[Prompt]
@@ -44,18 +54,14 @@ class Asked:
     n: int
     priority: int
     id: str
+    usage: bool
     arrival: float = field(default_factory=time.perf_counter)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def head(self) -> dict[str, Any]:
         """The fields that every reply and chunk shares."""
-        return {
-            "id": self.id,
-            "created": self.created,
-            "model": self.model.id,
-            "system_fingerprint": self.model.fingerprint,
-        }
+        return make_head(self.model, self.id, self.model.id, self.created)
 
     @asynccontextmanager
     async def start(self, server: ServerContext) -> AsyncIterator[list[Job]]:
@@ -70,22 +76,42 @@ class Asked:
         finally:
             await self.model.app.generator.aabandon(jobs)
             for job in jobs:
-                server.metrics.finish(self, job)
+                server.metrics.finish(self.model, self.id, self.arrival, job)
                 if server.timeline is not None:
-                    server.timeline.join(self, job, submitting, submitted)
+                    server.timeline.join(self.model, self.id, job, submitting, submitted)
 
-    async def complete(self, server: ServerContext) -> tuple[list[Completion], Usage]:
-        """Return all completions, and the count of their tokens."""
+    async def respond(
+        self,
+        server: ServerContext,
+        request: Request,
+        make: Callable[[Sequence[Completion], Usage], object],
+        stream: StreamForm | None,
+    ) -> Response:
+        """Return a stream of the given form, or else the whole reply that `make` makes of all."""
+        if stream is not None:
+            return server.stream(self._events(server, *stream))
+        async with present(request.receive), self.start(server) as jobs:
+            found, usage = [await job for job in jobs], self.usage_of(jobs)
+        times = [one.metrics for one in found]
+        took = max(((one.last_token or one.arrival) - one.arrival for one in times), default=0.0)
+        reply = await server.aside(request, partial(make, found, usage))
+        return JsonReply(reply, headers={"openai-processing-ms": f"{took * 1e3:.3f}"})
+
+    async def _events(
+        self,
+        server: ServerContext,
+        kind: type[ChatChunk | TextReply],
+        choices: Callable[[int, Chunk], Iterable[Any]],
+    ) -> AsyncGenerator[bytes]:
+        head = {**self.head, "usage": None} if self.usage else self.head
         async with self.start(server) as jobs:
-            return [await job for job in jobs], self.usage_of(jobs)
-
-    async def stream(
-        self, server: ServerContext, jobs: Sequence[Job]
-    ) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield the pieces of all jobs as they come."""
-        async for place, chunk in merge(jobs):
-            server.metrics.piece(self, place, len(chunk.token_ids))
-            yield place, chunk
+            async for place, piece in merge(jobs):
+                server.metrics.piece(self.model, self.id, place, len(piece.token_ids))
+                for choice in choices(place, piece):
+                    yield event(kind(**head, choices=[choice]))
+            if self.usage:
+                yield event(kind(**self.head, choices=[], usage=self.usage_of(jobs)))
+        yield DONE
 
     def usage_of(self, jobs: Sequence[Job]) -> Usage:
         """Return the count of tokens of jobs that have ended; each prompt counts once."""
@@ -93,18 +119,13 @@ class Asked:
         read = sum(map(len, self.prompts))
         generated = sum(request.generated for request in requests)
         cached = sum(request.metrics.cached_tokens for request in requests[:: self.n])
-        return Usage(
-            prompt_tokens=read,
-            completion_tokens=generated,
-            total_tokens=read + generated,
-            prompt_tokens_details=CachedTokens(cached_tokens=cached),
-        )
+        return Usage.of(read, generated, cached)
 
 
-def processing_headers(found: Sequence[Completion]) -> dict[str, str]:
-    """Return the header that tells the engine's own milliseconds, from arrival to last token."""
-    ends = [one.metrics.last_token - one.metrics.arrival for one in found if one.metrics.last_token]
-    return {"openai-processing-ms": f"{max(ends, default=0.0) * 1e3:.3f}"}
+def make_head(model: ServedModel, id: str, name: str, created: int) -> dict[str, Any]:
+    """Return the fields that every reply and chunk of a request shares."""
+    head = {"id": id, "created": created, "model": name}
+    return {**head, "system_fingerprint": model.fingerprint}
 
 
 def new_id(prefix: str) -> str:
@@ -112,8 +133,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{_SERVER}{next(_NUMBERS):08x}"
 
 
-def refuse_unknown_wishes(body: GenerationRequest) -> None:
-    """Raise ApiError where a field asks for what is not there, rather than ignore it."""
+def check_wishes(body: GenerationRequest, scores: Mapping[str, int | None]) -> None:
+    """Raise ApiError where a field asks for what is not there, rather than ignore it.
+
+    scores: log probabilities of the prompt that are asked for, by the field that asks.
+    """
     for name, neutral in NEUTRAL.items():
         value = getattr(body, name, None)
         if value is not None and value not in neutral:
@@ -124,35 +148,42 @@ def refuse_unknown_wishes(body: GenerationRequest) -> None:
                 code="unsupported_parameter",
                 headers=FINAL,
             )
+    for name, wanted in scores.items():
+        if wanted is not None and body.stream:
+            message = f"`{name}` of the prompt does not come with a stream; leave out `stream`"
+            raise ApiError(400, message, param=name, headers=FINAL)
 
 
-def refuse_streamed_scores(body: GenerationRequest, asked: int | None, *, param: str) -> None:
-    """Raise ApiError where a stream should have `asked` log probabilities of its prompt."""
-    if asked is not None and body.stream:
-        message = f"`{param}` of the prompt does not come with a stream; leave out `stream`"
-        raise ApiError(400, message, param=param, headers=FINAL)
+def read_request(
+    body: GenerationRequest, model: ServedModel, prompts: Sequence[Prompt], kind: str, **own: Any
+) -> Asked:
+    """Return what a body asks for. kind: before its id. own: options beside those of all bodies."""
+    return Asked(
+        model=model,
+        prompts=prompts,
+        options=_read_options(body, model, **own),
+        n=body.n or 1,
+        priority=body.priority or 0,
+        id=new_id(kind),
+        usage=include_usage(body),
+    )
 
 
-def read_options(
-    body: GenerationRequest,
-    model: ServedModel,
-    most: int,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
+def _read_options(
+    body: GenerationRequest, model: ServedModel, *, max_tokens: int, **own: Any
 ) -> dict[str, Any]:
     """Return the engine's options: the request's, where it names any, over the model's own.
 
     Raises ApiError where one names a token that the model has not.
     """
-    asked = {name: getattr(body, name) for name in PASSED}
-    asked |= {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    asked = {name: getattr(body, name) for name in PASSED} | own
     named = {name: value for name, value in asked.items() if value is not None}
     for name in TOKEN_LISTS:
         _check_tokens(model, name, named.get(name, ()))
-    if (body.min_tokens or 0) > most:
-        message = f"`min_tokens` must be at most {most}, the tokens that the answer may have"
+    if (body.min_tokens or 0) > max_tokens:
+        message = f"`min_tokens` must be at most {max_tokens}, the tokens that the answer may have"
         raise ApiError(400, message, param="min_tokens")
-    return {**model.sampling, **named, "max_tokens": most}
+    return {**model.sampling, **named, "max_tokens": max_tokens}
 
 
 def _check_tokens(model: ServedModel, name: str, tokens: Iterable[str | int]) -> None:

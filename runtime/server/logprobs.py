@@ -7,10 +7,11 @@ nor list, but where a list begins with the prompt's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from dovetail.runtime.request import TokenLogprob
+from dovetail.runtime.schedule.request import TokenLogprob
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import (
     ChatLogprobs,
@@ -20,7 +21,7 @@ from dovetail.runtime.server.replies import (
     TokenLogprobs,
     TopLogprob,
 )
-from dovetail.runtime.tokenizer import Tokenizer
+from dovetail.runtime.text.tokenizer import Tokenizer
 
 
 def chat_logprobs(model: ServedModel, found: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
@@ -28,17 +29,13 @@ def chat_logprobs(model: ServedModel, found: Sequence[TokenLogprob] | None) -> C
     if not found:
         return None
     tokenizer = model.tokenizer
-    content = []
-    for one in _shown(model, found):
-        chosen = _top(tokenizer, one.token_id, one.logprob)
-        content.append(
-            TokenLogprobs(
-                token=chosen.token,
-                logprob=chosen.logprob,
-                bytes=chosen.bytes,
-                top_logprobs=[_top(tokenizer, *top) for top in one.top],
-            )
+    content = [
+        TokenLogprobs(
+            **_spelled(tokenizer, one.token_id, one.logprob),
+            top_logprobs=[TopLogprob(**_spelled(tokenizer, *top)) for top in one.top],
         )
+        for one in _shown(model, found)
+    ]
     return ChatLogprobs(content=content)
 
 
@@ -131,10 +128,10 @@ def _shown(model: ServedModel, found: Sequence[TokenLogprob]) -> Iterable[TokenL
     return (one for one in found if one.token_id not in ends)
 
 
-def _top(tokenizer: Tokenizer, token: int, logprob: float) -> TopLogprob:
+def _spelled(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     spelled = tokenizer.spell(token)
     text = spelled.decode(errors="replace")
-    return TopLogprob(token=text, logprob=_finite(logprob), bytes=list(spelled))
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(spelled)}
 
 
 def _written(spelled: bytes) -> str:

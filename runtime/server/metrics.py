@@ -1,7 +1,8 @@
 """Prometheus metrics of a server under vLLM's names and buckets, and those that vLLM has not.
 
-In: requests that end, pieces that are sent, refusals. Out: the text of `/metrics`. Gauges are read
-from the engines when somebody asks.
+In: requests that end, pieces that are sent, refusals; the served models. Out: the text of
+`/metrics`. What engines, workflows and encoders know of themselves is read when somebody asks; all
+values grow only, but for gauges.
 """
 
 from __future__ import annotations
@@ -9,28 +10,28 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import CounterMetricFamily as Count
+from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
+from prometheus_client.metrics_core import HistogramMetricFamily as Histograms
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from dovetail.runtime.engine.tally import Histogram, Tally
 from dovetail.runtime.flows.events import WorkflowResult
-from dovetail.runtime.job import Job
-from dovetail.runtime.server.figures import LABELS, Figures, add_histogram
+from dovetail.runtime.hosting.job import Job
 from dovetail.runtime.server.models import Models, ServedModel
-from dovetail.runtime.tally import Tally
-
-if TYPE_CHECKING:
-    from dovetail.runtime.server.generation import Asked
 
 Labels: TypeAlias = tuple[str, ...]
+Values: TypeAlias = Mapping[Any, float] | Mapping[Any, Histogram] | float | Histogram
+"""A value, or values by what the label of a metric says beyond those of all."""
+
+LABELS = ("model_name", "engine")
 
 FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -55,7 +56,11 @@ HISTOGRAMS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
     "request_decode_time_seconds": ("First to last token.", LABELS, REQUEST),
     "request_prompt_tokens": ("Tokens of prompts.", LABELS, TOKENS),
     "request_generation_tokens": ("Tokens of answers.", LABELS, TOKENS),
-    "workflow_latency_seconds": ("Of the nodes of workflows.", ("workflow", "node"), REQUEST),
+    "workflow_latency_seconds": (
+        "Run time of the nodes of workflows.",
+        ("workflow", "node"),
+        REQUEST,
+    ),
 }
 """Words, labels and buckets."""
 SPANS = (
@@ -65,11 +70,11 @@ SPANS = (
 )
 """Histograms of the times between arrival, first step, first token and last token."""
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "prompt_tokens": ("Tokens that were read.", LABELS),
+    "prompt_tokens": ("Tokens of prompts.", LABELS),
     "generation_tokens": ("Tokens that were generated.", LABELS),
-    "prefix_cache_queries": ("Tokens that were looked up among kept ones.", LABELS),
-    "prefix_cache_hits": ("Tokens of them that were there.", LABELS),
-    "num_preemptions": ("Requests that gave way and were computed anew.", LABELS),
+    "prefix_cache_queries": ("Prompt tokens that were looked up in the prefix cache.", LABELS),
+    "prefix_cache_hits": ("Prompt tokens that were found in it.", LABELS),
+    "num_preemptions": ("Preemptions: requests that gave way and were computed again.", LABELS),
     "offloaded_requests": ("Requests computed with their KV beside the accelerator.", LABELS),
     "request_success": ("Requests that ended, by reason.", (*LABELS, "finished_reason")),
     "admission_rejections": ("Requests that were refused, by reason.", ("reason",)),
@@ -78,6 +83,99 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "embedded_texts": ("Texts that were embedded or ranked.", LABELS),
 }
 
+
+def _load(path: str) -> Callable[[ServedModel], Values]:
+    """Return what reads a figure of a model's engine; nothing where no engine is."""
+    read = attrgetter(path)
+    return lambda model: read(model.app.generator.host.load) if model.file else {}
+
+
+def _accuracy(model: ServedModel) -> Values:
+    found = model.app.flows.statistics
+    return found.accuracy if found.attempted else {}
+
+
+def _spilled(model: ServedModel) -> Values:
+    services = {found.service for found in model.app.embeddings.encoders.values()}
+    return sum((Counter(service.spilled) for service in services), Counter())
+
+
+Family: TypeAlias = type[Count | Gauge | Histograms]
+FIGURES: dict[str, tuple[Family, str, Labels, Callable[[ServedModel], Values]]] = {
+    "num_requests_running": (Gauge, "Requests that are being computed.", (), _load("running")),
+    "num_requests_waiting": (Gauge, "Requests that wait.", (), _load("waiting")),
+    "kv_cache_usage_perc": (
+        Gauge,
+        "Fraction of the KV blocks in use, 0 to 1.",
+        (),
+        _load("kv_usage"),
+    ),
+    "cpu_attn_seconds": (
+        Count,
+        "Time of the CPU's attention beside an accelerator.",
+        (),
+        _load("waits.attention"),
+    ),
+    "pipeline_bubble_seconds": (
+        Count,
+        "Time that a device waited for the other in steps that used both.",
+        ("device",),
+        _load("waits.bubbles"),
+    ),
+    "kv_pool_usage_ratio": (
+        Gauge,
+        "Fraction of a device's KV blocks in use, 0 to 1.",
+        ("device",),
+        _load("pools"),
+    ),
+    "swapped_requests": (
+        Count,
+        "Requests whose KV moved to a device from the other one.",
+        ("device",),
+        _load("swaps"),
+    ),
+    "iteration_tokens_total": (Histograms, "Tokens computed per step.", (), _load("steps")),
+    "speculations": (
+        Count,
+        "Speculative steps of workflows that have ended, by result.",
+        ("result",),
+        lambda model: {
+            result: getattr(model.app.flows.statistics, result)
+            for result in ("accepted", "rejected")
+        },
+    ),
+    "speculation_accept_ratio": (
+        Gauge,
+        "Accepted speculative steps over those that were begun.",
+        (),
+        _accuracy,
+    ),
+    "ivf_gpu_cache_hit_ratio": (
+        Gauge,
+        "Clusters scanned on the GPU over those of all searches.",
+        ("index",),
+        lambda model: {
+            index: found.hits / found.scanned
+            for index, found in model.app.flows.hot.items()
+            if found.scanned
+        },
+    ),
+    "embed_spill": (
+        Count,
+        "Texts that a device embedded because accelerators were full.",
+        ("device",),
+        _spilled,
+    ),
+    "retrieval_substage_seconds": (
+        Histograms,
+        "Run time of sub-stages of searches.",
+        ("device",),
+        lambda model: {
+            device: seen for device, seen in model.app.flows.scans.items() if any(seen.counts)
+        },
+    ),
+}
+"""Names, kinds, words, labels beyond those of all, and where the values come from."""
 
 BUSY_AT = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/completions"), "queue_full"),
@@ -91,7 +189,7 @@ REASONS = (
 """Reasons of refusals: no room now, or never."""
 
 
-class Metrics(Collector):
+class ServerMetrics(Collector):
     """All figures of one server; used on its event loop alone.
 
     They are kept as plain sums and tallies, for requests count often: they become metrics when
@@ -99,13 +197,12 @@ class Metrics(Collector):
     """
 
     def __init__(self, models: Models, prefix: str) -> None:
-        self._prefix = prefix
+        self._models, self._prefix = models, prefix
         self._counts: defaultdict[str, Counter[Labels]] = defaultdict(Counter)
         self._tallies: dict[str, dict[Labels, Tally]] = {name: {} for name in HISTOGRAMS}
         self._progress: dict[str, dict[int, float]] = {}  # when choices last got a token
         self._registry = CollectorRegistry()
-        for collector in (self, _Engines(models, prefix), Figures(models, prefix)):
-            self._registry.register(collector)
+        self._registry.register(self)
 
     def render(self) -> bytes:
         """Return the exposition text."""
@@ -114,15 +211,16 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield what was counted, as the registry asks."""
         for name, (text, labels, _) in HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(f"{self._prefix}:{name}", text, labels=labels)
+            histogram = Histograms(f"{self._prefix}:{name}", text, labels=labels)
             for values, tally in self._tallies[name].items():
-                add_histogram(histogram, values, tally.read())
+                _add(histogram, values, tally.read())
             yield histogram
         for name, (text, labels) in COUNTERS.items():
-            counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=labels)
+            counter = Count(f"{self._prefix}:{name}", text, labels=labels)
             for values, count in self._counts[name].items():
                 counter.add_metric(values, count)
             yield counter
+        yield from self._figures()
 
     def reply(self, path: str, status: int) -> None:
         """Count a reply."""
@@ -145,21 +243,21 @@ class Metrics(Collector):
         self._count("embedded_texts", model, texts)
         self._count("prompt_tokens", model, tokens)
 
-    def piece(self, asked: Asked, place: int, tokens: int) -> None:
+    def piece(self, model: ServedModel, id: str, place: int, tokens: int) -> None:
         """Note that a choice of a stream got `tokens` more."""
         now = time.perf_counter()
-        last = self._progress.setdefault(asked.id, {})
+        last = self._progress.setdefault(id, {})
         if place in last and tokens:
-            self._observe("inter_token_latency_seconds", asked.model, (now - last[place]) / tokens)
+            self._observe("inter_token_latency_seconds", model, (now - last[place]) / tokens)
         last[place] = now
 
-    def finish(self, asked: Asked, job: Job) -> None:
+    def finish(self, model: ServedModel, id: str, arrival: float, job: Job) -> None:
         """Count a job that has ended, well or not."""
-        self._progress.pop(asked.id, None)
+        self._progress.pop(id, None)
         request = getattr(job, "request", None)  # none where it was refused
         if request is None or request.finish_reason is None:
             return
-        model, metrics = asked.model, request.metrics
+        metrics = request.metrics
         self._count("request_success", model, 1, request.finish_reason)
         self._count("prompt_tokens", model, request.prompt_length)
         self._count("generation_tokens", model, request.generated)
@@ -169,7 +267,7 @@ class Metrics(Collector):
         self._count("offloaded_requests", model, metrics.offloaded)
         self._observe("request_prompt_tokens", model, request.prompt_length)
         self._observe("request_generation_tokens", model, request.generated)
-        self._observe("e2e_request_latency_seconds", model, time.perf_counter() - asked.arrival)
+        self._observe("e2e_request_latency_seconds", model, time.perf_counter() - arrival)
         times = itertools.pairwise(
             (metrics.arrival, metrics.started, metrics.first_token, metrics.last_token)
         )
@@ -178,6 +276,16 @@ class Metrics(Collector):
                 self._observe(name, model, end - start)
         if metrics.ttft is not None:
             self._observe("time_to_first_token_seconds", model, metrics.ttft)
+
+    def _figures(self) -> Iterator[Metric]:
+        for name, (kind, text, labels, read) in FIGURES.items():
+            family = kind(f"{self._prefix}:{name}", text, labels=(*LABELS, *labels))
+            for model in self._models:
+                found = read(model)
+                by_label = found.items() if isinstance(found, Mapping) else [("", found)]
+                for label, value in by_label:
+                    _add(family, (model.id, "0", *([label] if labels else ())), value)
+            yield family
 
     def _observe(self, name: str, model: ServedModel, value: float) -> None:
         self._tally(name, value, model.id, "0")
@@ -192,26 +300,15 @@ class Metrics(Collector):
         self._counts[name][model.id, "0", *labels] += amount
 
 
-class _Engines(Collector):
-    """Gauges of the engines, read while they run."""
-
-    def __init__(self, models: Models, prefix: str) -> None:
-        self._models, self._prefix = models, prefix
-
-    def collect(self) -> Iterator[Metric]:
-        gauges = {
-            name: GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=LABELS)
-            for name, text in {
-                "num_requests_running": "Requests that are being computed.",
-                "num_requests_waiting": "Requests that wait.",
-                "kv_cache_usage_perc": "Part of the KV blocks that is in use, 0 to 1.",
-            }.items()
-        }
-        for model in self._models:
-            if model.file is None:
-                continue
-            load = model.app.generator.host.load
-            values = (load.running, load.waiting, load.kv_usage)
-            for gauge, value in zip(gauges.values(), values, strict=True):
-                gauge.add_metric([model.id, "0"], value)
-        yield from gauges.values()
+def _add(
+    family: Count | Gauge | Histograms, labels: Sequence[str], value: float | Histogram
+) -> None:
+    """Add a sample of one set of labels."""
+    if isinstance(family, Histograms):
+        assert isinstance(value, Histogram)
+        bounds = (*map(floatToGoString, value.bounds), "+Inf")
+        buckets = list(zip(bounds, itertools.accumulate(value.counts), strict=True))
+        family.add_metric(labels, buckets, value.total)
+    else:
+        assert not isinstance(value, Histogram)
+        family.add_metric(labels, value)

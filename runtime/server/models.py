@@ -6,6 +6,7 @@ it is asked for is an `ApiError`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,10 @@ from typing import Any, Literal, TypeAlias
 from dovetail.ir.errors import LengthError, RequestError
 from dovetail.ir.model import ModelFile
 from dovetail.runtime.app import App
-from dovetail.runtime.chat import Message
-from dovetail.runtime.encoder_texts import TextEncoder
+from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.server.errors import FINAL, ApiError, too_long
-from dovetail.runtime.tokenizer import Tokenizer
+from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.tokenizer import Tokenizer
 
 Skill: TypeAlias = Literal["generate", "embed", "rerank"]
 SAID: dict[Skill, str] = {
@@ -90,7 +91,7 @@ class ServedModel:
         if self.file:
             return self.app.generator.context
         found = self.encoder or self.ranker
-        return found.reader.spec.max_tokens if found else 0
+        return found.spec.max_tokens if found else 0
 
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
@@ -144,9 +145,10 @@ class ServedModel:
         if (last is None or last > self.context) and prompts.surely_too_long(messages):
             said = f"the messages have more than {self.context} tokens, all that the context holds"
             raise too_long(f"{said}; shorten them", param="messages")
-        return await prompts.template.arender(
+        prompt = prompts.template.start(
             messages, add_generation_prompt=add_generation_prompt, options=options
         )
+        return await asyncio.wrap_future(prompt)
 
     def _choose(self, *, labels: bool) -> TextEncoder | None:
         try:

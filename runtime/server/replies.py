@@ -5,10 +5,13 @@ Usage counts tokens; `created` is in seconds since 1970.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from dovetail.runtime.flows.events import NodeTime
+from dovetail.runtime.server.schema import DocumentText
 
 
 class CachedTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +28,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: CachedTokens
 
+    @classmethod
+    def of(cls, read: int, written: int, cached: int = 0) -> Self:
+        """Return the usage of so many tokens."""
+        return cls(
+            prompt_tokens=read,
+            completion_tokens=written,
+            total_tokens=read + written,
+            prompt_tokens_details=CachedTokens(cached_tokens=cached),
+        )
+
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """A token that might have been chosen; `bytes` are its UTF-8 ones, whole characters or not."""
@@ -34,12 +47,9 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     bytes: list[int]
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+class TokenLogprobs(TopLogprob, frozen=True, kw_only=True):
     """A chosen token of a chat, and the likeliest ones in its place."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 
@@ -178,18 +188,12 @@ class EmbeddingReply(msgspec.Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
-class RankedText(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of a ranked document."""
-
-    text: str
-
-
 class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
     """A document by its place in the request, the best first."""
 
     index: int
     relevance_score: float
-    document: RankedText | UnsetType = UNSET
+    document: DocumentText | UnsetType = UNSET
 
 
 class RerankReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,16 +205,6 @@ class RerankReply(msgspec.Struct, frozen=True, kw_only=True):
     results: list[RerankResult]
 
 
-class RunNode(msgspec.Struct, frozen=True, kw_only=True):
-    """When a node ran, in seconds since the run began."""
-
-    node: str | int
-    round: int
-    kind: str
-    start: float
-    end: float
-
-
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """The reply of `/v1/workflows/{name}/runs`: all that was written, and when."""
 
@@ -218,7 +212,7 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "workflow.run"
     workflow: str
     outputs: dict[str, Any]
-    timeline: list[RunNode]
+    timeline: list[NodeTime]
     seconds: float
     notes: list[str] = []
 
@@ -229,7 +223,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
     created: int
-    owned_by: str = "dovetail"
+    owned_by: str
     max_model_len: int
 
 

@@ -24,10 +24,10 @@ from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.protocol import BoundedProtocol
+from dovetail.runtime.server.served_workflow import ServedWorkflow
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.runtime.server.timeline import recording
 from dovetail.runtime.server.traffic import Traffic
-from dovetail.runtime.server.workflows import ServedWorkflow
 
 YOUNG_OBJECTS = 20_000
 """New objects after which garbage is collected. Python's own 700 come with each few requests, whose
@@ -115,7 +115,9 @@ class _Server(uvicorn.Server):
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        log.info("%s: no new requests; waiting for those under way", signal.Signals(sig).name)
+        log.info(
+            "%s: stopping: no new requests; waiting for running ones", signal.Signals(sig).name
+        )
         self._context.draining = True
         super().handle_exit(sig, frame)
 

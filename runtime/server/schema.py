@@ -10,8 +10,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from dovetail.runtime.chat import Message
-from dovetail.runtime.request import MAX_BIAS, MAX_LISTED, MAX_LOGPROBS, MAX_N, MAX_REPETITION
+from dovetail.runtime.schedule.request import (
+    MAX_BIAS,
+    MAX_LISTED,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_REPETITION,
+)
+from dovetail.runtime.text.messages import Message
 
 MAX_TOKENS = 1 << 30
 MAX_STOPS = 16
@@ -127,7 +133,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DocumentText(msgspec.Struct, frozen=True, kw_only=True):
-    """A document of a rerank call as an object."""
+    """A document of a rerank call."""
 
     text: EmbeddedText
 

@@ -11,16 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.job import Job
-from dovetail.runtime.recorder import PROCESS
+from dovetail.runtime.engine.recorder import PROCESS
+from dovetail.runtime.hosting.job import Job
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.timeline import Timeline
-
-if TYPE_CHECKING:
-    from dovetail.runtime.server.generation import Asked
 
 
 class ServerTimeline:
@@ -37,16 +33,16 @@ class ServerTimeline:
         number, now = next(self._numbers), time.perf_counter()
         self._timeline.life(self._http, path, number, arrival, now, id=id, status=status)
 
-    def join(self, asked: Asked, job: Job, start: float, end: float) -> None:
+    def join(self, model: ServedModel, id: str, job: Job, start: float, end: float) -> None:
         """Add that a job was handed to the engine from `start` to `end`, and lead its arrow there.
 
         The choices of one request are handed over together: they share a span.
         """
         request = getattr(job, "request", None)  # none where it was refused
-        if asked.model is not self._model or request is None:
+        if model is not self._model or request is None:
             return
         if request.index == 0:
-            self._timeline.span(self._submit, "submit", start, end, id=asked.id)
+            self._timeline.span(self._submit, "submit", start, end, id=id)
         self._timeline.arrow(request.id, self._submit, start)
 
 

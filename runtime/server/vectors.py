@@ -9,7 +9,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.runtime.encoder import Rows
+from dovetail.runtime.native.encoder import Rows
 from dovetail.runtime.server.completions import as_inputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply, present
@@ -20,11 +20,10 @@ from dovetail.runtime.server.replies import (
     Embedding,
     EmbeddingReply,
     EmbeddingUsage,
-    RankedText,
     RerankReply,
     RerankResult,
 )
-from dovetail.runtime.server.schema import EmbeddingRequest, RerankRequest
+from dovetail.runtime.server.schema import DocumentText, EmbeddingRequest, RerankRequest
 
 
 async def embeddings(server: ServerContext, request: Request) -> Response:
@@ -62,7 +61,7 @@ async def rerank(server: ServerContext, request: Request) -> Response:
         RerankResult(
             index=i,
             relevance_score=scores[i],
-            **({"document": RankedText(text=documents[i])} if body.return_documents else {}),
+            **({"document": DocumentText(text=documents[i])} if body.return_documents else {}),
         )
         for i in order.tolist()
     ]
@@ -93,13 +92,13 @@ async def _score_pairs(
     model: ServedModel, query: str, documents: list[str]
 ) -> tuple[list[float], int]:
     assert model.ranker is not None
-    reader = model.ranker.reader
+    ranker = model.ranker
 
     def count() -> int:
-        return sum(len(ids) for ids, _ in reader.read_pairs(query, documents))
+        return sum(len(ids) for ids, _ in ranker.read_pairs(query, documents))
 
     tokens = await asyncio.to_thread(count)
-    ranked = await asyncio.to_thread(model.app.rerank, query, documents, model=model.ranker.name)
+    ranked = await asyncio.to_thread(model.app.rerank, query, documents, model=ranker.name)
     scores = {one.index: one.score for one in ranked}
     return [scores[i] for i in range(len(documents))], tokens
 

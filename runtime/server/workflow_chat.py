@@ -11,14 +11,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dovetail.runtime.chat import Message
 from dovetail.runtime.flows.events import NodeText
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import DONE, JsonReply, event, present
 from dovetail.runtime.server.errors import ApiError
-from dovetail.runtime.server.generation import include_usage, new_id
+from dovetail.runtime.server.generation import include_usage, make_head, new_id
 from dovetail.runtime.server.replies import (
-    CachedTokens,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -28,7 +26,9 @@ from dovetail.runtime.server.replies import (
     Usage,
 )
 from dovetail.runtime.server.schema import ChatRequest
-from dovetail.runtime.server.workflows import ServedWorkflow, blaming, finish
+from dovetail.runtime.server.served_workflow import ServedWorkflow
+from dovetail.runtime.server.workflows import running
+from dovetail.runtime.text.messages import Message
 
 
 async def chat_with(
@@ -41,19 +41,15 @@ async def chat_with(
     inputs = served.ask(question)
     count = partial(served.model.encode, question, param="messages")
     read = len(await server.aside(request, count))
-    head: dict[str, Any] = {
-        "id": new_id("chatcmpl"),
-        "created": int(time.time()),
-        "model": served.id,
-        "system_fingerprint": served.model.fingerprint,
-    }
+    head = make_head(served.model, new_id("chatcmpl"), served.id, int(time.time()))
+    usage = include_usage(body)
     if body.stream:
-        usage = include_usage(body)
         return server.stream(_events(server, served, inputs, head, read if usage else None))
-    include_usage(body)
-    async with present(request.receive):
-        result = await finish(server, served, inputs, "messages")
-    text = served.answer(result)
+    async with (
+        present(request.receive),
+        running(server, served, inputs, "messages") as job,
+    ):
+        text = served.answer(await job)
     choice = ChatChoice(
         index=0, message=ChatMessage(content=text), logprobs=None, finish_reason="stop"
     )
@@ -72,12 +68,7 @@ def _question(messages: list[Message]) -> str:
 async def _usage(served: ServedWorkflow, read: int, text: str) -> Usage:
     """Return the tokens of question and answer; what nodes read and wrote is not counted."""
     written = len(await asyncio.to_thread(served.model.tokenizer.encode, text))
-    return Usage(
-        prompt_tokens=read,
-        completion_tokens=written,
-        total_tokens=read + written,
-        prompt_tokens_details=CachedTokens(cached_tokens=0),
-    )
+    return Usage.of(read, written)
 
 
 async def _events(
@@ -95,19 +86,13 @@ async def _events(
         return event(ChatChunk(**shared, choices=[choice]))
 
     shown = ""
-    with blaming("messages"):
-        job = served.start(inputs)
-        try:
-            yield chunk(ChatDelta(role="assistant", content=""))
-            async for told in job:
-                if isinstance(told, NodeText) and told.node in served.speakers and told.text:
-                    shown += told.text
-                    yield chunk(ChatDelta(content=told.text))
-            result = await job
-        finally:
-            job.cancel()
-    server.metrics.workflow(served.id, result)
-    answer = served.answer(result)
+    async with running(server, served, inputs, "messages") as job:
+        yield chunk(ChatDelta(role="assistant", content=""))
+        async for told in job:
+            if isinstance(told, NodeText) and told.node in served.speakers and told.text:
+                shown += told.text
+                yield chunk(ChatDelta(content=told.text))
+        answer = served.answer(await job)
     if rest := answer.removeprefix(shown):
         yield chunk(ChatDelta(content=rest))
     yield chunk(ChatDelta(), "stop")

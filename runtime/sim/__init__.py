@@ -1,1 +1,5 @@
-"""Simulations of the house: virtual time, assumed machines; no product code imports them."""
+"""Simulations in virtual time of engines, queues and workflows on assumed or measured machines.
+
+In: cost tables, arrivals. Out: figures that are labelled *simulated*. Only benchmarks and
+`dovetail bench` import this room.
+"""

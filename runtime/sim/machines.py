@@ -53,10 +53,6 @@ class Machine:
         source = f"{times:g} x: {self.cpu_bandwidth.source}"
         return replace(self, cpu_bandwidth=Figure(value, source))
 
-    def with_gpu_blocks(self, blocks: int) -> Machine:
-        """Return the machine with another KV pool on the accelerator."""
-        return replace(self, gpu_blocks=blocks)
-
     def sources(self) -> tuple[str, ...]:
         """Return one line per figure."""
         figures = {n: getattr(self, n) for n in self.__slots__}
@@ -143,7 +139,7 @@ MACHINES: dict[str, Machine] = {
 def find_machine(name: str) -> Machine:
     """Return a machine class; SpecError lists the names that are known."""
     if name not in MACHINES:
-        raise SpecError(f"no machine is called {name!r}; known are {', '.join(MACHINES)}")
+        raise SpecError(f"unknown machine class {name!r}; choose one of {', '.join(MACHINES)}")
     return MACHINES[name]
 
 

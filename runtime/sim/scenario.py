@@ -7,26 +7,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 import msgspec
 
 from dovetail.ir.errors import SpecError
 from dovetail.ir.model import KV_BLOCK, ModelSpec
-from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.kv_pool import KvPool
-from dovetail.runtime.neo import NeoScheduler
-from dovetail.runtime.plan import Limits, SchedulerSettings
-from dovetail.runtime.predictor import Predictor
+from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.kv_pool import KvPool
+from dovetail.runtime.schedule.neo import NeoScheduler
+from dovetail.runtime.schedule.plan import Limits, Offload, SchedulerSettings
+from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.sim.machines import Machine, assumed_profile, find_machine, kv_token_bytes
 from dovetail.runtime.sim.simulated_step import Truth
 from dovetail.runtime.sim.simulator import Arrival, Simulation, simulate
 from dovetail.runtime.timeline import Timeline
 from dovetail.topology.presets import preset_model
-
-if TYPE_CHECKING:
-    from dovetail.runtime.plan import Offload
 
 MAX_SEQUENCES = 1024
 """Sequences in a step, as in NEO's settings."""
@@ -116,10 +113,10 @@ def make_scenario(
     found = find_machine(machine).with_cpu(cpu)
     name = model or found.model
     return Scenario(
-        machine=found.with_gpu_blocks(gpu_blocks or found.gpu_blocks),
+        machine=replace(found, gpu_blocks=gpu_blocks or found.gpu_blocks),
         model=name,
         spec=preset_model(name, kv_dtype="bf16"),
-        settings=SchedulerSettings(offload=cast("Offload", offload)),  # which it checks
+        settings=SchedulerSettings(offload=cast(Offload, offload)),  # which it checks
         noise=noise,
         hidden=hidden,
         seed=seed,

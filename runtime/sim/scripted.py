@@ -1,7 +1,7 @@
 """An engine that only takes time: continuous batching with replies from a script.
 
 In: `Generate` orders. Out: seconds of each step, and at its end the reports that fall due. Time is
-whoever's that runs the steps: virtual (`simulation.py`), or the wall clock's.
+whoever's that runs the steps: virtual (`workflows.py`), or the wall clock's.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from dovetail.runtime.wavefront.costs import StepCost
-from dovetail.runtime.wavefront.messages import Finished, Generate, Progressed, Report
+from dovetail.runtime.flows.control.messages import Finished, Generate, Progressed, Report
 
 
 class EngineCost(Protocol):
@@ -27,17 +26,6 @@ class EngineCost(Protocol):
             decodes: sequences that get their next token.
             stored: tokens whose keys and values these read.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class PlainCost:
-    """Steps that depend on their number of sequences, and on the characters of new prompts."""
-
-    step: StepCost
-
-    def seconds(self, prefills: Sequence[int], decodes: int, stored: int) -> float:
-        """See EngineCost."""
-        return self.step.seconds(len(prefills) + decodes) + self.step.prefill * sum(prefills)
 
 
 @dataclass(slots=True, eq=False)

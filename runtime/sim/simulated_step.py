@@ -7,14 +7,15 @@ device. The truth may differ from the tables by seeded noise and by costs no sch
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK, ModelSpec
-from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.plan import Batch, PrefillChunk, StepPlan
-from dovetail.runtime.request import Home, Request
+from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.pipeline import LayerTimes
+from dovetail.runtime.schedule.plan import Batch, StepPlan
+from dovetail.runtime.schedule.request import Home, Request
 from dovetail.runtime.sim.machines import kv_token_bytes
 
 NOTHING = Batch()
@@ -35,23 +36,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step, of its two stages in one layer, of logits and of each way of the link.
-
-    products: the part of each stage on the GPU that is a batch's products.
-    """
+    """Seconds of a step, of its two stages in one layer, of logits and of each way of the link."""
 
     seconds: float
     layers: int
     stages: tuple[Stage, Stage]
-    products: tuple[float, float]
     head: float
     link_out: float
     link_in: float
-
-    @property
-    def two_max(self) -> float:
-        """Seconds of all layers by the formula of two stages (NEO §3.2)."""
-        return self.layers * sum(stage.seconds for stage in self.stages)
 
     @property
     def gpu(self) -> float:
@@ -98,7 +90,8 @@ class Truth:
         """
         self.tables, self.spec, self.noise, self.hidden = tables, spec, noise, hidden
         self._logits = launch or hidden
-        self._launch = tables.launch().seconds if launch or hidden else 0.0
+        self._layer = LayerTimes(tables)
+        self._launch = tables.launch() if launch or hidden else 0.0
         self._random = random.Random(seed)
         size = DTYPES[spec.kv_dtype].size
         rows = spec.qkv_size + spec.n_heads * spec.head_dim
@@ -109,19 +102,21 @@ class Truth:
         """Return what `plan` takes; `requests` as they are when it was made."""
         first, second = (self._measure(b, requests) for b in (*plan.batches, NOTHING, NOTHING)[:2])
         out, back = self._copied_tokens(plan, requests)
-        link_out, link_in = (self._copy(tokens * self._token_bytes) for tokens in (out, back))
+        link_out, link_in = (
+            self._disturb(self.tables.swap(tokens * self._token_bytes)) for tokens in (out, back)
+        )
         layers = self.spec.n_layers
         plain = self._stages(first, second, 0.0)
         busy = layers * sum(stage.seconds for stage in plain)
         share = min(1.0, max(link_out, link_in) / busy) if busy else 0.0
         stages = self._stages(first, second, share) if self.hidden else plain
-        head = self._head(plan.batches) if self._logits else 0.0
+        rows = [batch.sequences for batch in plan.batches] if self._logits else []
+        head = sum(map(self.tables.head, rows))
         seconds = layers * sum(stage.seconds for stage in stages) + head
         return StepTime(
             seconds=max(seconds, link_out, link_in),
             layers=layers,
             stages=stages,
-            products=(first.linear, second.linear),
             head=head,
             link_out=link_out,
             link_in=link_in,
@@ -139,26 +134,21 @@ class Truth:
             return 0.0
         if not self.hidden:
             return parts.decode + self._launch
-        rows = self.tables.swap(parts.sequences * self._row_bytes).seconds
+        rows = self.tables.swap(parts.sequences * self._row_bytes)
         return parts.decode + self._launch + rows * (1 + share)
 
     def _measure(self, batch: Batch, requests: Mapping[int, Request]) -> _Parts:
         tables, noisy = self.tables, self._disturb
         stored = sum(len(requests[i].tokens) for i in batch.gpu_decode)
         moved = sum(len(requests[i].tokens) for i in batch.cpu_decode)
-        decode = tables.cpu_decode(len(batch.cpu_decode), moved).seconds
-        attention = noisy(self._prefill(batch.prefill)) + noisy(tables.gpu_decode(stored).seconds)
+        decode = tables.cpu_decode(len(batch.cpu_decode), moved)
+        attention = noisy(self._layer.prefill(batch.prefill)) + noisy(tables.gpu_decode(stored))
         return _Parts(
-            linear=noisy(tables.linear(batch.tokens).seconds),
+            linear=noisy(tables.linear(batch.tokens)),
             attention=attention,
             decode=noisy(decode),
             sequences=len(batch.cpu_decode),
         )
-
-    def _prefill(self, chunks: Sequence[PrefillChunk]) -> float:
-        """Return attention over chunks: what a prompt takes up to its end, less up to its start."""
-        ends = self.tables.prefill([chunk.start + chunk.length for chunk in chunks]).seconds
-        return ends - self.tables.prefill([chunk.start for chunk in chunks]).seconds
 
     def _copied_tokens(self, plan: StepPlan, requests: Mapping[int, Request]) -> tuple[int, int]:
         """Return the tokens whose KV leaves the GPU, and those whose KV comes to it."""
@@ -170,12 +160,6 @@ class Truth:
                 if requests[chunk.request].home is Home.CPU:
                     out, back = out + chunk.length, back + chunk.start
         return out, back
-
-    def _copy(self, nbytes: int) -> float:
-        return self._disturb(self.tables.swap(nbytes).seconds)
-
-    def _head(self, batches: Sequence[Batch]) -> float:
-        return sum(self.tables.head(batch.sequences).seconds for batch in batches)
 
     def _disturb(self, seconds: float) -> float:
         factor = self._random.uniform(1 - self.noise, 1 + self.noise) if self.noise else 1.0

@@ -11,12 +11,12 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from dovetail.ir.errors import CapacityError
-from dovetail.runtime.plan import Batch, StepPlan
-from dovetail.runtime.request import Metrics, Request, SamplingParams
+from dovetail.runtime.schedule.plan import StepPlan
+from dovetail.runtime.schedule.request import Request, SamplingParams
+from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.runtime.sim.simulated_step import StepTime, Truth
 from dovetail.runtime.timeline import Timeline
 
@@ -33,41 +33,6 @@ class Arrival:
     at: float
     prompt: int
     output: int
-
-
-class ControlPlane(Protocol):
-    """What the simulator needs of a scheduler."""
-
-    @property
-    def requests(self) -> Mapping[int, Request]:
-        """The requests that have not finished."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether there are any."""
-
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
-        """Queue a request."""
-
-    def plan(self) -> StepPlan:
-        """Return the next step."""
-
-    def complete(self, batch: Batch) -> tuple[Request, ...]:
-        """Note that a batch has run; return the requests that get a token."""
-
-    def append(self, request: Request, token: int, now: float) -> None:
-        """Add a token to a request."""
-
-
-@dataclass(slots=True)
-class VirtualClock:
-    """Seconds that pass only when the simulator says so."""
-
-    seconds: float = 0.0
-
-    def now(self) -> float:
-        """Return the time."""
-        return self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +82,8 @@ class Simulation:
         return self.output_tokens / self.seconds if self.seconds else 0.0
 
 
-@dataclass(slots=True)
-class _Totals:
-    steps: int = 0
-    two_batch: int = 0
-    gpu: float = 0.0
-    cpu: float = 0.0
-    link: float = 0.0
-    scheduling: float = 0.0
-    refused: int = 0
-    done: list[Request] = field(default_factory=list)
-
-
 def simulate(
-    make_scheduler: Callable[[Callable[[], float]], ControlPlane],
+    make_scheduler: Callable[[Callable[[], float]], Scheduler],
     arrivals: Iterable[Arrival],
     truth: Truth,
     timeline: Timeline | None = None,
@@ -141,57 +94,106 @@ def simulate(
 
     in_flight: with so many requests in the system, later ones come as these end.
     """
-    clock = VirtualClock()
-    scheduler = make_scheduler(clock.now)
-    queue = deque(sorted(arrivals, key=lambda arrival: arrival.at))
-    totals = _Totals()
-    picture = _Picture(timeline) if timeline else None
-    start = clock.seconds = queue[0].at if queue else 0.0
-    while queue or scheduler.busy:
-        _admit(scheduler, queue, clock, totals, in_flight)
-        if not scheduler.busy:
-            if queue:
-                clock.seconds = max(clock.seconds, queue[0].at)
+    run = _Run(make_scheduler, arrivals, in_flight)
+    start, picture = run.now, _Picture(timeline) if timeline else None
+    while run.queue or run.scheduler.busy:
+        run.admit()
+        plan = run.plan()
+        if plan is None:
+            assert run.queue or not run.scheduler.busy, (
+                "nothing is planned though requests are left"
+            )
+            run.now = max(run.now, run.queue[0].at) if run.queue else run.now
             continue
-        began = time.perf_counter()
-        plan = scheduler.plan()
-        totals.scheduling += time.perf_counter() - began
-        if not any(batch.tokens for batch in plan.batches):
-            assert queue, "the scheduler plans nothing though requests are left"
-            clock.seconds = max(clock.seconds, queue[0].at)
-            continue
-        taken = truth.step(plan, scheduler.requests)
+        taken = truth.step(plan, run.scheduler.requests)
         if picture:
-            picture.draw(clock.seconds, totals.steps, plan, taken, scheduler.requests)
-        clock.seconds += taken.seconds
-        _count(totals, plan, taken)
-        began = time.perf_counter()
-        _finish_step(scheduler, plan, clock.seconds, totals)
-        totals.scheduling += time.perf_counter() - began
+            picture.draw(run.now, run.steps, plan, taken, run.scheduler.requests)
+        run.finish(plan, taken)
     if picture:
-        picture.draw_requests(totals.done)
-    return _summarize(totals, clock.seconds - start)
+        picture.draw_requests(run.done)
+    return run.summarize(run.now - start)
 
 
-def _admit(
-    scheduler: ControlPlane,
-    queue: deque[Arrival],
-    clock: VirtualClock,
-    totals: _Totals,
-    in_flight: int | None,
-) -> None:
-    """Submit what has come by now, each with the time at which it came, or found room."""
-    now = clock.seconds
-    most = math.inf if in_flight is None else in_flight
-    while queue and queue[0].at <= now and len(scheduler.requests) < most:
-        arrival = queue.popleft()
-        clock.seconds = arrival.at if in_flight is None else now
-        params = SamplingParams(max_tokens=max(1, arrival.output), ignore_eos=True, seed=0)
-        try:
-            scheduler.submit(_make_prompt(len(queue), arrival.prompt), params)
-        except CapacityError:
-            totals.refused += 1
-    clock.seconds = now
+class _Run:
+    """A scheduler on a virtual clock: seconds pass only as steps end or requests come."""
+
+    def __init__(
+        self,
+        make_scheduler: Callable[[Callable[[], float]], Scheduler],
+        arrivals: Iterable[Arrival],
+        in_flight: int | None,
+    ) -> None:
+        self.queue = deque(sorted(arrivals, key=lambda arrival: arrival.at))
+        self.now = self.queue[0].at if self.queue else 0.0
+        self.scheduler = make_scheduler(lambda: self.now)
+        self.in_flight = in_flight
+        self.steps = self.two_batch = self.refused = 0
+        self.gpu = self.cpu = self.link = self.scheduling = 0.0
+        self.done: list[Request] = []
+
+    def admit(self) -> None:
+        """Submit what has come by now, each with the time at which it came, or found room."""
+        now, queue = self.now, self.queue
+        most = math.inf if self.in_flight is None else self.in_flight
+        while queue and queue[0].at <= now and len(self.scheduler.requests) < most:
+            arrival = queue.popleft()
+            self.now = arrival.at if self.in_flight is None else now
+            params = SamplingParams(max_tokens=max(1, arrival.output), ignore_eos=True, seed=0)
+            try:
+                self.scheduler.submit(_make_prompt(len(queue), arrival.prompt), params)
+            except CapacityError:
+                self.refused += 1
+        self.now = now
+
+    def plan(self) -> StepPlan | None:
+        """Return the next step, None where nothing can be computed now."""
+        if not self.scheduler.busy:
+            return None
+        began = time.perf_counter()
+        plan = self.scheduler.plan()
+        self.scheduling += time.perf_counter() - began
+        return plan if any(batch.tokens for batch in plan.batches) else None
+
+    def finish(self, plan: StepPlan, taken: StepTime) -> None:
+        """Let a step pass and report it."""
+        self.now += taken.seconds
+        self.steps += 1
+        self.two_batch += len(plan.batches) > 1
+        self.gpu += taken.gpu
+        self.cpu += taken.cpu
+        self.link += max(taken.link_out, taken.link_in)
+        began = time.perf_counter()
+        for batch in plan.batches:
+            for request in self.scheduler.complete(batch):
+                self.scheduler.append(request, TOKEN, self.now)
+                if request.finished:
+                    self.done.append(request)
+        self.scheduling += time.perf_counter() - began
+
+    def summarize(self, seconds: float) -> Simulation:
+        """Return what came of it in so many seconds."""
+        lives = [(r.metrics.arrival, *_ends(r), r.generated) for r in self.done]
+        whole, steps = seconds or 1.0, max(1, self.steps)
+        ends = sorted(end for _, _, end, _ in lives)
+        low, high = int(0.3 * len(ends)), int(0.7 * len(ends))
+        passed = ends[high] - ends[low] if ends else 0.0
+        return Simulation(
+            requests=len(self.done),
+            refused=self.refused,
+            output_tokens=sum(tokens for *_, tokens in lives),
+            steps=self.steps,
+            seconds=seconds,
+            middle_rate=(high - low) / passed if passed else 0.0,
+            ttft=_spread([first - arrival for arrival, first, _, _ in lives]),
+            tpot=_spread([(end - first) / (n - 1) for _, first, end, n in lives if n > 1]),
+            per_token=_spread([(end - arrival) / n for arrival, _, end, n in lives]),
+            gpu=self.gpu / whole,
+            cpu=self.cpu / whole,
+            link=self.link / whole,
+            two_batch=self.two_batch / steps,
+            preemptions=sum(r.metrics.preemptions for r in self.done),
+            scheduling=self.scheduling / steps,
+        )
 
 
 def _make_prompt(number: int, length: int) -> list[int]:
@@ -200,55 +202,9 @@ def _make_prompt(number: int, length: int) -> list[int]:
     return (first + [TOKEN] * length)[: max(1, length)]
 
 
-def _finish_step(scheduler: ControlPlane, plan: StepPlan, now: float, totals: _Totals) -> None:
-    for batch in plan.batches:
-        for request in scheduler.complete(batch):
-            scheduler.append(request, TOKEN, now)
-            if request.finish_reason is not None:
-                totals.done.append(request)
-
-
-def _count(totals: _Totals, plan: StepPlan, taken: StepTime) -> None:
-    totals.steps += 1
-    totals.two_batch += len(plan.batches) > 1
-    totals.gpu += taken.gpu
-    totals.cpu += taken.cpu
-    totals.link += max(taken.link_out, taken.link_in)
-
-
-def _summarize(totals: _Totals, seconds: float) -> Simulation:
-    metrics = [(r.metrics, r.generated) for r in totals.done]
-    whole = seconds or 1.0
-    ends = sorted(m.last_token or 0.0 for m, _ in metrics)
-    low, high = int(0.3 * len(ends)), int(0.7 * len(ends))
-    passed = ends[high] - ends[low] if ends else 0.0
-    return Simulation(
-        requests=len(totals.done),
-        refused=totals.refused,
-        output_tokens=sum(tokens for _, tokens in metrics),
-        steps=totals.steps,
-        seconds=seconds,
-        middle_rate=(high - low) / passed if passed else 0.0,
-        ttft=_spread([m.ttft or 0.0 for m, _ in metrics]),
-        tpot=_spread([(_last(m) - _first(m)) / (n - 1) for m, n in metrics if n > 1]),
-        per_token=_spread([(_last(m) - m.arrival) / n for m, n in metrics]),
-        gpu=totals.gpu / whole,
-        cpu=totals.cpu / whole,
-        link=totals.link / whole,
-        two_batch=totals.two_batch / max(1, totals.steps),
-        preemptions=sum(m.preemptions for m, _ in metrics),
-        scheduling=totals.scheduling / max(1, totals.steps),
-    )
-
-
-def _first(metrics: Metrics) -> float:
-    assert metrics.first_token is not None
-    return metrics.first_token
-
-
-def _last(metrics: Metrics) -> float:
-    assert metrics.last_token is not None
-    return metrics.last_token
+def _ends(request: Request) -> tuple[float, float]:
+    """Return when its first and its last token came."""
+    return request.metrics.first_token or 0.0, request.metrics.last_token or 0.0
 
 
 def _spread(values: Sequence[float]) -> Spread:
@@ -278,9 +234,11 @@ class _Picture:
         requests: Mapping[int, Request],
     ) -> None:
         """Draw one step that begins at `start`."""
-        rows = {f"batch_{i}_rows": batch.tokens for i, batch in enumerate(plan.batches)}
-        end = start + taken.seconds
-        self.timeline.span(self._steps, f"step {number}", start, end, **rows, **_moves(plan))
+        counts = {f"batch_{i}_rows": batch.tokens for i, batch in enumerate(plan.batches)}
+        for name in ("swap_out", "swap_in", "preempt"):
+            if moved := getattr(plan, name):
+                counts[name] = len(moved)
+        self.timeline.span(self._steps, f"step {number}", start, start + taken.seconds, **counts)
         running = sum(request.home is not None for request in requests.values())
         waiting = len(requests) - running
         self.timeline.count(self._counts, "requests", start, running=running, waiting=waiting)
@@ -304,13 +262,11 @@ class _Picture:
     def draw_requests(self, requests: Iterable[Request]) -> None:
         """Draw the life of every request that has finished: waiting, then running."""
         for request in requests:
-            metrics, number = request.metrics, request.id
+            number, arrival, (first, end) = request.id, request.metrics.arrival, _ends(request)
             track = self.timeline.track("requests", "life")
             lengths = {"prompt": request.prompt_length, "output": request.generated}
-            self.timeline.life(
-                track, "to first token", number, metrics.arrival, _first(metrics), **lengths
-            )
-            self.timeline.life(track, "decode", number, _first(metrics), _last(metrics))
+            self.timeline.life(track, "to first token", number, arrival, first, **lengths)
+            self.timeline.life(track, "decode", number, first, end)
 
     def _span(self, device: str, name: str, start: float, seconds: float) -> None:
         if seconds > 0:
@@ -321,13 +277,3 @@ _STAGES = (
     ("products of batch 0", "attention of batch 1"),
     ("products of batch 1, attention of batch 0", "attention of batch 0"),
 )
-
-
-def _moves(plan: StepPlan) -> dict[str, int]:
-    """Return how many requests change their place."""
-    counts = {
-        "swap_out": len(plan.swap_out),
-        "swap_in": len(plan.swap_in),
-        "preempt": len(plan.preempt),
-    }
-    return {name: count for name, count in counts.items() if count}

@@ -1,8 +1,9 @@
 """Workflows on a made-up machine: the control plane as it is, all others as events in virtual time.
 
-In: arrivals, a `World` that knows all answers, a `Machine` that knows how long they take, an
-engine. Out: what each request got and when. Devices work as real ones do: the engine's batch takes
-new sequences at each step, a scan holds its device to the end, an encoder takes all texts at once.
+In: arrivals, a `World` that knows all answers, a `WorkflowMachine` that knows how long they take,
+an engine. Out: what each request got and when. Devices work as real ones do: the engine's batch
+takes new sequences at each step, a scan holds its device to the end, an encoder takes all texts at
+once.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from typing import Any, Protocol, TypeAlias
 
 from dovetail.ir.errors import DovetailError
 from dovetail.ir.workflow import Retrieval
-from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.sim.scripted import ScriptedEngine
-from dovetail.runtime.wavefront.costs import StepCost
-from dovetail.runtime.wavefront.messages import (
+from dovetail.runtime.flows.control.costs import StepCost
+from dovetail.runtime.flows.control.messages import (
     Cancel,
     Catalog,
     Commit,
@@ -29,19 +28,20 @@ from dovetail.runtime.wavefront.messages import (
     Deliver,
     Embed,
     Failed,
+    FindClusters,
     Finished,
-    Found,
     Generate,
     Invoke,
     Order,
-    Part,
-    Probe,
     Probed,
     Report,
-    Scan,
+    ScanClusters,
     Scanned,
 )
-from dovetail.runtime.workflow_run import Call, WorkflowRun
+from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
+from dovetail.runtime.retrieval.budget import ScanCost
+from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
+from dovetail.runtime.sim.scripted import ScriptedEngine
 
 Act: TypeAlias = Callable[[], None]
 AT_ONCE = StepCost(fixed=0.0)
@@ -59,7 +59,7 @@ class World(Catalog, Protocol):
     def distances(self, vector: Any, ids: Sequence[int], node: Retrieval) -> Mapping[int, float]:
         """Return how far documents are."""
 
-    def scan(self, parts: Sequence[Part]) -> tuple[Found, ...]:
+    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
         """Return the nearest documents in the clusters of each part."""
 
     def invoke(self, call: Call) -> object:
@@ -67,7 +67,7 @@ class World(Catalog, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class WorkflowMachine:
     """How long things take, in seconds.
 
     scan, device: of clusters on CPU and GPU; the engine waits for those on the GPU. turn: from the
@@ -87,7 +87,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WorkflowOutcome:
     """What a request got, seconds after it came."""
 
     request: int
@@ -115,7 +115,7 @@ class Plane(Protocol):
         """Return what is to be done."""
 
 
-class Simulation:
+class WorkflowSimulation:
     """A machine in virtual time, driven by a control plane. One use.
 
     outcomes: in the order of ends. busy: seconds that `cpu`, `gpu` and `engine` were at work.
@@ -124,7 +124,12 @@ class Simulation:
     """
 
     def __init__(
-        self, plane: Plane, world: World, machine: Machine, engine: ScriptedEngine, seed: int = 0
+        self,
+        plane: Plane,
+        world: World,
+        machine: WorkflowMachine,
+        engine: ScriptedEngine,
+        seed: int = 0,
     ) -> None:
         self.plane, self.world, self.machine, self.engine = plane, world, machine, engine
         self._random = random.Random(seed)
@@ -134,7 +139,7 @@ class Simulation:
         self._encoding = self._stepping = False
         self._arrivals: dict[int, float] = {}
         self.now = 0.0
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[WorkflowOutcome] = []
         self.busy: dict[str, float] = defaultdict(float)
         self.vectors: Counter[str] = Counter()
         self.scans = self.guesses = self.held = 0
@@ -143,7 +148,7 @@ class Simulation:
         self,
         arrivals: Sequence[tuple[float, WorkflowRun]],
         watch: Callable[[float, Sequence[Order]], None] = lambda now, orders: None,
-    ) -> list[Outcome]:
+    ) -> list[WorkflowOutcome]:
         """Serve runs that come at given seconds; return what each got, in the order of ends.
 
         watch: is shown all orders as they are given.
@@ -193,13 +198,13 @@ class Simulation:
             report = Failed(order.job, error)
         self._tell_in(self._drawn(self.machine.function), report)
 
-    def _probe(self, order: Probe) -> None:
+    def _probe(self, order: FindClusters) -> None:
         clusters, centroids = self.world.probe(order.vector, order.node)
         known = self.world.distances(order.vector, order.known, order.node) if order.known else {}
         report = Probed(order.job, tuple(clusters), tuple(centroids), known)
         self._tell_in(self._drawn(self.machine.probe), report)
 
-    def _scan(self, order: Scan) -> None:
+    def _scan(self, order: ScanClusters) -> None:
         cost = self.machine.scan if order.device == "cpu" else self.machine.device
         assert cost is not None, "a scan for a device that is not there"
         seconds = self._drawn(cost.seconds(self._count_scan(order)))
@@ -209,7 +214,7 @@ class Simulation:
         report = Scanned(order.job, self.world.scan(order.parts), seconds)
         self._tell_in(seconds + self._drawn(self.machine.turn), report)
 
-    def _count_scan(self, order: Scan) -> list[int]:
+    def _count_scan(self, order: ScanClusters) -> list[int]:
         """Return the vectors of each part."""
         sizes = self.world.sizes(order.index)
         loads = [sum(sizes[c] for c in part.clusters) for part in order.parts]
@@ -224,7 +229,7 @@ class Simulation:
 
     def _deliver(self, order: Deliver) -> None:
         arrival = self._arrivals.pop(order.request)
-        outcome = Outcome(order.request, arrival, self.now, order.state, order.error)
+        outcome = WorkflowOutcome(order.request, arrival, self.now, order.state, order.error)
         self.outcomes.append(outcome)
 
     # ---- events ----
@@ -280,8 +285,8 @@ _DO = {
     Cancel: "_cancel",
     Embed: "_embed",
     Invoke: "_invoke",
-    Probe: "_probe",
-    Scan: "_scan",
+    FindClusters: "_probe",
+    ScanClusters: "_scan",
     Copy: "_copy",
     Deliver: "_deliver",
 }

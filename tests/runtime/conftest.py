@@ -23,7 +23,7 @@ from dovetail.ir.artifact import (
 from dovetail.ir.model import ModelFile, ModelSpec, RopeSpec, WeightChunks, WeightEntry
 from dovetail.ir.schedule import Row, ScheduleFile, ScheduleTable
 from dovetail.ir.tape import FORWARD_ARGS, SAMPLE_ARGS, ArgRef, Entry, IntConst, KvRef, Slot, Tape
-from dovetail.runtime.abi import ABI
+from dovetail.runtime.machine.abi import ABI
 
 ROOT = Path(__file__).parents[2]
 VOCAB, HEAD_DIM, MAX_CONTEXT = 97, 2, 256

@@ -14,8 +14,9 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from dovetail.runtime import abi
-from dovetail.runtime.collective import Communicator, SharedMemory, comm_bytes
+from dovetail.runtime.child.shared_memory import SharedMemory
+from dovetail.runtime.machine import abi
+from dovetail.runtime.native.collective import Communicator, comm_bytes
 
 Work = Callable[[Communicator], object]
 PATIENCE = 120  # seconds after which a hung group is killed

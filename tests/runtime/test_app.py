@@ -14,11 +14,12 @@ import pytest
 
 from dovetail.ir.errors import CapacityError, RequestError
 from dovetail.runtime.app import App, load
-from dovetail.runtime.plan import SchedulerSettings
-from dovetail.runtime.request import Completion
-from dovetail.runtime.timeline import check_timeline
-from tests.runtime.test_engine import random_prompts
+from dovetail.runtime.schedule.plan import SchedulerSettings
+from dovetail.runtime.schedule.request import Completion
+from tests.runtime.engine.test_engine import random_prompts
+from tests.runtime.schedule.integrity import check_integrity
 from tests.runtime.throttle import Throttle
+from tests.timelines import check_timeline
 
 MakeArtifact = Callable[..., Path]
 Answer = Callable[..., list[int]]
@@ -28,8 +29,8 @@ LONG: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 def is_idle(app: App) -> bool:
     for _ in range(2):  # a message may lead to another one
         app.generator.host.call(lambda: None).result()
-    app.engine.pool.check_integrity()
-    return app.engine.pool.free_blocks == app.engine.pool.n_blocks and not (
+    check_integrity(app.engine.scheduler.pool)
+    return app.engine.scheduler.pool.free_blocks == app.engine.scheduler.pool.n_blocks and not (
         app.engine.scheduler.busy
     )
 
@@ -222,7 +223,7 @@ def test_times_count_from_the_call(make_artifact: MakeArtifact) -> None:
         caller.start()
         while app.generator.host._inbox.empty():
             pass
-        mark = app.engine.device.now()
+        mark = app.engine.scheduler.clock()
         gate.set()
         caller.join()
         assert done[0].metrics.arrival < mark < (done[0].metrics.first_token or 0)

@@ -34,9 +34,11 @@ def test_a_cancelled_job_gives_its_blocks_back_at_once(
         throttle.run(4)
         chunks = iter(first)
         next(chunks)
-        used = app.engine.pool.n_blocks - app.engine.pool.free_blocks
+        used = app.engine.scheduler.pool.n_blocks - app.engine.scheduler.pool.free_blocks
         app.cancel(first)
-        assert app.engine.pool.n_blocks - app.engine.pool.free_blocks == used - 3
+        assert (
+            app.engine.scheduler.pool.n_blocks - app.engine.scheduler.pool.free_blocks == used - 3
+        )
         assert first.result().finish_reason == "abort" == [*chunks][-1].finish_reason
         assert list(first.result().token_ids) == answer([1] * 40, 3, eos=False)
         app.cancel(first)

@@ -14,7 +14,7 @@ from dovetail.codegen.targets import TARGETS
 from dovetail.ir.errors import ArtifactError, CapacityError, RequestError
 from dovetail.runtime.app import load
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.isa import REQUIREMENTS, choose_target, supports
+from dovetail.runtime.machine.isa import REQUIREMENTS, choose_target, supports
 from dovetail.runtime.verify import verify_artifact
 from dovetail.topology.hardware import read_hardware
 

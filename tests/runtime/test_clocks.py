@@ -22,13 +22,12 @@ STAMPS = {
     "dovetail.compiler.recorder": "when a record was made",
     "dovetail.compiler.replay": "when a replay ran",
     "dovetail.compiler.tune": "which records are older than the job",
-    "dovetail.runtime.embedding.open": "when a profile was made",
-    "dovetail.runtime.profiler": "when a profile was made",
+    "dovetail.runtime.embed.open": "when a profile was made",
+    "dovetail.runtime.engine.profiler": "when a profile was made",
     "dovetail.runtime.server.generation": "the API's `created`",
     "dovetail.runtime.server.models": "the API's `created`",
     "dovetail.runtime.server.workflow_chat": "the API's `created`",
-    "dovetail.runtime.accelerator.profile": "when a profile was made",
-    "dovetail.runtime.server.workflows": "the API's `created`",
+    "dovetail.runtime.server.served_workflow": "the API's `created`",
 }
 """All modules that read a clock of the wall, and what for."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,9 @@ import pytest
 
 from dovetail.ir.errors import DeviceError
 from dovetail.runtime.app import App, load
-from dovetail.runtime.device import Segment
-from dovetail.runtime.memory import allocate
-from dovetail.runtime.plan import StepPlan
-from dovetail.runtime.request import Request
+from dovetail.runtime.machine.memory import allocate
+from dovetail.runtime.schedule.plan import StepPlan
+from dovetail.runtime.schedule.request import Request
 from tests.runtime.test_app import is_idle
 from tests.runtime.throttle import Throttle
 
@@ -24,7 +23,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True}
 
 def refuse_entries(app: App, step: int) -> Callable[[int], None]:
     """The tapes lose their entries in one step: the native call itself returns an error."""
-    tapes = [app.engine.model.prefill.tape, app.engine.model.decode.tape]
+    tapes = [app.engine.executor.model.prefill, app.engine.executor.model.decode]
     whole = [tape._tape.n_entries for tape in tapes]
 
     def before(now: int) -> None:
@@ -35,16 +34,16 @@ def refuse_entries(app: App, step: int) -> Callable[[int], None]:
 
 
 def run_out_of_memory(app: App, step: int) -> Callable[[int], None]:
-    """The device asks for scratch memory that no machine has in one step."""
-    device = app.engine.model.device
-    run = device.run
+    """A step asks for scratch memory that no machine has."""
+    model = app.engine.executor.model
+    run = model.run
 
-    def greedy(segment: Segment, stream: int = 0) -> None:
+    def greedy(args: Mapping[str, int], *, prefill: bool) -> None:
         allocate(1 << 62)
-        run(segment, stream)
+        run(args, prefill=prefill)
 
     def before(now: int) -> None:
-        device.run = greedy if now == step else run  # type: ignore[method-assign]
+        model.run = greedy if now == step else run  # type: ignore[method-assign]
 
     return before
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail.ir.errors import SpecError
-from dovetail.runtime.timeline import Timeline, TimelineFacts, check_timeline
+from dovetail.runtime.timeline import Timeline
+from tests.timelines import TimelineFacts, check_timeline
 
 
 class Clock:

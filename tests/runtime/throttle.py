@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from dovetail.runtime.app import App
-from dovetail.runtime.request import Request
+from dovetail.runtime.schedule.request import Request
 
 Before = Callable[[int], None]
 

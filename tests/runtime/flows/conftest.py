@@ -18,10 +18,10 @@ from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.ir.workflow import Embedding, Generation, Retrieval
 from dovetail.runtime.app import App, load
 from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.services import Document
-from tests.runtime.test_tokenizer import toy_tokenizer
+from tests.runtime.text.test_tokenizer import toy_tokenizer
 
 DIM, COUNT, CLUSTERS, NPROBE = 16, 300, 12, 12
 

@@ -17,8 +17,8 @@ from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
 from dovetail.runtime.flows.job import WorkflowJob
+from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.services import Document
 from tests.runtime.flows.conftest import COUNT, DIM, PlainServices, embed
 from tests.runtime.flows.test_recovery import ONE_CLUSTER, kill_worker
 from tests.runtime.flows.test_service import GRAPHS, plain, question
@@ -100,7 +100,7 @@ def test_searches_see_all_of_a_change_or_nothing_and_workers_may_die(
     assert frozenset(found_by(app.submit_workflow(graph, QUERY))) == states[-1]
     kill_worker(app)
     assert frozenset(found_by(app.submit_workflow(graph, QUERY))) == states[-1]
-    assert app._flows.worker.deaths >= 1
+    assert app.flows.worker.deaths >= 1
 
 
 def test_vectors_may_be_given_and_wrong_changes_change_nothing(app: App, folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_vectors_may_be_given_and_wrong_changes_change_nothing(app: App, folder:
 def test_a_change_that_kills_workers_is_taken_back(app: App) -> None:
     """The next one is made as if it had never been."""
     index = app.index()
-    bound = app._flows._hands.indexes.find(None)
+    bound = app.flows._executors.indexes.find(None)
     bound.documents.add([Passage(key="stray", text="w1")])  # the worker does not know of it
     with pytest.raises(DeviceError, match="other documents"):
         index.add([passage("x")])
@@ -147,7 +147,7 @@ def test_ten_thousand_changes_leave_memory_as_it_was_and_answers_exact(app: App)
     """Searches run beside them; each finds what there was at one moment while it ran."""
     turns, living = 5000, 40
     index, graph, rng = app.index(), search(), np.random.default_rng(4)
-    bound, worker = app._flows._hands.indexes.find(None), app._flows.worker
+    bound, worker = app.flows._executors.indexes.find(None), app.flows.worker
     query = embed([str(QUERY["input"])])[0]
     rows = {p.key: row for p in bound.documents for row in embed([p.text])}
 
@@ -174,7 +174,7 @@ def test_ten_thousand_changes_leave_memory_as_it_was_and_answers_exact(app: App)
             assert tuple(found_by(job)) in states[begun:]
         if turn == 1000:
             held = resident(worker.pid or 0)
-    assert bound.documents.held <= COUNT + living + 2 * 64
+    assert len(dict(bound.documents._items())) <= COUNT + living + 2 * 64
     assert resident(worker.pid or 0) < held + (8 << 20)
     assert tuple(found_by(app.submit_workflow(graph, QUERY))) == states[-1]
     kill_worker(app)

@@ -10,16 +10,15 @@ import pytest
 from dovetail.cli.inspect_memory import describe_division, divide_gpu
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import SpecError
-from dovetail.runtime import gpu_memory
 from dovetail.runtime.app import load
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.encoder import device_bytes
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.flows import gpu_memory
+from dovetail.runtime.flows.gpu_memory import GpuShare, ask_device
 from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.forward import find_tape
-from dovetail.runtime.gpu_memory import GpuShare, ask_device
-from dovetail.runtime.open_engine import EngineOptions
-from dovetail.runtime.request import Home
-from dovetail.runtime.retrieval.wire import TorchGpu
+from dovetail.runtime.native.encoder import device_bytes
+from dovetail.runtime.native.forward import find_tape
+from dovetail.runtime.schedule.request import Home
 from dovetail.tiny_world import ENCODER
 from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
@@ -47,7 +46,7 @@ def test_a_device_is_asked_once_and_its_tables_are_kept(
     artifact = open_artifact(path, read_hardware())
     share = GpuShare(index=folder, rate=1e6, nprobe=NPROBE, prompt=32, reply=32)
     found = ask_device(artifact, TORCH)
-    assert found.gpu == TorchGpu("torch:cpu") and found.origin == "measured on torch:cpu"
+    assert found.gpu == "torch:cpu" and found.origin == "measured on torch:cpu"
     rows = found.tables.profile.tables["gpu_decode"]
     assert {row.origin for row in rows} == {"measured"}
     assert ask_device(artifact, TORCH).tables.profile == found.tables.profile, "it was kept"
@@ -75,5 +74,5 @@ def test_inspect_divides_a_real_device(path: Path, folder: Path) -> None:
     share = GpuShare(index=folder, rate=20.0, nprobe=NPROBE, prompt=32, reply=32)
     facts = describe_division(divide_gpu(path, "torch:cpu", share))
     assert facts["device"] == "measured on torch:cpu" and "assumed" not in str(facts)
-    with pytest.raises(SpecError, match="'abacus' is no device beside the CPU here"):
+    with pytest.raises(SpecError, match="'abacus' is not a device of this machine"):
         divide_gpu(path, "abacus", share)

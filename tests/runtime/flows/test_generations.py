@@ -8,8 +8,7 @@ from queue import SimpleQueue
 
 from dovetail.ir.workflow import Generation
 from dovetail.runtime.app import App
-from dovetail.runtime.flows.generations import Generations
-from dovetail.runtime.wavefront.messages import (
+from dovetail.runtime.flows.control.messages import (
     Failed,
     Finished,
     Generate,
@@ -17,6 +16,7 @@ from dovetail.runtime.wavefront.messages import (
     Report,
     Source,
 )
+from dovetail.runtime.flows.generations import Generations
 
 NODE = Generation("say", "", "answer", {"max_tokens": 20, "ignore_eos": True})
 PROMPT = "w1 w2 w3"

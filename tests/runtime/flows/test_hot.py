@@ -14,40 +14,41 @@ import pytest
 from dovetail.ir.errors import SpecError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS, Passage
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import Retrieval
 from dovetail.runtime import app as app_module
 from dovetail.runtime.app import App
+from dovetail.runtime.flows.control.messages import Report, ScanClusters, Scanned, Source
+from dovetail.runtime.flows.control.settings import (
+    SPLIT_DEVICES,
+    TRANSFORMATIONS,
+    WavefrontSettings,
+)
 from dovetail.runtime.flows.events import SubStage
 from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
 from dovetail.runtime.flows.indexes import BoundIndex, Indexes
 from dovetail.runtime.flows.retrievals import Retrievals
 from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.index.documents import open_documents
+from dovetail.runtime.index.ivf import CHANGED_LEAST
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.retrieval.documents import open_documents
-from dovetail.runtime.retrieval.ivf import CHANGED_LEAST
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
     ChangeIndex,
     Copied,
     CopyClusters,
-    EmulatedGpu,
     Opened,
     Piece,
     Room,
     ScannedPieces,
     ScanPieces,
-    TorchGpu,
     pack_vector,
 )
-from dovetail.runtime.wavefront.messages import Part, Report, Scan, Scanned
-from dovetail.runtime.wavefront.settings import SPLIT_DEVICES, TRANSFORMATIONS, WavefrontSettings
 from tests.runtime.flows.conftest import COUNT, DIM, NPROBE, PlainServices, embed
 from tests.runtime.flows.test_recovery import kill_worker
 from tests.runtime.flows.test_service import GRAPHS, plain, question
 
 VECTOR = 4 * DIM
 ROOM = 200 * VECTOR
-TORCH = TorchGpu("torch:cpu")
+TORCH = "torch:cpu"
 
 
 @pytest.fixture
@@ -63,7 +64,8 @@ def open_hot(
         with monkeypatch.context() as here:
             here.setattr(app_module, "_gpu_of", lambda options: TORCH)
             app = open_app(workflows)
-        monkeypatch.setattr(app.flows, "_device", ScanCost(0.0, 0.0))
+        costs = replace(app.flows._costs, device=ScanCost(0.0, 0.0))
+        monkeypatch.setattr(app.flows, "_costs", costs)
         return app
 
     return open_
@@ -139,7 +141,7 @@ def test_nothing_is_scanned_there_without_room_device_or_leave(
         assert {step.device for step in steps} == {"cpu"}
         assert not any(found.hits for found in app.flows.hot.values())
     assert not small.flows.hot and statistics(unused).scanned
-    with pytest.raises(SpecError, match="-1 bytes"):
+    with pytest.raises(SpecError, match="cluster_bytes must be at least 0"):
         FlowSettings(cluster_bytes=-1)
 
 
@@ -160,7 +162,7 @@ def test_a_device_that_is_not_there_is_done_without(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(app_module, "_gpu_of", lambda options: TorchGpu("xpu:7"))
+    monkeypatch.setattr(app_module, "_gpu_of", lambda options: "xpu:7")
     app = open_app(settings())
     assert "no hot clusters on the GPU" in caplog.text and "no device xpu:7" in caplog.text
     run_some(app, services)
@@ -185,9 +187,9 @@ def test_absent_clusters_count_as_often_as_searches_want_them(folder: Path) -> N
     indexes, hot = bind(worker.open("idx", folder), folder)
     retrievals = Retrievals(worker, indexes, hot, told.append, lambda *_: None, calls.put)
     vector, wanted = embed(["w1"])[0], tuple(range(6))
-    node = Retrieval("search", "input", "docs")
-    parts = tuple(Part(i, node, vector, wanted, (0.0,) * 6, 5) for i in range(3))
-    retrievals.scan(Scan(1, "gpu", "idx", parts))
+    parts = (Piece(vector, {}, wanted, (0.0,) * 6, 5),) * 3
+    sources = tuple(Source(i, "search", 0) for i in range(3))
+    retrievals.scan(ScanClusters(1, "gpu", "idx", parts, sources))
     calls.get()()
     assert [report.absent for report in told if isinstance(report, Scanned)] == [wanted]
     assert hot.statistics["idx"] == HotStatistics(scanned=18, absent=18, room_bytes=ROOM)
@@ -196,9 +198,8 @@ def test_absent_clusters_count_as_often_as_searches_want_them(folder: Path) -> N
 
 def test_what_searches_before_a_change_lack_stays_hot(folder: Path) -> None:
     """The worker has the clusters as they are now; a search that began before scans older ones."""
-    gpu = EmulatedGpu(0.0, 1e12, 1e10)
     worker, vector = RetrievalProcess(), embed(["w1"])[0]
-    worker.open("idx", folder, room=Room(gpu, 10**6))
+    worker.open("idx", folder, room=Room(TORCH, 10**6))
     texts = [f"w{1 + i % 96} w{1 + i % 89} w{1 + i % 83}" for i in range(CHANGED_LEAST)]
     passages = tuple(Passage(key=f"n{i}", text=text) for i, text in enumerate(texts))
     worker.ask(ChangeIndex("idx", COUNT, passages, embed(texts).tobytes(), ())).result()

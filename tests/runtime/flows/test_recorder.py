@@ -10,8 +10,8 @@ import msgspec
 
 from dovetail.runtime.app import App
 from dovetail.runtime.flows.recorder import FIRST_FLOW
-from dovetail.runtime.timeline import check_timeline
 from tests.runtime.flows.test_service import GRAPHS, question
+from tests.timelines import check_timeline
 
 
 def test_a_recording_has_a_track_for_each_device_and_an_arrow_for_each_workflow(

@@ -17,10 +17,10 @@ from dovetail.ir.errors import WorkflowError
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
+from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.events import NodeText
 from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.plan import SchedulerSettings
-from dovetail.runtime.wavefront.settings import WavefrontSettings
+from dovetail.runtime.schedule.plan import SchedulerSettings
 from tests.runtime.flows.conftest import PlainServices
 from tests.runtime.flows.test_service import GRAPHS, check_events, plain, question
 from tests.runtime.throttle import Throttle
@@ -30,7 +30,7 @@ ONE_CLUSTER = FlowSettings(wavefront=WavefrontSettings(fixed_clusters=1))
 
 
 def kill_worker(app: App) -> None:
-    while (pid := app._flows.worker.pid) is None:
+    while (pid := app.flows.worker.pid) is None:
         os.sched_yield()
     os.kill(pid, signal.SIGKILL)
 
@@ -52,7 +52,7 @@ def test_workflows_outlive_a_worker_that_is_killed_among_them(
     for job, wanted in zip(jobs, expected, strict=True):
         assert job.result(timeout=300).outputs == wanted
         check_events(list(job), job.result())
-    assert app._flows.worker.deaths >= 1
+    assert app.flows.worker.deaths >= 1
 
 
 def endless() -> RAGraph:
@@ -71,7 +71,7 @@ def throttled(app: App) -> Throttle:
 
 def is_idle(app: App) -> bool:
     app.generator.host.call(lambda: None).result()
-    return app.engine.pool.free_blocks == app.engine.pool.n_blocks and not (
+    return app.engine.scheduler.pool.free_blocks == app.engine.scheduler.pool.n_blocks and not (
         app.engine.scheduler.busy
     )
 
@@ -128,12 +128,12 @@ def test_a_fault_of_the_program_fails_what_runs_and_later_ones_are_served(
         raise KeyError("fault")
 
     graph, engine = endless(), throttled(app)
-    session = app._flows._driver._session
+    session = app.flows._driver._session
     assert session is not None
     running = app.submit_workflow(graph, {"input": "w2"})
     engine.allow(20)
     next(event for event in running if isinstance(event, NodeText))
-    monkeypatch.setattr(session._control, "orders", fail)
+    monkeypatch.setattr(session.control, "orders", fail)
     other = app.submit_workflow(graph, {"input": "w3"})
     for job in (running, other):
         with pytest.raises(KeyError, match="fault"):
@@ -158,7 +158,7 @@ g.add_edge(START, "search")
 g.add_edge("search", END)
 assert len(app.run(g, {"input": "w1"}).outputs["docs"]) == 5
 assert "faiss" not in sys.modules
-print(app._flows.worker.pid, flush=True)
+print(app.flows.worker.pid, flush=True)
 if sys.argv[3] == "wait":
     sys.stdin.read()
 """

@@ -14,10 +14,13 @@ import pytest
 
 from dovetail import workflows
 from dovetail.ir.errors import ArtifactError, LengthError, RequestError, SpecError, WorkflowError
+from dovetail.ir.graph import contract
 from dovetail.ir.index_file import DOCUMENTS, VECTORS
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START
 from dovetail.runtime.app import App
+from dovetail.runtime.child.errors import ErrorText
+from dovetail.runtime.flows.control.settings import WavefrontSettings
 from dovetail.runtime.flows.events import (
     Event,
     NodeFinished,
@@ -27,11 +30,11 @@ from dovetail.runtime.flows.events import (
     WorkflowResult,
 )
 from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries, Refused
+from dovetail.runtime.flows.services import perform
+from dovetail.runtime.flows.workflow_run import run_in_order
+from dovetail.runtime.index.documents import Document
+from dovetail.runtime.retrieval.wire import Opened, OpenIndex, ProbeQueries
 from dovetail.runtime.retrieval.worker import Shelf
-from dovetail.runtime.services import Document, perform
-from dovetail.runtime.wavefront.settings import WavefrontSettings
-from dovetail.runtime.workflow_run import run_in_order
 from tests.runtime.flows.conftest import PlainServices, embed
 
 OPTIONS: dict[str, Any] = {"topk": 2, "max_tokens": 6, "ignore_eos": True}
@@ -69,8 +72,8 @@ def test_library_workflows_give_the_answers_of_the_plain_order(
         result = app.run(name, question(i))
         assert result.outputs == plain(services, graph, question(i))
         assert all(0 <= node.start <= node.end <= result.seconds for node in result.timeline)
-        assert len(result.graphs.plain().nodes) == len(result.timeline)
-        assert len(result.graphs.graph().nodes) >= len(result.timeline)
+        assert len(contract(result.graph).nodes) == len(result.timeline)
+        assert len(result.graph.nodes) >= len(result.timeline)
 
 
 def test_threads_and_event_loops_run_workflows_side_by_side(
@@ -165,7 +168,7 @@ def branching() -> RAGraph:
 def test_branches_filters_vectors_and_functions(
     app: App, services: PlainServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app._flows._hands, "embed", embed)
+    monkeypatch.setattr(app.flows._executors, "embed", embed)
     result = app.run(branching(), question(3)).outputs
     wanted = plain(services, branching(), question(3))
     assert result.pop("vector").tolist() == wanted.pop("vector").tolist() and result == wanted
@@ -214,7 +217,7 @@ def test_what_cannot_run_is_told_before_it_begins(app: App, folder: Path) -> Non
         app.run(chain, question(1))
     with pytest.raises(SpecError, match="nprobe"):
         app.add_index(folder, nprobe=0)
-    with pytest.raises(ArtifactError, match="is no index"):
+    with pytest.raises(ArtifactError, match="is not an index"):
         app.add_index(folder.parent)
 
 
@@ -242,10 +245,10 @@ def test_damage_that_is_found_while_an_index_is_served_ends_its_searches(
     shelf = Shelf()
     assert isinstance(shelf.answer(OpenIndex("idx", str(rotten))), Opened)
     asked, deadline = ProbeQueries("idx", (), nprobe=1), time.monotonic() + 60
-    while not shelf._indexes["idx"].faults and time.monotonic() < deadline:
+    while not shelf._indexes["idx"].fault and time.monotonic() < deadline:
         time.sleep(0.01)
     answer = shelf.answer(asked)
-    assert isinstance(answer, Refused) and answer.error == "ArtifactError"
+    assert isinstance(answer, ErrorText) and answer.kind == "ArtifactError"
     assert f"{DOCUMENTS}: does not have the sha256" in answer.message
 
 

@@ -15,14 +15,14 @@ pytest.importorskip("faiss")
 
 from dovetail.ir.errors import RequestError, SpecError
 from dovetail.ir.index_file import Passage
+from dovetail.runtime.index import ivf
+from dovetail.runtime.index.build import METRICS, build_index
+from dovetail.runtime.index.cursor import Hit, begin_search
+from dovetail.runtime.index.documents import DocumentStore
+from dovetail.runtime.index.ivf import IvfIndex
+from dovetail.runtime.index.scans import Only, Scan
 from dovetail.runtime.retrieval import collection as collections
-from dovetail.runtime.retrieval import ivf
-from dovetail.runtime.retrieval.build import METRICS, build_index
-from dovetail.runtime.retrieval.collection import Collection, Snapshot
-from dovetail.runtime.retrieval.cursor import Hit, begin_search
-from dovetail.runtime.retrieval.documents import DocumentStore
-from dovetail.runtime.retrieval.ivf import IvfIndex
-from dovetail.runtime.retrieval.scans import Only, Scan
+from dovetail.runtime.retrieval.collection import Collection
 
 DIM, COUNT, LISTS = 8, 300, 12
 RNG = np.random.default_rng(5)
@@ -112,23 +112,25 @@ def test_equally_near_documents_come_by_id_however_a_search_is_cut(seed: int) ->
 
 def test_a_search_in_steps_sees_all_of_a_change_or_nothing(indexes: dict[str, IvfIndex]) -> None:
     served = collection(indexes["l2"])
-    before = served.snapshot
-    (probe,) = before.index.probe(QUERIES[:1], LISTS)
-    wanted = before.index.find(QUERIES[:1], 20, LISTS)[0]
+    before = served.index
+    (probe,) = before.probe(QUERIES[:1], LISTS)
+    wanted = before.find(QUERIES[:1], 20, LISTS)[0]
     cursor = begin_search(probe.clusters, 20)
     while not cursor.done:
         # the nearest documents move elsewhere between two steps
         moved = [passage(i) for i in ids(wanted)[: 2 + cursor.position]]
         served.change(moved, SPARE[: len(moved)], remove=[f"k{ids(wanted)[-1]}"])
         scan = Scan(QUERIES[0], cursor.left[:3], probe.distances[cursor.position :][:3])
-        cursor.advance(3, before.index.scan([scan], 20)[0])
+        cursor.advance(3, before.scan([scan], 20)[0])
     assert cursor.best == wanted
-    after = served.snapshot
-    assert after.version == 4 and not set(ids(wanted)[:2]) & set(
-        ids(after.index.find(QUERIES[:1], 40, LISTS)[0])
+    version, after = served.now
+    assert version == 4 and not set(ids(wanted)[:2]) & set(
+        ids(after.find(QUERIES[:1], 40, LISTS)[0])
     )
-    assert served.at(0) is before and served.at(after.version) is after
-    assert [d.text for d in before.documents(wanted[:2])] == [f"text {i}" for i in ids(wanted)[:2]]
+    assert served.at(0) is before and served.at(version) is after
+    assert [d.text for d in served.store.documents(wanted[:2], "l2")] == [
+        f"text {i}" for i in ids(wanted)[:2]
+    ]
 
 
 def test_threads_that_search_never_see_half_of_a_change(indexes: dict[str, IvfIndex]) -> None:
@@ -151,7 +153,7 @@ def test_threads_that_search_never_see_half_of_a_change(indexes: dict[str, IvfIn
         served.change([passage(1000)], twin)
     stop.set()
     reader.join()
-    assert not faults and len(served.snapshot.index) == COUNT + 1
+    assert not faults and len(served.index) == COUNT + 1
 
 
 def test_filters_choose_documents_by_metadata(indexes: dict[str, IvfIndex]) -> None:
@@ -171,11 +173,11 @@ def test_filters_choose_documents_by_metadata(indexes: dict[str, IvfIndex]) -> N
         assert found == (nearest({i: every[i] for i in kept}, "ip", QUERIES[0], 10) if kept else [])
     assert served.only({"parity": 1}) is served.only({"parity": 1})
     # scans with different filters run together
-    seen, (probe,) = served.snapshot, served.snapshot.index.probe(QUERIES[:1], LISTS)
+    seen, (probe,) = served.index, served.index.probe(QUERIES[:1], LISTS)
     masks = [served.only(filters) for filters, _ in cases]
     scans = [Scan(QUERIES[0], probe.clusters, probe.distances, mask) for mask in masks]
-    alone = [seen.index.scan([scan], 10)[0] for scan in scans]
-    assert seen.index.scan(scans, 10) == alone
+    alone = [seen.scan([scan], 10)[0] for scan in scans]
+    assert seen.scan(scans, 10) == alone
     for wrong in ({"colour": 1}, {"parity": object()}):
         with pytest.raises(RequestError):
             served.find(QUERIES[0], 1, 1, wrong)
@@ -183,16 +185,16 @@ def test_filters_choose_documents_by_metadata(indexes: dict[str, IvfIndex]) -> N
 
 def test_changes_that_cannot_be_made_change_nothing(indexes: dict[str, IvfIndex]) -> None:
     served = collection(indexes["l2"])
-    before: Snapshot = served.snapshot
+    before = served.index
     with pytest.raises(SpecError, match="vectors of 8 values"):
         served.change([passage(1000)], SPARE[:2])
     with pytest.raises(RequestError, match="same key"):
         served.change([passage(1000), passage(1000)], SPARE[:2])
     with pytest.raises(SpecError, match="there already"):
-        before.index.change(SPARE[:1], [4])
-    assert served.snapshot is before and len(before.store) == COUNT
+        before.change(SPARE[:1], [4])
+    assert served.index is before and len(served.store) == COUNT
     made = served.change(remove=["nobody", 77_777])
-    assert made.snapshot.index.find(QUERIES, 3, 3) == before.index.find(QUERIES, 3, 3)
+    assert served.index.find(QUERIES, 3, 3) == before.find(QUERIES, 3, 3)
     assert not made.removed and not made.forgotten
 
 
@@ -205,7 +207,7 @@ def test_filters_take_no_more_room_however_many_documents_have_come_and_gone() -
         store.skip_to(far)
         added = [Passage(key=f"n{far}{i}", text="", metadata={"odd": i % 2}) for i in range(10)]
         served.change(added, VECTORS[40:50])
-    index = served.snapshot.index
+    index = served.index
     for seen in (index, index.rewrite()):
         only = served.only({"odd": 1})
         assert only is not None and only.ids.tolist()[-1] == 3 * 10**12 + 9
@@ -223,7 +225,7 @@ def test_filters_that_are_kept_hold_so_many_bytes_at_most(
     wanted: list[dict[str, Any]] = [{"parity": 0}, {"parity": 1}, {"tags": "all"}]
     first, second, _ = kept = [served.only(filters) for filters in wanted]
     for only in kept:
-        served.snapshot.index.find(QUERIES, 5, LISTS, only)
+        served.index.find(QUERIES, 5, LISTS, only)
     assert first is not None and first.nbytes == 8 * COUNT // 2 + COUNT
     monkeypatch.setattr(collections, "KEPT_FILTER_BYTES", 2 * first.nbytes)
     assert served.only({"parity": 0}) is first, "it is the last one used now"

@@ -17,12 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 faiss = pytest.importorskip("faiss")
 
 from dovetail.ir.index_file import Passage  # noqa: E402
-from dovetail.runtime.retrieval import change_log, collection, ivf  # noqa: E402
-from dovetail.runtime.retrieval.build import METRICS, build_index  # noqa: E402
+from dovetail.runtime.index import ivf  # noqa: E402
+from dovetail.runtime.index.build import METRICS, build_index  # noqa: E402
+from dovetail.runtime.index.documents import DocumentStore  # noqa: E402
+from dovetail.runtime.index.ivf import IvfIndex  # noqa: E402
+from dovetail.runtime.retrieval import change_log, collection  # noqa: E402
 from dovetail.runtime.retrieval.change_log import ChangeLog  # noqa: E402
 from dovetail.runtime.retrieval.collection import Collection  # noqa: E402
-from dovetail.runtime.retrieval.documents import DocumentStore  # noqa: E402
-from dovetail.runtime.retrieval.ivf import IvfIndex  # noqa: E402
 from dovetail.runtime.retrieval.wire import ChangeIndex, RestoreIndex  # noqa: E402
 
 DIM, COUNT, LISTS, KEPT = 4, 60, 5, 4
@@ -99,7 +100,7 @@ class ComeAndGo(RuleBasedStateMachine):
         assert set(made.removed) == set(self.now) - set(kept)
         self.now = kept | new
         self.states.append(self.now)
-        assert made.snapshot.version == len(self.states) - 1
+        assert self.served.now[0] == len(self.states) - 1
 
     @rule(query=st.lists(st.integers(-4, 4), min_size=DIM, max_size=DIM), k=st.integers(1, 30))
     def search(self, query: list[int], k: int) -> None:
@@ -107,10 +108,13 @@ class ComeAndGo(RuleBasedStateMachine):
         vector = np.array(query, np.float32)
         for version in self.served._past:
             seen = self.served.at(version)
-            assert seen.version == version and len(seen.index) == len(self.states[version])
-            (found,) = seen.index.find(vector[None], k, LISTS)
+            assert len(seen) == len(self.states[version])
+            (found,) = seen.find(vector[None], k, LISTS)
             assert found == nearest(self.states[version], self.metric, vector, k)
-            told = [document.metadata["key"] for document in seen.documents(found)]
+            told = [
+                document.metadata["key"]
+                for document in self.served.store.documents(found, self.metric)
+            ]
             assert told == [self.states[version][i][0] for _, i in found]
 
     @rule(query=st.lists(st.integers(-4, 4), min_size=DIM, max_size=DIM), odd=st.integers(0, 1))
@@ -126,11 +130,10 @@ class ComeAndGo(RuleBasedStateMachine):
         before, again = set(self.served._past), opened(self.metric)
         count = len(self.served)
         for body in self.log.replay():
-            rows = np.frombuffer(body.vectors, np.float32).reshape(-1, DIM)
             if isinstance(body, RestoreIndex):
-                how = body.ids, body.remove, body.version, body.count
-                again.restore(body.passages, rows, *how)
+                again.restore(body)
             else:
+                rows = np.frombuffer(body.vectors, np.float32).reshape(-1, DIM)
                 assert body.first == len(again)
                 again.change(body.passages, rows, remove=body.remove)
         assert len(again) == count and before <= {*again._past, *range(len(self.states) - KEPT)}
@@ -140,7 +143,7 @@ class ComeAndGo(RuleBasedStateMachine):
     def nothing_is_held_that_no_version_has(self) -> None:
         if hasattr(self, "served"):
             kept = {i for version in self.served._past for i in self.states[version]}
-            assert self.served.held == len(kept)
+            assert len(dict(self.served.store._items())) == len(kept)
             assert len(self.log._last) <= KEPT
             assert set(self.log._added) <= {i for s in self.states[-KEPT - 1 :] for i in s}
             assert self.log._removed <= set(range(COUNT))

@@ -8,54 +8,55 @@ from hypothesis import strategies as st
 
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.retrieval.memory_plan import (
-    Demand,
     GpuMemoryPlan,
     MemoryProblem,
-    ThroughputRow,
-    ThroughputTable,
+    Throughput,
     plan_gpu_memory,
 )
 
-RATES = (1.0, 10.0, 40.0)
 
-
-def table(*done_by_size: tuple[int, float]) -> ThroughputTable:
+def up_to(rate: float, *done_by_size: tuple[int, float]) -> Throughput:
     """Of each size so many stages at most, else those that arrive."""
-    return ThroughputTable(
-        ThroughputRow(size, rate, min(rate, most)) for size, most in done_by_size for rate in RATES
-    )
+    sizes, done = zip(*done_by_size, strict=True)
+    return Throughput(sizes, tuple(min(rate, most) for most in done))
 
 
-GENERATION = table((0, 0.0), (100, 8.0), (200, 12.0), (400, 14.0))
-RETRIEVAL = table((0, 5.0), (100, 15.0), (300, 25.0))
+GENERATION = (0, 0.0), (100, 8.0), (200, 12.0), (400, 14.0)
+RETRIEVAL = (0, 5.0), (100, 15.0), (300, 25.0)
 
 
-def plan(demand: Demand, rate: float, **more: int) -> GpuMemoryPlan:
-    """Divide 400 bytes by the tables above."""
+def plan(generations: float, retrievals: float, rate: float, **more: int) -> GpuMemoryPlan:
+    """Divide 400 bytes by the figures above."""
     problem = MemoryProblem(
-        budget=400, generation=GENERATION, retrieval=RETRIEVAL, demand=demand, rate=rate, **more
+        budget=400,
+        generation=up_to(rate * generations, *GENERATION),
+        retrieval=up_to(rate * retrievals, *RETRIEVAL),
+        generations=generations,
+        retrievals=retrievals,
+        rate=rate,
+        **more,
     )
     return plan_gpu_memory(problem, step=1)
 
 
-def test_tables_are_exact_at_rows_between_neighbours_inside_and_held_outside() -> None:
-    assert GENERATION.done(100, 40) == 8 and GENERATION.done(150, 40) == 10
-    assert GENERATION.done(100, 5.5) == pytest.approx((1 + 8) / 2)
-    assert GENERATION.done(10**9, 10**9) == 14 and RETRIEVAL.done(-5, 0.1) == 1
+def test_throughput_is_exact_where_given_between_neighbours_inside_and_held_outside() -> None:
+    generation = up_to(40, *GENERATION)
+    assert generation.at(100) == 8 and generation.at(150) == 10
+    assert generation.at(10**9) == 14 and up_to(1, *RETRIEVAL).at(-5) == 1
 
 
 def test_both_sides_are_balanced_by_the_stages_of_a_workflow() -> None:
-    even = plan(Demand(1, 1), 40)
+    even = plan(1, 1, 40)
     assert even.kv_bytes == 318 and even.workflows > 13
     assert abs(even.generation - even.retrieval) < 1.5
-    many = plan(Demand(1, 4), 10)
+    many = plan(1, 4, 10)
     assert many.cluster_bytes > even.cluster_bytes and many.limited_by == "retrieval"
-    alone = plan(Demand(1, 0), 40)
+    alone = plan(1, 0, 40)
     assert alone.kv_bytes == 400 and alone.limited_by == "generation"
 
 
 def test_light_loads_leave_memory_to_the_kv_cache() -> None:
-    light = plan(Demand(1, 1), 1)
+    light = plan(1, 1, 1)
     assert light.workflows == pytest.approx(1) and light.kv_bytes == 400
 
 
@@ -76,14 +77,16 @@ def test_no_other_size_is_better(
     least: int,
     most: int,
 ) -> None:
-    generation = table(*((i * 130, sum(gains[: i + 1])) for i in range(4)))
-    retrieval = table(*((i * 120, 1 + sum(helps[: i + 1])) for i in range(3)))
-    demand, budget = Demand(*stages), 400
+    generated = [(i * 130, sum(gains[: i + 1])) for i in range(4)]
+    retrieved = [(i * 120, 1 + sum(helps[: i + 1])) for i in range(3)]
+    generation = up_to(rate * stages[0], *generated)
+    retrieval, budget = up_to(rate * stages[1], *retrieved), 400
     problem = MemoryProblem(
         budget=budget,
         generation=generation,
         retrieval=retrieval,
-        demand=demand,
+        generations=stages[0],
+        retrievals=stages[1],
         rate=rate,
         least_kv=least,
         most_clusters=most,
@@ -93,29 +96,14 @@ def test_no_other_size_is_better(
     assert plan.kv_bytes >= least and plan.cluster_bytes <= most
     for kv in range(max(least, budget - most), budget + 1):
         sides = (
-            generation.done(kv, stages[0] * rate) / stages[0],
-            retrieval.done(budget - kv, stages[1] * rate) / stages[1],
+            generation.at(kv) / stages[0],
+            retrieval.at(budget - kv) / stages[1],
         )
         assert min(sides) <= plan.workflows + 1e-9
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        [ThroughputRow(1, 1, 1), ThroughputRow(2, 2, 1)],
-        [ThroughputRow(1, 1, 1), ThroughputRow(1, 1, 2)],
-        [ThroughputRow(-1, 1, 1)],
-        [ThroughputRow(1, 0, 1)],
-    ],
-)
-def test_tables_with_holes_are_refused(rows: list[ThroughputRow]) -> None:
-    with pytest.raises(SpecError):
-        ThroughputTable(rows)
-
-
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(SpecError, match="cannot hold"):
-        plan(Demand(1, 1), 1, least_kv=401)
-    with pytest.raises(SpecError, match="fewer than no"):
-        plan(Demand(-1, 1), 1)
+        plan(1, 1, 1, least_kv=401)
+    with pytest.raises(SpecError, match="cannot be negative"):
+        plan(-1, 1, 1)

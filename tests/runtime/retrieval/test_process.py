@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +26,11 @@ from dovetail.ir.errors import (
     SpecError,
 )
 from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.child.child import Child
+from dovetail.runtime.index.ivf import IvfIndex
 from dovetail.runtime.retrieval import process
 from dovetail.runtime.retrieval.change_log import ChangeLog
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.retrieval.ivf import IvfIndex
 from dovetail.runtime.retrieval.process import RetrievalProcess
 from dovetail.runtime.retrieval.wire import (
     Changed,
@@ -37,11 +38,11 @@ from dovetail.runtime.retrieval.wire import (
     Piece,
     ProbedQueries,
     ProbeQueries,
-    Query,
-    Request,
     RestoreIndex,
     ScannedPieces,
     ScanPieces,
+    SearchQuery,
+    WorkerRequest,
     pack_vector,
 )
 from tests.processes import stop
@@ -79,7 +80,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def index(path: Path) -> IvfIndex:
-    return open_index(path).snapshot.index
+    return open_index(path).index
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_it_finds_what_the_index_finds(
     worker: RetrievalProcess, index: IvfIndex, vectors: np.ndarray
 ) -> None:
     queries = vectors[:5] + np.float32(0.1)
-    asked = tuple(Query(pack_vector(q), known=(1, 2, 1000)) for q in queries)
+    asked = tuple(SearchQuery(pack_vector(q), known=(1, 2, 1000)) for q in queries)
     probed = worker.ask(ProbeQueries("a", asked, 3)).result().body
     assert isinstance(probed, ProbedQueries)
     pieces = tuple(
@@ -173,10 +174,12 @@ def test_bad_input_is_an_error_and_the_worker_goes_on(
     pid = worker.pid
     with pytest.raises(SpecError, match="a query has 8 values, the index has 16"):
         worker.ask(scan(vectors[0][:8], (1,))).result()
-    with pytest.raises(ArtifactError, match="is no index"):
+    with pytest.raises(ArtifactError, match="is not an index"):
         worker.open("b", tmp_path / "none")
     with pytest.raises(RequestError, match="no document has the metadata field 'colour'"):
-        worker.ask(ProbeQueries("a", (Query(pack_vector(vectors[0]), {"colour": 1}),), 3)).result()
+        worker.ask(
+            ProbeQueries("a", (SearchQuery(pack_vector(vectors[0]), {"colour": 1}),), 3)
+        ).result()
     with pytest.raises(DeviceError, match="the search failed"):
         worker.ask(ScanPieces("b", ())).result()
     assert worker.ask(scan(vectors[0], (1,))).result() and worker.pid == pid
@@ -211,20 +214,20 @@ def test_changes_are_made_again_one_message_at_a_time(
 ) -> None:
     """The next one is made when the worker has taken the last: all at once may be gigabytes."""
     told: list[str] = []
-    replay, send = ChangeLog.replay, process.send
+    replay, ask = ChangeLog.replay, Child.ask
 
     def make(log: ChangeLog) -> Iterator[RestoreIndex | ChangeIndex]:
         for body in replay(log):
             told.append("made")
             yield body
 
-    def tell(link: socket.socket, request: Request) -> None:
-        if request.number < 0:
+    def tell(child: Child, request: Any, *others: Any) -> Any:
+        if isinstance(request, WorkerRequest):
             told.append(type(request.body).__name__)
-        send(link, request)
+        return ask(child, request, *others)
 
     monkeypatch.setattr(ChangeLog, "replay", make)
-    monkeypatch.setattr(process, "send", tell)
+    monkeypatch.setattr(Child, "ask", tell)
     for i in range(2):
         change = ChangeIndex("a", len(vectors), (), b"", (f"p{i}",))
         assert isinstance(worker.ask(change).result().body, Changed)
@@ -247,7 +250,7 @@ def test_a_request_that_kills_workers_fails_alone(
     killed: set[int] = set()
     while not wait([deadly], timeout=0.005).done:
         pid = worker.pid
-        if pid is not None and pid not in killed and worker.in_hand[:1] == (DEADLY,):
+        if pid is not None and pid not in killed and list(worker._sent)[:1] == [DEADLY]:
             killed.add(pid)
             os.kill(pid, signal.SIGKILL)
     with pytest.raises(DeviceError, match=r"killed by signal 9.*in this search"):

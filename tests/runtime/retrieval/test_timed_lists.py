@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("faiss")
 
 from dovetail.ir.errors import DeviceError, SpecError
-from dovetail.runtime.retrieval.build import build_index
-from dovetail.runtime.retrieval.device_lists import DeviceLists, DeviceScanner, EmulatedLists
-from dovetail.runtime.retrieval.ivf import IvfIndex
-from dovetail.runtime.retrieval.scans import Scan
-from dovetail.runtime.retrieval.timed_lists import TimedLists
-from dovetail.runtime.retrieval.wire import EmulatedGpu
+from dovetail.runtime.accel.lists import TorchLists
+from dovetail.runtime.index.build import build_index
+from dovetail.runtime.index.ivf import FaissScanner, IvfIndex
+from dovetail.runtime.index.scans import Scan
+from dovetail.runtime.retrieval.device_lists import DeviceScanner
+from tests.runtime.retrieval.test_device_lists import beside, open_lists
 
 DIM, LISTS, ROOM = 8, 6, 1 << 20
 VECTORS = np.random.default_rng(5).standard_normal((200, DIM)).astype(np.float32)
@@ -36,8 +36,10 @@ def freed() -> Iterator[Event]:
     event.set()
 
 
-def emulated(index: IvfIndex) -> EmulatedLists:
-    return EmulatedLists(index, ROOM, EmulatedGpu(1e-5, 1e12, 5e10))
+def timed(
+    opens: Callable[[], TorchLists], seconds: float = 60, opening: float = 60
+) -> DeviceScanner:
+    return DeviceScanner(opens, FaissScanner(), seconds, opening)
 
 
 def scan_of(clusters: Iterable[int]) -> Scan:
@@ -46,15 +48,14 @@ def scan_of(clusters: Iterable[int]) -> Scan:
 
 
 def test_a_device_that_answers_is_passed_through(index: IvfIndex) -> None:
-    inner = emulated(index)
-    lists = TimedLists(lambda: inner, 60, 60)
-    hybrid = DeviceScanner(lists)
+    inner = open_lists(index)
+    hybrid = beside(inner)
     assert hybrid.swap(index, [0, 2, 5], (), ROOM) == set()
-    assert lists.held() == {0, 2, 5} and lists.used == inner.used > 0
+    assert inner.held() == {0, 2, 5} and hybrid.used == inner.used > 0
     assert index.scan([scan_of(range(LISTS))], 5, hybrid) == index.scan([scan_of(range(LISTS))], 5)
-    assert hybrid.take_absent().of(index) == {1, 3, 4} and lists.seconds == inner.seconds > 0
+    assert hybrid.take_absent(index)[1] == {1, 3, 4}
     assert hybrid.swap(index, [1], [2], ROOM // 2) == set() and inner.capacity == ROOM // 2
-    assert inner.held() == lists.held() == {1, 2}
+    assert inner.held() == {1, 2}
     hybrid.close()
     assert inner.used == 0
 
@@ -63,11 +64,10 @@ def test_a_device_that_answers_is_passed_through(index: IvfIndex) -> None:
 def test_a_device_that_hangs_is_given_up(
     index: IvfIndex, freed: Event, hanging: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inner = emulated(index)
-    lists = TimedLists(lambda: inner, 60, 60)
-    hybrid, asked = DeviceScanner(lists), list[str]()
+    inner = open_lists(index)
+    hybrid, asked = beside(inner), list[str]()
     hybrid.swap(index, [0, 1], (), ROOM)
-    lists._seconds = PATIENCE
+    hybrid._seconds = PATIENCE
 
     def hang(*_: object) -> None:
         asked.append(hanging)
@@ -84,51 +84,51 @@ def test_a_device_that_hangs_is_given_up(
     }
     assert do[hanging]()
     assert "has not answered for 0.05 s" in caplog.text
-    assert lists.held() == set() and lists.used == 0 and not lists.holds(index, 0)
+    assert hybrid.used == 0 and not hybrid.holds(index, 0)
     assert hybrid.swap(index, [0], (), ROOM) == {0}, "it is not asked again"
     everything = [scan_of(range(LISTS))]
-    hybrid.take_absent()
+    hybrid.take_absent(index)
     assert index.scan(everything, 5, hybrid) == index.scan(everything, 5)
-    assert hybrid.take_absent().of(index) == set(range(LISTS))
+    assert hybrid.take_absent(index)[1] == set(range(LISTS))
     hybrid.close()
     assert asked == [hanging]
 
 
 def test_what_hangs_or_fails_as_it_is_opened_is_told(freed: Event) -> None:
-    def hang() -> DeviceLists:
+    def hang() -> TorchLists:
         freed.wait()
         raise AssertionError
 
-    def fail() -> DeviceLists:
+    def fail() -> TorchLists:
         raise SpecError("no such GPU")
 
     with pytest.raises(DeviceError, match="not answered"):
-        TimedLists(hang, 60, PATIENCE)
+        timed(hang, 60, PATIENCE)
     with pytest.raises(SpecError, match="no such GPU"):
-        TimedLists(fail, 60, 60)
+        timed(fail)
 
 
 def test_opening_has_a_limit_of_its_own(index: IvfIndex, freed: Event) -> None:
-    def open_slowly() -> DeviceLists:
+    def open_slowly() -> TorchLists:
         freed.wait(2 * PATIENCE)
-        return emulated(index)
+        return open_lists(index)
 
-    lists = TimedLists(open_slowly, PATIENCE, 60)
-    assert lists.capacity == emulated(index).capacity
-    lists.close()
+    hybrid = timed(open_slowly, PATIENCE)
+    assert hybrid.used == 0
+    hybrid.close()
 
 
 def test_what_opens_after_it_was_given_up_is_closed(index: IvfIndex, freed: Event) -> None:
-    inner, closed = emulated(index), Event()
+    inner, closed = open_lists(index), Event()
     inner.load(index, [0])
     inner.close, close = closed.set, inner.close  # type: ignore[method-assign]
 
-    def open_late() -> DeviceLists:
+    def open_late() -> TorchLists:
         freed.wait()
         return inner
 
     with pytest.raises(DeviceError, match=r"not answered for 0\.05 s"):
-        TimedLists(open_late, 60, PATIENCE)
+        timed(open_late, 60, PATIENCE)
     assert not closed.is_set()
     freed.set()
     assert closed.wait(60)

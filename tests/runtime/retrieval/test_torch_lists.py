@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 
 pytest.importorskip("faiss")
 
-from dovetail.ir.errors import CapacityError, SpecError
-from dovetail.runtime.accelerator.device import TorchDevice
-from dovetail.runtime.accelerator.lists import TorchLists
-from dovetail.runtime.retrieval.build import METRICS, build_index
-from dovetail.runtime.retrieval.device_lists import DeviceScanner, measure_lists
-from dovetail.runtime.retrieval.ivf import IvfIndex
-from dovetail.runtime.retrieval.scans import Scan
+from dovetail.ir.errors import CapacityError, DeviceError, SpecError
+from dovetail.runtime.accel.lists import TorchLists
+from dovetail.runtime.index.build import METRICS, build_index
+from dovetail.runtime.index.ivf import IvfIndex
+from dovetail.runtime.index.scans import Scan
 from tests.runtime.retrieval.test_device_lists import (
     COUNT,
     LISTS,
     QUERIES,
     VECTORS,
     OnlyElsewhere,
+    beside,
+    open_lists,
     scans_of,
 )
 
@@ -39,24 +39,20 @@ def indexes(one_thread: None) -> dict[str, IvfIndex]:
     return {metric: build_index(VECTORS, clusters=LISTS, metric=metric) for metric in METRICS}
 
 
-def open_lists(index: IvfIndex, room: int = ROOM) -> TorchLists:
-    return TorchLists(TorchDevice("torch:cpu", 1), index, room)
-
-
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     metric=st.sampled_from(sorted(METRICS)),
     depth=st.sampled_from([1, 5, 20, 100, COUNT]),
 )
-def test_device_and_cpu_find_what_the_cpu_finds(
+def test_a6_9_device_and_cpu_find_what_the_cpu_finds(
     indexes: dict[str, IvfIndex], seed: int, metric: str, depth: int
 ) -> None:
-    """Ids and distances, among vectors many of which are equal."""
+    """Ids and distances, among vectors many of which are equal; a later change is seen, too."""
     rng, index = random.Random(seed), indexes[metric]
     there = rng.sample(range(LISTS), rng.randint(0, LISTS))
     lists = open_lists(index)
-    hybrid = DeviceScanner(lists, OnlyElsewhere(set(there)))
+    hybrid = beside(lists, OnlyElsewhere(set(there)))
     assert hybrid.swap(index, there, (), ROOM) == set()
     assert lists.used == sum(index.sizes[c] for c in there) * index.code_bytes
     if rng.random() < 0.5:
@@ -64,6 +60,8 @@ def test_device_and_cpu_find_what_the_cpu_finds(
     scans = scans_of(index, rng)
     wanted = index.scan(scans, depth)
     assert index.scan(scans, depth, hybrid) == wanted
+    asked = [c for s in scans for c in s.clusters if c not in there]
+    assert hybrid.take_absent(index) == (len(asked), set(asked))
     bounded = [Scan(s.query, s.clusters, s.distances, s.only, bound=2.0) for s in scans]
     assert index.scan(bounded, depth, hybrid) == index.scan(bounded, depth)
     hybrid.close()
@@ -104,7 +102,7 @@ def lost(lists: TorchLists, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have all that is asked of the device fail."""
 
     def fail() -> None:
-        raise RuntimeError("CUDA error: the device is lost")
+        raise DeviceError("torch has failed on torch:cpu: the device is lost")
 
     with monkeypatch.context() as here:
         here.setattr(lists._device, "working", fail)
@@ -117,17 +115,17 @@ def test_a_lost_device_is_done_without(
     """What was there when it was lost is there when it is found again."""
     index = indexes["l2"]
     lists = open_lists(index)
-    hybrid, scan = DeviceScanner(lists), Scan(QUERIES[0], range(6), np.zeros(6, np.float32))
+    hybrid, scan = beside(lists), Scan(QUERIES[0], range(6), np.zeros(6, np.float32))
     assert hybrid.swap(index, [0, 1, 2], [], ROOM) == set()
     wanted = index.scan([scan], 5)
     with lost(lists, monkeypatch):
         assert index.scan([scan], 5, hybrid) == wanted
-        assert hybrid.take_absent().of(index) == set(range(6))
+        assert hybrid.take_absent(index)[1] == set(range(6))
         assert hybrid.swap(index, [3, 4], [0, 1, 2], ROOM) == {3, 4}
     assert lists.held() == {0, 1, 2}
     assert hybrid.swap(index, [3, 4], [0, 1, 2], ROOM) == set()
     assert index.scan([scan], 5, hybrid) == wanted
-    assert hybrid.take_absent().of(index) == {5}
+    assert hybrid.take_absent(index)[1] == {5}
     hybrid.close()
 
 
@@ -150,11 +148,16 @@ def test_a_copy_without_memory_leaves_nothing_there(
     lists.close()
 
 
-def test_scans_are_measured_on_the_wall_clock(indexes: dict[str, IvfIndex]) -> None:
+@pytest.mark.parametrize("room", [ROOM, 4000])
+def test_scans_are_measured_and_leave_the_device_empty(
+    indexes: dict[str, IvfIndex], room: int
+) -> None:
     index = indexes["ip"]
-    lists = open_lists(index)
-    cost = measure_lists(lists, index, ROOM)
+    lists = open_lists(index, room)
+    hybrid = beside(lists)
+    cost = hybrid.measure(index, room)
     assert cost is not None and cost.fixed > 0 and lists.used == 0
+    assert hybrid.measure(index, 1) is None
 
 
 def test_what_cannot_be_is_refused(indexes: dict[str, IvfIndex]) -> None:

@@ -11,11 +11,10 @@ pytest.importorskip("faiss")
 
 from dovetail.compiler.index_build import IndexRequest, build_index_folder
 from dovetail.ir.index_file import EmbedderEntry, Passage
+from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.retrieval.wire import (
-    EmulatedGpu,
     OpenIndex,
     Piece,
-    Refused,
     Room,
     ScannedPieces,
     ScanPieces,
@@ -32,7 +31,7 @@ def shelf(tmp_path: Path) -> Shelf:
     request = IndexRequest(output=tmp_path / "idx", clusters=4)
     build_index_folder(passages, Given(), entry, request, lambda *_: None)
     shelf = Shelf()
-    room = Room(EmulatedGpu(1e-5, 1e12, 5e10), 1 << 20)
+    room = Room("torch:cpu", 1 << 20)
     shelf.open(OpenIndex("a", str(tmp_path / "idx"), kernels=False, room=room))
     return shelf
 
@@ -45,7 +44,7 @@ def piece(clusters: tuple[int, ...], dim: int = DIM, version: int = 0) -> Piece:
 def test_clusters_that_a_failed_request_missed_are_not_told_of_by_the_next(shelf: Shelf) -> None:
     """The device has nothing: all that a request wants is missed."""
     wrong = piece((3,), DIM - 1, version=1)  # scanned after those of version 0
-    assert isinstance(shelf.answer(ScanPieces("a", (piece((0, 1, 2)), wrong), hot=True)), Refused)
+    assert isinstance(shelf.answer(ScanPieces("a", (piece((0, 1, 2)), wrong), hot=True)), ErrorText)
     told = shelf.answer(ScanPieces("a", (piece((1,)),), hot=True))
     assert isinstance(told, ScannedPieces) and (told.missed, told.absent) == (1, (1,))
     assert len(told.pieces[0].hits) == 5 and np.isfinite(told.pieces[0].hits[0][0])

@@ -24,6 +24,7 @@ from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.settings import ServeSettings
 from tests.dovetail.commands import dovetail
+from tests.runtime.schedule.integrity import check_integrity
 from tests.runtime.server.live import Live, http
 from tests.runtime.server.openai_calls import PROMPT
 from tests.topology.corpus import corpus_file
@@ -71,8 +72,11 @@ def test_a_client_that_leaves_frees_its_blocks_within_an_iteration(
             steps.clear()
             asyncio.run(leave_early(make_app(server), body))
         assert steps[1] - steps[0] <= 1
-        assert not scheduler.requests and app.engine.pool.free_blocks == app.engine.pool.n_blocks
-        app.engine.pool.check_integrity()
+        assert (
+            not scheduler.requests
+            and app.engine.scheduler.pool.free_blocks == app.engine.scheduler.pool.n_blocks
+        )
+        check_integrity(app.engine.scheduler.pool)
 
 
 async def leave_early(asgi: Any, body: object) -> None:

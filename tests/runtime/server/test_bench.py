@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dovetail.cli.serve_client import Target, run_load
-from dovetail.cli.serve_load import Planned
+from dovetail.cli.serve_client import run_load
+from dovetail.cli.serve_load import Planned, Target
 from tests.dovetail.commands import dovetail
 from tests.runtime.server.live import Live
 

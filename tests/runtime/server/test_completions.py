@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from dovetail.runtime.app import App
-from dovetail.runtime.request import Score
+from dovetail.runtime.schedule.request import Score
 from tests.runtime.server.openai_calls import MESSAGES, PROMPT, SAMPLED, answer, chat_ids
 
 

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ pytest.importorskip("faiss")
 
 import dovetail
 from dovetail.runtime.app import App, load
-from dovetail.runtime.embedding.instance import EmulatedAccelerator, LocalInstance
-from dovetail.runtime.embedding.query import QueueSpec, length_classes
-from dovetail.runtime.embedding.queues import QueueManager
-from dovetail.runtime.embedding.service import EmbeddingService
-from dovetail.runtime.encoder_texts import Embeddings
-from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.embed.device_queue import QueueSpec, length_classes
+from dovetail.runtime.embed.queue import QueueManager
+from dovetail.runtime.embed.service import EmbeddingService
+from dovetail.runtime.schedule.plan import SchedulerSettings
 from dovetail.runtime.server.app import make_app
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.models import Models, ServedModel
 from dovetail.runtime.server.settings import ServeSettings
-from tests.runtime.embedding.test_service import LINE, Toy
+from tests.runtime.embed.test_service import LINE, Toy
 from tests.runtime.flows.conftest import PlainServices, app, folder, open_app, services
 from tests.runtime.flows.test_hot import open_hot, run_some, settings
 
@@ -95,18 +92,18 @@ DEPTHS = (("npu", 1), ("cpu", 8))
 
 @contextmanager
 def two_devices(path: Path) -> Iterator[App]:
-    """An encoder whose accelerator, emulated, holds one text; others go to the CPU."""
+    """An encoder whose accelerator holds one text; others go to the CPU."""
     with dovetail.load(path) as app:
         ((name, found),) = app.embeddings.encoders.items()
         specs = [QueueSpec(device, device != "cpu", (n,), (LINE,)) for device, n in DEPTHS]
         manager = QueueManager(specs, length_classes((512,), name), arrival="closed")
-        npu, cpu = EmulatedAccelerator(LINE, 75, Toy()), LocalInstance(Toy())
-        instances = {"npu": [{name: npu}], "cpu": [{name: cpu}]}
+        instances = {"npu": [{name: Toy()}], "cpu": [{name: Toy()}]}
         service = EmbeddingService(instances, manager, slo=30.0)
-        app.embeddings = Embeddings(path, {name: replace(found, service=service)})
+        whole, found.service = found.service, service
         try:
             yield app
         finally:
+            found.service = whole
             service.close()
 
 

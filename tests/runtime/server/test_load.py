@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from dovetail.runtime.app import App
-from dovetail.runtime.request import Completion
+from dovetail.runtime.schedule.request import Completion
 from tests.runtime.server.live import Live, serving
 
 MIB = 1 << 20

@@ -63,11 +63,11 @@ def figure(server: Live, name: str) -> float:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("prot: 8000", "no flag prot"),
+        ("prot: 8000", "has no option prot"),
         ("port: [1, 2]", "port must be one value"),
         ("api-key: {a: b}", "api_key must be one value or a list"),
         ("- port", "must hold keys"),
-        ("port: 'a", "is no YAML file"),
+        ("port: 'a", "is not a YAML file"),
     ],
 )
 def test_a_wrong_file_of_flags_is_told(tmp_path: Path, text: str, said: str) -> None:
@@ -175,7 +175,7 @@ def test_what_runs_ends_before_the_server_does(
         assert found[-1] == "data: [DONE]" and '"finish_reason":"length"' in found[-2]
         assert server.process.wait(60) == 0
     log = (tmp_path / "log").read_text()
-    assert "waiting for those under way" in log and "Traceback" not in log
+    assert "waiting for running ones" in log and "Traceback" not in log
 
 
 def test_a_model_is_compiled_once_and_served(artifacts: dict[str, Path], tmp_path: Path) -> None:

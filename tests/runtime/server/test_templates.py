@@ -13,7 +13,7 @@ import pytest
 from dovetail.tiny_world import LLAMA
 from tests.dovetail.commands import compile_with
 from tests.runtime.server.live import http, serving
-from tests.runtime.test_chat_template import ENDLESS
+from tests.runtime.text.test_chat_template import ENDLESS
 
 NAMES = ("--served-model-name", "bad", "--served-model-name", "good")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.runtime.timeline import check_timeline
 from tests.runtime.server.live import http, serving
+from tests.timelines import check_timeline
 
 
 def test_requests_are_led_from_http_to_their_steps(

@@ -37,7 +37,7 @@ class Told:
 @given(st.lists(st.sampled_from(["begin", "end", "turn"]), max_size=30))
 def test_turns_end_when_all_requests_before_them_have(steps: list[str]) -> None:
     traffic, told = Traffic(), Told()
-    traffic.watch(told)
+    traffic.watch(told.busy, told.idle)
     under_way: list[int] = []
     turns: list[tuple[Any, int]] = []
     for step in steps:

@@ -26,7 +26,7 @@ from tests.runtime.server.test_workflows import QUESTION, index
 
 __all__ = ["index"]  # a fixture
 
-ENGINE, ENCODER, INDEX = "apart.worker", "embedding.worker", "retrieval.worker"
+ENGINE, ENCODER, INDEX = "hosting.worker", "embed.process", "retrieval.worker"
 TEMPLATES = "template_worker"
 LOST = "lost"
 PROMPT = "Question: What is the capital of Zorvia?\nAnswer:"

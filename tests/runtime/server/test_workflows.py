@@ -21,7 +21,7 @@ from dovetail.ir.errors import WorkflowError
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.runtime.flows.events import WorkflowResult
 from dovetail.runtime.server.models import Models, ServedModel
-from dovetail.runtime.server.workflows import add_workflows
+from dovetail.runtime.server.served_workflow import add_workflows
 from tests.runtime.server.live import Live, http, serving
 
 TEXTS = ("Melkar is the capital of Zorvia.", "Zorvia lies on the river Ossa.", "Apples grow.")

@@ -8,6 +8,7 @@ from dovetail.ir.errors import SpecError
 from dovetail.runtime.sim.pairs import (
     PAIRS,
     core_rows,
+    cost_saving,
     find_pair,
     length_rows,
     pair_row,
@@ -56,3 +57,8 @@ def test_depths_fall_with_length_and_rise_with_cores() -> None:
 def test_unknown_pairs_are_refused() -> None:
     with pytest.raises(SpecError, match="v100, atlas"):
         find_pair("tpu")
+
+
+def test_cost_saving_is_the_papers() -> None:
+    assert cost_saving(44, 8) == pytest.approx(0.1538, abs=1e-4)  # WindVE §III-B on Table I
+    assert cost_saving(40, 0) == 0

@@ -76,8 +76,8 @@ def test_rates_that_make_no_sense_are_refused(options: dict[str, float]) -> None
 @pytest.mark.parametrize(
     ("machine", "model", "policy", "said"),
     [
-        ("b300", None, "auto", "no machine is called"),
-        ("t4", "gpt-5", "auto", "no model is called"),
+        ("b300", None, "auto", "unknown machine class"),
+        ("t4", "gpt-5", "auto", "unknown model"),
         ("t4", None, "sometimes", "offload must be"),
     ],
 )

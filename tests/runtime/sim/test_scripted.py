@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from dovetail.ir.workflow import Generation
-from dovetail.runtime.sim.scripted import PlainCost, ScriptedEngine
-from dovetail.runtime.wavefront.costs import StepCost
-from dovetail.runtime.wavefront.messages import Finished, Generate, Progressed, Report, Source
+from dovetail.runtime.flows.control.costs import StepCost
+from dovetail.runtime.flows.control.messages import Finished, Generate, Progressed, Report, Source
+from dovetail.runtime.sim.scripted import ScriptedEngine
+from tests.runtime.flows.control.world import PlainCost
 
 NODE = Generation("answer", prompt="{input}", output="answer")
 

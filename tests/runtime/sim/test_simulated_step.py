@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dovetail.ir.model import ModelSpec
-from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.plan import Batch, Move, PrefillChunk, StepPlan
-from dovetail.runtime.request import Home, Metrics, Request, SamplingParams, State
+from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.plan import Batch, Move, PrefillChunk, StepPlan
+from dovetail.runtime.schedule.request import Home, Metrics, Request, SamplingParams
 from dovetail.runtime.sim.machines import MACHINES, assumed_profile, kv_token_bytes
 from dovetail.runtime.sim.simulated_step import Truth
 from dovetail.topology.presets import preset_model
@@ -26,7 +26,6 @@ def request(number: int, length: int, home: Home) -> Request:
         max_tokens=9,
         params=SamplingParams(),
         metrics=Metrics(0.0),
-        state=State.RUNNING,
         home=home,
     )
 
@@ -46,15 +45,15 @@ BATCHES = (
 
 def test_two_batches_take_the_two_maxima_of_the_tables() -> None:
     taken = Truth(TABLES, SPEC).step(StepPlan(BATCHES), REQUESTS)
-    linear = [TABLES.linear(rows).seconds for rows in (802, 1)]
-    attention = TABLES.prefill([500, 300]).seconds + TABLES.gpu_decode(1000).seconds
-    decode = [TABLES.cpu_decode(1, tokens).seconds for tokens in (700, 2000)]
+    linear = [TABLES.linear(rows) for rows in (802, 1)]
+    attention = TABLES.prefill([500, 300]) + TABLES.gpu_decode(1000)
+    decode = [TABLES.cpu_decode(1, tokens) for tokens in (700, 2000)]
     layer = max(linear[0], decode[1]) + max(linear[1] + attention, decode[0])
     assert taken.seconds == pytest.approx(LAYERS * layer)
     assert taken.gpu == pytest.approx(LAYERS * (sum(linear) + attention))
     assert taken.cpu == pytest.approx(LAYERS * sum(decode))
     copied = 300 * kv_token_bytes(SPEC) * LAYERS
-    assert taken.link_out == pytest.approx(TABLES.swap(copied).seconds)
+    assert taken.link_out == pytest.approx(TABLES.swap(copied))
     assert taken.link_in == taken.head == 0
 
 
@@ -62,7 +61,7 @@ def test_one_batch_takes_the_sum_of_its_parts() -> None:
     batch = Batch((PrefillChunk(0, 0, 500),), (2,))
     taken = Truth(TABLES, SPEC).step(StepPlan((batch,)), REQUESTS)
     parts = TABLES.linear(501), TABLES.prefill([500]), TABLES.gpu_decode(1000)
-    assert taken.seconds == pytest.approx(LAYERS * sum(part.seconds for part in parts))
+    assert taken.seconds == pytest.approx(LAYERS * sum(parts))
     assert taken.cpu == 0
 
 
@@ -73,7 +72,7 @@ def test_a_later_chunk_pays_for_the_keys_before_it() -> None:
         for start in (0, 250)
     ]
     assert halves[1] > 2 * halves[0]
-    assert sum(halves) == pytest.approx(TABLES.prefill([500]).seconds)
+    assert sum(halves) == pytest.approx(TABLES.prefill([500]))
 
 
 def test_copies_longer_than_compute_are_what_a_step_takes() -> None:
@@ -88,10 +87,10 @@ def test_hidden_costs_lengthen_the_cpu_and_add_the_logits() -> None:
     plan = StepPlan(BATCHES)
     plain = Truth(TABLES, SPEC).step(plan, REQUESTS)
     full = Truth(TABLES, SPEC, hidden=True).step(plan, REQUESTS)
-    assert full.head == pytest.approx(sum(TABLES.head(b.sequences).seconds for b in BATCHES))
+    assert full.head == pytest.approx(sum(TABLES.head(b.sequences) for b in BATCHES))
     for stage, other in zip(plain.stages, full.stages, strict=True):
         assert other.gpu == stage.gpu
-        assert other.cpu > stage.cpu + TABLES.launch().seconds
+        assert other.cpu > stage.cpu + TABLES.launch()
     quiet = StepPlan((Batch((PrefillChunk(0, 0, 500),)), Batch(cpu_decode=(3,))))
     alone = Truth(TABLES, SPEC, hidden=True).step(quiet, REQUESTS)
     assert full.stages[0].cpu > alone.stages[0].cpu  # its rows meet KV on the link

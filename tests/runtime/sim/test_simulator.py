@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.ir.model import ModelSpec
-from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.kv_pool import KvPool
-from dovetail.runtime.plan import Limits
-from dovetail.runtime.request import Home
-from dovetail.runtime.scheduler import Scheduler
+from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.kv_pool import KvPool
+from dovetail.runtime.schedule.plan import Limits
+from dovetail.runtime.schedule.request import Home
+from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.runtime.sim.machines import MACHINES, assumed_profile
 from dovetail.runtime.sim.simulated_step import Truth
 from dovetail.runtime.sim.simulator import Arrival, Simulation, simulate
-from dovetail.runtime.timeline import Timeline, check_timeline
+from dovetail.runtime.timeline import Timeline
 from dovetail.topology.presets import preset_model
+from tests.timelines import check_timeline
 
 MACHINE = MACHINES["a10g"]
 SPEC: ModelSpec = preset_model(MACHINE.model, kv_dtype="bf16")
@@ -36,11 +37,11 @@ def run(arrivals: list[Arrival], blocks: int = 200, timeline: Timeline | None = 
 
 
 def prefill(length: int) -> float:
-    return SPEC.n_layers * (TABLES.linear(length).seconds + TABLES.prefill([length]).seconds)
+    return SPEC.n_layers * (TABLES.linear(length) + TABLES.prefill([length]))
 
 
 def decode(stored: int) -> float:
-    return SPEC.n_layers * (TABLES.linear(1).seconds + TABLES.gpu_decode(stored).seconds)
+    return SPEC.n_layers * (TABLES.linear(1) + TABLES.gpu_decode(stored))
 
 
 def test_one_request_takes_its_steps_one_after_the_other() -> None:

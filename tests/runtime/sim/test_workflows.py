@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Sequence
 
 from dovetail.ir.workflow import Generation
+from dovetail.runtime.flows.control.messages import Finished, Generate, Order, Report, Source
+from dovetail.runtime.flows.workflow_run import WorkflowRun
 from dovetail.runtime.sim.scripted import ScriptedEngine
-from dovetail.runtime.sim.workflows import Simulation
-from dovetail.runtime.wavefront.messages import Finished, Generate, Order, Report, Source
-from dovetail.runtime.workflow_run import WorkflowRun
+from dovetail.runtime.sim.workflows import WorkflowSimulation
 from dovetail.workflows import one_shot
+from tests.runtime.flows.control.world import MACHINE, HashWorld
 from tests.runtime.sim.test_scripted import Seen
-from tests.runtime.wavefront.world import MACHINE, HashWorld
 
 NODE = Generation("answer", prompt="{input}", output="answer")
 
@@ -38,7 +38,7 @@ class Replying:
         return given
 
 
-class LookingAt(Simulation):
+class LookingAt(WorkflowSimulation):
     """Sees what has happened at some moments alone."""
 
     def look(self, arrivals: Sequence[float], moments: Sequence[float]) -> None:

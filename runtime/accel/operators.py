@@ -1,0 +1,261 @@
+"""What a decoder's tape does on a torch device: operator to work for tensors.
+
+In: an entry and its operands. Out: what runs it. Norms, rotations and the choice of tokens are
+computed in float32 whatever activations are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dovetail.ir.model import KV_BLOCK
+from dovetail.ir.tape import Entry, Slot, WeightRef
+from dovetail.runtime.accel.attention import Attended, attend_decodes, attend_prompts
+from dovetail.runtime.accel.tape import Bind, Step, TorchTape, Work, array, integer, number
+from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE
+
+Activation: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def bind_embed(tape: TorchTape, entry: Entry) -> Work:
+    """Gather out[t] = table[ids[t]]."""
+    _, hidden, ids, table, out, _ = entry.slots
+    name, values = array(ids), tape.need(table)
+    rows = tape.rows(out, integer(hidden), entry.m)
+
+    def run(step: Step) -> None:
+        rows(step).copy_(F.embedding(step.arrays[name][: step.counts[entry.m]], values))
+
+    return run
+
+
+def bind_rmsnorm(tape: TorchTape, entry: Entry) -> Work:
+    """Norm rows: out = x / sqrt(mean(x**2) + eps) * w."""
+    _, hidden, x, _, weight, eps, out, _ = entry.slots
+    given = (integer(hidden),), tape.need(weight), number(eps)
+    return bind_rows(tape, entry, (hidden, x, out), lambda x: F.rms_norm(x.float(), *given))
+
+
+def bind_rows(
+    tape: TorchTape, entry: Entry, rows: tuple[Slot, Slot, Slot], end: Activation
+) -> Work:
+    """Apply `end` to rows; rows: their columns, where they are, where they go to."""
+    columns, x, out = rows
+    source, target = (tape.rows(slot, integer(columns), entry.m) for slot in (x, out))
+
+    def run(step: Step) -> None:
+        target(step).copy_(end(source(step)))
+
+    return run
+
+
+def bind_linear(tape: TorchTape, entry: Entry, end: Activation | None = None) -> Work:
+    """Multiply: out = end(a W^T + bias) + residual; logits come out as float32."""
+    _, n, k, a, _, weight, _, bias, r, _, c, _ = entry.slots[:12]
+    multiply = bind_product(tape, weight, bias, integer(n))
+    source, target = tape.rows(a, integer(k), entry.m), tape.rows(c, integer(n), entry.m)
+    residual = None if r == WeightRef(name=None) else tape.rows(r, integer(n), entry.m)
+
+    def run(step: Step) -> None:
+        product = multiply(source(step))
+        product = product if end is None else end(product)
+        if residual is None:
+            target(step).copy_(product)
+        else:
+            torch.add(product, residual(step), out=target(step))
+
+    return run
+
+
+def bind_product(tape: TorchTape, weight: Slot, bias: Slot, n: int) -> Callable[[Tensor], Tensor]:
+    """Return the product of rows with a weight [n][k], and a bias where there is one.
+
+    Of few rows it is a generated one where that was measured to be faster.
+    """
+    assert isinstance(weight, WeightRef) and weight.name is not None
+    name, w, b = weight.name, tape.need(weight).t(), tape.weight(bias)
+    added = None if b is None else b[:n].to(tape.model.dtype)
+    generated = tape.model.products
+
+    def multiply(rows: Tensor) -> Tensor:
+        own = generated.product(name, len(rows)) if generated is not None else None
+        if own is not None:
+            return own(rows, added)
+        return torch.mm(rows, w) if added is None else torch.addmm(added, rows, w)
+
+    return multiply
+
+
+def bind_gated(tape: TorchTape, entry: Entry, end: Activation = F.silu) -> Work:
+    """Multiply by both halves of a weight: out = end(a G^T) * (a U^T)."""
+    _, n, k, a, _, weight, _, bias, c, _ = entry.slots[:10]
+    half = integer(n)
+    multiply = bind_product(tape, weight, bias, 2 * half)
+    source, target = tape.rows(a, integer(k), entry.m), tape.rows(c, half, entry.m)
+
+    def run(step: Step) -> None:
+        both = multiply(source(step))
+        torch.mul(end(both[:, :half]), both[:, half:], out=target(step))
+
+    return run
+
+
+def bind_rope(tape: TorchTape, entry: Entry) -> Work:
+    """Norm and rotate q and k in place, pairs (c, c + rot/2), and store k and v of own sequences.
+
+    Rows from `n_stored` on are the CPU's decodes: their k and v are stored there.
+    """
+    _, qkv, _, *dims, positions, cos, sin, q_norm, k_norm, eps, _, kpool, vpool = entry.slots
+    n_q, n_kv, size, turned = map(integer, dims)
+    rows = tape.rows(qkv, (n_q + 2 * n_kv) * size, entry.m)
+    turns = bind_turns(tape, entry, positions, (cos, sin))
+    norms = [(tape.weight(q_norm), 0, n_q), (tape.weight(k_norm), n_q, n_q + n_kv)]
+    small = number(eps)
+    pools = (tape.layer(kpool), n_q + n_kv), (tape.layer(vpool), n_q + 2 * n_kv)
+
+    def run(step: Step) -> None:
+        heads = rows(step).view(-1, n_q + 2 * n_kv, size)
+        for weight, first, last in norms:
+            if weight is not None:
+                part = heads[:, first:last]
+                part.copy_(F.rms_norm(part.float(), (size,), weight, small))
+        turn_pairs(heads[:, : n_q + n_kv, :turned], *turns(step))
+        if stored := step.counts["n_stored"]:
+            blocks, places, begun = _slots(step, stored)
+            for pool, last in pools:
+                if len(begun):
+                    pool.index_fill_(0, begun, 0)
+                pool[blocks, :, places] = heads[:stored, last - n_kv : last].to(pool.dtype)
+
+    return run
+
+
+def bind_turns(
+    tape: TorchTape, entry: Entry, positions: Slot, pair: tuple[Slot, Slot]
+) -> Callable[[Step], list[Tensor]]:
+    """Return what gives cosines and sines [T][1][rot/2] of a step, once for layers of one table."""
+    name, tables = array(positions), [tape.need(slot) for slot in pair]
+    key = "turns", tables[0].data_ptr()
+
+    def turns(step: Step) -> list[Tensor]:
+        if key not in step.shared:
+            places = step.arrays[name][: step.counts[entry.m]]
+            step.shared[key] = [F.embedding(places, table)[:, None] for table in tables]
+        found: list[Tensor] = step.shared[key]
+        return found
+
+    return turns
+
+
+def turn_pairs(heads: Tensor, cosine: Tensor, sine: Tensor) -> None:
+    """Rotate heads [T][n][rot] in place, pairs (c, c + rot/2)."""
+    left, right = heads.float().chunk(2, -1)
+    first, last = left * cosine - right * sine, right * cosine + left * sine
+    half = left.shape[-1]
+    heads[..., :half], heads[..., half:] = first, last
+
+
+def _slots(step: Step, stored: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return block and place of the rows that are stored, and the blocks that these begin.
+
+    What a block held before is cleared: hidden keys count as nothing only where they are numbers.
+    """
+    if "slots" not in step.shared:
+        slots = step.arrays["kv_slots"][:stored]
+        held = step.host["kv_slots"][:stored]
+        begun = torch.from_numpy(held[held % KV_BLOCK == 0] // KV_BLOCK).to(slots.device)
+        step.shared["slots"] = slots // KV_BLOCK, slots % KV_BLOCK, begun
+    blocks, places, begun = step.shared["slots"]
+    return blocks, places, begun
+
+
+def bind_prefill(tape: TorchTape, entry: Entry) -> Work:
+    """Attention of prompts over the KV on the device."""
+    s = entry.slots
+    return _bind_attention(tape, attend_prompts, s[1:6], (s[6], s[-2]), s[-4:-2])
+
+
+def bind_decode(tape: TorchTape, entry: Entry) -> Work:
+    """Attention of the decodes whose KV is on the device."""
+    s = entry.slots
+    return _bind_attention(tape, attend_decodes, s[2:7], (s[8], s[-2]), s[-5:-3])
+
+
+def _bind_attention(
+    tape: TorchTape,
+    attend: Callable[[Step, Tensor, Tensor, Attended], None],
+    given: Sequence[Slot],
+    buffers: Sequence[Slot],
+    pools: Sequence[Slot],
+) -> Work:
+    n_q, n_kv, size, scale, window = given
+    k, v = map(tape.layer, pools)
+    over = Attended(integer(n_q), integer(n_kv), number(scale), integer(window), k, v)
+    width = over.n_q * integer(size)
+    source, target = (tape.rows(slot, width, "n_tokens") for slot in buffers)
+
+    def run(step: Step) -> None:
+        attend(step, source(step), target(step), over)
+
+    return run
+
+
+def bind_gather(tape: TorchTape, entry: Entry) -> Work:
+    """Gather out[r] = x[rows[r]]."""
+    _, hidden, picked, x, _, out, _ = entry.slots
+    name, columns = array(picked), integer(hidden)
+    source = tape.rows(x, columns, "n_tokens")
+    target = tape.rows(out, columns, entry.m)
+
+    def run(step: Step) -> None:
+        chosen = step.arrays[name][: step.counts[entry.m]]
+        target(step).copy_(source(step).index_select(0, chosen))
+
+    return run
+
+
+def bind_sum(tape: TorchTape, entry: Entry) -> Work:
+    """Replace x by its sum over all ranks, made in float32."""
+    _, _, columns, x, _ = entry.slots
+    rows = tape.rows(x, integer(columns), entry.m)
+    return _bind_collective(rows, lambda whole: tape.group().all_reduce(whole))
+
+
+def bind_gather_columns(tape: TorchTape, entry: Entry) -> Work:
+    """Give every rank all columns of x, dealt in units of so many columns."""
+    _, _, columns, x, _, units, size = entry.slots
+    rows, parts = tape.rows(x, integer(columns), entry.m), (integer(units), integer(size))
+    return _bind_collective(rows, lambda whole: tape.group().all_gather(whole, *parts))
+
+
+def _bind_collective(rows: Callable[[Step], Tensor], share: Callable[[Tensor], object]) -> Work:
+    def run(step: Step) -> None:
+        part = rows(step)
+        whole = part.float()
+        share(whole)
+        part.copy_(whole)
+
+    return run
+
+
+DECODER: Mapping[str, Bind] = {
+    "embed": bind_embed,
+    "rmsnorm": bind_rmsnorm,
+    "qkv": bind_linear,
+    "rope_store": bind_rope,
+    "prefill_attention": bind_prefill,
+    "decode_attention": bind_decode,
+    "o": bind_linear,
+    "gate_up": bind_gated,
+    "down": bind_linear,
+    "gather_rows": bind_gather,
+    "head": bind_linear,
+    ALL_REDUCE: bind_sum,
+    ALL_GATHER: bind_gather_columns,
+}
+"""What every decoder's forward tape is made of."""

@@ -1,0 +1,192 @@
+"""One rank's device and CPU: weights and KV on both, two sub-batches, and a step through them.
+
+In: a rank's part of a model, then filled sub-batches or orders. Out: these, run layer by layer:
+tensors on the compute stream, KV behind it, the CPU's attention on a thread of its own (NEO §3.1).
+Nothing here schedules.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.ir.errors import CapacityError, DovetailError, RankError
+from dovetail.ir.model import KV_BLOCK
+from dovetail.runtime.accel.device import TYPES, TorchDevice
+from dovetail.runtime.accel.generated import GeneratedProducts
+from dovetail.runtime.accel.orders import StepOrder
+from dovetail.runtime.accel.sub_batch import LINK, DeviceModel, SubBatch, draw_nothing
+from dovetail.runtime.accel.tape import DevicePools
+from dovetail.runtime.accel.weights import load_weights
+from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.engine.engine import Pen
+from dovetail.runtime.native.forward import ForwardModel, layer_block_bytes
+from dovetail.runtime.schedule.device_limits import DeviceLimits
+from dovetail.runtime.schedule.plan import Move
+from dovetail.runtime.schedule.request import Home
+
+
+class DevicePair:
+    """What a rank computes with."""
+
+    def __init__(
+        self,
+        model: ForwardModel,
+        device: TorchDevice,
+        dtype: torch.dtype,
+        limits: DeviceLimits,
+        source: tuple[Artifact, ModelPart] | None = None,
+    ) -> None:
+        """Put everything on the device: this rank's part of the model, activations of `dtype`.
+
+        source: what may hold generated products for the device.
+
+        Raises CapacityError where weights, KV or activations do not fit.
+        """
+        self._layers, self._moved, self.device = model.spec.n_layers, 0, device
+        self._collective: Any = None
+        tape, shares = model.device_share()
+        with device.working():
+            weights = load_weights(device, model.weights, dtype, shares)
+            given = (model.weights, weights, device.device, dtype)
+            products = GeneratedProducts.open(*source, *given) if source else None
+            if products is not None:
+                products.choose(lambda name, rows: torch.mm(rows, weights[name].t()))
+            self.model = DeviceModel(
+                tape=tape,
+                device=device,
+                weights=weights,
+                dtype=dtype,
+                pools=make_pools(model, device, limits.blocks, limits.landing),
+                cpu=model,
+                cpu_pools=cpu_pools(model),
+                sizes=(limits.step_tokens, limits.sequences),
+                products=products,
+            )
+            self.sub_batches = [SubBatch(self.model, f"batch {i}") for i in range(2)]
+        self._pen: Pen = draw_nothing
+        cpus = model.decode.plan.cpus  # not those of the thread that starts it
+        stay = partial(os.sched_setaffinity, 0, cpus) if cpus else None
+        self.worker = ThreadPoolExecutor(1, "cpu-attention", stay)
+        self._held = ExitStack()
+        if limits.landing:
+            self._held.enter_context(device.pinned(model.kv.k, model.kv.v))
+
+    def join(self, collective: Any) -> None:
+        """Sum over the ranks of `collective` from now on."""
+        self._collective = collective
+        for sub_batch in self.sub_batches:
+            sub_batch.join(collective)
+
+    def record(self, pen: Pen) -> None:
+        """Draw what devices and link do from now on."""
+        self._pen = pen
+        for sub_batch in self.sub_batches:
+            sub_batch.pen = pen
+
+    # ---- a step ----
+
+    def begin(self) -> None:
+        """Begin a step: nothing has been moved."""
+        self._moved = 0
+
+    def obey(self, order: StepOrder) -> None:
+        """Run a step as the rank that made `order`."""
+        self.begin()
+        sub_batches = self.sub_batches[: len(order.batches)]
+        with self.device.working(), self.finishing(sub_batches):
+            for sub_batch, filled in zip(sub_batches, order.batches, strict=True):
+                sub_batch.obey(filled)
+            self.run(order.moves, order.leaving, sub_batches)
+
+    @contextmanager
+    def finishing(self, sub_batches: Sequence[SubBatch]) -> Iterator[None]:
+        """Wait for the work that the body gives to the device, even if it fails.
+
+        Raises RankError where the group has failed meanwhile.
+        """
+        try:
+            yield
+            self.device.finish()
+            if self._collective is not None and self._collective.failed:
+                raise RankError("a process of the group has ended, so nothing can be summed")
+        except BaseException:
+            for sub_batch in sub_batches:
+                sub_batch.abandon()
+            with suppress(DovetailError, RuntimeError):  # what failed is on its way already
+                self.device.finish()
+            raise
+
+    def run(self, moves: Sequence[Move], leaving: int, sub_batches: Sequence[SubBatch]) -> None:
+        """Give filled sub-batches to the device side by side, each behind its attention on the CPU.
+
+        The first `leaving` of the moves go to the CPU. A layer is moved once, however often the
+        step is tried.
+        """
+        device = self.device
+        for layer in range(self._layers):
+            moved = self._move(layer, moves, leaving, sub_batches)
+            for sub_batch in sub_batches:
+                sub_batch.collect()
+                if moved:
+                    device.follow(device.compute, device.mark(device.copy))
+                sub_batch.start_layer(layer, self.worker)
+        for sub_batch in sub_batches:
+            sub_batch.collect()
+            sub_batch.end()
+
+    def _move(
+        self, layer: int, moves: Sequence[Move], leaving: int, sub_batches: Sequence[SubBatch]
+    ) -> bool:
+        """Move one layer of KV, and bring what prompts need; tell whether there was any."""
+        moves = moves if layer >= self._moved else ()
+        self._moved = max(self._moved, layer + 1)
+        for i, move in enumerate(moves):
+            out = i < leaving
+            ends = (move.source, move.target) if out else (move.target, move.source)
+            home = Home.CPU if out else Home.GPU
+            with self._pen(LINK, "KV moves out" if out else "KV moves in"):
+                self.model.copy_blocks(layer, np.array(ends, np.int32), home)
+        # a prompt may begin like a request that moves in this very step
+        brought = [sub_batch.bring(layer) for sub_batch in sub_batches]
+        return bool(moves) or any(brought)
+
+    def close(self) -> None:
+        """End the thread and give the device's memory back; safe to call twice."""
+        self.worker.shutdown()
+        self._held.close()
+        self.sub_batches.clear()
+        self.__dict__.pop("model", None)
+        self.device.release()
+
+
+def make_pools(model: ForwardModel, device: TorchDevice, blocks: int, landing: int) -> DevicePools:
+    """Return KV memory on the device; CapacityError where it does not fit."""
+    spec = model.spec
+    shape = (spec.n_layers, blocks + landing + 1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+    try:
+        keys, values = (device.zeros(shape, TYPES[spec.kv_dtype]) for _ in "kv")
+    except CapacityError as error:
+        size = 2 * spec.n_layers * (blocks + landing) * layer_block_bytes(spec)
+        raise CapacityError(
+            f"a KV pool of {blocks} blocks ({size / 2**20:.0f} MiB) does not fit on {device.name} "
+            f"({error}); lower --gpu-memory-utilization"
+        ) from None
+    return DevicePools(keys, values, blocks, landing)
+
+
+def cpu_pools(model: ForwardModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return K and V of the CPU, laid out as on the device."""
+    spec, kv = model.spec, model.kv
+    shape = (spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+    keys, values = (
+        torch.from_numpy(memory).view(TYPES[spec.kv_dtype]).view(shape) for memory in (kv.k, kv.v)
+    )
+    return keys, values

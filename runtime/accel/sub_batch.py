@@ -1,0 +1,373 @@
+"""One batch of a step on a torch device: its arguments, activations, and attention on the CPU.
+
+In: a planned batch. Out: work for the device, and a task for the CPU's thread for each layer. What
+crosses the link for a request that lives on the CPU: a decode's q, k and v go there and its
+attention comes back; a prompt's blocks are computed in a landing place and go there (NEO §3.1).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.model import KV_BLOCK
+from dovetail.ir.tape import BufferRef, Tape
+from dovetail.runtime.accel.operators import DECODER
+from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, order_batch, unpack_arrays
+from dovetail.runtime.accel.sampling import choose_tokens
+from dovetail.runtime.accel.tape import DevicePools, PlacedModel, Step, TorchTape
+from dovetail.runtime.engine.engine import Pen
+from dovetail.runtime.engine.sampling import draw_uniform
+from dovetail.runtime.native.forward import ForwardModel
+from dovetail.runtime.native.step import StepBuffers, StepShape
+from dovetail.runtime.native.tape import Operands
+from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
+from dovetail.runtime.schedule.plan import Batch
+from dovetail.runtime.schedule.request import Home, Request
+
+CROSSING = ("qkv", "attention")
+"""Buffers of which rows cross the link: to the CPU, and back."""
+DEVICE, ATTENTION, LINK = "device", "CPU attention", "link"
+"""Tracks of a recording: what runs; but of a device with streams, when work was given to it."""
+OUT_ROWS = ("out_rows", "temperature", "top_k", "top_p", "min_p", "uniform")
+
+Blocks = npt.NDArray[np.int32]
+_UNDRAWN = nullcontext()
+
+
+def draw_nothing(track: str, name: str) -> AbstractContextManager[None]:
+    """Return a body that nobody records."""
+    return _UNDRAWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceModel(PlacedModel):
+    """What the sub-batches of an executor share: a rank's part of a model, on device and CPU."""
+
+    pools: DevicePools
+    cpu: ForwardModel
+    cpu_pools: tuple[torch.Tensor, torch.Tensor]
+
+    def copy_blocks(self, layer: int, blocks: Blocks, target: Home) -> None:
+        """Copy one layer of `blocks` [2][n], here and on the CPU, on the copy stream."""
+        if not blocks.size:
+            return
+        here = (self.pools.k, self.pools.v)
+        runs = block_runs(*blocks)
+        with self.device.copying():
+            for ours, theirs in zip(here, self.cpu_pools, strict=True):
+                for first, at, count in runs:
+                    a, b = ours[layer, first : first + count], theirs[layer, at : at + count]
+                    to, held = (a, b) if target is Home.GPU else (b, a)
+                    to.copy_(held, non_blocking=True)
+
+
+def block_runs(left: Blocks, right: Blocks) -> list[tuple[int, int, int]]:
+    """Return (left, right, count) of the longest stretches in which both count up by one."""
+    breaks = np.flatnonzero((np.diff(left) != 1) | (np.diff(right) != 1)) + 1
+    starts = [0, *breaks.tolist()]
+    stops = [*breaks.tolist(), len(left)]
+    return [(int(left[i]), int(right[i]), j - i) for i, j in zip(starts, stops, strict=True)]
+
+
+def attention_tape(tape: Tape, sequences: int) -> Tape:
+    """Return the decode attention of a forward tape alone, over rows of `sequences` decodes."""
+    entries = tuple(
+        msgspec.structs.replace(entry, barrier=True)
+        for entry in tape.entries
+        if entry.op == "decode_attention"
+    )
+    used = {s.name for entry in entries for s in entry.slots if isinstance(s, BufferRef)}
+    buffers, offset = [], 0
+    for buffer in tape.buffers:
+        if buffer.name in used:
+            size = buffer.bytes // buffer.rows * sequences
+            buffers.append(
+                msgspec.structs.replace(buffer, offset=offset, rows=sequences, bytes=size)
+            )
+            offset += -(-size // 64) * 64
+    return msgspec.structs.replace(
+        tape, buffers=tuple(buffers), entries=entries, arena_bytes=offset, max_tokens=sequences
+    )
+
+
+class SubBatch:
+    """Buffers of one batch, on both sides, and the tapes bound to them."""
+
+    def __init__(self, model: DeviceModel, name: str) -> None:
+        self._name = name
+        self.pen: Pen = draw_nothing
+        spec, tape, device = model.cpu.spec, model.tape, model.device
+        tokens, sequences = model.sizes
+        self._model, self._device = model, device
+        self.buffers = StepBuffers(device.host, spec, tokens, sequences)
+        twins = {name: device.twin(array) for name, array in self.buffers.arrays.items()}
+        self.step = Step(self.buffers.arrays, twins)
+        self.forward = TorchTape(model, DECODER)
+        self.attention = [tape.segment(f"attn({i})") for i in range(spec.n_layers)]
+        starts = [0, *(span.stop for span in self.attention)]
+        stops = [*(span.start for span in self.attention), len(tape.entries)]
+        self.between = [range(*ends) for ends in zip(starts, stops, strict=True)]
+        self._bind_cpu(tape, sequences)
+        self._task: Future[None] | None = None
+        self.attending = 0.0  # seconds of the CPU's attention since somebody looked
+        self.waited = 0.0  # seconds that the device's thread waited for it since then
+
+    def _bind_cpu(self, tape: Tape, sequences: int) -> None:
+        model, own = self._model, attention_tape(tape, sequences)
+        arena = self._device.host(own.arena_bytes)
+        operands = Operands(model.cpu.weights, arena, model.cpu.kv)
+        self._cpu = model.cpu.bind(own, operands, "decode")
+        self._cpu_spans = [own.segment(f"attn({i})") for i in range(model.cpu.spec.n_layers)]
+        self._host_rows: dict[str, torch.Tensor] = {}
+        self._staged = {}  # rows that cross, without the gaps that the CPU's kernels want
+        for name in CROSSING:
+            columns, kind = self.forward.buffers[name].shape[1], model.dtype
+            rows = torch.from_numpy(self._cpu.buffer(name).view(np.float32)).view(sequences, -1)
+            self._host_rows[name] = rows[:, :columns]
+            memory = self._device.host(sequences * columns * kind.itemsize)
+            self._staged[name] = torch.from_numpy(memory).view(kind).view(sequences, columns)
+        self._no_rows = np.zeros(1, np.int32)  # the CPU's rows begin at 0
+
+    def join(self, collective: Any) -> None:
+        """Sum over the ranks of `collective` from now on."""
+        self.forward.collective = collective
+
+    # ---- arguments ----
+
+    def fill(
+        self, batch: Batch, requests: Mapping[int, Request], pools: Mapping[Home, KvPool]
+    ) -> StepShape:
+        """Write the arguments of a batch."""
+        landed = self._land_prompts(batch, requests, pools[Home.CPU])
+
+        def table(number: int) -> Any:
+            home = requests[number].home
+            assert home is not None
+            return landed[number] if number in landed else pools[home].table(number)
+
+        shape = self._shape = self.buffers.fill(batch, requests, table)
+        self.buffers.sample_args(shape, draw_uniform)
+        count = len(batch.cpu_decode)
+        slots = self.buffers.arrays["kv_slots"][shape.n_tokens - count : shape.n_tokens]
+        self._cpu_slots = slots.copy()
+        self._samples = True
+        return shape
+
+    def _land_prompts(
+        self, batch: Batch, requests: Mapping[int, Request], pool: KvPool
+    ) -> dict[int, Blocks]:
+        """Return the places in the landing of the blocks of prompts that live on the CPU."""
+        landed: dict[int, Blocks] = {}
+        first, places = self._model.pools.blocks, dict[int, int]()
+        brought, sent = dict[int, None](), dict[int, None]()
+        for chunk in batch.prefill:
+            if requests[chunk.request].home is Home.CPU:
+                held = pool.table(chunk.request)[: blocks_for(chunk.start + chunk.length)]
+                brought |= dict.fromkeys(held[: blocks_for(chunk.start)])
+                sent |= dict.fromkeys(held[chunk.start // KV_BLOCK :])
+                found = [first + places.setdefault(block, len(places)) for block in held]
+                landed[chunk.request] = np.array(found, np.int32)
+        assert len(places) <= self._model.pools.landing
+        self._brought, self._sent = (
+            np.array([[first + places[b] for b in blocks], [*blocks]], np.int32)
+            for blocks in (brought, sent)
+        )
+        return landed
+
+    def set_args(self, sizes: BatchSizes) -> None:
+        """Say how the filled batch runs, and give its arguments to the device."""
+        self._sizes, self._decodes = sizes, sizes.cpu_decode
+        first = sizes.n_prefill + sizes.gpu_decode
+        arrays = self.buffers.arrays
+        tails = {n: int(arrays[n][first:].ctypes.data) for n in ("seq_lengths", "block_tables")}
+        starts = {"seq_starts": int(self._no_rows.ctypes.data)}
+        counts = {"n_tokens": sizes.cpu_decode, "n_out": 0, "kv_splits": sizes.cpu_splits}
+        counts |= {"n_prefill": 0, "n_decode": sizes.cpu_decode}
+        self._cpu_args = self.buffers.forward_addresses() | tails | starts | counts
+        self.step.counts = {
+            "n_tokens": sizes.n_tokens,
+            "n_stored": sizes.n_tokens - sizes.cpu_decode,
+            "n_cpu": sizes.cpu_decode,
+            "n_prefill": sizes.n_prefill,
+            "n_decode": sizes.gpu_decode,
+            "n_out": sizes.n_out,
+        }
+        self.step.shared.clear()
+        if self._device.apart:
+            self._upload(sizes)
+
+    def order(self) -> BatchOrder:
+        """Return what makes a sub-batch of another rank run the same batch."""
+        kv = {"brought": self._brought, "sent": self._sent, "appended": self._cpu_slots}
+        return order_batch(self._sizes, self.buffers.arrays, **kv)
+
+    def obey(self, order: BatchOrder) -> None:
+        """Fill the sub-batch as that of the rank that made `order`, which chooses the tokens."""
+        unpack_arrays(order.arrays, self.buffers.arrays, order.sizes, order.table_width)
+        self._brought, self._sent = (
+            np.frombuffer(order.kv[name], np.int32).reshape(2, -1) for name in ("brought", "sent")
+        )
+        self._cpu_slots = np.frombuffer(order.kv["appended"], np.int64)
+        self._samples = False
+        self.set_args(order.sizes)
+
+    def _upload(self, sizes: BatchSizes) -> None:
+        rows = {
+            **dict.fromkeys(("token_ids", "positions", "kv_slots"), sizes.n_tokens),
+            **dict.fromkeys(("seq_lengths", "block_tables"), sizes.sequences),
+            **dict.fromkeys(OUT_ROWS, sizes.n_out),
+        }
+        for name, count in rows.items():
+            host = torch.from_numpy(self.buffers.arrays[name][:count])
+            self.step.arrays[name][:count].copy_(host, non_blocking=True)
+
+    def rehearse(
+        self, prompts: Sequence[int], decodes: Sequence[int], on_cpu: int = 0, stored: int = 0
+    ) -> None:
+        """Fill it with made-up sequences of so many tokens: prompts, decodes, the CPU's decodes.
+
+        For measuring: of their KV nothing is read that matters. `stored`: tokens that each prompt
+        had before.
+        """
+        arrays, pools = self.buffers.arrays, self._model.pools
+        whole = [stored + length for length in prompts]
+        lengths = np.array([*whole, *decodes, *[1] * on_cpu], np.int32)
+        starts = np.cumsum([0, *prompts, *[1] * (len(decodes) + on_cpu)])
+        rows = int(starts[-1])
+        arrays["token_ids"][:rows] = 0
+        arrays["positions"][:rows] = np.arange(rows) % self._model.cpu.spec.max_context
+        arrays["kv_slots"][:rows] = np.arange(rows) % ((pools.blocks + pools.landing) * KV_BLOCK)
+        arrays["seq_starts"][: len(starts)] = starts
+        arrays["seq_lengths"][: len(lengths)] = lengths
+        width = blocks_for(int(lengths.max()))
+        held = np.arange(len(lengths) * width) % (pools.blocks + pools.landing)
+        arrays["block_tables"][: len(lengths), :width] = held.reshape(len(lengths), width)
+        out = len(decodes) + on_cpu
+        arrays["out_rows"][:out] = np.arange(rows - out, rows)
+        self._brought = self._sent = np.zeros((2, 0), np.int32)
+        self._cpu_slots, self._samples = np.zeros(on_cpu, np.int64), True
+        arrays["temperature"][:out] = 0.0
+        self.set_args(
+            BatchSizes(
+                n_tokens=rows,
+                n_prefill=len(prompts),
+                gpu_decode=len(decodes),
+                cpu_decode=on_cpu,
+                n_out=out,
+                cpu_splits=1,
+            )
+        )
+
+    # ---- layers ----
+
+    def bring(self, layer: int) -> bool:
+        """Copy what prompts on the CPU computed before to the landing; tell whether they did."""
+        if not self._brought.size:
+            return False
+        with self.pen(LINK, f"{self._name}: KV in"):
+            self._model.copy_blocks(layer, self._brought, Home.GPU)
+        return True
+
+    def start_layer(self, layer: int, worker: ThreadPoolExecutor) -> None:
+        """Give all up to and including the attention of a layer; the CPU's part to its thread."""
+        with self.pen(DEVICE, f"{self._name}: products"):
+            self.forward.run(self.between[layer], self.step)
+        device = self._device
+        if self._decodes or self._sent.size:
+            device.follow(device.copy, device.mark(device.compute))
+        if self._decodes:
+            self.hand_over(layer, worker)
+        if self._sent.size:
+            with self.pen(LINK, f"{self._name}: KV out"):
+                self._model.copy_blocks(layer, self._sent, Home.CPU)
+        with self.pen(DEVICE, f"{self._name}: attention"):
+            self.forward.run(self.attention[layer], self.step)
+
+    def hand_over(self, layer: int, worker: ThreadPoolExecutor) -> None:
+        """Have the CPU attend for a layer."""
+        arrived = self._cross("qkv", out=True)
+        self._task = worker.submit(self._attend, layer, arrived)
+
+    def _cross(self, name: str, *, out: bool) -> Any:
+        """Copy the rows of the CPU's decodes there (or back); return the event behind that."""
+        last = self._sizes.n_tokens
+        ours = self.forward.buffers[name][last - self._decodes : last]
+        theirs = self._staged[name][: self._decodes]
+        to, held = (theirs, ours) if out else (ours, theirs)
+        with self.pen(LINK, f"{self._name}: {name}"), self._device.copying():
+            to.copy_(held, non_blocking=True)
+        return self._device.mark(self._device.copy)
+
+    def collect(self) -> None:
+        """Wait for the CPU's attention and give it to the device, which goes on behind it."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        begun = time.perf_counter()
+        task.result()
+        self.waited += time.perf_counter() - begun
+        arrived = self._cross("attention", out=False)
+        self._device.follow(self._device.compute, arrived)
+
+    def _attend(self, layer: int, arrived: Any) -> None:
+        """Store the keys and values of the CPU's decodes and attend. On the CPU's thread."""
+        self._device.wait(arrived)
+        begun = time.perf_counter()
+        with torch.inference_mode(), self.pen(ATTENTION, f"{self._name}: attention"):
+            rows = slice(self._decodes)
+            self._host_rows["qkv"][rows] = self._staged["qkv"][rows]
+            self._store(layer)
+            self._cpu.run(self._model.cpu.team, self._cpu_args, self._cpu_spans[layer])
+            self._staged["attention"][rows] = self._host_rows["attention"][rows]
+        self.attending += time.perf_counter() - begun
+
+    def _store(self, layer: int) -> None:
+        spec, count = self._model.cpu.spec, self._decodes
+        kv, dtype = self._model.cpu.kv, DTYPES[spec.kv_dtype]
+        heads = self._host_rows["qkv"].numpy()[:count, : spec.qkv_size]
+        heads = heads.reshape(count, -1, spec.head_dim)[:, spec.n_heads :]
+        blocks, places = self._cpu_slots // KV_BLOCK, self._cpu_slots % KV_BLOCK
+        parts = heads[:, : spec.n_kv_heads], heads[:, spec.n_kv_heads :]
+        for memory, part in zip((kv.k, kv.v), parts, strict=True):
+            layers = memory.view(dtype.numpy).reshape(
+                spec.n_layers, -1, spec.n_kv_heads, KV_BLOCK, spec.head_dim
+            )
+            layers[layer, blocks[places == 0]] = 0  # see operators._slots
+            layers[layer, blocks, :, places] = dtype.narrow(part)
+
+    def end(self) -> None:
+        """Give the rest of the step and the choice of tokens."""
+        rows = self.step.counts["n_out"]
+        with self.pen(DEVICE, f"{self._name}: logits"):
+            self.forward.run(self.between[-1], self.step)
+            if self._samples and rows:
+                choose_tokens(self.step, rows, self._model.cpu.spec.vocab_size)
+
+    def fetch(self) -> None:
+        """Copy the chosen tokens to the host, and the logits where they are asked for."""
+        if not self._device.apart:
+            return
+        wanted = [request.params for request in self._shape.outputs]
+        asked = bool(self._shape.scored)
+        asked |= any(one.logprobs is not None or one.changes_logits for one in wanted)
+        count = self.step.counts["n_out"]
+        for name in ("out_ids", "out_logprobs", *(["logits"] if asked else [])):
+            host = torch.from_numpy(self.buffers.arrays[name][:count])
+            host.copy_(self.step.arrays[name][:count], non_blocking=True)
+
+    def abandon(self) -> None:
+        """Wait for the CPU's thread after a step that failed."""
+        if self._task is not None:
+            self._task.exception()
+            self._task = None

@@ -1,1 +1,0 @@
-"""Models on a torch device beside the CPU: the only room that imports torch."""

@@ -1,0 +1,89 @@
+"""Messages between two processes: structs as msgpack after their length, on a socket.
+
+In: structs. Out: bytes, and structs again; an `ErrorText`, whose length is sent as a negative
+number, is raised where it is received. A peer that has hung up, or sends what is too long, is
+nobody any more: what would be received from it is None.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+
+from dovetail.runtime.child.errors import ErrorText
+
+LENGTH = struct.Struct("<q")
+MAX_MESSAGE = 1 << 30
+READ_BYTES = 1 << 16
+"""Bytes asked of a socket at once: many small messages take one read."""
+
+T = TypeVar("T")
+
+
+def pack_value(value: msgspec.Struct) -> bytes:
+    """Return a struct as a message."""
+    data = msgspec.msgpack.encode(value)
+    return LENGTH.pack(-len(data) if isinstance(value, ErrorText) else len(data)) + data
+
+
+class Channel:
+    """The connection to one peer. Any thread may send; one at a time receives."""
+
+    def __init__(self, link: socket.socket, most: int = MAX_MESSAGE) -> None:
+        """Only this may read from `link` from now on. `most`: bytes of a message."""
+        self.socket, self._most = link, most
+        self._data = bytearray()
+
+    def send(self, value: msgspec.Struct) -> None:
+        """Send a struct; OSError where the peer is gone."""
+        self.socket.sendall(pack_value(value))
+
+    @property
+    def pending(self) -> bool:
+        """Whether something has come that has not been returned yet: also that the peer is gone."""
+        if not self._data:
+            try:
+                self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except OSError as error:
+                return not isinstance(error, BlockingIOError)
+        return True
+
+    def receive(self, kind: type[T]) -> T | None:
+        """Return the next struct, None when the peer has hung up; raises an error that it sent.
+
+        Also TimeoutError after the socket's timeout, if it has one.
+        """
+        head = self._read(LENGTH.size)
+        length = LENGTH.unpack(head)[0] if head else 0
+        data = self._read(abs(length)) if 0 < abs(length) <= self._most else b""
+        if data and length < 0:
+            raise msgspec.msgpack.decode(data, type=ErrorText).make()
+        return msgspec.msgpack.decode(data, type=kind) if data else None
+
+    def messages(self, kind: type[T]) -> Iterator[T]:
+        """Yield structs until the peer hangs up; raises as `receive`."""
+        while (message := self.receive(kind)) is not None:
+            yield message
+
+    def hang_up(self) -> None:
+        """End the connection; whoever reads from either end is told."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def _read(self, size: int) -> bytes | bytearray:
+        while len(self._data) < size:
+            try:
+                more = self.socket.recv(max(READ_BYTES, size - len(self._data)))
+            except ConnectionError:
+                return b""
+            if not more:
+                return b""
+            self._data += more
+        data = self._data[:size]
+        del self._data[:size]
+        return data

@@ -1,0 +1,212 @@
+"""Keeps one child process: starts it, reads what it says, ends it where it hangs, starts the next.
+
+In: what the process is for, as a subclass. Out: calls of its methods, on one thread; messages for
+the process go from any thread, without waiting.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.runtime.child.child import Child, StartError
+from dovetail.runtime.child.launch import END_SECONDS
+from dovetail.runtime.child.outbox import Outbox
+from dovetail.runtime.child.watch import PATIENCE, Reading, Watch
+
+STARTS = 3
+"""Processes in a row that die before they are ready; what waits fails then."""
+PAUSE = 0.1
+"""Seconds before the second start in a row; twice as long before the third."""
+CLOSED = "the app is closed; load the artifact again"
+
+M = TypeVar("M")
+
+log = logging.getLogger("dovetail")
+
+
+class Supervisor(ABC, Generic[M]):
+    """One process at a time. With `_lock` nothing waits for long."""
+
+    def __init__(
+        self, kind: type[M], *, closed: str, send_seconds: int, patience: float = PATIENCE
+    ) -> None:
+        """`kind`: of its messages. `closed`: what is said where this is closed under way.
+
+        send_seconds: a process that reads nothing for so long is replaced: it always reads, unless
+        it is stopped. patience: see `Watch`.
+        """
+        self._kind, self._closed_text = kind, closed
+        self._send_seconds, self._patience = send_seconds, patience
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._outbox: Outbox | None = None  # of a process that is ready
+        self._ailment = self._hang = ""
+        self._wanted = False
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.deaths = 0
+
+    # ---- what it is for; on its thread, but for `_look` ----
+
+    @abstractmethod
+    def _launch(self) -> Child:
+        """Return a new process; DovetailError where there is none."""
+
+    @abstractmethod
+    def _set_up(self, child: Child) -> None:
+        """Return when it is ready; DovetailError where it will not be."""
+
+    @abstractmethod
+    def _send_waiting(self) -> None:
+        """Send what has waited for a process. With the lock."""
+
+    @abstractmethod
+    def _hear(self, message: M) -> None:
+        """Take what it says."""
+
+    @abstractmethod
+    def _look(self) -> Reading:
+        """Return the process as its watcher sees it."""
+
+    @abstractmethod
+    def _lose(self, why: str) -> None:
+        """Fail, or keep for the next one, what the process had; why it ended, in words."""
+
+    @abstractmethod
+    def _fail_all(self, error: DovetailError) -> None:
+        """Fail all there is."""
+
+    # ---- for any thread ----
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None while there is none."""
+        child = self._child
+        return None if child is None else child.pid
+
+    @property
+    def ready(self) -> bool:
+        """False from the death of a process until the next one serves."""
+        return self._outbox is not None
+
+    @property
+    def ailment(self) -> str:
+        """Why the last process died, in words, while there is no other; else ""."""
+        return "" if self.ready else self._ailment
+
+    def _check_open(self) -> None:
+        """Raise RequestError where this is closed."""
+        if self._closing.is_set():
+            raise RequestError(CLOSED)
+
+    def _ensure(self) -> None:
+        """Have a process started, unless there is one. With the lock."""
+        self._wanted = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep, name="supervisor", daemon=True)
+            self._thread.start()
+            atexit.register(self._end_at_exit)
+
+    def close(self) -> None:
+        """End the process; what is under way fails. Safe to call twice."""
+        with self._lock:
+            self._closing.set()
+            child, thread = self._child, self._thread
+            if child is not None:
+                child.channel.hang_up()
+        atexit.unregister(self._end_at_exit)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _end_at_exit(self) -> None:
+        """Close before the interpreter ends, but not in a forked process, which has no thread."""
+        if self._thread is not None and self._thread.is_alive():
+            self.close()
+
+    # ---- the thread ----
+
+    def _keep(self) -> None:
+        """Start a process and read what it tells; when it dies, start the next."""
+        failed = 0
+        while True:
+            try:
+                child = self._start()
+            except DovetailError as error:
+                failed += 1
+                again = isinstance(error, StartError) and failed < STARTS
+                if again and not self._closing.wait(PAUSE * failed):
+                    continue
+                failed = 0
+                if self._give_up(error):
+                    return
+                continue
+            failed = 0
+            why = self._serve(child)
+            if self._closing.is_set() and self._give_up(RequestError(self._closed_text)):
+                return
+            log.warning("%s; starting another one", why)
+
+    def _start(self) -> Child:
+        """Return a process that serves; DovetailError where there is none."""
+        child = self._launch()
+        with self._lock:
+            self._child = child
+            if self._closing.is_set():
+                child.channel.hang_up()
+        try:
+            self._set_up(child)
+        except BaseException:
+            child.end()
+            with self._lock:
+                self._child = None
+            raise
+        return child
+
+    def _serve(self, child: Child) -> str:
+        """Return how a process ended, in words."""
+        ended = threading.Event()
+        threading.Thread(target=self._watch, args=(child, ended), daemon=True).start()
+        try:
+            with self._lock:
+                self._outbox = Outbox(child.channel, self._send_seconds)
+                self._send_waiting()
+            for message in child.channel.messages(self._kind):
+                self._hear(message)
+        except Exception:
+            log.exception("what %s is sent or says is wrong", child.name)
+        ended.set()
+        with self._lock:
+            self._outbox = self._child = None
+        child.channel.hang_up()
+        fate = child.member.fate(END_SECONDS) or "hung up"
+        hang, self._hang = self._hang, ""
+        self._ailment = why = f"{child.name} {hang or fate}"
+        self.deaths += not self._closing.is_set()
+        self._lose(why)  # at once: to bury the process may take long
+        child.end()
+        return why
+
+    def _watch(self, child: Child, ended: threading.Event) -> None:
+        """Look at a process until it ends or hangs, and kill it then; on a thread of its own."""
+        watch = Watch(self._patience)
+        while not ended.wait(watch.step):
+            if hang := watch.look(time.monotonic(), self._look()):
+                self._hang = hang
+                child.member.kill()
+                return
+
+    def _give_up(self, error: DovetailError) -> bool:
+        """Have all that waits fail; return whether nobody wants a process any more."""
+        with self._lock:
+            self._wanted = False
+        self._fail_all(RequestError(self._closed_text) if self._closing.is_set() else error)
+        with self._lock:
+            if not self._wanted or self._closing.is_set():
+                self._thread = None
+        return self._thread is None

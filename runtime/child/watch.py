@@ -1,0 +1,64 @@
+"""Tells a worker that hangs from one that is busy: by the progress of its work and nothing else.
+
+In: readings of a worker, taken now and then, and the time. Out: words once it has work and ended no
+part of it for too long. A thread of the worker that beats would beat on while its work stands
+still, so that only what the work itself counts is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PATIENCE = 5.0
+"""Seconds without progress that are never too long."""
+SLACK = 10.0
+"""Times its prediction that a step may take: predictions are rough, machines are shared."""
+LOOKS = 10
+"""Looks at a worker within `PATIENCE`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A worker as it is now.
+
+    busy: whether it has work. turns: parts of its work that have ended since it began, in any unit
+    that grows. predicted: seconds that the part under way should take, 0 where none has begun.
+    """
+
+    busy: bool
+    turns: float
+    predicted: float = 0.0
+
+
+@dataclass(slots=True)
+class Watch:
+    """Readings of one worker in turn. Pure: told the time.
+
+    Only time that the one who looks was awake counts, `step` seconds at most between two looks: a
+    machine that was suspended, or a server that was stopped together with its workers, says nothing
+    of them.
+    """
+
+    patience: float = PATIENCE
+    stood: float = 0.0
+    """Seconds that the worker has had work without progress."""
+    _last: tuple[float, Reading] | None = None
+
+    @property
+    def step(self) -> float:
+        """Seconds between two looks."""
+        return self.patience / LOOKS
+
+    def look(self, now: float, reading: Reading) -> str:
+        """Take a reading in; return what is wrong with the worker, "" where nothing is."""
+        last, self._last = self._last, (now, reading)
+        moved = last is None or not last[1].busy or last[1].turns != reading.turns
+        if moved or not reading.busy:
+            self.stood = 0.0
+            return ""
+        assert last is not None
+        self.stood += min(max(0.0, now - last[0]), 2 * self.step)
+        bound = max(self.patience, SLACK * reading.predicted)
+        if self.stood <= bound:
+            return ""
+        return f"hung: it had work, and ended no step within {bound:.3g} s"

@@ -1,0 +1,369 @@
+"""The embedding service: the queue manager's decisions carried out on threads.
+
+In: token ids, devices with their instances. Out: vectors in order, or BUSY at once. One lock is
+around the manager; an instance has a thread that takes, runs and reports batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.errors import CapacityError, DeviceError, DovetailError, RequestError
+from dovetail.runtime.embed.device_queue import EmbedQuery, QueryBatch, QueryState, QueueSpec
+from dovetail.runtime.embed.encoder import EmbeddingModel, InstanceLost
+from dovetail.runtime.embed.process import ProcessInstance
+from dovetail.runtime.embed.queue import QueueManager
+from dovetail.runtime.native.encoder import Ids, Rows
+
+RESTARTS = 3
+"""Times that a dead instance is started, without a batch done, before it is given up."""
+CLOSED = "the app was closed; load the artifact again"
+
+log = logging.getLogger("dovetail")
+
+Observer = Callable[[QueryBatch, float], object]
+"""Told of every batch that has run, and its seconds; called on the instance's thread."""
+Models = Mapping[str, EmbeddingModel]
+"""One instance of a device: the encoder of each model, of which one runs at a time."""
+
+
+class EmbedJob:
+    """Texts of one call: a future with their vectors (n, dim) in order, or the first error.
+
+    Who cancels the future takes out of the queues what still waits there.
+    seconds: how long each query took, NaN before it is done.
+    """
+
+    def __init__(
+        self, ids: Sequence[Ids], types: Sequence[Ids] | None, dim: int, started: float
+    ) -> None:
+        self.ids, self.types, self.started = ids, types, started
+        self.future: Future[Rows] = Future()
+        self.queries: Sequence[EmbedQuery] = ()
+        self.seconds: npt.NDArray[np.float64] = np.full(len(ids), np.nan)
+        self.rows = np.zeros((len(ids), dim), np.float32)
+        self.left = len(ids)
+        self.error: Exception | None = None
+
+    def result(self, timeout: float | None = None) -> Rows:
+        """Return the vectors; raises what went wrong."""
+        return self.future.result(timeout)
+
+    def settle(self) -> None:
+        """Tell whoever waits, unless they have gone."""
+        if self.future.set_running_or_notify_cancel():
+            if self.error is not None:
+                self.future.set_exception(self.error)
+            else:
+                self.future.set_result(self.rows)
+
+
+class EmbeddingService:
+    """Devices, their queues, and the threads between them."""
+
+    def __init__(
+        self,
+        instances: Mapping[str, Sequence[Models]],
+        manager: QueueManager,
+        *,
+        slo: float = math.inf,
+        observe: Observer | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start a thread for each instance, which the service owns from now on.
+
+        instances: of each device of `manager`, as many as its queue says, each with a copy of every
+        model. slo: seconds that a query may take; without one nothing is
+        BUSY, and calls wait. observe: told of batches. now: the clock of all times.
+        """
+        self.slo, self.manager = slo, manager
+        self._instances, self._observe, self._now = instances, observe, now
+        self._numbers = itertools.count()
+        self._lost = dict.fromkeys(instances, 0)
+        self._ended = dict.fromkeys(instances, 0)  # of those: never started again
+        self._done: list[EmbedJob] = []  # by the decision that is being made
+        self._closed = False
+        self._work = threading.Condition()
+        first = next(iter(instances.values()))[0]
+        self.dims = {model: instance.dim for model, instance in first.items()}
+        self._threads = [
+            threading.Thread(target=self._drive, args=(name, models), daemon=True)
+            for name, each in instances.items()
+            for models in each
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- calls ----
+
+    def submit(
+        self,
+        ids: Sequence[Ids],
+        types: Sequence[Ids] | None = None,
+        *,
+        model: str = "",
+        wait: bool = False,
+    ) -> EmbedJob:
+        """Queue all queries of a call within the SLO, or none.
+
+        A device whose instances are all being started again takes nothing: a start may take longer
+        than the SLO, so without another device the answer is BUSY.
+
+        ids: token ids of each query; types: their segments, by default 0. wait: instead of BUSY,
+        any number of queries run without an SLO, as there is room beside others.
+
+        Raises:
+            CapacityError: BUSY; `retry_after` seconds later there may be room.
+            RequestError: a query is empty or too long, there is no such model, or the service is
+                closed.
+        """
+        if model not in self.dims:
+            raise RequestError(f"no encoder is called {model!r}")
+        now = self._now()
+        job = EmbedJob(ids, types, self.dims[model], now)
+        job.queries = [
+            EmbedQuery(next(self._numbers), len(each), now + self.slo, model, (job, index))
+            for index, each in enumerate(ids)
+        ]
+        with self._deciding() as manager:
+            if self._closed:
+                raise RequestError(CLOSED)
+            try:
+                if self.slo < math.inf:
+                    manager.submit(job.queries, now)
+            except CapacityError:
+                if not wait:
+                    raise
+            if job.queries and job.queries[0].state is QueryState.NEW:
+                manager.add_bulk(job.queries)
+        if not job.queries:
+            job.settle()
+        job.future.add_done_callback(partial(self._leave, job))
+        return job
+
+    def _leave(self, job: EmbedJob, future: Future[Rows]) -> None:
+        """Take out what of a job is still queued if its caller has gone."""
+        if future.cancelled():
+            with self._deciding():
+                self._cancel(job)
+
+    @property
+    def spilled(self) -> dict[str, int]:
+        """How many queries each device has taken because no accelerator could."""
+        with self._work:
+            return dict(self.manager.spilled)
+
+    @property
+    def ready(self) -> bool:
+        """Whether queries are served: no device has died, or one is left that takes them.
+
+        Within an SLO that is one of some depth. Where none ever had any, it is not death's doing.
+        """
+        with self._work:
+            left = [name for name, each in self._instances.items() if self._lost[name] < len(each)]
+            if self.slo < math.inf and len(left) < len(self._instances):
+                return any(any(self.manager.spec(name).depths) for name in left)
+            return bool(left)
+
+    def use(self, manager: QueueManager) -> None:
+        """Take other queues for the same devices, while nothing is queued."""
+        with self._work:
+            assert not self.manager.live(), "what is queued would be lost"
+            for name, each in self._instances.items():
+                if self._lost[name] == len(each):
+                    gone = self._ended[name] == len(each)
+                    manager.close_device(name, self._now(), gone=gone)
+            self.manager = manager
+
+    def set_queue(self, spec: QueueSpec) -> None:
+        """Give a device other depths or lines."""
+        with self._deciding() as manager:
+            manager.set_queue(spec)
+
+    def close(self) -> None:
+        """End the threads and instances; what is queued fails. Safe to call twice."""
+        with self._deciding() as manager:
+            self._closed = True
+            for query in manager.live():
+                if manager.cancel(query):
+                    self._end(query, RequestError(CLOSED))
+        for thread in self._threads:
+            thread.join()
+        for each in self._instances.values():
+            for models in each:
+                for instance in models.values():
+                    instance.close()
+
+    def __enter__(self) -> EmbeddingService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- decisions ----
+
+    @contextmanager
+    def _deciding(self) -> Iterator[QueueManager]:
+        """Give the manager under the lock; then wake the threads and tell whose jobs have ended.
+
+        An error changes nothing. Callers are told without the lock: they may call again.
+        """
+        with self._work:
+            yield self.manager
+            for query, error in self.manager.refill(self._now()):
+                self._end(query, error)
+            done, self._done = self._done, []
+            self._work.notify_all()
+        for job in done:
+            job.settle()
+
+    def _end(self, query: EmbedQuery, error: Exception | None = None) -> None:
+        """Count a query as ended; the first error ends the rest of its job."""
+        job, _ = query.payload
+        first = error is not None and job.error is None
+        job.error = job.error or error
+        job.left -= 1
+        if not job.left:
+            self._done.append(job)
+        elif first:
+            self._cancel(job)
+
+    def _cancel(self, job: EmbedJob) -> None:
+        for query in job.queries:
+            if self.manager.cancel(query):
+                self._end(query)
+
+    # ---- threads ----
+
+    def _drive(self, name: str, models: Models) -> None:
+        """Run batches on one instance until the service is closed or the instance given up."""
+        mortal = {n: each for n, each in models.items() if isinstance(each, ProcessInstance)}
+        for each in mortal.values():
+            each.watch(self._notice)
+        idle: Counter[str] = Counter()  # deaths with nothing to do since its last batch
+        while (found := self._next(name, mortal)) is not None:
+            if isinstance(found, str):
+                if not self._revive(name, mortal[found], None, RESTARTS - idle[found]):
+                    return
+                idle[found] += 1
+                continue
+            model = found.model
+            more = (found.limit,) if model in mortal else ()
+            rows = _embed(models[model], found, self.dims[model], *more)
+            if not isinstance(rows, InstanceLost):
+                del idle[model]
+                self._report(found, rows, self._now())
+            elif not self._revive(name, mortal[model], found, RESTARTS):
+                return
+
+    def _next(self, name: str, mortal: Mapping[str, ProcessInstance]) -> QueryBatch | str | None:
+        """Wait for a batch, or the name of a model that has died meanwhile; None at the end."""
+        with self._work:
+            while not self._closed:
+                for model, instance in mortal.items():
+                    if instance.dead:
+                        return model
+                if (batch := self.manager.take(name, self._now())) is not None:
+                    return batch
+                self._work.wait()
+        return None
+
+    def _notice(self) -> None:
+        """Have the threads look which instance has died."""
+        with self._work:
+            self._work.notify_all()
+
+    def _report(self, batch: QueryBatch, rows: Rows | Exception, now: float) -> None:
+        if isinstance(rows, Exception):
+            with self._deciding() as manager:
+                for query in manager.fail(batch):
+                    self._end(query, rows)
+        else:
+            if self._observe:
+                self._observe(batch, now - batch.started)
+            wrong = _deliver(batch, rows, now)
+            with self._deciding() as manager:
+                for query in manager.complete(batch):
+                    self._end(query, wrong.get(query.number))
+        with self._work:
+            self.manager.note(batch, self._now())
+
+    def _revive(
+        self, name: str, instance: ProcessInstance, batch: QueryBatch | None, starts: int
+    ) -> bool:
+        """Start a dead instance again; False where it cannot be, or the service is closed.
+
+        batch: what it ran, which is queued again. starts: how often that may be tried.
+        """
+        log.warning("%s: an embedding process died or hangs; restarting it", name)
+        with self._deciding() as manager:
+            self._lost[name] += 1
+            for query in manager.lose(batch) if batch else ():
+                died = f"{name}: embedding processes died or hung at this query"
+                self._end(query, DeviceError(died))
+            if self._lost[name] == len(self._instances[name]):
+                manager.close_device(name, self._now())
+            if self._closed:
+                return False
+        for _ in range(starts):
+            try:
+                instance.restart()
+            except DovetailError as failure:
+                log.warning("%s: %s", name, failure)
+                continue
+            with self._deciding() as manager:
+                self._lost[name] -= 1
+                manager.open_device(name)
+            return True
+        with self._deciding() as manager:  # go on without the instance, or the whole device
+            self._ended[name] += 1
+            if self._ended[name] == len(self._instances[name]):
+                log.error("%s: could not be restarted; it is no longer used", name)
+                for query in manager.close_device(name, self._now(), gone=True):
+                    self._end(query, DeviceError(f"{name}: died, and no other device has room"))
+        return False
+
+
+def _embed(model: EmbeddingModel, batch: QueryBatch, dim: int, *limit: float) -> Rows | Exception:
+    """Return the vectors of a batch, or why there are none: any error is this batch's alone."""
+    payloads = [query.payload for query in batch.queries]
+    ids: list[Ids] = [job.ids[index] for job, index in payloads]
+    types: list[Ids] | None = None
+    if any(job.types is not None for job, _ in payloads):
+        types = [job.types[i] if job.types else np.zeros_like(job.ids[i]) for job, i in payloads]
+    try:
+        rows = model.embed_tokens(ids, types, *limit)
+    except (DovetailError, InstanceLost) as error:
+        return error
+    except MemoryError:
+        return DeviceError(f"{batch.device}: out of memory")
+    except Exception as error:  # a fault of the encoder must not end the device
+        log.exception("%s: an encoder failed", batch.device)
+        return DeviceError(f"{batch.device}: the encoder failed ({error!r})")
+    if rows.shape != (len(ids), dim):
+        return DeviceError(f"{batch.device}: vectors of shape {rows.shape} came")
+    return rows
+
+
+def _deliver(batch: QueryBatch, rows: Rows, now: float) -> dict[int, Exception]:
+    """Put vectors into their jobs; return the errors of those that are no numbers, by query."""
+    wrong: dict[int, Exception] = {}
+    finite = np.asarray(np.isfinite(rows).all(axis=1))
+    for query, row, good in zip(batch.queries, rows, finite, strict=True):
+        job, index = query.payload
+        job.rows[index], job.seconds[index] = row, now - job.started
+        if not good:
+            wrong[query.number] = RequestError(f"text {index}: its vector is not finite")
+    return wrong

@@ -1,0 +1,233 @@
+"""Texts to vectors and scores: tokenising, prompts and the encoders of an artifact.
+
+In: texts or token ids. Out: float32 rows in order (`embed`), or documents by score (`rerank`). All
+work goes through the queues of `runtime/embed/`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
+
+import numpy as np
+
+from dovetail.ir.encoder import EncoderSpec
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.embed.service import EmbeddingService, EmbedJob
+from dovetail.runtime.native.encoder import Ids, Rows, check_ids
+from dovetail.runtime.text.tokenizer import (
+    BYTES_PER_TOKEN,
+    SHORT,
+    beginning,
+    check_unicode,
+    read_tokenizer,
+)
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TextOrIds: TypeAlias = str | Sequence[int] | Ids
+SLICE = 1024
+"""Texts that are tokenised at once: what a call holds beside token ids."""
+FEW = 4
+"""Texts that one thread tokenises, in about 0.15 ms each."""
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of `App.embed`, which says what they mean."""
+
+    model: str | None
+    prompt_name: str | None
+    prompt: str | None
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document of a `rerank`: its place in what was given, its score, its text."""
+
+    index: int
+    score: float
+    document: str
+
+
+class TextEncoder:
+    """An encoder behind the queues that all encoders share, and the reader of its texts.
+
+    Texts become token ids by its tokenizer.json. They are cut to the letters that its tokens may
+    have before they are tokenised, and then to the tokens that it takes.
+    """
+
+    def __init__(
+        self, name: str, spec: EncoderSpec, path: Path | None, service: EmbeddingService
+    ) -> None:
+        """The file at `path` is read when a text first needs it; None: it takes only token ids."""
+        self.name, self.spec, self.service = name, spec, service
+        self._path = path
+
+    @cached_property
+    def _tokenizer(self) -> tokenizers.Tokenizer:
+        if self._path is None:
+            raise RequestError("this encoder has no tokenizer, so texts must be lists of token ids")
+        found = read_tokenizer(self._path)
+        found.no_padding()
+        found.enable_truncation(self.spec.max_tokens)
+        return found
+
+    def read(
+        self,
+        texts: TextOrIds | Sequence[TextOrIds],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> list[Ids]:
+        """Return checked token ids of each text, special tokens included; ids stay as they are.
+
+        A prompt goes before each text; RequestError for an unknown name of one.
+        """
+        listed, before = _as_texts(texts), self._choose_prompt(prompt_name, prompt)
+        places = [i for i, text in enumerate(listed) if isinstance(text, str)]
+        found: list[Sequence[int] | Ids] = [() if isinstance(t, str) else t for t in listed]
+        for first in range(0, len(places), SLICE):
+            part = places[first : first + SLICE]
+            encodings = self._encode([self._cut(listed[i], i, before) for i in part])
+            for place, encoding in zip(part, encodings, strict=True):
+                found[place] = np.array(encoding.ids, np.int32)
+        return check_ids(self.spec, found)
+
+    def read_pairs(self, query: str, documents: Sequence[str]) -> Iterator[tuple[Ids, Ids]]:
+        """Yield (token ids, segments) of the query beside each document; the longer one is cut."""
+        asked = self._cut(query, 0)
+        pairs = [(asked, self._cut(text, i)) for i, text in enumerate(documents)]
+        segments = self.spec.token_types > 1  # a tokenizer may tell them to a model without
+        for first in range(0, len(pairs), SLICE):
+            for encoding in self._tokenizer.encode_batch(pairs[first : first + SLICE]):
+                kinds = np.array(encoding.type_ids, np.int32)
+                yield np.array(encoding.ids, np.int32), kinds if segments else np.zeros_like(kinds)
+
+    def _choose_prompt(self, name: str | None, prompt: str | None) -> str:
+        chosen = name or self.spec.default_prompt
+        if prompt is not None or chosen is None:
+            return prompt or ""
+        if chosen not in self.spec.prompts:
+            known = ", ".join(self.spec.prompts) or "none"
+            raise RequestError(f"there is no prompt {chosen!r}; this encoder has: {known}")
+        return self.spec.prompts[chosen]
+
+    def _cut(self, text: object, number: int, before: str = "") -> str:
+        if not isinstance(text, str):
+            raise RequestError(f"text {number} must be a text")
+        check_unicode(text, f"text {number}")
+        return beginning(before + text, self.spec.max_tokens * BYTES_PER_TOKEN)
+
+    def _encode(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
+        """Encode texts: few on this thread, for waiting until others run may take far longer."""
+        if len(texts) <= FEW and max(map(len, texts)) <= SHORT:
+            return [self._tokenizer.encode(text) for text in texts]
+        return self._tokenizer.encode_batch_fast(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The encoders of the artifact at `path`, by name: those that embed, those that score pairs."""
+
+    path: Path
+    encoders: Mapping[str, TextEncoder]
+
+    def embed(
+        self, texts: TextOrIds | Sequence[TextOrIds], **options: Unpack[EmbedOptions]
+    ) -> Rows:
+        """See `App.embed`."""
+        return self._start(texts, options).result()
+
+    async def aembed(
+        self, texts: TextOrIds | Sequence[TextOrIds], **options: Unpack[EmbedOptions]
+    ) -> Rows:
+        """See `App.aembed`: texts are read on another thread, and vectors hold none."""
+        loop = asyncio.get_running_loop()
+        starting = loop.run_in_executor(None, self._start, texts, options)
+        try:
+            job = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_cancel)
+            raise
+        return await asyncio.wrap_future(job.future)
+
+    def _start(self, texts: TextOrIds | Sequence[TextOrIds], options: EmbedOptions) -> EmbedJob:
+        """Read texts and queue them."""
+        chosen = self.choose(options.get("model"), labels=False)
+        ids = chosen.read(texts, options.get("prompt_name"), options.get("prompt"))
+        return chosen.service.submit(ids, model=chosen.name, wait=options.get("wait", False))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str | None = None,
+        top_n: int | None = None,
+        wait: bool = False,
+    ) -> list[Ranked]:
+        """See `App.rerank`."""
+        chosen = self.choose(model, labels=True)
+        if chosen.spec.dim != 1:
+            raise RequestError(
+                f"this classifier has {chosen.spec.dim} labels; one that ranks has one"
+            )
+        if isinstance(documents, str) or (top_n is not None and top_n < 1):
+            raise RequestError("documents must be a list of texts, and top_n at least 1")
+        pairs = list(chosen.read_pairs(query, documents))
+        ids, kinds = [ids for ids, _ in pairs], [kinds for _, kinds in pairs]
+        rows = chosen.service.submit(ids, kinds, model=chosen.name, wait=wait).result()
+        scores = rows[:, 0].astype(np.float64)
+        if chosen.spec.sigmoid:
+            scores = 1 / (1 + np.exp(-scores))
+        order = np.argsort(-scores, kind="stable")[:top_n]
+        return [Ranked(int(i), float(scores[i]), documents[i]) for i in order]
+
+    def choose(self, model: str | None = None, *, labels: bool) -> TextEncoder:
+        """Return the encoder of that name, default the first, with or without a head that scores.
+
+        Raises RequestError where there is none.
+        """
+        able = {n: e for n, e in self.encoders.items() if bool(e.spec.labels) == labels}
+        kind = "cross-encoder" if labels else "encoder"
+        if not able:
+            raise RequestError(
+                f"{self.path} has no {kind}; compile one with `dovetail compile MODEL`"
+            )
+        name = next(iter(able)) if model is None else model
+        if name not in able:
+            raise RequestError(f"{self.path} has no {kind} {name!r}; it has {', '.join(able)}")
+        return able[name]
+
+    @property
+    def ready(self) -> bool:
+        """Whether all encoders have what runs them."""
+        return all(found.service.ready for found in self.encoders.values())
+
+    def close(self) -> None:
+        """End the threads and processes of all encoders."""
+        for service in {found.service for found in self.encoders.values()}:
+            service.close()
+
+
+def _cancel(starting: asyncio.Future[EmbedJob]) -> None:
+    """Take a job out of the queues whose caller went while it was read."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().future.cancel()
+
+
+def _as_texts(texts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
+    """Return what was given as a list: of one text, of one list of ids, or as it is."""
+    if isinstance(texts, str):
+        return [texts]
+    if not hasattr(texts, "__iter__") or isinstance(texts, bytes | Mapping):
+        raise RequestError("give texts, or lists of token ids")
+    listed = list(texts)
+    if listed and all(isinstance(item, int | np.integer) for item in listed):
+        return [np.asarray(listed)]
+    return listed

@@ -1,0 +1,211 @@
+"""Runs planned batches on the CPU; in a group, as the first of its ranks. Decides nothing.
+
+In: an opened artifact and options, then batches. Out: logits and chosen tokens in `StepBuffers`.
+`open_on_cpu` makes an engine of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.errors import CapacityError
+from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.runtime.artifact import Artifact, ModelPart
+from dovetail.runtime.child.shared_memory import SharedMemory
+from dovetail.runtime.engine.engine import Engine, Filled, Pen
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.engine.sampling import draw_uniform
+from dovetail.runtime.group.ranks import RankGroup, make_setups, plan_ranks
+from dovetail.runtime.machine.cpu_time import read_busy
+from dovetail.runtime.machine.memory import Bytes, allocate, available_memory
+from dovetail.runtime.native.adapt import adapt_service
+from dovetail.runtime.native.forward import ForwardModel, find_tape, layer_block_bytes
+from dovetail.runtime.native.kv_parts import count_parts
+from dovetail.runtime.native.step import StepBuffers, StepShape, step_bytes
+from dovetail.runtime.native.tape import Operands
+from dovetail.runtime.schedule.device_limits import DeviceLimits
+from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
+from dovetail.runtime.schedule.plan import Limits, StepPlan
+from dovetail.runtime.schedule.predictor import Predictor
+from dovetail.runtime.schedule.scheduler import Scheduler
+from dovetail.topology.hardware import HardwareSpec
+
+MEMORY_SHARE = 0.5
+"""Part of the free memory that a KV pool sized at load may take."""
+
+log = logging.getLogger("dovetail")
+_warn_once = cache(partial(log.warning, "%s"))
+
+
+class CpuExecutor:
+    """One model on the CPU, with threads and memory of its own."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        part: ModelPart,
+        hardware: HardwareSpec,
+        options: EngineOptions,
+        *,
+        own_logits: bool = False,
+    ) -> None:
+        """Map weights, start threads and processes, size the KV pool and bind the tapes.
+
+        The plan of `options` stands for the artifact's own, which is fitted to what this machine
+        has free; its threads count for each process. own_logits: a device computes them; then only
+        `setups` tell of the other ranks, and no group is started.
+
+        Raises:
+            ArtifactError: the artifact's parts do not fit each other.
+            CapacityError: the KV pool does not fit into memory, or threads cannot be started.
+            SpecError: the model cannot be shared by so many processes, or the artifact holds less
+                than is wished.
+            RankError: a process could not be started.
+        """
+        self.spec: ModelSpec = part.file.spec
+        self.service = options.plan or fit_service(artifact.service, hardware)
+        self.threshold = self.service.prefill_token_threshold
+        forward, sample = find_tape(part, "forward"), find_tape(part, "sample")
+        sequences = min(forward.max_sequences, sample.max_sequences)
+        bounds = options.bound(forward.max_tokens, sequences, self.spec.max_context)
+        tokens, sequences = bounds.step_tokens, bounds.sequences
+        self.blocks = _count_blocks(self.spec, hardware, options.kv_blocks, self.service, bounds)
+        plans = plan_ranks(
+            self.service,
+            hardware,
+            options.threads,
+            self.blocks,
+            floats=options.activations == "float",
+            deterministic=options.deterministic,
+            own_logits=own_logits,
+        )
+        library = artifact.open_kernels()
+        self.model = ForwardModel(artifact, part, library, plans[0])
+        alloc: Callable[[int], Bytes] = allocate
+        self.setups = make_setups(artifact, part, plans, tokens, sequences)
+        self.group: RankGroup | None = None
+        if self.setups and not own_logits:
+            steps = SharedMemory.create(step_bytes(self.spec, tokens, sequences))
+            self.group = RankGroup(library, steps, self.setups)
+            self.join()
+            alloc = steps.take
+        self.part_tokens = [self.model.part_tokens(prefill=prefill) for prefill in (False, True)]
+        operands = Operands(self.model.weights, allocate(sample.arena_bytes))
+        self.sampler = self.model.bind(sample, operands, "decode")
+        self.buffers = StepBuffers(alloc, self.spec, tokens, sequences)
+        ends = frozenset(self.spec.eos_token_ids)
+        self.limits = Limits(tokens, sequences, bounds.context, self.spec.vocab_size, ends)
+
+    # ---- an Executor: see there ----
+
+    def begin(self, plan: StepPlan, scheduler: Scheduler) -> tuple[StepPlan]:
+        """Return the step whole."""
+        return (plan,)
+
+    def fill(self, plan: StepPlan, scheduler: Scheduler) -> Sequence[Filled]:
+        """Write the one batch that there is on one device."""
+        (batch,) = plan.batches
+        shape = self.buffers.fill(batch, scheduler.requests, scheduler.pool.table)
+        return (Filled(batch, shape, self.buffers),) if shape.n_tokens else ()
+
+    def compute(self, plan: StepPlan, filled: Sequence[Filled]) -> None:
+        """Run the forward tape."""
+        for one in filled:
+            self.forward(one.shape)
+
+    def sample(self, filled: Filled) -> None:
+        """Run the sample tape."""
+        args = filled.buffers.sample_args(filled.shape, draw_uniform)
+        rows = max(1, filled.shape.n_out)  # each is sampled by one thread
+        self.sampler.run(self.model.team, args, most=rows)
+
+    def join(self) -> None:
+        """Sum with the ranks of a group that has just been started."""
+        if self.group is not None:
+            self.model.join(self.group.comm)
+
+    def record(self, pen: Pen | None) -> None:
+        """Nothing runs beside the engine's thread."""
+
+    def close(self) -> None:
+        """End the threads and processes."""
+        if self.group is not None:
+            self.group.close()
+        self.model.close()
+
+    # ---- a step ----
+
+    def forward(self, shape: StepShape) -> None:
+        """Run the forward tape over a filled step, under the plan its prefill tokens call for."""
+        prefill, args = self.forward_args(shape)
+        if self.group is not None:
+            self.group.step(args, prefill=prefill)
+        self.model.run(args, prefill=prefill)
+
+    def forward_args(self, shape: StepShape) -> tuple[bool, dict[str, int]]:
+        """Return whether a filled step is run as prefill, and the tape's arguments."""
+        prefill = shape.prefill_tokens >= self.threshold
+        threads = self.model.phase(prefill).plan.threads
+        splits = self.kv_splits(shape, threads, self.part_tokens[prefill])
+        return prefill, self.buffers.forward_args(shape, splits)
+
+    def kv_splits(self, shape: StepShape, threads: int, least: int) -> int:
+        """Return into how many parts a step's decodes cut their keys; arguments: `count_parts`."""
+        n_kv = self.model.spec.n_kv_heads  # of this rank
+        return count_parts(shape.n_decode, n_kv, shape.longest_decode, threads, least)
+
+
+def fit_service(service: ServicePlan, hardware: HardwareSpec) -> ServicePlan:
+    """Return the artifact's plan as this machine can run it now.
+
+    The log says what is different, each thing once per process.
+    """
+    fitted, said = adapt_service(service, hardware, read_busy())
+    for text in said:
+        _warn_once(text)
+    return fitted
+
+
+def open_on_cpu(
+    artifact: Artifact, part: ModelPart, hardware: HardwareSpec, options: EngineOptions
+) -> Engine:
+    """Return the engine of a model on the CPU alone; raises as `CpuExecutor`."""
+    return make_engine(CpuExecutor(artifact, part, hardware, options), options)
+
+
+def make_engine(executor: CpuExecutor, options: EngineOptions) -> Engine:
+    """Return an engine that schedules for the CPU alone."""
+    settings = options.scheduling
+    pool = KvPool(executor.blocks, keep=settings.keep_prefixes)
+    scheduler = Scheduler(executor.limits, pool, Predictor(), time.perf_counter, settings=settings)
+    return Engine(executor.spec, scheduler, executor)
+
+
+def _count_blocks(
+    spec: ModelSpec,
+    hardware: HardwareSpec,
+    asked: int | None,
+    service: ServicePlan,
+    bounds: DeviceLimits,
+) -> int:
+    """Return the blocks asked for, else those of the plan or of a full step of full contexts.
+
+    Without `asked`, as many of these as free memory allows; CapacityError where that is not enough.
+    """
+    copies = max(1, service.processes // spec.n_kv_heads)  # of each KV head
+    block = 2 * spec.n_layers * layer_block_bytes(spec) * copies
+    free = available_memory(hardware)
+    if asked is not None and asked * block > free:
+        raise CapacityError(
+            f"{asked} KV blocks take {asked * block} bytes, but {free} bytes of memory are free; "
+            f"load with at most {free // block} kv_blocks"
+        )
+    fitting = int(free * MEMORY_SHARE) // block
+    if asked is None and fitting < 1:
+        raise CapacityError(f"no memory for KV: one block of {KV_BLOCK} tokens takes {block} bytes")
+    wanted = service.kv_blocks or bounds.sequences * blocks_for(bounds.context)
+    return asked or min(wanted, fitting)

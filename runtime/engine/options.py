@@ -1,0 +1,103 @@
+"""What `load` says about an engine: values, so that another process can be told of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.group.rank_options import RankOptions
+from dovetail.runtime.machine.devices import AUTO, CPU, choose_device, find_torch, parse_device
+from dovetail.runtime.native.deterministic import ACTIVATIONS
+from dovetail.runtime.schedule.device_limits import Wishes, check_counts
+from dovetail.runtime.schedule.plan import OFFLOADS, ON_CPU, Offload, SchedulerSettings
+from dovetail.topology.hardware import HardwareSpec
+
+DTYPES = ("auto", "f32", "bf16", "f16")
+"""What activations on a device may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions(Wishes):
+    """What `load` says about engines; its arguments have these names.
+
+    spare_cpu: whether the CPU alone will do where the device cannot be had; `settle` says so.
+    """
+
+    plan: ServicePlan | None = None
+    threads: int | None = None
+    kv_blocks: int | None = None
+    deterministic: bool = False
+    activations: str = "integer"
+    settings: SchedulerSettings | None = None
+    ranks: RankOptions | None = None
+    device: str = "cpu"
+    offload: Offload = "auto"
+    dtype: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    gpu_blocks: int | None = None
+    max_waiting: int | None = None
+    spare_cpu: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises RequestError for what no engine can have."""
+        Wishes.__post_init__(self)
+        names = ("threads", "kv_blocks", "gpu_blocks", "max_waiting")
+        check_counts(**{name: getattr(self, name) for name in names})
+        if self.activations not in ACTIVATIONS:
+            raise RequestError(f"activations are integer or float, not {self.activations!r}")
+        if self.offload not in OFFLOADS:
+            raise RequestError(f"offload must be auto, off or full, not {self.offload!r}")
+        if self.dtype not in DTYPES:
+            raise RequestError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            share = self.gpu_memory_utilization
+            raise RequestError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
+        if not self.beside_cpu and self.gpu_blocks is not None:
+            raise RequestError("gpu_blocks needs a device beside the CPU; give the device, too")
+
+    def settle(self, hardware: HardwareSpec) -> EngineOptions:
+        """Return them with a device that is here, never `auto`; raises as `choose_device`.
+
+        Of what is `deterministic` the CPU alone knows how.
+        """
+        wanted = CPU if self.deterministic and self.device == AUTO else self.device
+        found = choose_device(wanted, hardware.accelerators, torch=find_torch())
+        return replace(self, device=found.name, spare_cpu=self.device == AUTO)
+
+    @property
+    def beside_cpu(self) -> bool:
+        """Whether a device computes, too."""
+        return parse_device(self.device).beside_cpu
+
+    @property
+    def scheduling(self) -> SchedulerSettings:
+        """How requests share the CPU alone, or a device and the CPU."""
+        if self.beside_cpu:
+            settings = replace(self.settings or SchedulerSettings(), offload=self.offload)
+        else:
+            settings = self.settings or ON_CPU
+        waiting = settings.max_waiting if self.max_waiting is None else self.max_waiting
+        return replace(settings, max_waiting=waiting)
+
+
+class EngineKeywords(TypedDict, total=False):
+    """Options of `load` for the engine, with the defaults of `EngineOptions`."""
+
+    plan: ServicePlan | None
+    threads: int | None
+    kv_blocks: int | None
+    deterministic: bool
+    activations: str
+    settings: SchedulerSettings | None
+    ranks: RankOptions | None
+    device: str
+    offload: Offload
+    dtype: str
+    gpu_memory_utilization: float
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    gpu_blocks: int | None
+    max_waiting: int | None

@@ -1,0 +1,65 @@
+"""Random numbers and log probabilities of sampled tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.runtime.schedule.request import Request, TokenLogprob
+
+_WORD = (1 << 64) - 1
+_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
+
+
+def draw_uniform(request: Request) -> float:
+    """Return this step's number in [0, 1): a function of (seed, sample index, step) alone.
+
+    Counter-based, so it does not depend on which other requests share the batch.
+    """
+    generator = np.random.Philox(
+        key=np.array([request.seed & _WORD, request.index], np.uint64),
+        counter=np.array([request.generated, 0, 0, 0], np.uint64),
+    )
+    return min(float(np.random.Generator(generator).random()), _BELOW_ONE)
+
+
+def top_logprobs(logits: npt.NDArray[np.float32], count: int) -> tuple[tuple[int, float], ...]:
+    """Return the `count` most likely (token id, log softmax) of one row [vocab], best first."""
+    total = _log_sum(logits.astype(np.float64)) if count else 0.0
+    return _top(logits, count, total)
+
+
+def score_token(
+    logits: npt.NDArray[np.float32], token: int, count: int, log_sum: float
+) -> TokenLogprob:
+    """Return what a row [vocab] says of `token`, and its `count` most likely ones.
+
+    log_sum: the logarithm of the sum of e**logit.
+    """
+    rank = 1 + int(np.count_nonzero(logits > logits[token]))
+    logprob = float(logits[token]) - log_sum
+    return TokenLogprob(token, logprob, _top(logits, count, log_sum), rank)
+
+
+def logprob_of(logits: npt.NDArray[np.float32], token: int) -> float:
+    """Return the log softmax of one token of a row [vocab]."""
+    return float(logits[token]) - _log_sum(logits.astype(np.float64))
+
+
+def _top(
+    logits: npt.NDArray[np.float32], count: int, log_sum: float
+) -> tuple[tuple[int, float], ...]:
+    count = min(count, len(logits))
+    if count == 0:
+        return ()
+    if count == 1:  # quicker, and what harnesses ask for
+        best = np.array([logits.argmax()])
+    else:
+        best = np.argpartition(logits, -count)[-count:]
+        best = best[np.lexsort((best, -logits[best]))]
+    return tuple((int(i), float(logits[i]) - log_sum) for i in best)
+
+
+def _log_sum(wide: npt.NDArray[np.float64]) -> float:
+    peak = float(wide.max())
+    return peak + float(np.log(np.exp(wide - peak).sum()))

@@ -1,0 +1,258 @@
+"""What passes between the control plane of workflows and those who do the work.
+
+Orders go out of `Wavefront.orders`, reports come in through `Wavefront.tell`. A `job` numbers a
+piece of work; reports about jobs that ended or were cancelled are ignored. Vectors pass unread.
+
+Whoever does the work keeps no state of a search: every order carries all it needs, so that one
+that was lost with its worker can simply be done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from dovetail.ir.errors import DovetailError
+from dovetail.ir.live_graph import LiveGraph
+from dovetail.ir.workflow import Generation, Name, Retrieval
+from dovetail.runtime.flows.workflow_run import Call
+from dovetail.runtime.index.cursor import Hit
+from dovetail.runtime.index.documents import Document
+from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
+
+Device: TypeAlias = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Which run of which node of which request a piece of work is for."""
+
+    request: int
+    node: Name
+    round: int
+
+
+# ---- orders: work ----
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Have the engine reply to `prompt` under the node's options -> Progressed*, Finished(text).
+
+    steps: decode steps between two reports of progress (a generation sub-stage); 0 = no reports.
+    provisional: speculative; nobody may see its text before `Commit`.
+    """
+
+    job: int
+    source: Source
+    node: Generation
+    prompt: str
+    steps: int = 0
+    provisional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Turn a text into a vector -> Finished(vector). Orders given together may share a batch.
+
+    query: for a search of `index` (its encoder, with the prompt for queries), else by `model`.
+    provisional: of a reply that is still being written; it only prepares a later search.
+    """
+
+    job: int
+    source: Source
+    text: str
+    model: str | None = None
+    query: bool = False
+    index: str | None = None
+    provisional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """Call the Python function of a node, apart from the control plane -> Finished(value)."""
+
+    job: int
+    source: Source
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class FindClusters:
+    """Find the clusters of a query: as many as the index probes -> Probed.
+
+    known: documents of the request's last search; the report tells how far from them the query is.
+    """
+
+    job: int
+    source: Source
+    node: Retrieval
+    vector: Any
+    known: tuple[int, ...] = ()
+    provisional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScanClusters:
+    """A retrieval sub-stage: clusters of several searches of one index, together -> Scanned.
+
+    One is under way on each device at a time. Rows may be split so that all threads are busy.
+    parts: their vectors are as they were found or given. sources: the search that each part is of.
+    """
+
+    job: int
+    device: Device
+    index: str | None
+    parts: tuple[Piece, ...]
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Drop clusters from an index's cache on the device and copy others there -> Finished(None).
+
+    Runs beside scans, which use neither the ones nor the others meanwhile.
+    """
+
+    job: int
+    index: str | None
+    load: tuple[int, ...]
+    drop: tuple[int, ...]
+
+
+# ---- orders: what follows from work ----
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A provisional generation is the real one now: its text, past and future, may be shown."""
+
+    job: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for a Generate, Embed, Invoke or FindClusters any more; free what it holds."""
+
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A node began; for those who watch the request. job: of its generation, None for others."""
+
+    source: Source
+    job: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A node has written its output; for those who watch the request."""
+
+    source: Source
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """A request is over: its state at END, or why it failed. The last order about it.
+
+    graph: what ran, where it did not fail.
+    """
+
+    request: int
+    state: Mapping[str, Any] | None
+    error: DovetailError | None = None
+    graph: LiveGraph | None = None
+
+
+Order: TypeAlias = (
+    Generate
+    | Embed
+    | Invoke
+    | FindClusters
+    | ScanClusters
+    | Copy
+    | Commit
+    | Cancel
+    | Started
+    | Written
+    | Deliver
+)
+
+
+# ---- reports ----
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """A generation has written `tokens` tokens so far."""
+
+    job: int
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A job is done. value: text of Generate, vector of Embed, result of Invoke.
+
+    Of Copy the clusters that did not arrive, None if all did.
+    """
+
+    job: int
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The clusters of a query, nearest centroid first, and the distances to these.
+
+    known: distance of each document asked for that is still there. version: of the documents that
+    the search sees to its end.
+    """
+
+    job: int
+    clusters: tuple[int, ...]
+    centroids: tuple[float, ...]
+    known: Mapping[int, float]
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """A scan is done, part by part. seconds: that its device was busy with it.
+
+    absent: clusters that were to be on the device and were not: they were scanned elsewhere.
+    """
+
+    job: int
+    found: tuple[ScannedPiece, ...]
+    seconds: float
+    absent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A job could not be done, and trying again will not help."""
+
+    job: int
+    error: DovetailError
+
+
+Report: TypeAlias = Progressed | Finished | Probed | Scanned | Failed
+
+
+# ---- what is looked up without work ----
+
+
+class Catalog(Protocol):
+    """What is known of indexes without touching vectors. Quick, and without side effects."""
+
+    def sizes(self, index: str | None) -> Sequence[int]:
+        """Return the number of vectors in each cluster."""
+
+    def documents(self, node: Retrieval, hits: Sequence[Hit]) -> list[Document]:
+        """Return the documents of hits, in their order: the value of a retrieval."""

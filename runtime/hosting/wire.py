@@ -1,0 +1,159 @@
+"""What an app and its engine's process say to each other: msgpack structs after their length.
+
+In: structs. Out: messages. All that a step brought to all requests is one message, `Told`. Requests
+have the app's numbers; times are those of this machine's monotonic clock, which processes share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import msgspec
+
+from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.child.errors import ErrorText
+from dovetail.runtime.child.framing import pack_value
+from dovetail.runtime.engine.engine import STEP_TOKENS, DeviceWaits
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.engine.tally import Histogram, Tally
+from dovetail.runtime.schedule.request import Metrics, SamplingParams, TokenLogprob
+from dovetail.runtime.timeline import Drawn
+
+MAX_ORDER = 1 << 24
+"""Bytes of an order: the child does not read for long at once."""
+NO_STEPS = Tally(STEP_TOKENS).read()
+
+
+# ---- of any engine, on a thread (`loop.py`) or in a process: callers know no difference ----
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call that has been read: prompts as token ids, and their options."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    priority: int
+    chunks: bool = False
+    flow: int | None = None  # the arrow on a timeline that its requests are part of
+
+
+class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
+    """Requests that are being computed, those that wait, and the part of KV blocks in use, 0..1.
+
+    pools: the same of each device's pool, `gpu` (what computes beside the CPU) and `cpu`. Since the
+    engine was opened: waits of CPU and accelerator for each other, steps by the tokens that they
+    computed, swaps, requests whose KV went to the device of that name.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    waits: DeviceWaits = DeviceWaits()
+    steps: Histogram = NO_STEPS
+    pools: dict[str, float] = {}
+    swaps: dict[str, int] = {}
+
+
+# ---- to the child ----
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new child is to serve -> EngineReady. log_level: of its lines on stderr."""
+
+    path: str
+    options: EngineOptions
+    log_level: int
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Start the requests of a call, all or none; `numbers` has one for each sample in order.
+
+    ask: without texts, which the app looks for; its `chunks` are also wanted for these.
+    """
+
+    numbers: tuple[int, ...]
+    ask: Ask
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """End requests; what has ended stays as it is. A ticket is given back once that is done."""
+
+    numbers: tuple[int, ...]
+    ticket: int | None = None
+
+
+class Record(msgspec.Struct, frozen=True, tag=True):
+    """Draw the steps from now on, or no longer; a ticket is given back then."""
+
+    on: bool
+    ticket: int | None = None
+
+
+Order: TypeAlias = Submit | Drop | Record
+
+
+def pack_call(ask: Ask, numbers: Sequence[int], vocab_size: int) -> bytes:
+    """Return a call as a message that starts the requests `numbers`.
+
+    Raises RequestError where it is too long for one, and as the engine does where a token is
+    no number that a message can have.
+    """
+    params, chunks = replace(ask.params, stop=(), bad_words=()), ask.chunks or bool(ask.params.stop)
+    submit = Submit(tuple(numbers), replace(ask, params=params, chunks=chunks))
+    try:
+        packed = pack_value(submit)
+    except OverflowError:  # options have bounds: it is a token
+        wrong = next(t for prompt in ask.prompts for t in prompt if not 0 <= t < vocab_size)
+        raise RequestError(f"token id {wrong} is outside 0..{vocab_size - 1}") from None
+    if len(packed) > MAX_ORDER:
+        raise RequestError(
+            f"the call takes {len(packed)} bytes, and the engine's process takes {MAX_ORDER} at "
+            f"once; give fewer prompts in a call"
+        )
+    return packed
+
+
+# ---- from the child ----
+
+
+class EngineReady(msgspec.Struct, frozen=True):
+    """The child serves now, with this plan and tokens below `vocab_size`."""
+
+    service: ServicePlan
+    vocab_size: int
+
+
+class RequestEnd(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a request: its reason, or why it failed."""
+
+    reason: str
+    error: ErrorText | None = None
+
+
+class News(msgspec.Struct, frozen=True, array_like=True):
+    """What a request got since it was last told of.
+
+    prompt_logprobs: with its first tokens, or its end where it has none. metrics: with its first
+    tokens and its end.
+    """
+
+    number: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob] = []
+    metrics: Metrics | None = None
+    end: RequestEnd | None = None
+    prompt_logprobs: list[TokenLogprob] = []
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """All there is to tell after a step: at time `now`, tickets of orders that are done."""
+
+    now: float
+    load: EngineLoad
+    news: list[News]
+    tickets: list[int] = []
+    drawn: Drawn | None = None

@@ -1,0 +1,165 @@
+"""One search on its way through the clusters of an IVF index (HedraRAG §4.2, §4.3).
+
+In: the clusters to probe, what scans of some of them found. Out: the best so far and, when all
+clusters are scanned, the result with its history. Pure; distances come from an index.
+
+A `Hit` is (distance, id), smaller is nearer: inner products are negated. Equal distances go by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from math import inf
+from typing import TypeAlias
+
+HISTORY = 20
+"""Documents that a search leaves to the next one of its request (HedraRAG §4.3)."""
+
+Hit: TypeAlias = tuple[float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHistory:
+    """What a search knows: the clusters it has scanned, its nearest documents and where.
+
+    hits: nearest first, HISTORY at most. homes: the cluster of each of them.
+    """
+
+    clusters: tuple[int, ...]
+    hits: tuple[Hit, ...]
+    homes: Mapping[int, int]
+
+
+def reorder_probes(clusters: Sequence[int], history: SearchHistory | None) -> tuple[int, ...]:
+    """Return the clusters with those first that the last search of the request hit, then probed.
+
+    (C' and H), (C' and C without H), the rest; the order inside each part stays.
+
+        before: 7 3 9 1 4     history: probed 3 4 9, hit 4     after: 4 | 3 9 | 7 1
+    """
+    if history is None:
+        return tuple(clusters)
+    hit, probed = frozenset(history.homes.values()), frozenset(history.clusters)
+    return tuple(sorted(clusters, key=lambda c: 0 if c in hit else 1 if c in probed else 2))
+
+
+def share_until(order: Sequence[int], wanted: Collection[int]) -> float:
+    """Return the part of some clusters, in order, that holds all that are wanted; 0 if none is."""
+    return max((at for at, c in enumerate(order, 1) if c in wanted), default=0) / max(1, len(order))
+
+
+@dataclass(slots=True)
+class Cursor:
+    """A search under way. Invariant: `scanned` and `left` are together the clusters, each once.
+
+    topk: documents wanted. seeds: distances to documents of the history, by cluster; they stand for
+    what scanning that cluster will find, so they say early what the result may be, and are
+    forgotten as soon as it is scanned.
+    """
+
+    clusters: tuple[int, ...]
+    topk: int
+    seeds: dict[int, list[Hit]] = field(default_factory=dict)
+    position: int = 0
+    best: list[Hit] = field(default_factory=list)
+    unchanged: int = 0  # clusters scanned since the best `topk` last changed
+    _partial: tuple[Hit, ...] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Clusters still to be scanned, in order."""
+        return self.clusters[self.position :]
+
+    @property
+    def remaining(self) -> int:
+        """How many clusters are still to be scanned."""
+        return len(self.clusters) - self.position
+
+    def ahead(self, count: int) -> tuple[int, ...]:
+        """Return the next `count` clusters, or those that are left."""
+        return self.clusters[self.position : self.position + count]
+
+    @property
+    def done(self) -> bool:
+        """Whether all clusters are scanned."""
+        return self.position == len(self.clusters)
+
+    @property
+    def depth(self) -> int:
+        """How many hits are kept: `topk`, and no less than a history holds."""
+        return max(self.topk, HISTORY)
+
+    @property
+    def bound(self) -> float:
+        """Distance of the last of the hits that are kept: documents farther than it are of no use.
+
+        Infinity as long as fewer than `depth` are known.
+        """
+        return self.best[-1][0] if len(self.best) == self.depth else inf
+
+    def advance(self, count: int, found: Sequence[Hit]) -> None:
+        """Take the nearest documents of the next `count` clusters: their best `depth` at least.
+
+        `found` may be shorter where these clusters hold no more.
+        """
+        end = self.position + count
+        assert end <= len(self.clusters), "a cursor cannot pass its end"
+        if self.seeds:
+            for cluster in self.ahead(count):
+                self.seeds.pop(cluster, None)
+            self._partial = None
+        self.position = end
+        self.unchanged += count
+        if found:
+            before, self.best = self.best, merge_hits((self.best, found), self.depth)
+            self._partial = None
+            if self.best[: self.topk] != before[: self.topk]:
+                self.unchanged = 0
+
+    @property
+    def partial(self) -> tuple[Hit, ...]:
+        """The nearest `topk` as far as is known: of what was scanned, and the seeds."""
+        if self._partial is None:  # asked for far more often than it changes
+            self._partial = tuple(merge_hits((self.best, *self.seeds.values()), self.topk))
+        return self._partial
+
+    def history(self, homes: Mapping[int, int]) -> SearchHistory:
+        """Return what the next search of the request may use; homes: id -> its cluster."""
+        kept = tuple(self.best[:HISTORY])
+        scanned = self.clusters[: self.position]
+        return SearchHistory(scanned, kept, {i: homes[i] for _, i in kept})
+
+
+def merge_hits(parts: Iterable[Iterable[Hit]], count: int) -> list[Hit]:
+    """Return the nearest `count` of all parts, each id once; ties go by id.
+
+    Parts of different clusters never share an id, so merging in any order gives the same.
+    """
+    merged = sorted(chain.from_iterable(parts))
+    if len({id_ for _, id_ in merged}) < len(merged):
+        nearest = {id_: distance for distance, id_ in reversed(merged)}
+        merged = sorted((distance, id_) for id_, distance in nearest.items())
+    return merged[:count]
+
+
+def begin_search(
+    clusters: Sequence[int],
+    topk: int,
+    history: SearchHistory | None = None,
+    distances: Mapping[int, float] | None = None,
+    *,
+    reordered: bool = True,
+) -> Cursor:
+    """Return a cursor over `clusters`, nearest centroid first; `topk` documents are wanted.
+
+    history: of the request's search before; distances: from the new query to its documents, which
+    become seeds. reordered: whether the history's order is followed, too.
+    """
+    cursor = Cursor(reorder_probes(clusters, history if reordered else None), topk)
+    for id_, distance in (distances or {}).items():
+        assert history is not None, "seeds are documents of a history"
+        if (home := history.homes[id_]) in clusters:
+            cursor.seeds.setdefault(home, []).append((distance, id_))
+    return cursor

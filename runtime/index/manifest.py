@@ -1,0 +1,104 @@
+"""The manifest of an index folder, the files it lists, its kernels; needs no faiss.
+
+In: a folder. Out: an `IndexManifest`, a `KernelLibrary`; every fault is an `ArtifactError` that
+names the file and the command that mends it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import msgspec
+
+from dovetail.ir.artifact import KernelIndex
+from dovetail.ir.errors import ArtifactError, SpecError
+from dovetail.ir.files import open_regular
+from dovetail.ir.index_file import INDEX_MAJOR, IndexManifest
+from dovetail.runtime.artifact import MAX_JSON_BYTES, hash_file
+from dovetail.runtime.machine.isa import allowed_targets
+from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.topology.hardware import read_hardware
+
+MANIFEST = "manifest.json"
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+    format_major: int
+
+
+def need_faiss() -> None:
+    """Raise SpecError where faiss is not installed, which makes indexes and searches them."""
+    if importlib.util.find_spec("faiss") is None:
+        raise SpecError("indexes need faiss; install dovetail with the extra `rag`")
+
+
+def read_manifest(folder: Path) -> IndexManifest:
+    """Return the manifest of an index; ArtifactError where there is none that we read."""
+    path = folder / MANIFEST
+    try:
+        with open_regular(path) as file:
+            data = file.read(MAX_JSON_BYTES)
+        found = msgspec.json.decode(data, type=_Kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        raise ArtifactError(
+            f"{folder} is not an index; run `dovetail index build CORPUS -o {folder}` to make one"
+        ) from None
+    if found.kind != "index" or found.format_major != INDEX_MAJOR:
+        raise ArtifactError(
+            f"{path}: {found.kind} of format {found.format_major} is not the index format "
+            f"{INDEX_MAJOR} this version reads; run `dovetail index build` again"
+        )
+    try:
+        return msgspec.json.decode(data, type=IndexManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(folder, MANIFEST, f"cannot be decoded ({error})") from None
+
+
+def check_file(folder: Path, manifest: IndexManifest, name: str, *, contents: bool) -> None:
+    """Raise ArtifactError where a file's size, or with `contents` its hash, is not as listed."""
+    if name not in manifest.files:
+        raise damaged(folder, MANIFEST, f"lists no {name}")
+    path, entry = folder / name, manifest.files[name]
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise damaged(folder, name, "leads out of the index")
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size != entry.bytes:
+            raise damaged(folder, name, f"has {size} bytes where the manifest says {entry.bytes}")
+        if contents and entry.sha256 is not None and hash_file(path) != entry.sha256:
+            raise damaged(folder, name, "does not have the sha256 the manifest gives")
+    except OSError as error:
+        raise damaged(folder, name, f"cannot be read ({error.strerror})") from None
+
+
+def open_list_kernels(folder: Path) -> KernelLibrary | None:
+    """Return the library of the best target that runs here, None where the folder has none.
+
+    Raises ArtifactError where it is missing or not the one that the manifest lists.
+    """
+    manifest = read_manifest(folder)
+    allowed = allowed_targets(read_hardware())
+    target = next((t for t in allowed if t in manifest.targets), None)
+    if target is None:
+        return None
+    name = f"kernels/{target}/index.json"
+    check_file(folder, manifest, name, contents=True)
+    try:
+        kernels = msgspec.json.decode((folder / name).read_bytes(), type=KernelIndex)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise damaged(folder, name, f"cannot be decoded ({error})") from None
+    library = f"kernels/{target}/{kernels.library}"
+    check_file(folder, manifest, library, contents=True)
+    return KernelLibrary(folder / library, kernels)
+
+
+def damaged(folder: Path, file: str, problem: str) -> ArtifactError:
+    """Return the error for a file of an index that is not what it should be."""
+    return ArtifactError(
+        f"{folder / file}: {problem}; run `dovetail index build CORPUS -o {folder}` to write it "
+        "again"
+    )

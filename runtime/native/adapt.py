@@ -1,0 +1,85 @@
+"""Fits an artifact's plan to the machine as it is at load: CPUs that went away, that are busy.
+
+In: a ServicePlan, the CPUs and quota of this process, how busy each CPU is. Out: the plan to run
+with, and a sentence for each thing that is not as planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from dovetail.ir.artifact import PhasePlan, ServicePlan
+from dovetail.topology.hardware import HardwareSpec
+
+BUSY = 0.5
+"""Share of a CPU's time that others use from which it is taken for busy."""
+IDLE = 0.2
+"""Share below which a CPU may stand in for a busy one."""
+
+
+def adapt_service(
+    service: ServicePlan, hardware: HardwareSpec, busy: Mapping[int, float]
+) -> tuple[ServicePlan, tuple[str, ...]]:
+    """Return the plan for what this process has now, and what was changed.
+
+    More processes than CPUs, or than the quota keeps running, become one process: it gives the same
+    tokens, and none waits for another's turn. A planned CPU that is busy is replaced by an idle one
+    that is not planned, where there is one.
+    """
+    allowed = hardware.allowed_pus
+    count = min(len(allowed), max(1, int(hardware.cpu_quota or len(allowed))))
+    said: list[str] = []
+    if service.processes > count:
+        said.append(
+            f"{service.processes} processes were planned and {count} CPUs are there: "
+            "one process runs"
+        )
+        service = _merge(service)
+    phases = {}
+    for name in ("prefill", "decode"):
+        phase: PhasePlan = getattr(service, name)
+        phases[name], words = _move(phase, allowed, busy)
+        said += words
+    return replace(service, **phases), tuple(dict.fromkeys(said))
+
+
+def _merge(service: ServicePlan) -> ServicePlan:
+    """Return the plan of one process with all the threads."""
+    prefill, decode = (
+        PhasePlan(threads=phase.threads * service.processes, cpus=phase.cpus)
+        for phase in (service.prefill, service.decode)
+    )
+    return replace(service, processes=1, nodes=(), prefill=prefill, decode=decode)
+
+
+def _move(
+    phase: PhasePlan, allowed: Sequence[int], busy: Mapping[int, float]
+) -> tuple[PhasePlan, list[str]]:
+    """Return a phase off its busy CPUs where idle ones are left, and the sentences."""
+    gone = [cpu for cpu in phase.cpus if cpu not in allowed]
+    taken = [cpu for cpu in phase.cpus if busy.get(cpu, 0.0) >= BUSY and cpu not in gone]
+    idle = [c for c in allowed if c not in phase.cpus and busy.get(c, 0.0) < IDLE]
+    swaps = dict(zip(taken, idle[: max(0, len(idle) - len(gone))], strict=False))
+    said = []
+    if gone:
+        said.append(f"planned for {_show(gone)}, offline or not allowed to this process")
+    if swaps:
+        said.append(f"{_show_busy(swaps)}; using {_show(swaps.values())} instead")
+    if left := [cpu for cpu in taken if cpu not in swaps]:
+        said.append(f"{_show_busy(left)} and none is idle; expect slower generation")
+    return replace(phase, cpus=tuple(swaps.get(cpu, cpu) for cpu in phase.cpus)), said
+
+
+def _show_busy(cpus: Collection[int]) -> str:
+    return f"{_show(cpus)} {'is' if len(cpus) == 1 else 'are'} busy with other processes"
+
+
+def _show(cpus: Iterable[int]) -> str:
+    """Return words such as `CPUs 0-2, 5`."""
+    numbers = sorted(cpus)
+    starts = [c for c in numbers if c - 1 not in numbers]
+    ends = [c for c in numbers if c + 1 not in numbers]
+    parts = [f"{a}-{b}" if b > a else f"{a}" for a, b in zip(starts, ends, strict=True)]
+    return f"CPU{'s' * (len(numbers) > 1)} {', '.join(parts)}"

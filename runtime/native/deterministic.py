@@ -1,0 +1,133 @@
+"""Schedule tables as options of `load` change them: in one order of sums, or without rounding.
+
+In: the tables of an artifact and its kernel index. Out: in deterministic mode (design §11.6) tables
+whose bits do not depend on M, batch, threads or phase: K is summed in one chain, keys in blocks of
+one size, prompts and decodes by the same text; `shard.py` keeps these sums whole where several
+processes share a model. With float activations, tables whose products round none of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from dovetail.ir.artifact import KernelEntry
+from dovetail.ir.errors import ArtifactError
+from dovetail.ir.schedule import ORDERS, SCHEDULE_VALUES, Row, ScheduleFile, ScheduleTable
+from dovetail.runtime.artifact import Artifact, ModelPart
+
+ACTIVATIONS = ("integer", "float")
+_M_TILE = SCHEDULE_VALUES.index("m_tile")
+
+
+def fix_part(artifact: Artifact, part: ModelPart) -> ModelPart:
+    """Return a model of `artifact` with the tables of its target rewritten by `fix_reduction`.
+
+    Raises ArtifactError where the artifact was compiled without the kernels for it.
+    """
+    mine = [t for t in part.schedules.tables if t.target == artifact.target]
+    try:
+        tables = fix_reduction(mine, artifact.kernels.kernels)
+    except LookupError as error:
+        raise ArtifactError(
+            f"{artifact.path} cannot be deterministic: it has no kernel {error.args[0]}; "
+            f"run `dovetail compile MODEL -o {artifact.path}` again"
+        ) from None
+    return dataclasses.replace(part, schedules=ScheduleFile(tables=tables))
+
+
+def fix_reduction(
+    tables: Iterable[ScheduleTable], kernels: Sequence[KernelEntry]
+) -> tuple[ScheduleTable, ...]:
+    """Return the tables of one target with one order of sums for all rows, phases and threads.
+
+    Raises LookupError with the name of a kernel family that is not among `kernels`.
+    """
+    known = {kernel.name: kernel for kernel in kernels}
+    return tuple(_fix_table(table, known) for table in tables)
+
+
+def _fix_table(table: ScheduleTable, known: dict[str, KernelEntry]) -> ScheduleTable:
+    first = known.get(table.rows[0].kernel)
+    rule = _RULES.get(first.family) if first else None
+    return replace(table, rows=rule(table.rows, known)) if rule else table
+
+
+_Rows = tuple[Row, ...]
+
+
+def _chain(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
+    """Return products that sum K in one chain; threads that shared K share columns.
+
+    Slices of K stay where they are innermost: the chain goes on from one to the next. In kernels of
+    older artifacts, which have no `SUMS`, each began its own.
+    """
+    return tuple(_chain_row(row, known[row.kernel]) for row in rows)
+
+
+def _chain_row(row: Row, kernel: KernelEntry) -> Row:
+    values = dict(zip(SCHEDULE_VALUES, row.schedule, strict=True))
+    parts, height = max(values["grid_k"], 1), abs(values["m_tile"])
+    values |= {"grid_k": 1, "grid_n": max(values["grid_n"], 1) * parts}
+    if ORDERS[values["order"]][-1] != "k" or "SUMS" not in kernel.binding:
+        values["block_k"] = 0
+    if kernel.binding.get("DOT"):  # rounds activations from some M on: do so at any
+        values["m_tile"] = -max(height, 1)
+    return replace(row, schedule=tuple(values.values()), reduce_kernel=None)
+
+
+def _prompts(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
+    """Return prefill attention by the instance whose bits `_decodes` has."""
+    rival = _find("decode_attention_rows", known)
+    alike = {k.name: k for k in known.values() if k.binding == rival.binding}
+    return (_one_row(rows[0], _find("prefill_attention", alike)),)
+
+
+def _decodes(rows: _Rows, known: dict[str, KernelEntry]) -> _Rows:
+    """Return decode attention by prefill attention's text: a prompt may be cut anywhere."""
+    return (_one_row(rows[0], _find("decode_attention_rows", known)),)
+
+
+def _one_row(row: Row, kernel: KernelEntry) -> Row:
+    return replace(row, m_lo=1, kernel=kernel.name, reduce_kernel=None)
+
+
+def _find(family: str, known: dict[str, KernelEntry]) -> KernelEntry:
+    found = [kernel for kernel in known.values() if kernel.family == family]
+    if not found:
+        raise LookupError(family)
+    return found[0]
+
+
+_RULES: dict[str, Callable[[_Rows, dict[str, KernelEntry]], _Rows]] = {
+    "gemm_linear": _chain,
+    "gemm_silu": _chain,
+    "prefill_attention": _prompts,
+    "decode_attention": _decodes,
+}
+"""Kernel family to how the rows that name it are fixed; other kernels give a row its bits alone."""
+
+
+# ---- float activations ----
+
+
+def keep_floats(artifact: Artifact, part: ModelPart) -> ModelPart:
+    """Return a model of `artifact` whose products with quantised weights round no activations.
+
+    A kernel does so where its `m_tile` is below 0 (`gemm.dk`).
+    """
+    kernels = artifact.kernels.kernels
+    names = {kernel.name for kernel in kernels if kernel.binding.get("ROUNDED") == "i8"}
+    tables = tuple(
+        replace(t, rows=tuple(_below_zero(r) if r.kernel in names else r for r in t.rows))
+        for t in part.schedules.tables
+    )
+    return dataclasses.replace(part, schedules=ScheduleFile(tables=tables))
+
+
+def _below_zero(row: Row) -> Row:
+    values = list(row.schedule)
+    values[_M_TILE] = -abs(values[_M_TILE])
+    return replace(row, schedule=tuple(values))

@@ -1,0 +1,384 @@
+"""One rank's part of a model: which heads and columns it has, and the forward tape for them.
+
+In: a model, its whole forward tape and the number of ranks. Out: a `Shard` and that rank's tape.
+Weights are not copied: a shard is a view of the packed weight, from a panel or a row of K on. q, k,
+v, gate, up and head are cut by columns; o and down by rows, and summed over the ranks (Megatron's
+scheme: two sums a layer). With `whole_sums` they are cut by columns too, and what they read and
+write is gathered: four gathers a layer, but each value is the sum that one process would make.
+A device holds a copy of its share alone (`shares.py`), and with `own_weights` its tape reads that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from dovetail.ir.dtypes import DTYPES
+from dovetail.ir.errors import SpecError
+from dovetail.ir.formats import FORMATS, cut_unit
+from dovetail.ir.model import PANEL, ModelSpec, WeightEntry
+from dovetail.ir.tape import ArgRef, BufferRef, Entry, IntConst, Slot, Tape, WeightRef
+from dovetail.runtime.machine.abi import ALL_GATHER, ALL_REDUCE, COLLECTIVES
+
+COMM = "comm"
+"""The argument that a rank's tape has beside those of the whole one: its communicator."""
+
+Slots = Callable[[str], tuple[str, ...]]
+"""The names of an operator's operands, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What rank `rank` of `ranks` computes: ranges of heads, of inner columns and of token ids."""
+
+    rank: int
+    ranks: int
+    heads: range
+    kv_heads: range
+    inner: range
+    vocab: range
+
+
+def split_model(spec: ModelSpec, rank: int, ranks: int) -> Shard:
+    """Return the part of one rank; ranges may differ by a head or a panel, where they start.
+
+    With more ranks than KV heads each head is kept by several ranks, which share its query heads.
+
+    Raises:
+        SpecError: heads, panels or ranks do not go into one another.
+    """
+    group = spec.n_heads // spec.n_kv_heads
+    if ranks <= spec.n_kv_heads:
+        kv_heads = _part(spec.n_kv_heads, rank, ranks)
+        heads = range(kv_heads.start * group, kv_heads.stop * group)
+    elif ranks % spec.n_kv_heads == 0 and spec.n_heads % ranks == 0:
+        heads = _part(spec.n_heads, rank, ranks)
+        kv_heads = range(heads.start // group, heads.start // group + 1)
+    else:
+        raise SpecError(
+            f"{spec.n_heads} query and {spec.n_kv_heads} KV heads cannot be shared by {ranks} "
+            f"processes; use at most {spec.n_kv_heads}, or a multiple that divides the query heads"
+        )
+    if spec.head_dim % PANEL:
+        raise SpecError(
+            f"heads of {spec.head_dim} values cannot be shared by processes, only multiples of "
+            f"{PANEL}; use one process"
+        )
+    unit = cut_unit(spec, "down")
+    if ranks > -(-spec.intermediate_size // unit):
+        raise SpecError(f"{ranks} processes are more than the feed-forward layers have panels")
+    if ranks > 1 and (len(heads) * spec.head_dim) % (values := cut_unit(spec, "o")):
+        raise SpecError(
+            f"{len(heads)} heads of {spec.head_dim} values, a share of {ranks} processes, are no "
+            f"whole blocks of {values} quantised weights; use fewer processes"
+        )
+    inner = _panels(spec.intermediate_size, rank, ranks, unit)
+    vocab = _panels(spec.vocab_size, rank, ranks)
+    return Shard(rank, ranks, heads, kv_heads, inner, vocab)
+
+
+def shard_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
+    """Return the dimensions of one rank's part: its heads and inner columns."""
+    return replace(
+        spec,
+        n_heads=len(shard.heads),
+        n_kv_heads=len(shard.kv_heads),
+        intermediate_size=len(shard.inner),
+    )
+
+
+def shard_tape(
+    tape: Tape,
+    spec: ModelSpec,
+    weights: Iterable[WeightEntry],
+    slots: Slots,
+    shard: Shard,
+    *,
+    whole_sums: bool = False,
+    own_logits: bool = False,
+    own_weights: bool = False,
+) -> Tape:
+    """Return the forward tape of one rank; all ranks must run theirs, and meet at its end.
+
+    It writes its own columns of `logits`, which all ranks share, and takes the argument `comm`.
+    With `own_logits` each rank has logits of its own, and the columns of the others are gathered.
+    With `whole_sums` no sum over K is parted, so that any number of ranks gives the same bits.
+    With `own_weights`, and parted sums, weights are what `shares.py` leaves of them.
+    """
+    edits = _WHOLE_EDITS if whole_sums else _EDITS
+    if own_weights:
+        assert not whole_sums
+        edits = _EDITS | {"qkv": _cut_qkv}
+    index = {entry.name: entry for entry in weights}
+    edited = [
+        part
+        for entry in tape.entries
+        for part in edits.get(entry.op, _keep)(
+            _Place(entry, spec, index, slots, shard, own_weights)
+        )
+    ]
+    head = next(entry for entry in reversed(tape.entries) if entry.op == "head")
+    if own_logits:
+        columns = -(-spec.vocab_size // PANEL)
+        meet = _gather(_Place(head, spec, index, slots, shard), ("N", "C", "ldc"), columns, PANEL)
+    else:
+        last = next(entry for entry in reversed(edited) if entry.op in COLLECTIVES)
+        meet = _meet(last, segment=edited[-1].segment)
+    return replace(tape, args=(*tape.args, COMM), entries=(*edited, meet))
+
+
+def matrix_ranges(
+    tape: Tape, weights: Iterable[WeightEntry], slots: Slots
+) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) in weights.bin of all that the products of a tape read.
+
+    Columns of a matrix lie together; of rows, each panel has a range of its own.
+    """
+    index = {entry.name: entry for entry in weights}
+    for entry in tape.entries:
+        if entry.op == ALL_REDUCE or "B" not in (names := slots(entry.op)):
+            continue
+        operands = dict(zip(names, entry.slots, strict=True))
+        ref, sizes = operands["B"], (operands[name] for name in ("N", "K", "panel_stride"))
+        n, k, stride = (size.value for size in sizes if isinstance(size, IntConst))
+        assert isinstance(ref, WeightRef) and ref.name is not None
+        weight = index[ref.name]
+        panels = -(-n // PANEL) * (2 if weight.layout == "packed_pair" else 1)
+        form = FORMATS[weight.dtype]
+        length, step = form.panel_bytes(k), stride * form.dtype.size
+        start = weight.offset + ref.offset
+        if length >= step:
+            yield start, start + panels * step
+        else:
+            yield from ((at, at + length) for at in range(start, start + panels * step, step))
+
+
+def _part(count: int, rank: int, ranks: int) -> range:
+    return range(count * rank // ranks, count * (rank + 1) // ranks)
+
+
+def _panels(columns: int, rank: int, ranks: int, unit: int = PANEL) -> range:
+    """Return the columns of a rank: whole panels or units of them, the last one perhaps cut."""
+    units = _part(-(-columns // unit), rank, ranks)
+    return range(min(units.start * unit, columns), min(units.stop * unit, columns))
+
+
+# ---- one entry ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An entry to be edited, and all it takes to do so."""
+
+    entry: Entry
+    spec: ModelSpec
+    weights: Mapping[str, WeightEntry]
+    slots: Slots
+    shard: Shard
+    own_weights: bool = False
+
+    def slot(self, name: str) -> Slot:
+        """Return the slot of the operand `name`."""
+        return self.entry.slots[self.slots(self.entry.op).index(name)]
+
+    def edit(self, **changes: Slot | int) -> Entry:
+        """Return the entry with these operands changed."""
+        names = self.slots(self.entry.op)
+        slots = list(self.entry.slots)
+        for name, value in changes.items():
+            slots[names.index(name)] = IntConst(value=value) if isinstance(value, int) else value
+        return replace(self.entry, slots=tuple(slots))
+
+    def columns(self, first: int, planes: int = 1) -> WeightRef:
+        """Return B from column `first` (a panel's first) on; `planes` panels stand for one."""
+        weight = self._matrix()
+        panel = FORMATS[weight.dtype].panel_bytes(weight.k)
+        return self._cut(weight.name, first // PANEL * panel * planes)
+
+    def rows(self, first: int) -> WeightRef:
+        """Return B from row `first` of K on."""
+        weight = self._matrix()
+        return self._cut(weight.name, FORMATS[weight.dtype].row_bytes(first))
+
+    def bias(self, first: int) -> WeightRef:
+        """Return the bias from element `first` on, or null as it was."""
+        ref = self.slot("bias")
+        assert isinstance(ref, WeightRef)
+        return ref if ref.name is None else self._cut(ref.name, ref.offset + first * _F32)
+
+    def _cut(self, name: str, offset: int) -> WeightRef:
+        return WeightRef(name=name, offset=0 if self.own_weights else offset)
+
+    def weight_name(self) -> str:
+        """Return the name of the weight of a product."""
+        ref = self.slot("B")
+        assert isinstance(ref, WeightRef) and ref.name is not None
+        return ref.name
+
+    def _matrix(self) -> WeightEntry:
+        return self.weights[self.weight_name()]
+
+
+_F32 = DTYPES["f32"].size
+
+
+def _keep(place: _Place) -> Iterator[Entry]:
+    yield place.entry
+
+
+def _split_qkv(place: _Place) -> Iterator[Entry]:
+    """Yield q, k and v as products of their own, side by side in the same buffer.
+
+    They run together, so none may use the one buffer for partial sums of K.
+    """
+    spec, shard, size = place.spec, place.shard, place.spec.head_dim
+    own = (shard.heads, shard.kv_heads, shard.kv_heads)
+    whole = (0, spec.n_heads, spec.n_heads + spec.n_kv_heads)  # where q, k and v begin
+    before = (0, len(shard.heads), len(shard.heads) + len(shard.kv_heads))  # and in the share
+    part = place.weight_name().rpartition(".")[2]
+    apart = part in _QKV  # they are weights of their own, each with an entry
+    for at in [_QKV.index(part)] if apart else range(3):
+        first = (own[at].start + (0 if apart else whole[at])) * size
+        entry = place.edit(
+            N=len(own[at]) * size,
+            B=place.columns(first),
+            bias=place.bias(first),
+            C=_shift(place.slot("C"), (before[at] - (whole[at] if apart else 0)) * size),
+            **({} if apart else {"partial_size": 0}),
+        )
+        yield replace(entry, barrier=entry.barrier and (apart or at == 0))
+
+
+_QKV = ("q", "k", "v")
+
+
+def _cut_qkv(place: _Place) -> Iterator[Entry]:
+    """Yield q, k and v as one product: rows of a share lie as those of the whole weight."""
+    heads = len(place.shard.heads) + 2 * len(place.shard.kv_heads)
+    yield place.edit(N=heads * place.spec.head_dim)
+
+
+def _cut_heads(place: _Place, **more: Slot) -> Iterator[Entry]:
+    yield place.edit(n_q=len(place.shard.heads), n_kv=len(place.shard.kv_heads), **more)
+
+
+def _cut_gate_up(place: _Place, **more: Slot) -> Iterator[Entry]:
+    inner = place.shard.inner
+    columns, bias = place.columns(inner.start, planes=2), place.bias(2 * inner.start)
+    yield place.edit(N=len(inner), B=columns, bias=bias, **more)
+
+
+def _cut_o(place: _Place) -> Iterator[Entry]:
+    size, heads = place.spec.head_dim, place.shard.heads
+    yield from _cut_rows(place, range(heads.start * size, heads.stop * size))
+
+
+def _cut_down(place: _Place) -> Iterator[Entry]:
+    yield from _cut_rows(place, place.shard.inner)
+
+
+def _cut_rows(place: _Place, rows: range) -> Iterator[Entry]:
+    """Yield a product over part of K, then the sum over ranks; rank 0 adds bias and residual."""
+    null = WeightRef(name=None)
+    once = {} if place.shard.rank == 0 else {"bias": null, "R": null}
+    yield place.edit(K=len(rows), B=place.rows(rows.start), **once)
+    yield _collect(place, ALL_REDUCE, ("N", "C", "ldc"))
+
+
+def _cut_head(place: _Place) -> Iterator[Entry]:
+    vocab = place.shard.vocab
+    logits = _shift(place.slot("C"), vocab.start)
+    yield place.edit(N=len(vocab), B=place.columns(vocab.start), C=logits)
+
+
+_EDITS: dict[str, Callable[[_Place], Iterator[Entry]]] = {
+    "qkv": _split_qkv,
+    "rope_store": _cut_heads,
+    "prefill_attention": _cut_heads,
+    "decode_attention": _cut_heads,
+    "o": _cut_o,
+    "gate_up": _cut_gate_up,
+    "down": _cut_down,
+    "head": _cut_head,
+}
+
+
+# ---- whole sums ----
+
+
+def _place_heads(place: _Place) -> Iterator[Entry]:
+    """Yield the attention of a rank's heads, written where one process would."""
+    columns = place.shard.heads.start * place.spec.head_dim
+    yield from _cut_heads(place, out=_shift(place.slot("out"), columns))
+
+
+def _place_gate_up(place: _Place) -> Iterator[Entry]:
+    yield from _cut_gate_up(place, C=_shift(place.slot("C"), place.shard.inner.start))
+
+
+def _gather_heads(place: _Place) -> Iterator[Entry]:
+    spec, ranks = place.spec, place.shard.ranks
+    units = spec.n_kv_heads if ranks <= spec.n_kv_heads else spec.n_heads
+    yield from _cut_columns(place, units, spec.n_heads // units * spec.head_dim)
+
+
+def _gather_inner(place: _Place) -> Iterator[Entry]:
+    unit = cut_unit(place.spec, "down")
+    yield from _cut_columns(place, -(-place.spec.intermediate_size // unit), unit)
+
+
+def _cut_columns(place: _Place, units: int, size: int) -> Iterator[Entry]:
+    """Yield a product over all of K for some columns, between gathers of what it reads and writes.
+
+    Each rank has written some of `units` units of `size` columns of A.
+    """
+    shard, hidden = place.shard, place.spec.hidden_size
+    columns = _panels(hidden, shard.rank, shard.ranks)
+    yield _gather(place, ("K", "A", "lda"), units, size)
+    yield place.edit(
+        N=len(columns),
+        B=place.columns(columns.start),
+        bias=place.bias(columns.start),
+        R=_shift(place.slot("R"), columns.start),
+        C=_shift(place.slot("C"), columns.start),
+        partial_size=0,
+    )
+    yield _gather(place, ("N", "C", "ldc"), -(-hidden // PANEL), PANEL)
+
+
+def _gather(place: _Place, matrix: tuple[str, str, str], units: int, size: int) -> Entry:
+    return _collect(place, ALL_GATHER, matrix, IntConst(value=units), IntConst(value=size))
+
+
+def _collect(place: _Place, op: str, matrix: tuple[str, str, str], *counts: Slot) -> Entry:
+    """Return an operation of all ranks on a matrix: its columns, where it is, its stride."""
+    slots = (ArgRef(name=COMM), *map(place.slot, ("M", *matrix)), *counts)
+    return Entry(op=op, slots=slots, m=place.entry.m, segment=place.entry.segment)
+
+
+def _shift(ref: Slot, elements: int) -> Slot:
+    """Return a reference to float32 values so many elements on."""
+    assert isinstance(ref, BufferRef | ArgRef)
+    return replace(ref, offset=ref.offset + elements * _F32)
+
+
+_WHOLE_EDITS = {
+    **_EDITS,
+    "prefill_attention": _place_heads,
+    "decode_attention": _place_heads,
+    "o": _gather_heads,
+    "gate_up": _place_gate_up,
+    "down": _gather_inner,
+}
+
+
+# ---- the end of a step ----
+
+
+def _meet(entry: Entry, segment: str) -> Entry:
+    """Return a sum of no columns, of the rows that `entry` is about: it makes the ranks meet."""
+    comm, rows, _, x, stride = entry.slots[:5]
+    slots = (comm, rows, IntConst(value=0), x, stride)
+    return replace(entry, op=ALL_REDUCE, slots=slots, segment=segment)

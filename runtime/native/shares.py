@@ -1,0 +1,74 @@
+"""Which part of each weight a rank needs: rows and columns of the unpacked matrices.
+
+In: a model's whole forward tape and a `Shard`. Out: `WeightShare`s by name, for a device that holds
+a copy of its rank's weights (Megatron's scheme, as `shard.py` cuts the tape).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.model import ModelSpec
+from dovetail.ir.tape import Tape, WeightRef
+from dovetail.runtime.native.shard import Shard, Slots
+
+Places: TypeAlias = npt.NDArray[np.int64]
+ALL = slice(None)
+
+
+class WeightShare(NamedTuple):
+    """Which rows [n] and columns [k] of a weight, unpacked, a rank has; those of its bias too."""
+
+    rows: slice | Places = ALL
+    columns: slice = ALL
+
+
+def weight_shares(
+    tape: Tape, spec: ModelSpec, slots: Slots, shard: Shard
+) -> dict[str, WeightShare]:
+    """Return what a rank needs of each weight by name, of those that it needs in part.
+
+    Unpacked weights have gate before up (`accel/weights.py`).
+    """
+    found: dict[str, WeightShare] = {}
+    for entry in tape.entries:
+        if (find := _SHARES.get(entry.op)) is None:
+            continue
+        share, operands = find(spec, shard), dict(zip(slots(entry.op), entry.slots, strict=True))
+        for name, part in (("B", share), ("bias", WeightShare(share.rows))):
+            ref = operands[name]
+            assert isinstance(ref, WeightRef)
+            if ref.name is not None:
+                found[ref.name] = part
+    return found
+
+
+def _share_qkv(spec: ModelSpec, shard: Shard) -> WeightShare:
+    starts = (0, spec.n_heads, spec.n_heads + spec.n_kv_heads)
+    parts = (shard.heads, shard.kv_heads, shard.kv_heads)
+    heads = [base + np.array(part) for base, part in zip(starts, parts, strict=True)]
+    rows = np.concatenate(heads)[:, None] * spec.head_dim + np.arange(spec.head_dim)
+    return WeightShare(rows.reshape(-1))
+
+
+def _share_gate_up(spec: ModelSpec, shard: Shard) -> WeightShare:
+    gate = np.array(shard.inner)
+    return WeightShare(np.concatenate([gate, gate + spec.intermediate_size]))
+
+
+def _share_o(spec: ModelSpec, shard: Shard) -> WeightShare:
+    first, last = (end * spec.head_dim for end in (shard.heads.start, shard.heads.stop))
+    return WeightShare(columns=slice(first, last))
+
+
+_SHARES: dict[str, Callable[[ModelSpec, Shard], WeightShare]] = {
+    "qkv": _share_qkv,
+    "o": _share_o,
+    "gate_up": _share_gate_up,
+    "down": lambda _, shard: WeightShare(columns=slice(shard.inner.start, shard.inner.stop)),
+    "head": lambda _, shard: WeightShare(slice(shard.vocab.start, shard.vocab.stop)),
+}

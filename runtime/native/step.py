@@ -1,0 +1,244 @@
+"""Turns a planned batch into the argument arrays of the forward and sample tapes.
+
+All arrays are allocated once for the largest step; filling them allocates nothing of step size.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.model import KV_BLOCK, ModelSpec
+from dovetail.runtime.schedule.kv_pool import blocks_for
+from dovetail.runtime.schedule.plan import Batch, PrefillChunk
+from dovetail.runtime.schedule.request import Request
+
+ROW_ALIGN = 16
+PAGE = mmap.PAGESIZE
+
+Blocks: TypeAlias = "array[int] | npt.NDArray[np.int32]"
+"""The blocks of a sequence in order, int32."""
+
+_Shape = tuple[type[np.generic], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Sizes of a filled step, and the requests whose logits come out, in row order.
+
+    Behind the rows of `outputs`, which get a token, lie those of `scored`: prompts, and positions
+    of theirs whose logits score the next token. A prompt that ends here and that nothing follows is
+    one of them even without any.
+    """
+
+    n_tokens: int
+    n_prefill: int
+    n_decode: int
+    prefill_tokens: int
+    longest_decode: int
+    outputs: tuple[Request, ...]
+    scored: tuple[tuple[Request, range], ...] = ()
+
+    @property
+    def n_out(self) -> int:
+        """Rows of logits."""
+        scored = sum(len(positions) for _, positions in self.scored) if self.scored else 0
+        return len(self.outputs) + scored
+
+    @property
+    def touched(self) -> tuple[Request, ...]:
+        """Once it was run: the requests that got a token or ended."""
+        ended = [one for one, _ in self.scored if one.finished]
+        return (*self.outputs, *(one for one in ended if one not in self.outputs))
+
+
+def step_bytes(spec: ModelSpec, max_tokens: int, max_sequences: int) -> int:
+    """Return the bytes that the arrays of StepBuffers take, each rounded up to a page."""
+    shapes = _shapes(spec, max_tokens, max_sequences)
+    return sum(-(-_nbytes(*shape) // PAGE) * PAGE for shape in shapes.values())
+
+
+class StepBuffers:
+    """Argument arrays of one step. Row order: prefill sequences, then one row per decode."""
+
+    def __init__(
+        self,
+        alloc: Callable[[int], npt.NDArray[np.uint8]],
+        spec: ModelSpec,
+        max_tokens: int,
+        max_sequences: int,
+    ) -> None:
+        shapes = _shapes(spec, max_tokens, max_sequences)
+        self.arrays: dict[str, npt.NDArray[Any]] = {
+            name: alloc(_nbytes(dtype, shape)).view(dtype).reshape(shape)
+            for name, (dtype, shape) in shapes.items()
+        }
+        buffers: dict[str, Any] = self.arrays
+        self._cells: dict[str, Any] = {name: memoryview(array) for name, array in buffers.items()}
+        """For single numbers, which a memoryview takes faster than numpy does."""
+        self.vocab_size = spec.vocab_size
+        addresses = {name: int(a.ctypes.data) for name, a in self.arrays.items()}
+        stride = {"logits_stride": self.arrays["logits"].shape[1]}
+        tables = {"table_stride": self.arrays["block_tables"].shape[1]}
+        self._forward = {name: addresses[name] for name in _FORWARD_ARRAYS} | tables | stride
+        self._sample = {name: addresses[name] for name in _SAMPLE_ARRAYS} | stride
+        self._sampled: tuple[Request, ...] = ()  # whose parameters lie in the arrays
+        self._iota = np.arange(spec.max_context, dtype=np.int32)
+
+    def fill(
+        self, batch: Batch, requests: Mapping[int, Request], table: Callable[[int], Blocks]
+    ) -> StepShape:
+        """Write the arrays for `batch`; `table` gives the blocks of a request."""
+        row, sequence = 0, 0
+        outputs: list[Request] = []
+        scored: list[tuple[Request, range]] = []
+        score_rows: list[int] = []
+        self._cells["seq_starts"][0] = 0
+        for chunk in batch.prefill:
+            request = requests[chunk.request]
+            self._put(request, table(request.id), chunk, sequence, row)
+            ends = chunk.start + chunk.length == len(request.tokens)
+            if chunk.scores or (ends and not request.max_tokens):
+                scored.append((request, chunk.scores))
+                score_rows += [row + at - chunk.start for at in chunk.scores]
+            row, sequence = row + chunk.length, sequence + 1
+            self._cells["seq_starts"][sequence] = row
+            if ends and request.max_tokens:
+                self._cells["out_rows"][len(outputs)] = row - 1
+                outputs.append(request)
+        prefill_tokens = row
+        decodes = [requests[number] for number in (*batch.gpu_decode, *batch.cpu_decode)]
+        longest = self._put_decodes(decodes, table, sequence, row, len(outputs))
+        outputs += decodes
+        if score_rows:
+            self.arrays["out_rows"][len(outputs) : len(outputs) + len(score_rows)] = score_rows
+        return StepShape(
+            n_tokens=row + len(decodes),
+            n_prefill=len(batch.prefill),
+            n_decode=len(decodes),
+            prefill_tokens=prefill_tokens,
+            longest_decode=longest,
+            outputs=tuple(outputs),
+            scored=tuple(scored),
+        )
+
+    def _put(
+        self, request: Request, table: Blocks, chunk: PrefillChunk, sequence: int, row: int
+    ) -> None:
+        start, length, end = chunk.start, chunk.length, chunk.start + chunk.length
+        blocks = np.frombuffer(table, np.int32)[: blocks_for(end)]
+        positions = self._iota[start:end]
+        arrays = self.arrays
+        arrays["token_ids"][row : row + length] = request.tokens[start:end]
+        arrays["positions"][row : row + length] = positions
+        slots = arrays["kv_slots"][row : row + length]
+        slots[:] = blocks[positions // KV_BLOCK]
+        slots *= KV_BLOCK
+        slots += positions % KV_BLOCK
+        arrays["seq_lengths"][sequence] = end
+        arrays["block_tables"][sequence, : len(blocks)] = blocks
+
+    def _put_decodes(
+        self,
+        decodes: Sequence[Request],
+        table: Callable[[int], Blocks],
+        sequence: int,
+        row: int,
+        output: int,
+    ) -> int:
+        """Write one row for each of `decodes`; return the tokens of the longest."""
+        cells, tables, longest = self._cells, self.arrays["block_tables"], 0
+        ids, positions, slots = cells["token_ids"], cells["positions"], cells["kv_slots"]
+        lengths, out_rows = cells["seq_lengths"], cells["out_rows"]
+        for number, request in enumerate(decodes):
+            at, blocks = request.computed, table(request.id)
+            index, place = divmod(at, KV_BLOCK)
+            tables[sequence + number, : index + 1] = np.frombuffer(blocks, np.int32, index + 1)
+            ids[row + number], positions[row + number] = request.tokens[at], at
+            slots[row + number] = int(blocks[index]) * KV_BLOCK + place
+            lengths[sequence + number] = at + 1
+            out_rows[output + number] = row + number
+            longest = max(longest, len(request.tokens))
+        return longest
+
+    def forward_addresses(self) -> dict[str, int]:
+        """Return the forward tape's arguments that are the same in every step."""
+        return self._forward
+
+    def forward_args(self, shape: StepShape, kv_splits: int) -> dict[str, int]:
+        """Return the forward tape's arguments for a filled step."""
+        return {
+            **self._forward,
+            "n_tokens": shape.n_tokens,
+            "n_prefill": shape.n_prefill,
+            "n_decode": shape.n_decode,
+            "n_out": shape.n_out,
+            "kv_splits": kv_splits,
+        }
+
+    def sample_args(self, shape: StepShape, uniform: Callable[[Request], float]) -> dict[str, int]:
+        """Write the sampling parameters of the outputs and return the sample tape's arguments.
+
+        Of rows that score, the tape takes the likeliest token: with its logit it gives their sum.
+        """
+        if shape.outputs != self._sampled:  # else they are as they were in the last step
+            for row, request in enumerate(shape.outputs):
+                for name in _PARAMETERS:
+                    self.arrays[name][row] = getattr(request.params, name)
+            self._sampled = shape.outputs
+        for row, request in enumerate(shape.outputs):
+            if request.params.temperature > 0:
+                self._cells["uniform"][row] = uniform(request)
+        if shape.scored:
+            self.arrays["temperature"][len(shape.outputs) : shape.n_out] = 0.0
+        return {**self._sample, "n_rows": shape.n_out}
+
+    def chosen(self, row: int) -> tuple[int, float]:
+        """Return the token chosen for output `row`, and its log probability."""
+        return int(self._cells["out_ids"][row]), float(self._cells["out_logprobs"][row])
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Return the raw logits of output `row` [vocab]; overwritten by the next step."""
+        found: npt.NDArray[np.float32] = self.arrays["logits"][row, : self.vocab_size]
+        return found
+
+
+def _shapes(spec: ModelSpec, tokens: int, rows: int) -> dict[str, _Shape]:
+    """Return dtype and shape of each array of a step of `tokens` rows in `rows` sequences."""
+    stride = -(-spec.vocab_size // ROW_ALIGN) * ROW_ALIGN + ROW_ALIGN
+    return {
+        "token_ids": (np.int32, (tokens,)),
+        "positions": (np.int32, (tokens,)),
+        "kv_slots": (np.int64, (tokens,)),
+        "seq_starts": (np.int32, (rows + 1,)),
+        "seq_lengths": (np.int32, (rows,)),
+        "block_tables": (np.int32, (rows, blocks_for(spec.max_context))),
+        "out_rows": (np.int32, (rows,)),
+        "logits": (np.float32, (rows, stride)),
+        "temperature": (np.float32, (rows,)),
+        "top_k": (np.int32, (rows,)),
+        "top_p": (np.float32, (rows,)),
+        "min_p": (np.float32, (rows,)),
+        "uniform": (np.float32, (rows,)),
+        "out_ids": (np.int32, (rows,)),
+        "out_logprobs": (np.float32, (rows,)),
+    }
+
+
+def _nbytes(dtype: type[np.generic], shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+_FORWARD_ARRAYS = (
+    *("token_ids", "positions", "kv_slots", "seq_starts", "seq_lengths", "block_tables"),
+    *("out_rows", "logits"),
+)
+_PARAMETERS = ("temperature", "top_k", "top_p", "min_p")
+_SAMPLE_ARRAYS = ("logits", *_PARAMETERS, "uniform", "out_ids", "out_logprobs")

@@ -1,0 +1,150 @@
+"""Which blocks of the paged KV cache belong to which sequence: pure bookkeeping, no memory.
+
+A block holds KV_BLOCK tokens. Full blocks carry a hash of all tokens up to their end; a new
+sequence shares the blocks that begin like it, so blocks are reference-counted. A pool may keep what
+free blocks hold until it needs them: then a prompt also shares with those that have ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from dovetail.ir.errors import CapacityError
+from dovetail.ir.model import KV_BLOCK
+
+
+@dataclass(slots=True)
+class _Table:
+    """Blocks of one sequence, in order, and the hashes of those that are full and published."""
+
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    hashes: list[bytes] = field(default_factory=list)
+
+
+def blocks_for(tokens: int) -> int:
+    """Return the number of blocks that hold `tokens` tokens."""
+    return -(-tokens // KV_BLOCK)
+
+
+def hash_blocks(tokens: Sequence[int]) -> list[bytes]:
+    """Return the hashes of the full blocks of `tokens` that may be shared.
+
+    The last token is never shared: its row must be computed to give logits.
+    """
+    digests: list[bytes] = []
+    previous = b""
+    for i in range(max(0, len(tokens) - 1) // KV_BLOCK):
+        previous = _chain(previous, tokens[i * KV_BLOCK : (i + 1) * KV_BLOCK])
+        digests.append(previous)
+    return digests
+
+
+class KvPool:
+    """Blocks 0..n_blocks-1, each free or held by one or more sequences."""
+
+    def __init__(self, n_blocks: int, *, keep: bool = False) -> None:
+        """`keep`: free blocks stay shareable until they are given away, those freed first first."""
+        self.n_blocks, self.keep = n_blocks, keep
+        self._blank = list(range(n_blocks))[::-1]  # free, nothing to share; the last goes first
+        self._kept: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # free, with a hash; the first goes first
+        self._references = [0] * n_blocks
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._tables: dict[Hashable, _Table] = {}
+
+    @property
+    def free_blocks(self) -> int:
+        """Number of blocks nobody holds."""
+        return len(self._blank) + len(self._kept)
+
+    def table(self, sequence: Hashable) -> array[int]:
+        """Return the blocks of `sequence` in order (int32, not to be changed)."""
+        return self._tables[sequence].blocks
+
+    def hashes(self, sequence: Hashable) -> list[bytes]:
+        """Return the hashes of the published blocks of `sequence` (not to be changed)."""
+        return self._tables[sequence].hashes
+
+    def open(self, sequence: Hashable, hashes: Sequence[bytes] = ()) -> int:
+        """Start `sequence`; return how many of its tokens lie in blocks it now shares.
+
+        `hashes` are those of its first blocks: of `hash_blocks`, or of another pool.
+        """
+        assert sequence not in self._tables, "the sequence is open already"
+        table = self._tables[sequence] = _Table()
+        for digest in hashes:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            self._kept.pop(block, None)
+            self._references[block] += 1
+            table.blocks.append(block)
+            table.hashes.append(digest)
+        return len(table.blocks) * KV_BLOCK
+
+    def missing(self, sequence: Hashable, length: int) -> int:
+        """Return how many more blocks `sequence` needs to hold `length` tokens."""
+        return max(0, blocks_for(length) - len(self._tables[sequence].blocks))
+
+    def grow(self, sequence: Hashable, length: int) -> None:
+        """Give `sequence` blocks for `length` tokens; CapacityError, and no change, if too few."""
+        missing = self.missing(sequence, length)
+        if missing > self.free_blocks:
+            raise CapacityError(f"the KV pool lacks {missing - self.free_blocks} blocks")
+        for _ in range(missing):
+            block = self._take()
+            self._references[block] = 1
+            self._tables[sequence].blocks.append(block)
+
+    def publish(self, sequence: Hashable, tokens: Sequence[int], stored: int) -> None:
+        """Hash the blocks that the first `stored` tokens fill, so that others may share them."""
+        table = self._tables[sequence]
+        while (len(table.hashes) + 1) * KV_BLOCK <= stored:
+            i = len(table.hashes)
+            previous = table.hashes[-1] if i else b""
+            digest = _chain(previous, tokens[i * KV_BLOCK : (i + 1) * KV_BLOCK])
+            table.hashes.append(digest)
+            if digest not in self._block_of:
+                self._block_of[digest] = table.blocks[i]
+                self._hash_of[table.blocks[i]] = digest
+
+    def close(self, sequence: Hashable, *, sound: bool = True) -> None:
+        """Give back the blocks of `sequence`; nobody shares them from now on if it is not sound."""
+        for block in reversed(self._tables.pop(sequence).blocks):  # the end of a prompt goes first
+            self._references[block] -= 1
+            free = self._references[block] == 0
+            if not sound or (free and not self.keep):
+                self._forget(block)
+            if free and block in self._hash_of:
+                self._kept[block] = None
+            elif free:
+                self._blank.append(block)
+
+    def forget(self) -> None:
+        """Share none of the free blocks any more: what they held is lost."""
+        for block in self._kept:
+            self._forget(block)
+        self._blank += self._kept
+        self._kept.clear()
+
+    def _take(self) -> int:
+        if self._blank:
+            return self._blank.pop()
+        block, _ = self._kept.popitem(last=False)
+        self._forget(block)
+        return block
+
+    def _forget(self, block: int) -> None:
+        digest = self._hash_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]
+
+
+def _chain(previous: bytes, tokens: Sequence[int]) -> bytes:
+    return hashlib.blake2b(previous + array("q", tokens).tobytes(), digest_size=16).digest()

@@ -1,0 +1,224 @@
+"""Decides what the next step computes on one device: continuous batching, first come first served.
+
+In: requests, the KV pool's state, limits of a step. Out: a frozen StepPlan. Pure: no tensors, no
+threads, and time only through the clock that is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dovetail.runtime.schedule.kv_pool import KvPool
+from dovetail.runtime.schedule.pipeline import LayerTimes
+from dovetail.runtime.schedule.plan import (
+    Batch,
+    Limits,
+    Move,
+    PrefillChunk,
+    SchedulerSettings,
+    StepPlan,
+)
+from dovetail.runtime.schedule.predictor import Predictor
+from dovetail.runtime.schedule.queue import RequestQueues
+from dovetail.runtime.schedule.request import Home, Request
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step being planned, and what it may still take."""
+
+    tokens: int
+    sequences: int
+    decodes: dict[Home, list[Request]] = field(default_factory=lambda: {home: [] for home in Home})
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    entrants: list[Request] = field(default_factory=list)  # admitted by this plan
+    preempted: list[int] = field(default_factory=list)
+    swapped_out: list[Move] = field(default_factory=list)
+    swapped_in: list[Move] = field(default_factory=list)
+
+    @property
+    def short(self) -> bool:
+        """Whether blocks ran out: then the running ones go on first."""
+        return bool(self.preempted or self.swapped_out)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been taken yet."""
+        return not self.chunks and not any(self.decodes.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether the step takes no more."""
+        return self.tokens < 1 or self.sequences < 1
+
+    def take(self, tokens: int, places: int = 1) -> None:
+        """Count `tokens` more rows in `places` of the sequences."""
+        self.tokens -= tokens
+        self.sequences -= places
+
+
+class Scheduler(RequestQueues):
+    """One device: all KV in its pool. `plan`, run it, then `complete` and `append`."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        pool: KvPool,
+        predictor: Predictor,
+        clock: Callable[[], float],
+        *,
+        home: Home = Home.CPU,
+        settings: SchedulerSettings | None = None,
+    ) -> None:
+        pools = {other: KvPool(0) for other in Home} | {home: pool}
+        super().__init__(limits, pools, clock, settings or SchedulerSettings(offload="off"))
+        self.predictor, self.home, self.pool = predictor, home, pool
+        self._weighs = type(predictor) is not Predictor  # else no step need ask it
+
+    def plan(self) -> StepPlan:
+        """Return the next step: every decode, then chunks of prompts in order."""
+        return self._plan_steady() or self.plan_alone(self.home)
+
+    def _plan_steady(self) -> StepPlan | None:
+        """Return the step where there is nothing to decide, None where there is.
+
+        So it is in nearly all steps of an answer: nobody waits, and all have blocks for the next
+        token. What `plan_alone` does besides costs more than it seems: each step finds it outside
+        of the caches, which the weights have gone through.
+        """
+        running, limits = self.running[self.home], self.limits
+        if self._weighs or self.waiting or not running:
+            return None
+        if len(running) > min(limits.max_step_sequences, limits.max_step_tokens):
+            return None
+        missing = self.pool.missing
+        if not all(r.decoding and not missing(r.id, len(r.tokens)) for r in running):
+            return None
+        self.tick()
+        ids = tuple([request.id for request in running])
+        return StepPlan(
+            (Batch(gpu_decode=ids) if self.home is Home.GPU else Batch(cpu_decode=ids),)
+        )
+
+    def plan_alone(self, home: Home) -> StepPlan:
+        """Return the step in which `home` does everything."""
+        self.tick()
+        draft = self.start_draft()
+        self.take_decodes(draft, home)
+        most = self.settings.prompt_tokens  # rows of prompts beside other requests
+        if most is not None and self.settings.chunked and len(self.requests) > 1:
+            draft.tokens = min(draft.tokens, most)
+        self.continue_prefills(draft)
+        if draft.empty or not draft.short:
+            self.admit(draft, home)
+        return self.close_draft(draft)
+
+    def note_attention(self, seconds: float) -> None:
+        """Take note of what the CPU's attention of a layer took in the step under way."""
+
+    # ---- parts of a plan ----
+
+    def start_draft(self) -> Draft:
+        """Return an empty step."""
+        return Draft(self.limits.max_step_tokens, self.limits.max_step_sequences)
+
+    def take_decodes(self, draft: Draft, home: Home) -> None:
+        """Take the decodes of `home`; the last in order give way when blocks run out."""
+        for request in list(self.running[home]):
+            if request.home is not home or not request.decoding or draft.full:
+                continue
+            self.decode(draft, request)
+
+    def decode(self, draft: Draft, request: Request) -> None:
+        """Put a decode into the step with a block for its token, if there is room for that."""
+        assert request.home is not None
+        pool = self.pools[request.home]
+        if self.make_room(draft, request):
+            pool.grow(request.id, len(request.tokens))
+            self.serve(draft, request)
+
+    def make_room(self, draft: Draft, request: Request) -> bool:
+        """Evict until `request` can store its next token; tell whether it is still there."""
+        assert request.home is not None
+        home, pool = request.home, self.pools[request.home]
+        while pool.missing(request.id, len(request.tokens)) > pool.free_blocks:
+            victim = self.running[home][-1]
+            self.evict(draft, victim)
+            if victim is request:
+                return False
+        return True
+
+    def evict(self, draft: Draft, victim: Request) -> None:
+        """Take the blocks of `victim`."""
+        self.preempt(victim)
+        draft.preempted.append(victim.id)
+
+    def serve(self, draft: Draft, request: Request) -> None:
+        """Put a decode into the step."""
+        assert request.home is not None
+        draft.decodes[request.home].append(request)
+        draft.take(1)
+
+    def continue_prefills(self, draft: Draft) -> None:
+        """Go on with the prompts that are stored in part."""
+        for home in Home:
+            for request in self.running[home]:
+                if not request.decoding and not draft.full:
+                    self.take_chunk(draft, request)
+
+    def take_chunk(self, draft: Draft, request: Request) -> None:
+        """Put as much of a prompt into the step as it takes.
+
+        A step has as many rows of logits as sequences: what is to be scored goes in such blocks.
+        """
+        start, unscored = request.computed, request.unscored
+        length = min(draft.tokens, request.pending)
+        if unscored:
+            length = min(length, draft.sequences)
+        scores = range(max(start, unscored.start), min(start + length, unscored.stop))
+        chunk = PrefillChunk(request.id, start, length, scores)
+        draft.chunks.append(chunk)
+        draft.take(length, chunk.places)
+
+    def admit(
+        self, draft: Draft, home: Home, wanted: Callable[[Request], bool] = lambda _: True
+    ) -> None:
+        """Start waiting requests in order while tokens, sequences and blocks last.
+
+        The KV of their prompts goes to `home` as it is computed. Nobody is overtaken: the first one
+        that is not `wanted` there ends it.
+        """
+        while self.waiting and wanted(request := self.waiting[0]):
+            started = self.may_start(draft, request, home)
+            if not started or not self.prepare(request, home, spare=len(self.running[home])):
+                break
+            draft.entrants.append(request)
+            self.take_chunk(draft, request)
+
+    def may_start(self, draft: Draft, request: Request, home: Home) -> bool:
+        """Tell whether the step has a place for the first rows of a waiting `request`."""
+        most = min(self.limits.max_step_sequences, self.limits.max_step_tokens)
+        leader = request.leader
+        if leader is not None and leader.home is not None and not leader.generated:
+            return False  # its full blocks can soon be shared
+        if draft.full or len(self.running[home]) >= most:
+            return False
+        whole = self.settings.chunked or len(request.tokens) <= draft.tokens
+        return whole or not draft.chunks  # the first prompt of a step may be cut
+
+    def close_draft(self, draft: Draft) -> StepPlan:
+        """Return the step with all that was drafted in one batch, whose parts follow each other."""
+        gpu, cpu = draft.decodes[Home.GPU], draft.decodes[Home.CPU]
+        batch = Batch(tuple(draft.chunks), tuple(r.id for r in gpu), tuple(r.id for r in cpu))
+        if not self._weighs:
+            return StepPlan((batch,), preempt=tuple(draft.preempted))
+        times = LayerTimes(self.predictor)
+        attention = times.prefill(draft.chunks) + times.gpu_decode(sum(len(r.tokens) for r in gpu))
+        attention += times.cpu_decode(len(cpu), sum(len(r.tokens) for r in cpu))
+        seconds = attention + times.linear(batch.tokens) + times.launch
+        return StepPlan(
+            (batch,),
+            preempt=tuple(draft.preempted),
+            predicted_seconds=seconds * self.limits.n_layers,
+        )

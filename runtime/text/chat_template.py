@@ -1,0 +1,124 @@
+"""Messages to a prompt by the model's own Jinja template, as transformers renders it.
+
+In: the files beside a model's tokenizer, and messages. Out: the text of a prompt. Templates are run
+in another process (`template_worker.py`), whose time and memory are bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail.ir.errors import ArtifactError, RequestError
+from dovetail.runtime.child.supervisor import CLOSED
+from dovetail.runtime.text.messages import Message
+from dovetail.runtime.text.template_process import SHARED
+from dovetail.runtime.text.template_worker import Teach
+
+TEMPLATE, CONFIG, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+
+class ChatTemplate:
+    """A model's template, with the special tokens it may name. For any thread."""
+
+    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
+        """Raises ArtifactError where `text` is no template."""
+        key = hashlib.sha256(msgspec.json.encode([text, dict(tokens)])).hexdigest()
+        self._teach = Teach(key, text, dict(tokens))
+        SHARED.take()
+        self._end = weakref.finalize(self, SHARED.give_back)
+        try:
+            SHARED.learn(self._teach)
+        except BaseException:
+            self._end()
+            raise
+
+    def render(self, messages: Sequence[Message | Mapping[str, Any]], **wishes: Any) -> str:
+        """Return the prompt that `start` promises; waits, so that no event loop may call it."""
+        return self.start(messages, **wishes).result()
+
+    def start(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> Future[str]:
+        """Have another process make the prompt.
+
+        options: what the template may read beside the messages: `tools`, `documents`, its own.
+
+        Raises RequestError, now or by the future, where the template does not take these messages,
+        or takes too much time or memory for them; DeviceError where its process cannot be started,
+        or ended.
+        """
+        if not self._end.alive:
+            raise RequestError(CLOSED)
+        conversation = {
+            "messages": [msgspec.to_builtins(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "options": dict(options or {}),
+        }
+        try:
+            data = json.dumps(conversation).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(
+                f"messages or options of the template are not JSON: {error}"
+            ) from None
+        return SHARED.render(self._teach, data)
+
+    def close(self) -> None:
+        """Use the process no more."""
+        self._end()
+
+
+def read_template(folder: Path) -> ChatTemplate | None:
+    """Return the template that lies in a model's folder of an artifact, None where there is none.
+
+    Raises ArtifactError where it is damaged.
+    """
+    config = _read_config(folder / CONFIG)
+    file = folder / TEMPLATE
+    text = file.read_text() if file.is_file() else _named(config.get("chat_template"))
+    if text is None:
+        return None
+    if "added_tokens_decoder" not in config:  # an old tokenizer, whose tokens lie beside it
+        config |= _read_config(folder / TOKENS)
+    own = config.get("extra_special_tokens")
+    given = {name: config.get(name) for name in SPECIAL} | (own if isinstance(own, dict) else {})
+    tokens = {name: _token(found) for name, found in given.items()}
+    return ChatTemplate(text, {name: found for name, found in tokens.items() if found is not None})
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ArtifactError(
+            f"{file}: cannot be decoded ({error}); run `dovetail compile MODEL` again"
+        ) from None
+
+
+def _named(found: object) -> str | None:
+    """Return the one template, or the one named `default` of several."""
+    if isinstance(found, list):
+        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _token(found: object) -> str | None:
+    """Return the text of a special token, which may be an object with more facts."""
+    if isinstance(found, dict):
+        found = found.get("content")
+    return found if isinstance(found, str) else None

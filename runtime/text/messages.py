@@ -1,0 +1,25 @@
+"""The messages of a conversation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a message; `text` is the one type there is."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message of a conversation, as the model's template is given it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
+    tool_call_id: str | UnsetType = UNSET

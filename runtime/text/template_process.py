@@ -1,0 +1,222 @@
+"""The app's side of the process that renders chat templates: nothing a template does stops others.
+
+In: templates and conversations, from any thread. Out: futures of texts. One process serves all apps
+of this one, while there are any. What it is not done with soon moves on to a second, nice process,
+where it has the whole deadline, and is ended there: others wait for a moment, not for a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError, RequestError
+from dovetail.runtime.child.child import Child, ChildLate, ChildLost
+from dovetail.runtime.child.supervisor import CLOSED
+from dovetail.runtime.text.template_worker import Render, Rendered, RenderLimits, Teach
+
+MODULE = "dovetail.runtime.text.template_worker"
+SOON = 0.1
+"""Seconds in which the first process is done with nearly all that is asked; they take 1 ms."""
+DEADLINE = 1.0
+"""Seconds that a conversation may take."""
+MEMORY = 256 << 20
+"""Bytes that rendering may take."""
+NICE = 10
+"""Of the second process: what burns its deadline there takes a tenth of a CPU from others."""
+LEARN_SECONDS = 20.0
+"""In which a process begins and learns a template that nobody has learnt before."""
+AGAIN_SECONDS = 5.0
+"""In which the next one does."""
+MAX_CONVERSATION = 16 << 20
+"""Bytes of what is rendered at once."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """A conversation, or with None a template alone, on its way."""
+
+    teach: Teach
+    conversation: bytes | None
+    future: Future[str] = field(default_factory=Future)
+
+
+class _RenderProcess:
+    """One process at a time, and the thread that speaks to it."""
+
+    def __init__(self, seconds: float, nice: int, beyond: _RenderProcess | None = None) -> None:
+        """`beyond`: where jobs go that take more than `seconds`, or whose process ended."""
+        self._seconds, self._nice, self._beyond = seconds, nice, beyond
+        self._thread = ThreadPoolExecutor(1, "dovetail-templates")
+        self._child: Child | None = None
+        self._known: set[str] = set()
+        self._closed = False
+
+    def put(self, job: _Job) -> None:
+        """Have a job done."""
+        try:
+            self._thread.submit(self._serve, job)
+        except RuntimeError:
+            _settle(job.future, RequestError(CLOSED))
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None while there is none."""
+        child = self._child
+        return None if child is None else child.pid
+
+    def close(self) -> None:
+        """End the process; what waits fails."""
+        self._closed = True
+        if (child := self._child) is not None:
+            child.member.kill()
+        self._thread.shutdown()
+        self._end()
+
+    # ---- the thread ----
+
+    def _serve(self, job: _Job) -> None:
+        if job.future.cancelled():
+            return
+        if self._closed:
+            _settle(job.future, RequestError(CLOSED))
+            return
+        try:
+            _settle(job.future, self._do(job))
+        except ChildLost as lost:
+            self._end()
+            if self._beyond is not None and job.conversation is not None:
+                self._beyond.put(job)
+            else:
+                _settle(job.future, self._explain(lost, learning=job.conversation is None))
+            if self._beyond is not None and not self._closed:  # the next one finds it there
+                with suppress(DovetailError, ChildLost):
+                    self._begin()
+        except DovetailError as error:
+            _settle(job.future, error)
+
+    def _explain(self, lost: ChildLost, *, learning: bool) -> DovetailError:
+        if self._closed:
+            return RequestError(CLOSED)
+        if isinstance(lost, ChildLate):
+            if learning:
+                return _wrong(f"it is not read within {LEARN_SECONDS:g} s")
+            return _refuse(f"it is not done within {self._seconds:g} s")
+        return DeviceError(f"the process of chat templates {lost}; send the request again")
+
+    def _do(self, job: _Job) -> str | DovetailError:
+        """Return the text, or why there is none."""
+        child = self._child or self._begin()
+        if job.teach.key not in self._known:
+            seconds = LEARN_SECONDS if job.conversation is None else AGAIN_SECONDS
+            learnt = self._ask(child, job.teach, seconds)
+            if learnt.error is not None or learnt.full:
+                return _wrong(learnt.error or f"it takes more than {MEMORY >> 20} MiB of memory")
+            self._known.add(job.teach.key)
+        if job.conversation is None:
+            return ""
+        found = self._ask(child, Render(job.teach.key, job.conversation), self._seconds)
+        if found.full:
+            return _refuse(f"it takes more than {MEMORY >> 20} MiB of memory")
+        if found.error is not None:
+            return _refuse(found.error)
+        return found.text.decode("utf-8", "surrogatepass")
+
+    def _begin(self) -> Child:
+        self._child = child = Child.start(MODULE, "the process {} of chat templates")
+        child.tell(RenderLimits(MEMORY, self._nice))
+        self._known.clear()
+        return child
+
+    def _ask(self, child: Child, order: Teach | Render, seconds: float) -> Rendered:
+        found = child.ask(order, Rendered, seconds)
+        if found.full:
+            self._end()
+        return found
+
+    def _end(self) -> None:
+        """End the process at once: it may be in the midst of anything."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+
+
+class Renderer:
+    """Both processes, while somebody uses them; each is started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: in a fork of this process, whose processes are those of the parent."""
+        self._lock, self._users = threading.Lock(), 0
+        self._open()
+
+    def _open(self) -> None:
+        self._patient = _RenderProcess(DEADLINE, NICE)
+        self._quick = _RenderProcess(SOON, 0, self._patient)
+
+    @property
+    def pids(self) -> tuple[int | None, int | None]:
+        """Process ids, None of one that is not there."""
+        return self._quick.pid, self._patient.pid
+
+    def learn(self, teach: Teach) -> None:
+        """Return once the template is known; ArtifactError where it is none."""
+        job = _Job(teach, None)
+        self._quick.put(job)
+        job.future.result()
+
+    def render(self, teach: Teach, conversation: bytes) -> Future[str]:
+        """Return the future of a text.
+
+        It raises RequestError where the template does not take the conversation, DeviceError where
+        no process can be started, or it ended.
+        """
+        if len(conversation) > MAX_CONVERSATION:
+            raise _refuse(f"they take more than {MAX_CONVERSATION >> 20} MiB")
+        job = _Job(teach, conversation)
+        self._quick.put(job)
+        return job.future
+
+    def take(self) -> None:
+        """Note one more user."""
+        with self._lock:
+            self._users += 1
+
+    def give_back(self) -> None:
+        """Hear that a user is gone; the last one ends the processes."""
+        with self._lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            ended = self._quick, self._patient
+            self._open()
+        for process in ended:
+            process.close()
+
+
+SHARED = Renderer()
+os.register_at_fork(after_in_child=SHARED.reset)
+
+
+def _settle(future: Future[str], found: str | DovetailError) -> None:
+    if future.set_running_or_notify_cancel():
+        if isinstance(found, DovetailError):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
+
+
+def _refuse(why: str) -> RequestError:
+    return RequestError(f"the model's chat template does not take these messages: {why}")
+
+
+def _wrong(why: str) -> ArtifactError:
+    return ArtifactError(
+        f"the model's chat template is wrong: {why}; mend it in tokenizer_config.json and run "
+        "`dovetail compile MODEL` again"
+    )

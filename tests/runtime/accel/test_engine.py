@@ -1,0 +1,389 @@
+"""Two pools give the tokens of one: a tiny Llama on the CPU and on torch's CPU device."""
+
+from __future__ import annotations
+
+import gc
+import random
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dovetail.cli.inspection import inspect_artifact
+from dovetail.ir.cache import cache_directory
+from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
+from dovetail.runtime.accel import profile
+from dovetail.runtime.accel.executor import DeviceExecutor
+from dovetail.runtime.accel.orders import BatchSizes
+from dovetail.runtime.accel.sub_batch import DeviceModel, SubBatch
+from dovetail.runtime.accel.tape import TorchTape
+from dovetail.runtime.app import App, load
+from dovetail.runtime.engine.engine import Engine
+from dovetail.runtime.native import kv_parts
+from dovetail.runtime.schedule import neo
+from dovetail.runtime.schedule.cost_tables import AXES
+from dovetail.runtime.schedule.neo import NeoScheduler
+from dovetail.runtime.schedule.offload import OffloadVerdict
+from dovetail.runtime.schedule.request import Home, Request, SamplingParams
+from dovetail.runtime.schedule.scheduler import Draft
+from tests.runtime.accel.engines import (
+    ASKED,
+    HOMES,
+    LIMITS,
+    PROMPTS,
+    make_artifact,
+    two_pools,
+)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_artifact(tmp_path_factory.mktemp("device"))
+
+
+@pytest.fixture(scope="module")
+def alone(artifact: Path) -> list[tuple[int, ...]]:
+    """What the CPU's engine generates."""
+    with load(artifact, kv_blocks=200) as app:
+        return [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
+
+
+@pytest.mark.parametrize(
+    ("offload", "gpu", "cpu", "chunked"),
+    [
+        ("off", 200, 1, True),
+        ("off", 9, 1, False),
+        ("full", 1, 200, False),
+        ("full", 1, 12, True),
+        ("auto", 1, 40, False),
+        ("auto", 3, 12, True),
+        ("auto", 8, 8, False),
+        ("auto", 12, 60, True),
+    ],
+)
+def test_the_tokens_are_those_of_one_device(
+    artifact: Path,
+    alone: list[tuple[int, ...]],
+    offload: str,
+    gpu: int,
+    cpu: int,
+    chunked: bool,
+) -> None:
+    settings = {"offload": offload, "chunked": chunked, "min_gain": 0.0, "patience": 4}
+    with two_pools(artifact, gpu, cpu, **settings) as (app, plans):
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+    decoded = {name: any(getattr(b, name) for p in plans for b in p.batches) for name in HOMES}
+    if offload != "auto":
+        assert decoded == {"gpu_decode": offload == "off", "cpu_decode": offload == "full"}
+    if max(gpu, cpu) < 13:
+        assert any(plan.preempt or plan.moves for plan in plans)
+
+
+@pytest.mark.parametrize("offload", ["off", "full", "auto"])
+def test_scores_are_those_of_one_device(
+    artifact: Path, alone: list[tuple[int, ...]], offload: str
+) -> None:
+    with load(artifact, kv_blocks=200) as app:
+        wanted = app.score(PROMPTS)
+    with two_pools(artifact, 20, 30, offload=offload, min_gain=0.0) as (app, plans):
+        jobs = app.submit_all(PROMPTS, **ASKED)
+        for found, expected in zip(app.score(PROMPTS), wanted, strict=True):
+            assert found.sum == pytest.approx(expected.sum, abs=1e-3)
+            assert found.logprobs[1:] == pytest.approx(expected.logprobs[1:], abs=1e-4)
+        assert [job.result().token_ids for job in jobs] == alone
+    assert sum(len(c.scores) for p in plans for b in p.batches for c in b.prefill) >= sum(
+        len(prompt) - 1 for prompt in PROMPTS
+    )
+
+
+@pytest.mark.parametrize("lost", ["sent", "brought", "stored"])
+def test_b6_7_fails_where_a_part_of_the_pipeline_is_left_out(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """B6.7 is the test above; tokens must tell when KV is not sent, not brought or not stored."""
+    copy = DeviceModel.copy_blocks
+
+    def leave_out(model: DeviceModel, layer: int, blocks: Any, target: Home) -> None:
+        if target is (Home.GPU if lost == "sent" else Home.CPU):
+            copy(model, layer, blocks, target)
+
+    if lost == "stored":
+        monkeypatch.setattr(SubBatch, "_store", lambda *_: None)
+    else:
+        monkeypatch.setattr(DeviceModel, "copy_blocks", leave_out)
+    with two_pools(artifact, 1, 200, offload="full", chunked=True) as (app, _):
+        try:
+            found = [done.token_ids for done in app.generate(PROMPTS, **ASKED)]
+        except DovetailError:  # what is read in its place is no number
+            return
+    assert found != alone
+
+
+def test_b6_8_fails_where_a_layer_of_what_moves_is_left_out(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B6.8 is the test below."""
+    pays, copy = OffloadVerdict(2.0, len(PROMPTS), 2.0), DeviceModel.copy_blocks
+
+    def skip(model: DeviceModel, layer: int, blocks: Any, target: Home) -> None:
+        if layer != 1:
+            copy(model, layer, blocks, target)
+
+    monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
+    monkeypatch.setattr(DeviceModel, "copy_blocks", skip)
+    moved, different = 0, False
+    for gpu, cpu, gain in ((8, 60, 0.0), (9, 30, 9.0), (6, 12, 9.0)):
+        with two_pools(artifact, gpu, cpu, min_gain=gain, patience=4) as (app, plans):
+            try:
+                different |= [done.token_ids for done in app.generate(PROMPTS, **ASKED)] != alone
+            except DovetailError:  # what is read in its place is no number
+                different = True
+        moved += sum(len(plan.moves) for plan in plans)
+    assert moved and different
+
+
+def test_swaps_both_ways_and_two_batches_are_run(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pays = OffloadVerdict(2.0, len(PROMPTS), 2.0)  # as with a long queue: not all start at once
+    monkeypatch.setattr(neo, "weigh_offload", lambda *_: pays)
+    seen = {"out": 0, "in": 0, "two": 0, "later": 0}
+    for gpu, cpu, slow in ((8, 60, False), (9, 30, False), (12, 40, True), (6, 12, False)):
+        with two_pools(artifact, gpu, cpu, slow=slow, min_gain=0.0, patience=4) as (app, plans):
+            assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+        seen["out"] += sum(len(plan.swap_out) for plan in plans)
+        seen["in"] += sum(len(plan.swap_in) for plan in plans)
+        seen["two"] += sum(len(plan.batches) == 2 for plan in plans)
+        seen["later"] += sum(c.start > 0 for p in plans for b in p.batches for c in b.prefill)
+    assert min(seen.values()) > 0, seen
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    gpu=st.integers(1, 14),
+    cpu=st.integers(13, 40),  # the longest request needs 8
+    offload=st.sampled_from(["auto", "auto", "full"]),
+    chunked=st.booleans(),
+    gain=st.sampled_from([0.0, 1.05]),
+    patience=st.integers(1, 8),
+    share=st.sampled_from([0.5, 1.0]),
+)
+def test_no_pools_or_settings_change_the_tokens(
+    artifact: Path,
+    alone: list[tuple[int, ...]],
+    gpu: int,
+    cpu: int,
+    offload: str,
+    chunked: bool,
+    gain: float,
+    patience: int,
+    share: float,
+) -> None:
+    options = {"offload": offload, "chunked": chunked, "min_gain": gain, "patience": patience}
+    with two_pools(artifact, gpu, cpu, swap_in_share=share, **options) as (app, _):
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+
+
+def test_every_eviction_may_be_a_swap(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long answers to many short prompts do not fit beside each other: those that give way move."""
+    evict = NeoScheduler.evict
+
+    def move(scheduler: NeoScheduler, draft: Draft, victim: Request) -> None:
+        with monkeypatch.context() as always:
+            always.setattr(NeoScheduler, "_belongs_to_cpu", lambda *_: True)
+            evict(scheduler, draft, victim)
+
+    monkeypatch.setattr(NeoScheduler, "evict", move)
+    prompts, swapped = [prompt[:8] for prompt in PROMPTS], 0
+    asked = ASKED | {"max_tokens": 60}
+    with load(artifact, kv_blocks=200) as app:
+        alone = [done.token_ids for done in app.generate(prompts, **asked)]
+    for gpu, share in ((8, 1.0), (12, 0.5)):
+        with two_pools(artifact, gpu, 80, min_gain=9.0, swap_in_share=share) as (app, plans):
+            assert [done.token_ids for done in app.generate(prompts, **asked)] == alone
+        swapped += sum(len(plan.swap_out) for plan in plans)
+    assert swapped >= 6
+
+
+def break_down() -> None:
+    raise DeviceError("broken")
+
+
+def take_all_memory() -> None:
+    raise torch.OutOfMemoryError("no page is left")
+
+
+def test_a_failed_step_ends_its_requests_and_those_it_moved(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = run_with_a_fault(artifact, alone, monkeypatch, break_down, "broken")
+    assert None in results and False not in results and True in results
+
+
+def test_what_finds_no_memory_ends_alone(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "ran out of memory for a request .*no page is left"
+    results = run_with_a_fault(artifact, alone, monkeypatch, take_all_memory, words)
+    assert results.count(None) == 1 and False not in results
+
+
+def run_with_a_fault(
+    path: Path,
+    alone: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[], None],
+    words: str,
+) -> list[bool | None]:
+    """Return whether each answer was as it should be, None for those that failed with `words`."""
+    run, left = TorchTape.run, [40]
+
+    def fail_once(tape: TorchTape, *values: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            fault()
+        run(tape, *values)
+
+    monkeypatch.setattr(TorchTape, "run", fail_once)
+    with two_pools(path, 9, 30) as (app, _):
+        jobs = [app.submit(prompt, **ASKED) for prompt in PROMPTS]
+        results: list[bool | None] = []
+        for job, tokens in zip(jobs, alone, strict=True):
+            try:
+                results.append(job.result().token_ids == tokens)
+            except DeviceError as error:
+                assert re.search(words, str(error))
+                results.append(None)
+    return results
+
+
+def test_threads_share_long_keys_with_all_heads(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_parts, "LONG_TOKENS", 32)
+    found: set[int] = set()
+    set_args = SubBatch.set_args
+
+    def note(lane: SubBatch, sizes: BatchSizes) -> None:
+        found.add(sizes.cpu_splits)
+        set_args(lane, sizes)
+
+    monkeypatch.setattr(SubBatch, "set_args", note)
+    with two_pools(artifact, 9, 9, threads=2, offload="full") as (app, _):
+        threads = app.engine.executor.model.decode.plan.threads
+        app.generate([PROMPTS[6]], max_tokens=2)
+    assert max(found) == threads
+
+
+def test_mixed_loads_give_the_tokens_of_the_cpu(artifact: Path) -> None:
+    """120 requests of all kinds; some are cancelled under way; prefixes are shared."""
+    rng = random.Random(23)
+    shared = [[rng.randrange(3, 100) for _ in range(80)] for _ in range(3)]
+    prompts, params = [], []
+    for i in range(120):
+        own = [rng.randrange(3, 100) for _ in range(rng.randint(1, 40))]
+        prompts.append(own if i % 3 else [*shared[i % 9 // 3], *own])
+        drawn = {"temperature": 0.8, "seed": i, "top_p": 0.9, "top_k": 7 if i % 4 else 0}
+        ruled = {"frequency_penalty": 0.4, "logprobs": 2} if i % 10 == 9 else {}
+        params.append({"max_tokens": rng.randint(1, 40), **(drawn if i % 5 == 0 else {}), **ruled})
+
+    def run(app: App, cancelled: bool) -> list[Any]:
+        jobs = [app.submit(p, ignore_eos=True, **q) for p, q in zip(prompts, params, strict=True)]
+        for job in jobs[7::16] if cancelled else ():
+            app.cancel(job)
+        return [job.result() for job in jobs]
+
+    with load(artifact, kv_blocks=900) as app:
+        wanted = run(app, False)
+    for offload, gpu, cpu in (("off", 12, 1), ("auto", 20, 60), ("full", 1, 60)):
+        with two_pools(artifact, gpu, cpu, offload=offload, min_gain=0.0) as (app, plans):
+            found = run(app, True)
+        for one, other in zip(found, wanted, strict=True):
+            count = len(one.token_ids)
+            whole = one.finish_reason == "length"
+            assert one.token_ids == other.token_ids[:count] and (whole or count < 40)
+        assert sum(one.finish_reason == "length" for one in found) >= 110
+        assert offload != "off" or any(plan.preempt for plan in plans)
+
+
+@pytest.mark.parametrize("late", range(18, 24))
+def test_a_prompt_may_begin_like_a_request_that_moves_in_its_step(
+    artifact: Path, late: int
+) -> None:
+    """What leaves is on the CPU before a prompt brings it back to the landing."""
+    rng = random.Random(3)
+    first = [rng.randrange(3, 100) for _ in range(60)]
+    second = [*first[:48], *[rng.randrange(3, 100) for _ in range(50)]]
+    params = SamplingParams(max_tokens=60)
+
+    def run(engine: Engine) -> list[list[int]]:
+        (one,) = engine.submit(first, params)
+        other: Request | None = None
+        while engine.scheduler.busy:
+            if other is None and one.generated >= late:
+                (other,) = engine.submit(second, params)
+            engine.step()
+        assert other is not None
+        return [one.tokens, other.tokens]
+
+    with load(artifact, kv_blocks=200) as app:
+        wanted = run(app.engine)
+    with two_pools(artifact, 5, 60, min_gain=9.0, patience=4) as (app, _):
+        assert run(app.engine) == wanted
+
+
+def test_a_closed_app_holds_nothing_on_the_device(artifact: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with two_pools(artifact, 8, 20) as (app, _):
+            engine = app.engine
+            assert isinstance(engine.executor, DeviceExecutor)
+            weight = weakref.ref(next(iter(engine.executor.pair.model.weights.values())))
+            lane = weakref.ref(engine.executor.pair.sub_batches[0])
+            app.generate(PROMPTS[:2], **ASKED)
+        assert weight() is None and lane() is None
+    finally:
+        gc.enable()
+
+
+def test_activations_have_the_type_that_is_asked_for(artifact: Path) -> None:
+    for dtype, kind in (("auto", torch.float32), ("bf16", torch.bfloat16)):
+        with two_pools(artifact, 8, 8, offload="off", given={"dtype": dtype}) as (app, _):
+            assert isinstance(app.engine.executor, DeviceExecutor)
+            assert app.engine.executor.pair.model.dtype is kind
+            assert app.generate(PROMPTS[:1], max_tokens=2)[0].finish_reason == "length"
+    with pytest.raises(RequestError, match="dtype"):
+        load(artifact, device="torch:cpu", dtype="int4")
+
+
+def test_costs_are_measured_once_kept_and_shown(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "kernels").symlink_to(cache_directory() / "kernels")
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "BUDGET", 0.2)
+    found = []
+    for _ in range(2):
+        with load(artifact, device="torch:cpu", kv_blocks=20, gpu_blocks=20, **LIMITS) as app:
+            assert isinstance(app.engine.executor, DeviceExecutor)
+            found.append(app.engine.executor.profile)
+    assert found[0] == found[1] and found[0] is not None
+    tables = found[0].tables
+    assert set(AXES) == set(tables)
+    assert all(row.origin == "measured" for rows in tables.values() for row in rows)
+    (shown,) = inspect_artifact(artifact).devices
+    assert shown == found[0] and "torch:cpu" in shown.key.device
+
+
+def test_devices_refuse_what_they_cannot_do(artifact: Path) -> None:
+    with pytest.raises(SpecError, match="deterministic"):
+        load(artifact, device="torch:cpu", deterministic=True)
+    with pytest.raises(DeviceError, match=r"cuda:7|no device|not here"):
+        load(artifact, device="cuda:7")

@@ -1,0 +1,70 @@
+"""A device that becomes slower or faster gets a line, and depths, of what it is now."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.runtime.embed.depths import ClassDepth, Depths
+from dovetail.runtime.embed.device_queue import QueryBatch
+from dovetail.runtime.embed.drift import LEAST_BATCHES, DriftWatch
+from dovetail.runtime.embed.line import FittedLine, Line
+
+OLD = Line(0.02, 0.1)
+
+
+def depths(tested: int | None = None) -> Depths:
+    classes = tuple(
+        ClassDepth(n, FittedLine(OLD, ()), OLD.depth(1.0, "closed"), tested) for n in (75, 500)
+    )
+    return Depths(1.0, "closed", {"cpu": classes, "npu": classes}, True)
+
+
+def feed(watch: DriftWatch, truth: Line, sizes: list[int], kind: int = 0) -> list[bool]:
+    answers = []
+    for number, size in enumerate(sizes):
+        counts = tuple(size * (k == kind) for k in range(2))
+        batch = QueryBatch(number, "cpu", (), counts, 0.0, OLD.seconds(size))
+        answers.append(watch.observe(batch, truth.seconds(size)))
+    return answers
+
+
+def test_small_departures_and_few_batches_change_nothing() -> None:
+    watch = DriftWatch()
+    assert not any(feed(watch, OLD.scaled(1.1), [4] * 40))
+    assert not any(feed(DriftWatch(), OLD.scaled(3), [4] * (LEAST_BATCHES - 1)))
+
+
+def test_batches_of_several_sizes_give_a_new_line() -> None:
+    watch, truth = DriftWatch(), Line(0.04, 0.05)
+    assert feed(watch, truth, [2, 4, 8, 16, 10, 12] * 4)[-1]
+    new = watch.refit("cpu", depths())
+    short, long = new.devices["cpu"]
+    assert (short.line.alpha, short.line.beta) == pytest.approx((0.04, 0.05))
+    assert short.depth == truth.depth(1.0, "closed")
+    assert long.line.alpha > OLD.alpha  # scaled: it was not seen
+    assert new.devices["npu"] == depths().devices["npu"]
+    assert not any(feed(watch, truth, [4] * (LEAST_BATCHES - 1)))
+
+
+def test_batches_of_one_size_scale_the_line_and_tested_depths_follow() -> None:
+    watch = DriftWatch()
+    assert feed(watch, OLD.scaled(2), [10] * 20)[-1]
+    (short, _) = watch.refit("cpu", depths(tested=40)).devices["cpu"]
+    assert short.line.alpha == pytest.approx(0.04)
+    assert short.predicted == 20 and short.tested == 40 * 20 // 45
+
+
+def test_a_device_that_is_faster_again_gets_its_depth_back() -> None:
+    watch = DriftWatch()
+    feed(watch, OLD.scaled(0.5), [10] * 20)
+    assert watch.refit("cpu", depths()).devices["cpu"][0].depth == 95
+
+
+def test_sizes_that_say_nothing_of_the_slope_do_not_open_the_queue() -> None:
+    watch = DriftWatch()
+    for number, size in enumerate([4, 8, 12] * 8):  # each takes the same
+        counts = (size, 0)
+        watch.observe(QueryBatch(number, "cpu", (), counts, 0.0, OLD.seconds(size)), 0.5)
+    (short, _) = watch.refit("cpu", depths()).devices["cpu"]
+    assert short.line.alpha > OLD.alpha
+    assert short.depth < 45

@@ -1,0 +1,183 @@
+"""Devices that die with nothing to do, are started again, or are given up."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail.ir.errors import CapacityError, DeviceError
+from dovetail.runtime.embed.device_queue import QueueSpec
+from dovetail.runtime.embed.encoder import EncoderSource
+from dovetail.runtime.embed.process import ProcessInstance
+from dovetail.runtime.embed.queue import QueueManager
+from dovetail.runtime.embed.service import RESTARTS, EmbeddingService, Models
+from tests.runtime.embed.integrity import held
+from tests.runtime.embed.test_service import ANY, LINE, WAIT, embed, ids, serve
+from tests.runtime.embed.toy_encoders import DEADLY, Toy
+
+
+@pytest.fixture
+def given_up() -> Iterator[threading.Event]:
+    """Is set when the service says that it has given up a device."""
+    event, log = threading.Event(), logging.getLogger("dovetail")
+
+    def note(record: logging.LogRecord) -> bool:
+        if "no longer used" in record.getMessage():
+            event.set()
+        return True
+
+    log.addFilter(note)
+    yield event
+    log.removeFilter(note)
+
+
+def test_an_idle_device_that_cannot_be_started_again_gets_nothing_more(
+    toy_source: Callable[..., EncoderSource], tmp_path: Path, given_up: threading.Event
+) -> None:
+    process = ProcessInstance(toy_source("once", path=str(tmp_path / "started")))
+    with serve({"npu": 2, "cpu": 9}, {"npu": Toy(), "cpu": process}) as service:
+        os.kill(process.pid, signal.SIGKILL)
+        assert given_up.wait(WAIT)
+        assert held(service) == {"npu": 0, "cpu": 0}  # under the lock: it is given up by now
+        assert service.manager.depths() == {"npu": (2,), "cpu": (0,)}
+        assert len(embed(service, [ids(n) for n in range(50)])) == 50
+        specs = [replace(service.manager.spec(name), depths=(4,)) for name in ("npu", "cpu")]
+        service.use(QueueManager(specs, ANY, arrival="closed"))
+        assert len(embed(service, [ids(n) for n in range(50)])) == 50
+
+
+def test_calls_end_when_the_only_device_is_given_up(
+    toy_source: Callable[..., EncoderSource], tmp_path: Path
+) -> None:
+    process = ProcessInstance(toy_source("once", path=str(tmp_path / "started")))
+    with serve({"npu": 4}, {"npu": process}) as service:
+        with pytest.raises(DeviceError, match="no other device has room"):
+            service.submit([ids(DEADLY)] * 20, wait=True).result(WAIT)
+        for _ in range(2):
+            with pytest.raises(CapacityError, match="no device is left") as error:
+                embed(service, [ids(1)] * 3)
+            assert error.value.retry_after is None
+
+
+class Fragile(Toy, ProcessInstance):
+    """Dies when it is told to, or, `doomed`, after each start; each start waits for the gate.
+
+    barred: whether it cannot be started.
+    """
+
+    def __init__(self, *, doomed: bool = False, barred: bool = False) -> None:
+        Toy.__init__(self)
+        self.doomed, self.barred, self.lost = doomed, barred, False
+        self.starting, self.gate = threading.Event(), threading.Event()
+        self.starts = 0
+        self.thread = threading.current_thread()
+        self._died: Callable[[], object] = lambda: None
+
+    @property
+    def dead(self) -> bool:
+        return self.lost
+
+    def watch(self, died: Callable[[], object]) -> None:
+        self._died, self.thread = died, threading.current_thread()
+
+    def die(self) -> None:
+        self.lost = True
+        self._died()
+
+    def embed_tokens(
+        self,
+        ids: Sequence[np.ndarray],
+        types: Sequence[np.ndarray] | None = None,
+        limit: float = math.inf,
+    ) -> np.ndarray:
+        return Toy.embed_tokens(self, ids, types)
+
+    def restart(self) -> None:
+        self.starts += 1
+        self.starting.set()
+        if self.barred:
+            raise DeviceError("barred")
+        assert self.gate.wait(WAIT)
+        self.lost = self.doomed
+
+
+def test_a_device_that_is_started_again_takes_nothing_meanwhile() -> None:
+    fragile = Fragile()
+    with serve({"npu": 4, "cpu": 1}, {"npu": fragile, "cpu": Toy()}) as service:
+        fragile.die()
+        assert fragile.starting.wait(WAIT)
+        job = service.submit([ids(1)])
+        assert [query.device for query in job.queries] == ["cpu"]
+        job.result(WAIT)
+        fragile.gate.set()
+
+
+def test_a_device_too_slow_for_the_slo_does_not_stand_in_for_one_that_died() -> None:
+    fragile = Fragile()
+    with serve({"npu": 4, "cpu": 0}, {"npu": fragile, "cpu": Toy()}) as service:
+        assert service.ready
+        fragile.die()
+        assert fragile.starting.wait(WAIT)
+        assert not service.ready
+        with pytest.raises(CapacityError):
+            service.submit([ids(1)])
+        service.slo = math.inf
+        assert service.ready and len(embed(service, [ids(1)])) == 1
+        fragile.gate.set()
+
+
+def test_a_lone_device_that_is_started_again_is_busy_and_calls_without_an_slo_wait() -> None:
+    fragile = Fragile()
+    with serve({"npu": 4}, {"npu": fragile}) as service:
+        fragile.die()
+        assert fragile.starting.wait(WAIT)
+        with pytest.raises(CapacityError) as busy:
+            service.submit([ids(1)])
+        assert busy.value.retry_after
+        waiting = service.submit([ids(n) for n in range(9)], wait=True)
+        assert held(service) == {"npu": 0}
+        fragile.gate.set()
+        assert len(waiting.result(WAIT)) == 9
+        assert len(service.submit([ids(1)]).result(WAIT)) == 1
+
+
+def test_a_device_that_dies_after_every_start_is_given_up(given_up: threading.Event) -> None:
+    fragile = Fragile(doomed=True)
+    fragile.gate.set()
+    with serve({"npu": 4}, {"npu": fragile}):
+        fragile.die()
+        assert given_up.wait(WAIT)
+        assert fragile.starts == RESTARTS
+
+
+def test_a_batch_that_is_done_makes_up_for_deaths() -> None:
+    fragile = Fragile()
+    fragile.gate.set()
+    with serve({"npu": 4}, {"npu": fragile}) as service:
+        for starts in range(1, 2 * RESTARTS):
+            fragile.die()
+            assert len(embed(service, [ids(1)])) == 1
+            assert fragile.starts == starts
+
+
+def test_a_device_is_not_given_up_while_one_of_its_instances_is_started() -> None:
+    lost, back = Fragile(barred=True), Fragile()
+    queue = QueueSpec("cpu", False, (4,), (LINE,), instances=2)
+    both: list[Models] = [{"": lost}, {"": back}]
+    with EmbeddingService({"cpu": both}, QueueManager([queue], ANY), slo=30.0) as service:
+        back.die()
+        assert back.starting.wait(WAIT)
+        lost.die()
+        assert lost.starting.wait(WAIT)
+        lost.thread.join(WAIT)
+        back.gate.set()
+        assert len(embed(service, [ids(1)])) == 1

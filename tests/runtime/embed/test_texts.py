@@ -1,0 +1,200 @@
+"""Texts through a loaded artifact: the bundled encoder against transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail.compiler.pipeline import compile_model
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.app import App, load
+from dovetail.runtime.embed.settings import EmbeddingSettings
+from dovetail.runtime.verify import verify_artifact
+from dovetail.tiny_world import ENCODER
+from tests.encoders import cosines, last_rows, save_encoder
+from tests.runtime.embed.integrity import held
+
+TEXTS = ("Where does Ada live?", "", "The harbour of Elm was built by the mayor.", "x " * 900)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("texts") / "tiny.dove"
+    compile_model(ENCODER, output=output, effort="none", threads=1, weight_dtype="f32")
+    return output
+
+
+@pytest.fixture(scope="module")
+def app(path: Path) -> Iterator[App]:
+    with load(path) as found:
+        yield found
+
+
+def test_texts_equal_transformers(app: App) -> None:
+    import tokenizers
+    import transformers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(ENCODER / "tokenizer.json"))
+    tokenizer.enable_truncation(256)
+    ids = [np.array(e.ids) for e in tokenizer.encode_batch(list(TEXTS))]
+    model = transformers.BertModel.from_pretrained(ENCODER, add_pooling_layer=False).eval()
+    wanted = np.array([rows.mean(0) for rows in last_rows(model, ids)])
+    assert cosines(app.embed(TEXTS), wanted).min() > 0.999999
+    np.testing.assert_array_equal(app.embed(TEXTS[0]), app.embed([ids[0].tolist()]))
+    np.testing.assert_array_equal(app.embed(ids[0].tolist()), app.embed([ids[0]]))
+    np.testing.assert_array_equal(asyncio.run(app.aembed(TEXTS[2])), app.embed([TEXTS[2]]))
+    assert app.embed([]).shape == (0, 128)
+
+
+def test_a_prompt_goes_before_each_text(app: App) -> None:
+    with_prompt = app.embed(["of Elm", "of Oak"], prompt="The mayor ")
+    plain = app.embed(["The mayor of Elm", "The mayor of Oak"])
+    np.testing.assert_allclose(with_prompt, plain, atol=1e-6)
+
+
+def test_documents_are_ranked_as_by_transformers(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    where = tmp_path / "ranker"
+    options = {"vocab_size": 3000, "num_labels": 1}
+    model = save_encoder(where, "bert", head="ForSequenceClassification", **options)
+    shutil.copy(ENCODER / "tokenizer.json", where)
+    compile_model(
+        where, output=tmp_path / "ranker.dove", effort="none", threads=1, weight_dtype="f32"
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(where / "tokenizer.json"))
+    documents = ["The mayor lives in Elm.", "x", "Ada built the harbour. " * 90]
+    wanted = []
+    options = {"truncation": True, "max_length": 512, "return_token_type_ids": True}
+    for text in documents:
+        given = tokenizer("Who lives in Elm?", text, **options)
+        ids, kinds = (torch.tensor([given[k]]) for k in ("input_ids", "token_type_ids"))
+        with torch.inference_mode():
+            wanted.append(float(model(ids, token_type_ids=kinds).logits.sigmoid()))
+    with load(tmp_path / "ranker.dove") as ranker:
+        found = ranker.rerank("Who lives in Elm?", documents)
+        assert ranker.rerank("Who lives in Elm?", documents, top_n=1) == found[:1]
+        assert ranker.rerank("Who lives in Elm?", []) == []
+        with pytest.raises(RequestError, match="no encoder"):
+            ranker.embed("x")
+    assert [one.index for one in found] == np.argsort(wanted)[::-1].tolist()
+    for one in found:
+        assert one.document == documents[one.index]
+        assert one.score == pytest.approx(wanted[one.index], abs=1e-5)
+
+
+def test_strange_texts_end_in_a_vector_or_the_right_error(app: App) -> None:
+    """Long, empty and broken texts, alone and among others, which get their own vectors."""
+    plain = app.embed(["Ada", "Elm"])
+    long = "Ada lives in Elm. " * 60_000  # 10^6 characters
+    rows = app.embed(["Ada", long, "", "Elm", "x" * 10**6])
+    np.testing.assert_allclose(rows[[0, 3]], plain, atol=1e-6)
+    np.testing.assert_allclose(rows[1], app.embed([long[:9000]])[0], atol=1e-6)  # both are cut
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
+    with pytest.raises(RequestError, match="text 1 is not valid Unicode"):
+        app.embed(["good", "\udfff bad", "good"])
+    with pytest.raises(RequestError, match="text 2"):
+        app.embed([[5], [6], [10**6]])
+    np.testing.assert_allclose(app.embed(["Ada", "Elm"]), plain, atol=1e-6)
+
+
+def test_calls_of_many_threads_share_passes(app: App) -> None:
+    texts = [f"The mayor of Elm has {n} harbours." for n in range(64)]
+    wanted = app.embed(texts)
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(app.embed, texts))
+    np.testing.assert_allclose(np.concatenate(rows), wanted, atol=1e-6)
+
+
+def test_a_cancelled_task_leaves_the_queues(app: App) -> None:
+    service = app.embeddings.choose(labels=False).service
+
+    async def work() -> None:
+        many = asyncio.create_task(app.aembed(["Where does Ada live?"] * 5_000))
+        while not held(service)["cpu"]:
+            await asyncio.sleep(0)
+        many.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await many
+        early = asyncio.create_task(app.aembed(["Where does Ada live?"] * 5_000))
+        await asyncio.sleep(0)  # it reads its texts now
+        early.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await early
+        assert (await app.aembed("Elm")).shape == (1, 128)
+
+    asyncio.run(work())
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled encoder and a small one in one artifact."""
+    folder = tmp_path_factory.mktemp("two")
+    save_encoder(folder / "small", "bert", vocab_size=3000)
+    shutil.copy(ENCODER / "tokenizer.json", folder / "small")
+    models = {"tiny": ENCODER, "small": folder / "small"}
+    compile_model(models, output=folder / "two.dove", effort="none", threads=1, weight_dtype="f32")
+    return folder / "two.dove"
+
+
+@pytest.mark.parametrize("settings", [None, EmbeddingSettings(slo=1.0, classes=())])
+def test_an_encoder_is_chosen_by_name_and_all_share_the_cpu(
+    app: App, two: Path, settings: EmbeddingSettings | None
+) -> None:
+    with load(two, threads=1, embedding=settings) as both:
+        rows = both.embed(TEXTS, wait=True)
+        np.testing.assert_allclose(rows, app.embed(TEXTS), atol=1e-6)
+        np.testing.assert_array_equal(both.embed(TEXTS, model="tiny", wait=True), rows)
+        small = both.embed(TEXTS, model="small", wait=True)
+        assert small.shape == (4, 64)
+        one = asyncio.run(both.aembed(TEXTS[0], model="small", wait=True))
+        np.testing.assert_array_equal(one, small[:1])
+        with pytest.raises(RequestError, match="no encoder 'other'; it has tiny, small"):
+            both.embed("x", model="other")
+        with pytest.raises(RequestError, match="no cross-encoder"):
+            both.rerank("x", ["y"], model="tiny")
+        chosen = [both.embeddings.choose(name, labels=False) for name in ("tiny", "small")]
+        assert chosen[0].service is chosen[1].service
+        assert {each.model for each in chosen[0].service.manager.classes} == {"tiny", "small"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)  # 15 seconds of CPU time, which a busy machine may take long to give
+def test_a_hundred_thousand_texts_in_one_call(app: App) -> None:
+    texts = [f"Ada has {n % 1000} boats." for n in range(100_000)]
+    rows = app.embed(texts)
+    few = app.embed(texts[:1000])
+    assert rows.shape == (100_000, 128)
+    np.testing.assert_allclose(rows.reshape(100, 1000, 128), np.tile(few, (100, 1, 1)), atol=1e-5)
+
+
+def test_what_cannot_be_done_is_said(app: App) -> None:
+    for call, words in (
+        (lambda: app.embed("\ud800"), "half a surrogate"),
+        (lambda: app.embed(["x", None]), "text 1"),
+        (lambda: app.embed(5), "give texts"),
+        (lambda: app.embed("x", prompt_name="query"), "no prompt 'query'"),
+        (lambda: app.rerank("x", ["y"]), "no cross-encoder"),
+        (lambda: app.generate("x"), "no model that generates"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            call()
+
+
+def test_an_encoders_artifact_verifies_and_a_damaged_one_does_not(path: Path) -> None:
+    assert verify_artifact(path).ok
+    assert verify_artifact(path).models == ("embedder",)
+    weights = path / "models/embedder/weights/weights.bin"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:5000] + b"!" + whole[5001:])
+    try:
+        assert "corrupted" in verify_artifact(path).faults[0]
+    finally:
+        weights.write_bytes(whole)

@@ -1,0 +1,84 @@
+"""Orders as the engine's process reads them: at once, however many have come."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from dovetail.runtime.artifact import open_artifact
+from dovetail.runtime.child.framing import Channel, pack_value
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.hosting.open_engine import open_engine
+from dovetail.runtime.hosting.wire import Drop, Order
+from dovetail.runtime.hosting.worker import GATHER, WARM_ANSWER, EngineWorker, take_order, warm_up
+from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.topology.hardware import read_hardware
+
+
+class Crowded(EngineWorker):
+    """A worker at which requests wait, whatever comes; keeps the orders."""
+
+    def __init__(self) -> None:
+        self.taken: list[Order] = []
+
+    crowded = True
+
+    def take(self, order: Order) -> None:
+        self.taken.append(order)
+
+
+def test_all_that_has_come_is_taken_before_more_gathers() -> None:
+    ours, theirs = socket.socketpair()
+    opened: Future[EngineWorker] = Future()
+    worker = Crowded()
+    opened.set_result(worker)
+    orders: list[Order] = [Drop((number,)) for number in range(200)]
+    found: list[tuple[float, int]] = []
+
+    def hang_up(seconds: float) -> None:
+        found.append((seconds, len(worker.taken)))
+        ours.close()
+
+    with ours, theirs:
+        for order in orders:
+            ours.sendall(pack_value(order))
+        channel, kind = Channel(theirs), Order
+        for order in channel.messages(kind):  # type: ignore[arg-type]
+            take_order(channel, opened, order, hang_up)
+    assert worker.taken == orders
+    assert found == [(GATHER, len(orders))], "(seconds, orders taken before) of each sleep"
+
+
+def test_an_engine_is_warm_and_nothing_tells_of_it(make_artifact: Callable[..., Path]) -> None:
+    hardware = read_hardware()
+    artifact = open_artifact(make_artifact(), hardware)
+    engine, cold = (open_engine(artifact, hardware, EngineOptions()) for _ in range(2))
+    warm_up(engine)
+    scheduler = engine.scheduler
+    assert scheduler.plans >= WARM_ANSWER, "a prompt and an answer were computed"
+    assert engine.executor.buffers.arrays["positions"][0] > 0
+    assert (
+        not scheduler.busy and engine.scheduler.pool.free_blocks == engine.scheduler.pool.n_blocks
+    )
+    assert scheduler.answer_tokens is None and engine.step_tokens.read().total == 0
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    answers = []
+    for each in (engine, cold):
+        (request,) = each.submit([0] * 30, params)
+        while each.scheduler.busy:
+            each.step()
+        assert request.metrics.cached_tokens == 0, "no block of the warm-up is shared"
+        answers.append(request.output)
+        each.close()
+    assert answers[0] == answers[1]
+
+
+def test_a_small_pool_is_warmed_with_what_fits(make_artifact: Callable[..., Path]) -> None:
+    hardware = read_hardware()
+    options = EngineOptions(kv_blocks=1)
+    engine = open_engine(open_artifact(make_artifact(), hardware), hardware, options)
+    warm_up(engine)  # as many tokens as one block takes
+    assert engine.scheduler.pool.free_blocks == 1
+    engine.close()

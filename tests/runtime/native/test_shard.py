@@ -1,0 +1,38 @@
+"""Which bytes of the packed weights a rank reads."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dovetail.compiler.operators import OPERATORS
+from dovetail.compiler.tapes import build_forward_tape
+from dovetail.compiler.weights import total_bytes
+from dovetail.runtime.native.shard import matrix_ranges, shard_tape, split_model
+from tests.compiler.test_tapes import make_spec, plan_weights
+
+
+def slots(op: str) -> tuple[str, ...]:
+    return tuple(operand.name for operand in OPERATORS[op])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_read_every_matrix_once(ranks, dtype):
+    spec = make_spec(weight_dtype=dtype, n_kv_heads=4, vocab_size=101)
+    weights = plan_weights(spec)
+    tape = build_forward_tape(spec, weights, 32, 4)
+    read = np.zeros(total_bytes(weights), np.int8)
+    for rank in range(ranks):
+        part = tape
+        if ranks > 1:
+            part = shard_tape(tape, spec, weights, slots, split_model(spec, rank, ranks))
+        found = list(matrix_ranges(part, weights, slots))
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(found)))
+        for start, end in found:
+            read[start:end] += 1
+    for weight in weights:
+        wanted = weight.layout.startswith("packed")
+        assert (read[weight.offset : weight.offset + weight.bytes] == wanted).all(), weight.name

@@ -1,0 +1,50 @@
+"""The shares of all ranks are the whole weights, and multiply to the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dovetail.compiler.tapes import build_forward_tape
+from dovetail.runtime.native.shard import shard_tape, split_model
+from dovetail.runtime.native.shares import WeightShare, weight_shares
+from tests.compiler.test_tapes import make_spec, plan_weights
+from tests.runtime.native.test_shard import slots
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_shares_are_all_of_each_weight_and_no_more(ranks: int) -> None:
+    spec = make_spec(n_kv_heads=4, vocab_size=101)
+    weights = plan_weights(spec)
+    tape = build_forward_tape(spec, weights, 32, 4)
+    counts = {w.name: np.zeros((w.n, w.k), int) for w in weights if w.layout.startswith("packed")}
+    for rank in range(ranks):
+        found = weight_shares(tape, spec, slots, split_model(spec, rank, ranks))
+        assert set(counts) <= set(found)
+        for name, share in found.items():
+            if name in counts:
+                counts[name][share.rows, share.columns] += 1
+    for name, count in counts.items():
+        assert (count == 1).all(), name
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_products_of_a_tape_are_as_large_as_their_shares(ranks: int) -> None:
+    spec = make_spec(n_kv_heads=4, vocab_size=101)
+    weights = plan_weights(spec)
+    sizes = {weight.name: np.empty((weight.n, weight.k), np.int8) for weight in weights}
+    tape = build_forward_tape(spec, weights, 32, 4)
+    for rank in range(ranks):
+        shard = split_model(spec, rank, ranks)
+        shares = weight_shares(tape, spec, slots, shard)
+        part = shard_tape(tape, spec, weights, slots, shard, own_logits=True, own_weights=True)
+        for entry in part.entries:
+            names = slots(entry.op) if entry.op in ("qkv", "o", "gate_up", "down", "head") else ()
+            operands = dict(zip(names, entry.slots, strict=True)) if names else {}
+            if operands:
+                name = operands["B"].name
+                assert operands["B"].offset == 0
+                share = shares.get(name, WeightShare())
+                n, k = sizes[name][share.rows, share.columns].shape
+                halves = 2 if entry.op == "gate_up" else 1
+                assert (n, k) == (operands["N"].value * halves, operands["K"].value)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from dovetail.ir.ragraph import RAGraph
     from dovetail.ir.workflow import END, START
     from dovetail.loading import load
-    from dovetail.runtime.embedding.settings import EmbeddingSettings
+    from dovetail.runtime.embed.settings import EmbeddingSettings
+    from dovetail.runtime.flows.control.settings import WavefrontSettings
+    from dovetail.runtime.flows.gpu_memory import GpuShare
     from dovetail.runtime.flows.service import FlowSettings
-    from dovetail.runtime.gpu_memory import GpuShare
-    from dovetail.runtime.plan import SchedulerSettings
-    from dovetail.runtime.wavefront.settings import WavefrontSettings
+    from dovetail.runtime.schedule.plan import SchedulerSettings
 
 __version__ = "0.1.0"
 
@@ -65,13 +65,13 @@ __all__ = [
 
 _HOMES = {
     "END": ("dovetail.ir.workflow", "END"),
-    "EmbeddingSettings": ("dovetail.runtime.embedding.settings", "EmbeddingSettings"),
+    "EmbeddingSettings": ("dovetail.runtime.embed.settings", "EmbeddingSettings"),
     "FlowSettings": ("dovetail.runtime.flows.service", "FlowSettings"),
-    "GpuShare": ("dovetail.runtime.gpu_memory", "GpuShare"),
+    "GpuShare": ("dovetail.runtime.flows.gpu_memory", "GpuShare"),
     "RAGraph": ("dovetail.ir.ragraph", "RAGraph"),
     "START": ("dovetail.ir.workflow", "START"),
-    "SchedulerSettings": ("dovetail.runtime.plan", "SchedulerSettings"),
-    "WavefrontSettings": ("dovetail.runtime.wavefront.settings", "WavefrontSettings"),
+    "SchedulerSettings": ("dovetail.runtime.schedule.plan", "SchedulerSettings"),
+    "WavefrontSettings": ("dovetail.runtime.flows.control.settings", "WavefrontSettings"),
     "compile": ("dovetail.compiler.pipeline", "compile_model"),
     "from_haystack": ("dovetail.import_haystack", "from_haystack"),
     "from_langgraph": ("dovetail.import_langgraph", "from_langgraph"),

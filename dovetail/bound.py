@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dovetail.ir.errors import WorkflowError
-from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import Embedding, Function, Generation, Name, Node, Retrieval, State
-from dovetail.runtime.services import Services, perform
-from dovetail.runtime.workflow_run import Call
+from dovetail.ir.workflow import Embedding, Function, Generation, Node, Retrieval, State
+from dovetail.runtime.flows.services import Services, perform
+from dovetail.runtime.flows.workflow_run import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +72,3 @@ def embedding(
 def function(call: Callable[[State], object], output: str) -> Bound:
     """Bind a function of the state: it returns the value, not a mapping to be merged."""
     return Bound(Function(output, call, output))
-
-
-def add_node(graph: RAGraph, name: Name, node: Node) -> None:
-    """Add a node to a graph under a name of its own."""
-    match node:
-        case Generation():
-            graph.add_generation(
-                name, prompt=node.prompt, output=node.output, model=node.model, **node.options
-            )
-        case Retrieval():
-            graph.add_retrieval(
-                name,
-                query=node.query,
-                output=node.output,
-                topk=node.topk,
-                filters=node.filters,
-                index=node.index,
-            )
-        case Embedding():
-            graph.add_embedding(name, text=node.text, output=node.output, model=node.model)
-        case Function():
-            graph.add_function(name, node.function, node.output)

@@ -17,7 +17,7 @@ from dovetail.errors import ArtifactError
 from dovetail.ir.artifact import KernelIndex
 from dovetail.loading import open_ready
 from dovetail.runtime.artifact import Artifact
-from dovetail.runtime.isa import supports
+from dovetail.runtime.machine.isa import supports
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 if TYPE_CHECKING:

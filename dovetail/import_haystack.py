@@ -15,8 +15,9 @@ from haystack.core.component import Component, InputSocket
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import END, START, Generation, Retrieval, State
-from dovetail.runtime.services import Document, Services, perform
-from dovetail.runtime.workflow_run import Call
+from dovetail.runtime.flows.services import Services, perform
+from dovetail.runtime.flows.workflow_run import Call
+from dovetail.runtime.index.documents import Document
 
 
 @haystack.component
@@ -32,8 +33,12 @@ class DovetailGenerator:
 
     def run(self, prompt: str) -> dict[str, Any]:
         """Return the reply."""
-        node = Generation("reply", "{prompt}", "reply", self.options, self.model)
+        node = self.node("reply", "{prompt}", "reply")
         return {"reply": _run(node, {"prompt": prompt}, self.services)}
+
+    def node(self, name: str, prompt: str, output: str) -> Generation:
+        """Return the node of a workflow that does the same."""
+        return Generation(name, prompt, output, self.options, self.model)
 
 
 @haystack.component
@@ -55,8 +60,12 @@ class DovetailRetriever:
 
     def run(self, query: str) -> dict[str, Any]:
         """Return documents of Haystack: content, score, and title and metadata as `meta`."""
-        node = Retrieval("documents", "query", "documents", self.topk, self.filters, self.index)
+        node = self.node("documents", "query", "documents")
         return {"documents": _convert(_run(node, {"query": query}, self.services))}
+
+    def node(self, name: str, query: str, output: str) -> Retrieval:
+        """Return the node of a workflow that does the same."""
+        return Retrieval(name, query, output, self.topk, self.filters, self.index)
 
 
 def from_haystack(pipeline: haystack.Pipeline, name: str = "haystack") -> RAGraph:
@@ -104,19 +113,10 @@ def _add(made: RAGraph, graph: Any, component: str) -> None:
     instance, reads = graph.nodes[component]["instance"], _reads(graph, component)
     match instance:
         case DovetailGenerator():
-            prompt = f"{{{reads['prompt']}}}"
-            output = _name(component, "reply")
-            model, options = instance.model, instance.options
-            made.add_generation(component, prompt=prompt, output=output, model=model, **options)
+            prompt, output = f"{{{reads['prompt']}}}", _name(component, "reply")
+            made.add_node(instance.node(component, prompt, output))
         case DovetailRetriever():
-            made.add_retrieval(
-                component,
-                query=reads["query"],
-                output=_name(component, "documents"),
-                topk=instance.topk,
-                filters=instance.filters,
-                index=instance.index,
-            )
+            made.add_node(instance.node(component, reads["query"], _name(component, "documents")))
         case _:
             made.add_function(component, _calling(instance, reads), _name(component))
             for socket in _sockets(graph, component):
@@ -126,7 +126,10 @@ def _add(made: RAGraph, graph: Any, component: str) -> None:
 
 def _connect(made: RAGraph, graph: Any, component: str) -> None:
     """Add the edges into a component, those to its sockets, and to END where it is a last one."""
-    sources = [_outlet(graph, *pair) for pair in _connections(graph, component)]
+    sources = [
+        _outlet(graph, source, edge["from_socket"].name)
+        for source, _, edge in graph.in_edges(component, data=True)
+    ]
     for source in dict.fromkeys(sources) or (START,):
         made.add_edge(source, component)
     outlets = dict.fromkeys(_outlet(graph, component, s) for s in _sockets(graph, component))
@@ -139,19 +142,11 @@ def _connect(made: RAGraph, graph: Any, component: str) -> None:
         made.add_edge(component, END)
 
 
-def _out(graph: Any, component: str) -> Iterator[Any]:
-    for _, _, edge in graph.out_edges(component, data=True):
-        yield edge
-
-
-def _connections(graph: Any, component: str) -> Iterator[tuple[str, str]]:
-    for source, _, edge in graph.in_edges(component, data=True):
-        yield source, edge["from_socket"].name
-
-
 def _sockets(graph: Any, component: str) -> tuple[str, ...]:
     """Return the sockets that something is connected to; all of a last component."""
-    used = dict.fromkeys(edge["from_socket"].name for edge in _out(graph, component))
+    used = dict.fromkeys(
+        edge["from_socket"].name for _, _, edge in graph.out_edges(component, data=True)
+    )
     return tuple(used or graph.nodes[component]["output_sockets"])
 
 

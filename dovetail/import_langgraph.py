@@ -11,12 +11,15 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from dovetail.bound import Bound, add_node
+import msgspec
+
+from dovetail.bound import Bound
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.ragraph import MAX_STEPS, RAGraph
-from dovetail.ir.workflow import END, START, Choice, Place, State
+from dovetail.ir.workflow import END, START, Choice, Function, Node, Place, State
 
 TERMINALS: dict[object, Place] = {"__start__": START, "__end__": END}
 NODE_SETTINGS = ("retry_policy", "cache_policy", "error_handler_node", "timeout", "ends")
@@ -40,7 +43,7 @@ def from_langgraph(graph: Any, name: str = "langgraph", max_steps: int = MAX_STE
     """
     builder = getattr(graph, "builder", None)
     if builder is None or not hasattr(builder, "waiting_edges"):
-        raise WorkflowError(f"{type(graph).__name__} is no compiled graph; give graph.compile()")
+        raise WorkflowError(f"{type(graph).__name__} is not a compiled graph; give graph.compile()")
     for fault in _faults(graph, builder):
         raise WorkflowError(f"workflow {name!r}: {fault}")
     nodes: dict[str, Bound] = {key: spec.runnable.func for key, spec in builder.nodes.items()}
@@ -48,7 +51,7 @@ def from_langgraph(graph: Any, name: str = "langgraph", max_steps: int = MAX_STE
     inputs = [key for key in builder.schemas[builder.input_schema] if key not in written]
     made = RAGraph(name, inputs=inputs, max_steps=max_steps)
     for key, bound in nodes.items():
-        add_node(made, key, bound.node)
+        made.add_node(_rename(bound.node, key))
     for source, target in sorted(builder.edges):
         made.add_edge(_place(source), _place(target))
     for sources, target in sorted(builder.waiting_edges):
@@ -96,6 +99,12 @@ def _faults(graph: Any, builder: Any) -> Iterator[str]:
             )
 
 
+def _rename(node: Node, name: str) -> Node:
+    if isinstance(node, Function):
+        return replace(node, name=name)
+    return msgspec.structs.replace(node, name=name)
+
+
 def _place(key: Any) -> Place:
     place: Place = TERMINALS.get(key, key)
     return place
@@ -107,7 +116,7 @@ def _choice(branch: Any) -> Callable[[State], Choice]:
         chosen = found if isinstance(found, list | tuple) else [found]
         for each in chosen:
             if not branch.ends and not isinstance(each, str):
-                raise WorkflowError(f"{type(each).__name__} is no name of a node")
+                raise WorkflowError(f"{type(each).__name__} is not the name of a node")
         return [_place(branch.ends[each] if branch.ends else each) for each in chosen]
 
     return choose

@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 from dovetail.errors import MissingKernelsError
 from dovetail.runtime import app
 from dovetail.runtime.artifact import Artifact, open_artifact
-from dovetail.runtime.trust import meet
+from dovetail.runtime.machine.trust import meet
 from dovetail.topology.hardware import HardwareSpec
 
 Given = ParamSpec("Given")

@@ -3,7 +3,7 @@
     python examples/rag.py docs/rag.md
 
 They build a workflow, draw it, compile and index the bundled tiny world, run one question, and show
-the execution graph before and after each transformation and when each node ran. The figures at the
+the execution graph that ran and when each node ran. The figures at the
 end are read from `benchmarks/results`. Needs the extra `rag`.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from dovetail.ir.graph import ExecutionGraph
+from dovetail.ir.graph import contract
 from dovetail.ir.graph_draw import draw_graph
 from dovetail.runtime.flows.events import NodeTime, WorkflowResult
 
@@ -72,6 +72,7 @@ with dovetail.load("app.dove") as app, dovetail.load("encoder.dove") as encoder:
 """,
     "show": """\
 from dovetail import FlowSettings, WavefrontSettings
+from dovetail.ir.graph import contract
 from dovetail.ir.graph_draw import draw_graph
 
 small = WavefrontSettings(fixed_clusters=2, refresh=2)
@@ -89,8 +90,7 @@ with (
     app.run(say, question)  # the first run measures what steps of the engine cost
     with app.record("trace.json"):
         result = app.run(g, question)
-for kind, graph in result.graphs.stages():
-    print(kind, draw_graph(graph))
+print(draw_graph(contract(result.graph)), draw_graph(result.graph))
 """,
     "time": """\
 for node in result.timeline:
@@ -100,13 +100,13 @@ for node in result.timeline:
 from dataclasses import replace
 
 from dovetail.runtime.flows.events import SubStage
-from dovetail.runtime.retrieval.early_stop import choose_patience
+from dovetail.runtime.index.early_stop import choose_patience
 from dovetail.runtime.retrieval.folder import open_index
 
 asked = [one.question for one in corpus.questions("dev")]
 with dovetail.load("encoder.dove") as encoder:
     sample = encoder.embed(asked)
-index = open_index("idx").snapshot.index
+index = open_index("idx").index
 nprobe = 32
 stop = choose_patience(index, sample, topk=2, nprobe=nprobe, recall=0.8)
 print(stop)
@@ -120,22 +120,20 @@ print(f"both searches: {scanned} of {2 * nprobe} clusters")
 """,
 }
 """The code of the page, in its order."""
-WHAT = {
-    "reorder": "The second search begins with the clusters in which the first one found something, "
-    "and goes on with others that were scanned then.",
-    "prefetch": "Clusters that searches want often are copied to the GPU meanwhile.",
-    "split_search": "Searches are cut into sub-stages of a few clusters, between which the "
-    "scheduler looks at all requests again.",
-    "speculate_generation": "What the first sub-stages found is often what the whole search finds: "
-    "a generation is begun on it (dashed). It counts only if its prompt is the true one, which the "
-    "diamond checks; one begun on other documents is thrown away.",
-    "split_reply": "Replies are cut, too: the scheduler hears of every few tokens.",
-    "speculate_retrieval": "With what is written of a reply a search runs ahead (dashed), only so "
-    "that the true one knows where to look first.",
-    "split_devices": "The GPU scans the clusters that it holds, the CPU the others, and the circle "
-    "merges what they found.",
-}
-"""What each kind of step does, in the words of the page."""
+WHAT = (
+    "A second search begins with the clusters in which the first one found something, and goes on "
+    "with others that were scanned then.",
+    "Searches are cut into sub-stages of a few clusters, between which the scheduler looks at all "
+    "requests again; replies are cut, too.",
+    "What the first sub-stages found is often what the whole search finds: a generation is begun "
+    "on it (dashed). It counts only if its prompt is the true one, which the diamond checks; one "
+    "begun on other documents is taken out of the graph.",
+    "With what is written of a reply a search runs ahead (dashed), only so that the true one knows "
+    "where to look first.",
+    "The device scans the clusters that it holds, the CPU the others, and the circle merges what "
+    "they found. Clusters that searches want often are copied to the device meanwhile.",
+)
+"""What the scheduler does to a graph, in the words of the page."""
 PAGE = """\
 # Workflows
 
@@ -206,18 +204,21 @@ a GPU would (`device="cuda"`). What is done follows from what things cost, so it
 ```python
 {show}```
 
-The first graph is `result.graphs.plain()`: what each node's run read from which.
+`contract` puts the parts of each node together: what each node's run read from which.
 
 ```mermaid
 {plain}```
 
-The others are the same after each kind of transformation that the scheduler took, one upon the
-other; the last is `result.graphs.graph()`, what ran. Each is taken where it is predicted to pay;
-answers are the same with any subset of them.
-{untaken}
+`result.graph` is what ran:
+
+```mermaid
+{ran}```
+
+{what}
+
+Each of these is done where it is predicted to pay; answers are the same with any subset of them.
 [Execution graphs](execution-graphs.md) shows each kind by itself.
 
-{stages}
 ## When it ran
 
 ```python
@@ -337,20 +338,6 @@ def draw_times(times: Sequence[NodeTime]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_stages(stages: Sequence[tuple[str, ExecutionGraph]]) -> str:
-    """Return a section of the page for each kind of transformation."""
-    return "\n".join(
-        f"### `{name}`\n\n{fill(WHAT[name], 100)}\n\n```mermaid\n{draw_graph(graph)}```\n"
-        for name, graph in stages
-    )
-
-
-def name_others(taken: set[str]) -> str:
-    """Return a sentence about the kinds of transformations that were not taken."""
-    others = [f"`{name}`" for name in WHAT if name not in taken]
-    return f"Not taken here: {', '.join(others)}." if others else "All kinds were taken."
-
-
 def tell_figures() -> str:
     """Return the rows of the table of figures, as the files of results have them now."""
     lines = []
@@ -382,15 +369,16 @@ def main(page: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         told = {name: run_block(name, Path(folder), names) for name in BLOCKS}
     result: WorkflowResult = names["result"]
-    stages = result.graphs.stages()[1:]
     text = PAGE.format(
         **BLOCKS,
         drawn=names["g"].mermaid(),
         answer=told["run"].strip(),
         ended=told["end"].strip(),
-        plain=draw_graph(result.graphs.plain()),
-        untaken=name_others({name for name, _ in stages}),
-        stages=draw_stages(stages),
+        plain=draw_graph(contract(result.graph)),
+        ran=draw_graph(result.graph),
+        what="\n".join(
+            fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in WHAT
+        ),
         timeline=draw_times(result.timeline),
         figures=tell_figures(),
     )

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from dovetail.codegen.targets import host_target, host_targets
+from dovetail.codegen.targets import host_target
 from dovetail.ir.cpu import FORCED_TARGET
+from tests.hosts import host_targets
 
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True)

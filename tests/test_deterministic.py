@@ -17,8 +17,8 @@ from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError
 from dovetail.runtime.app import load
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.deterministic import fix_part
-from dovetail.runtime.request import SamplingParams
+from dovetail.runtime.native.deterministic import fix_part
+from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.tiny_world import LLAMA
 from dovetail.topology.hardware import read_hardware
 from tests.models import save_model
@@ -75,7 +75,7 @@ def logits(
             while app.engine.scheduler.busy:
                 for row, request in enumerate(app.engine.step()):
                     bits = found.setdefault(numbers[request.id], [])
-                    bits.append(app.engine.buffers.logits(row).tobytes())
+                    bits.append(app.engine.executor.buffers.logits(row).tobytes())
                     done = len(bits) == max_tokens
                     preempted += request.metrics.preemptions if done else 0
     return found, preempted

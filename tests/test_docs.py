@@ -14,12 +14,16 @@ import typer
 
 from dovetail.cli.app import app
 from tests.repository import ROOT
+from tests.test_layers import ROOMS
 
-PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMANDS = typer.main.get_command(app)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MODULE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|c|cuh|dk))(?::[^`]*)?`")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def command_lines(text: str, program: str) -> Iterator[str]:
@@ -37,7 +41,7 @@ def options_in(words: str) -> list[str]:
     return re.findall(r"(?<![\w-])--?[a-z][\w-]*", words)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_verbs_have_the_options_that_are_named(page: Path) -> None:
     for line in command_lines(page.read_text(), "dovetail"):
         words, verbs = line.split(), [COMMANDS]
@@ -47,7 +51,7 @@ def test_verbs_have_the_options_that_are_named(page: Path) -> None:
         assert all(set(options_in(line)) <= names for names in known), f"dovetail {line}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_benchmarks_have_the_options_that_are_named(page: Path) -> None:
     for line in command_lines(page.read_text(), "python"):
         script, *_ = shlex.split(line, comments=True) or [""]
@@ -64,7 +68,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", FENCE.sub("", page.read_text())):
         file, _, anchor = link.partition("#")
@@ -87,12 +91,12 @@ def files() -> set[str]:
     return {"/".join(parts[i:]) for parts in paths for i in range(len(parts))}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_source_files_that_are_named_exist(page: Path, files: set[str]) -> None:
     assert set(MODULE.findall(FENCE.sub("", page.read_text()))) <= files | OF_A_READER
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_names_that_python_blocks_import_are_there(page: Path) -> None:
     pytest.importorskip("faiss")
     for language, block in FENCE.findall(page.read_text()):
@@ -103,12 +107,18 @@ def test_names_that_python_blocks_import_are_there(page: Path) -> None:
                 assert all(hasattr(module, alias.name) for alias in node.names), node.module
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "docs/figures.md", ROOT / "docs/rag.md"], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("page", [ROOT / "docs/figures.md", ROOT / "docs/rag.md"], ids=name)
 def test_figures_are_of_files_that_are_kept(page: Path) -> None:
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
     named = {name for row in rows for name in re.findall(r"`([\w/]+\.json)`", row)}
     assert named
     for name in named:
         assert (ROOT / "benchmarks/results" / name).is_file(), name
+
+
+def test_rooms_are_listed_in_the_order_that_is_held() -> None:
+    section = (ROOT / "ARCHITECTURE.md").read_text().split("## Rooms of the runtime")[1]
+    listed = re.findall(r"^\| `(\w+)(?:/|\.py)", section.split("\n## ")[0], re.MULTILINE)
+    folders = {path.parent.name for path in (ROOT / "runtime").glob("*/__init__.py")}
+    assert list(dict.fromkeys(listed)) == [room for room in ROOMS if room in listed]
+    assert folders - {"sim"} == set(listed) - {"app"}

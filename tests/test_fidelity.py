@@ -17,7 +17,7 @@ import pytest
 
 from dovetail.compiler.pipeline import compile_model
 from dovetail.runtime.app import App, load
-from dovetail.runtime.request import SamplingParams
+from dovetail.runtime.schedule.request import SamplingParams
 from tests.models import make_model
 
 ANSWER = 64
@@ -183,7 +183,7 @@ def test_logits(family: str, dtype: str, kv_dtype: str, bound: float, tmp_path: 
             while app.engine.scheduler.busy:  # one prefill, then decodes
                 app.engine.step()
                 wanted = reference_logits(exact, request.tokens[:-1])[-1]
-                got = app.engine.buffers.logits(0)
+                got = app.engine.executor.buffers.logits(0)
                 assert np.abs(got - wanted).max() <= bound * np.abs(wanted).max()
 
 

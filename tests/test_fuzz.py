@@ -18,7 +18,7 @@ from dovetail.compiler.database import TuningDatabase
 from dovetail.errors import DovetailError, SpecError, SyntaxDiagnostic
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.tuning import encode_record
-from dovetail.runtime.retrieval.documents import encode_passages
+from dovetail.runtime.index.documents import encode_passages
 from tests.compiler.records import make_record
 
 KERNELS = sorted((Path(__file__).parent / "ir/low/kernels").glob("*.c"))

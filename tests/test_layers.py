@@ -18,30 +18,44 @@ MAY_IMPORT = {
     "ir": set(),
 }
 HEAVY = {"torch", "transformers", "faiss", "safetensors", "tvm", "tvm_ffi", "ray", "sklearn"}
-TIR = ("build", "expressions", "operations", "statements", "values")
 ALLOWED = {
     "dovetail.compiler.search.fit": {"sklearn"},
-    "dovetail.runtime.embedding.line": {"sklearn"},
+    "dovetail.runtime.embed.line": {"sklearn"},
     "dovetail.ffi": {"tvm_ffi"},
-    "dovetail.runtime.retrieval.build": {"faiss"},
-    "dovetail.runtime.retrieval.ivf": {"faiss"},
-    "dovetail.runtime.retrieval.faiss_lists": {"faiss"},
+    "dovetail.runtime.index.build": {"faiss"},
+    "dovetail.runtime.index.ivf": {"faiss"},
+    "dovetail.runtime.index.faiss_lists": {"faiss"},
     "dovetail.compiler.ray_jobs": {"ray"},
-    "dovetail.runtime.ray_ranks": {"ray"},
-    **{f"dovetail.codegen.tir.{module}": {"tvm"} for module in TIR},
+    "dovetail.runtime.group.ray_ranks": {"ray"},
     "dovetail.tiny_world.encoder": {"torch", "transformers"},
     "dovetail.tiny_world.train_encoder": {"safetensors", "torch", "transformers"},
     "dovetail.tiny_world.train_llama": {"safetensors", "torch", "transformers"},
 }
-TORCH_ROOM = "dovetail.runtime.accelerator."
+TORCH_ROOM = "dovetail.runtime.accel."
 """The only part of the runtime whose modules import torch."""
+ROOMS = (  # of the runtime, and its flat files: each imports only what stands before it
+    "machine",
+    "schedule",
+    "timeline",
+    "child",
+    "text",
+    "artifact",
+    "native",
+    "group",
+    "engine",
+    "verify",
+    "index",
+    "embed",
+    "accel",
+    "hosting",
+    "retrieval",
+    "flows",
+    "app",
+    "server",
+    "sim",
+)
 SIMULATORS = "dovetail.runtime.sim"
-SIMULATE = {  # answer what a machine would do that is not here
-    "dovetail.cli.inspect_memory",
-    "dovetail.runtime.embedding.capacity",
-    "dovetail.runtime.gpu_memory",
-    "dovetail.runtime.retrieval.wire",
-}
+FACE = "dovetail"
 MODULES = module_files()
 
 
@@ -59,7 +73,9 @@ def target(name: str) -> str | None:
 
 
 def edges(module: str) -> set[str]:
-    found = {target(name) for name, _, typing in imported_names(MODULES[module]) if not typing}
+    lazy = module == FACE  # its imports for type checkers are what it loads when it is asked
+    imports = imported_names(MODULES[module])
+    found = {target(name) for name, _, typing in imports if not (lazy and typing)}
     return {f for f in found if f is not None} - {module}
 
 
@@ -72,9 +88,30 @@ def test_imports_go_only_downwards(module: str) -> None:
             assert there == here or there in MAY_IMPORT[here], f"{MODULES[module]}:{line}: {name}"
 
 
+def room(module: str) -> str | None:
+    """Return a runtime module's room: `dovetail.runtime.flows.control.board` -> `flows`."""
+    parts = module.split(".")
+    if len(parts) < 3 or parts[1] != "runtime":
+        return None
+    return "app" if parts[2].startswith("app_") else parts[2]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_rooms_of_the_runtime_import_only_lower_rooms(module: str) -> None:
+    """Also under TYPE_CHECKING: who names a type depends on it."""
+    here = room(module)
+    if here is None:
+        return
+    for name, line, _ in imported_names(MODULES[module]):
+        there = room(name)
+        if there is None or there == here:
+            continue
+        assert ROOMS.index(there) < ROOMS.index(here), f"{MODULES[module]}:{line}: {name}"
+
+
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_only_what_answers_by_simulation_imports_the_simulators(module: str) -> None:
-    if module.startswith((SIMULATORS, "dovetail.cli.bench")) or module in SIMULATE:
+    if module.startswith((SIMULATORS, "dovetail.cli.bench")):
         return
     for name, line, _ in imported_names(MODULES[module]):
         assert not name.startswith(SIMULATORS), f"{MODULES[module]}:{line}: {name}"

@@ -18,8 +18,8 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import ArtifactError, RankError, SpecError
 from dovetail.runtime.app import load
-from dovetail.runtime.kv_parts import PART_TOKENS
-from dovetail.runtime.step import StepShape
+from dovetail.runtime.native.kv_parts import PART_TOKENS
+from dovetail.runtime.native.step import StepShape
 from tests.models import save_model
 from tests.processes import running, stop
 from tests.runtime.groups import named_memory
@@ -119,7 +119,7 @@ def test_threads_share_the_heads_of_their_rank(artifact: Callable[[str], Path]) 
     shape = StepShape(1, 0, n_decode=1, prefill_tokens=0, longest_decode=200, outputs=())
     for processes, parts in ((1, 1), (2, 2)):
         with load(artifact("llama-4kv"), plan=plan(processes)) as app:
-            assert app.engine.kv_splits(shape, 4, PART_TOKENS) == parts
+            assert app.engine.executor.kv_splits(shape, 4, PART_TOKENS) == parts
 
 
 def test_heads_that_cannot_be_shared_are_refused(artifact: Callable[[str], Path]) -> None:
@@ -138,8 +138,8 @@ def test_a_killed_process_fails_the_request_and_the_next_one_is_served(
     expected = answers(path, plan(1), PROMPTS[:2])
     before = named_memory([os.getpid()])  # other programs have some, this one may
     with load(path, plan=plan(4)) as app:
-        assert app.engine.group is not None
-        pids = app.engine.group.pids
+        assert app.engine.executor.group is not None
+        pids = app.engine.executor.group.pids
         assert named_memory([os.getpid(), *pids]) == before  # what has no name is no litter
         stream = app.stream(PROMPTS[2], max_tokens=200, ignore_eos=True)
         next(stream)
@@ -147,19 +147,19 @@ def test_a_killed_process_fails_the_request_and_the_next_one_is_served(
         with pytest.raises(RankError, match="process"):
             list(stream)
         assert running(pids) == []
-        assert app.engine.pool.free_blocks == 64 and not app.engine.scheduler.busy
+        assert app.engine.scheduler.pool.free_blocks == 64 and not app.engine.scheduler.busy
         again = [
             list(d.token_ids) for d in app.generate(PROMPTS[:2], max_tokens=24, ignore_eos=True)
         ]
         assert again == expected
-        pids = app.engine.group.pids
+        pids = app.engine.executor.group.pids
         os.kill(pids[victim], signal.SIGKILL)  # while idle: nothing is lost
         os.waitid(os.P_PID, pids[victim], os.WEXITED | os.WNOWAIT)
         assert (
             list(app.generate(PROMPTS[0], max_tokens=24, ignore_eos=True)[0].token_ids)
             == (expected[0])
         )
-        pids = app.engine.group.pids
+        pids = app.engine.executor.group.pids
         assert len(running(pids)) == 3
         assert named_memory([os.getpid(), *pids]) == before
     assert running(pids) == []
@@ -168,8 +168,8 @@ def test_a_killed_process_fails_the_request_and_the_next_one_is_served(
 def test_a_process_killed_inside_a_step_ends_it(artifact: Callable[[str], Path]) -> None:
     """The other ranks wait in a sum for the stopped one; its death must end the native call."""
     with load(artifact("llama-4kv"), plan=plan(2)) as app:
-        assert app.engine.group is not None
-        (pid,) = app.engine.group.pids
+        assert app.engine.executor.group is not None
+        (pid,) = app.engine.executor.group.pids
         stop(pid)
         killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {pid}"])
         with pytest.raises(RankError, match="process"):
@@ -182,11 +182,11 @@ PARENT = """
 import os, sys
 from tests.test_parallel import plan
 from dovetail.runtime.app import load
-from dovetail.runtime.step import StepShape
+from dovetail.runtime.native.step import StepShape
 app = load(sys.argv[1], plan=plan(2))
 stream = app.stream([1, 2, 3], max_tokens=200, ignore_eos=True)
 next(stream)
-print(*app.engine.group.pids, flush=True)
+print(*app.engine.executor.group.pids, flush=True)
 for _ in stream:
     sys.stdin.readline()
 """
@@ -222,10 +222,10 @@ def test_an_artifact_changed_since_the_load_is_refused(
     artifact("llama-4kv").rename(path)
     try:
         with load(path, plan=plan(2)) as app:
-            assert app.engine.group is not None
+            assert app.engine.executor.group is not None
             path.rename(tmp_path / "away.dove")
-            os.kill(app.engine.group.pids[0], signal.SIGKILL)
-            os.waitid(os.P_PID, app.engine.group.pids[0], os.WEXITED | os.WNOWAIT)
+            os.kill(app.engine.executor.group.pids[0], signal.SIGKILL)
+            os.waitid(os.P_PID, app.engine.executor.group.pids[0], os.WEXITED | os.WNOWAIT)
             with pytest.raises(ArtifactError, match=r"moved\.dove"):
                 app.generate(PROMPTS[0])
             (tmp_path / "away.dove").rename(path)

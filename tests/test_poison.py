@@ -14,8 +14,9 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.errors import RequestError
 from dovetail.ir.model import ModelFile
 from dovetail.runtime.app import load
-from dovetail.runtime.job import Job
+from dovetail.runtime.hosting.job import Job
 from tests.models import make_model
+from tests.runtime.schedule.integrity import check_integrity
 
 POISON = 99
 OPTIONS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
@@ -72,8 +73,8 @@ def test_a_poisoned_request_fails_alone(artifact: Path, tmp_path: Path, value: f
                 with pytest.raises(RequestError, match="not finite"):
                     job.result()
             assert [tokens_of(job) for job in good] == expected
-            pool = app.engine.pool
-            pool.check_integrity()
+            pool = app.engine.scheduler.pool
+            check_integrity(pool)
             assert pool.free_blocks == KV_BLOCKS and not app.engine.scheduler.busy
         with pytest.raises(RequestError, match="not finite"):
             app.generate([PROMPTS[0], poisoned[0]], **OPTIONS)
@@ -95,5 +96,5 @@ def test_a_poisoned_prompt_that_is_scored_fails_alone(artifact: Path, tmp_path: 
         for job in lost:
             with pytest.raises(RequestError, match="not finite"):
                 job.result()
-        app.engine.pool.check_integrity()
-        assert app.engine.pool.free_blocks == KV_BLOCKS
+        check_integrity(app.engine.scheduler.pool)
+        assert app.engine.scheduler.pool.free_blocks == KV_BLOCKS

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dovetail.compiler.pipeline import compile_model
-from dovetail.compiler.weight_formats import describe_formats
+from dovetail.compiler.weight_formats import matrices
 from dovetail.errors import RequestError
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.runtime.app import App, load
-from dovetail.runtime.request import SamplingParams
+from dovetail.runtime.schedule.request import SamplingParams
 from tests.gguf_files import reference_state, save_gguf
 from tests.models import make_model
 from tests.test_fidelity import reference_logits
@@ -65,7 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def logits(app: App, prompt: list[int] = PROMPT) -> np.ndarray:
     app.engine.submit(prompt, SamplingParams(max_tokens=1))
     app.engine.step()
-    return np.array(app.engine.buffers.logits(0), np.float64)
+    return np.array(app.engine.executor.buffers.logits(0), np.float64)
 
 
 def test_a_file_keeps_its_formats(model: Any) -> None:
@@ -74,7 +74,8 @@ def test_a_file_keeps_its_formats(model: Any) -> None:
         assert len(spec.qkv_parts(0)) == 3 and len(spec.qkv_parts(1)) == 1
         assert spec.weight_format("layers.0.v") == "q6_16k"
         assert spec.weight_format("layers.1.qkv") == "q4_32km"
-        assert "q4_32 (" in describe_formats(spec) and "f32" not in describe_formats(spec)
+        formats = {spec.weight_format(source.name) for source in matrices(spec)}
+        assert "q4_32" in formats and "f32" not in formats
 
 
 def test_float_activations_give_the_logits_of_the_dequantised_weights(model: Any) -> None:
@@ -116,7 +117,9 @@ def test_deterministic_loads_keep_their_bits(model: Any) -> None:
             app.engine.submit(PROMPT, SamplingParams(max_tokens=1))
             app.engine.submit(PROMPT[:9], SamplingParams(max_tokens=1))
             app.engine.step()
-            beside = [np.array(app.engine.buffers.logits(row), np.float64) for row in range(2)]
+            beside = [
+                np.array(app.engine.executor.buffers.logits(row), np.float64) for row in range(2)
+            ]
             found.append(alone)
             assert any(np.array_equal(alone, row) for row in beside)
     assert np.array_equal(*found)

@@ -1,4 +1,4 @@
-"""What README.md shows works: its runnable blocks run in order, its `make` targets exist."""
+"""What README.md and docs/usage.md show works: runnable blocks run, and print what is shown."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ import pytest
 
 from tests.repository import ROOT
 
-README = (ROOT / "README.md").read_text()
-BLOCK = re.compile(r"<!-- (runnable|file: (\S+)) -->\n```(\w+)\n(.*?)```", re.DOTALL)
+README = ROOT / "README.md"
+PAGES = {README: ["sh", "python", "sh"], ROOT / "docs/usage.md": ["sh", "python", "sh"]}
+"""The pages, and the languages of their runnable blocks."""
+BLOCK = re.compile(
+    r"<!-- (runnable|file: (\S+)) -->\n```(\w+)\n(.*?)```\n(?:```text\n(.*?)```)?", re.DOTALL
+)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the examples the README speaks of, and `dovetail` in `bin`."""
-    work = tmp_path_factory.mktemp("readme")
-    (work / "examples").symlink_to(ROOT / "examples")
-    script = work / "bin/dovetail"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory with the examples that the pages name, and `dovetail` in `bin`."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    script = tmp_path / "bin/dovetail"
     script.parent.mkdir()
     script.write_text(f"#!{sys.executable} -P\nfrom dovetail.cli import main\nmain()\n")
     script.chmod(0o755)
-    return work
+    return tmp_path
 
 
-def test_blocks_run_as_they_stand(folder: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_blocks_run_as_they_stand_and_end_with_what_is_shown(page: Path, folder: Path) -> None:
+    pytest.importorskip("faiss")
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     ran = []
-    for _, file, language, text in BLOCK.findall(README):
+    for _, file, language, text, shown in BLOCK.findall(page.read_text()):
         if file:
             (folder / file).write_text(text)
             continue
@@ -46,13 +51,19 @@ def test_blocks_run_as_they_stand(folder: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        assert done.stdout.rstrip().endswith(shown.rstrip()), f"{text}\n{done.stdout}"
         ran.append(language)
-    assert ran == ["sh", "python", "python", "sh"]
+    assert ran == PAGES[page]
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 120
+    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 200
 
 
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"`?make ([a-z-]+)", README))
+    named = set(re.findall(r"`?make ([a-z-]+)", README.read_text()))
     assert {"quickstart", "test", "test-long"} <= named <= targets
 
 

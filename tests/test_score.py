@@ -13,8 +13,8 @@ import pytest
 
 import dovetail
 from dovetail.compiler.pipeline import compile_model
-from dovetail.runtime.plan import SchedulerSettings
-from dovetail.runtime.request import Score
+from dovetail.runtime.schedule.plan import SchedulerSettings
+from dovetail.runtime.schedule.request import Score
 from dovetail.tiny_world import LLAMA
 
 LENGTHS = (2, 3, 16, 17, 63, 64, 65, 66, 129, 300, 512)
@@ -69,7 +69,7 @@ def test_all_positions_equal_transformers(artifact: Path, exact: Any, keep: bool
             check(first, ids, logprobs)
             check(second, ids, logprobs)
         assert [len(job.result().token_ids) for job in jobs] == [30] * 6
-        held = app.engine.buffers.arrays["logits"]
+        held = app.engine.executor.buffers.arrays["logits"]
         assert held.shape[0] == app.engine.scheduler.limits.max_step_sequences == 64
 
 

@@ -19,12 +19,12 @@ from dovetail.compiler.weights import total_bytes
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS, FloatFormat
 from dovetail.runtime.app import load
-from dovetail.runtime.library import KernelLibrary, Team
-from dovetail.runtime.request import SamplingParams
-from dovetail.runtime.shard import matrix_ranges, shard_tape, split_model
+from dovetail.runtime.machine.library import KernelLibrary, Team
+from dovetail.runtime.native.shard import matrix_ranges, shard_tape, split_model
+from dovetail.runtime.schedule.request import SamplingParams
 from tests.compiler.test_tapes import make_spec, plan_weights
 from tests.models import make_model
-from tests.runtime.test_shard import slots
+from tests.runtime.native.test_shard import slots
 from tests.test_fidelity import load_exact, reference_logits
 
 HALF = FloatFormat("f16", DTYPES["f16"], 1)
@@ -77,7 +77,7 @@ def test_a_model_has_the_logits_of_its_float16_checkpoint(tmp_path: Path) -> Non
     with load(report.path) as app:
         app.engine.submit(prompt, SamplingParams(max_tokens=1))
         app.engine.step()
-        got = app.engine.buffers.logits(0)
+        got = app.engine.executor.buffers.logits(0)
         wanted = reference_logits(load_exact(tmp_path / "model"), prompt)[-1]
         assert np.abs(got - wanted).max() <= 1e-5 * np.abs(wanted).max()
 

@@ -16,7 +16,9 @@ from dovetail.cli.compile import compile_command
 from dovetail.cli.index import index_build_command
 from dovetail.cli.inspect import inspect_command
 from dovetail.cli.kernel import build_command, check_command, lift_command
+from dovetail.cli.options import declare_options
 from dovetail.cli.quickstart import quickstart_command
+from dovetail.cli.report import report_errors
 from dovetail.cli.run import run_command
 from dovetail.cli.serve import ENV, serve_command
 from dovetail.cli.topo import topo_command
@@ -25,16 +27,29 @@ from dovetail.cli.verify import verify_command
 
 HELP = """Compile a model into one artifact of native kernels and plans, and run it.
 
-Exit codes: 0 done, 1 a check failed, 2 bad input, bad environment or interrupted.
+Exit codes: 0 success, 1 a check failed, 2 bad input, bad environment or interrupted.
 """
 
 app = typer.Typer(
     help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
 )
-kernels = typer.Typer(help="The kernel languages on a kernel of your own.", no_args_is_help=True)
-index = typer.Typer(help="Indexes that retrieval searches.", no_args_is_help=True)
-bench = typer.Typer(help="What serving comes to: simulated, or measured.", no_args_is_help=True)
-
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "kernel": (
+        "Check, lift and build kernels of your own.",
+        {"check": check_command, "lift": lift_command, "build": build_command},
+    ),
+    "index": ("Build indexes for retrieval.", {"build": index_build_command}),
+    "bench": (
+        "Benchmark serving, measured or simulated.",
+        {
+            "offload": offload_command,
+            "profile": profile_command,
+            "embed": embed_command,
+            "perplexity": perplexity_command,
+            "serve": serve_bench_command,
+        },
+    ),
+}
 VERBS: dict[str, Callable[..., None]] = {
     "compile": compile_command,
     "tune": tune_command,
@@ -45,34 +60,15 @@ VERBS: dict[str, Callable[..., None]] = {
     "topo": topo_command,
     "quickstart": quickstart_command,
 }
-KERNEL_VERBS: dict[str, Callable[..., None]] = {
-    "check": check_command,
-    "lift": lift_command,
-    "build": build_command,
-}
-INDEX_VERBS: dict[str, Callable[..., None]] = {
-    "build": index_build_command,
-}
-BENCH_VERBS: dict[str, Callable[..., None]] = {
-    "offload": offload_command,
-    "profile": profile_command,
-    "embed": embed_command,
-    "perplexity": perplexity_command,
-    "serve": serve_bench_command,
-}
 
 for _name, _verb in VERBS.items():
     _environment = {"auto_envvar_prefix": ENV} if _verb is serve_command else {}
-    app.command(_name, context_settings=_environment)(_verb)
-for _name, _verb in KERNEL_VERBS.items():
-    kernels.command(_name)(_verb)
-for _name, _verb in INDEX_VERBS.items():
-    index.command(_name)(_verb)
-for _name, _verb in BENCH_VERBS.items():
-    bench.command(_name)(_verb)
-app.add_typer(kernels, name="kernel")
-app.add_typer(index, name="index")
-app.add_typer(bench, name="bench")
+    app.command(_name, context_settings=_environment)(report_errors(declare_options(_verb)))
+for _group, (_help, _verbs) in GROUPS.items():
+    _inner = typer.Typer(help=_help, no_args_is_help=True)
+    for _name, _verb in _verbs.items():
+        _inner.command(_name)(report_errors(declare_options(_verb)))
+    app.add_typer(_inner, name=_group)
 
 
 def _print_version(wanted: bool) -> None:

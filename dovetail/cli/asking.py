@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from dovetail.runtime.app import App
-from dovetail.runtime.chat import AnswerReader, Delta, Message, explain_empty
-from dovetail.runtime.generator import Prompt
-from dovetail.runtime.request import Completion
+from dovetail.runtime.hosting.generator import Prompt
+from dovetail.runtime.schedule.request import Completion
+from dovetail.runtime.text.chat import AnswerReader, Delta, explain_empty
+from dovetail.runtime.text.messages import Message
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +72,9 @@ class Asker:
 
     def _continue(self, prompt: Prompt) -> Generator[Delta, None, None]:
         reader = AnswerReader(self.app.end_tokens)
-        job = self.app.submit(prompt, **self.options)
-        try:
-            for chunk in job:
-                ids = show_ids(chunk.token_ids) + " "
-                yield reader.read(chunk if self.app.tokenizer else replace(chunk, text=ids))
-        finally:
-            self.app.cancel(job)
+        for chunk in self.app.stream(prompt, **self.options):
+            ids = show_ids(chunk.token_ids) + " "
+            yield reader.read(chunk if self.app.tokenizer else replace(chunk, text=ids))
 
     def _result(self, prompt: Prompt, found: Completion, notes: tuple[str, ...]) -> RunResult:
         ends = self.app.end_tokens

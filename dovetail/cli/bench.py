@@ -1,4 +1,4 @@
-"""`dovetail bench`: what serving would come to, before a machine is there to measure it on.
+"""`dovetail bench offload|profile`: serving simulated on a machine class, costs measured here.
 
 In: a machine class and a trace, or an artifact. Out: throughput and latency of each offload policy,
 a timeline for Perfetto; or the cost tables of this machine.
@@ -6,6 +6,7 @@ a timeline for Perfetto; or the cost tables of this machine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,23 +14,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from dovetail.cli.options import AsJson, Threads, Trust
+from dovetail.cli.options import ArtifactDirectory, AsJson, Threads, Trust
 from dovetail.cli.profile_table import profile_table
-from dovetail.cli.report import (
-    print_json,
-    read_duration,
-    report_errors,
-    show_count,
-    stdout_console,
-    writing,
-)
+from dovetail.cli.report import make_table, read_duration, show_count, show_report, writing
 
 if TYPE_CHECKING:
-    from dovetail.runtime.calls import CallProfile
+    from dovetail.runtime.engine.calls import CallProfile
     from dovetail.runtime.sim.scenario import Scenario
     from dovetail.runtime.sim.simulator import Arrival, Simulation
 
 POLICIES = ("auto", "off", "full")
+COLUMNS = (
+    *(">offload", ">requests/s", ">tokens/s", ">TTFT p50/p90 s", ">TPOT p50/p90 ms"),
+    *(">per token ms", ">GPU", ">CPU", ">link", ">two batches", ">vs off"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,42 +45,33 @@ class OffloadReport:
     throughput_vs_off: dict[str, float]
 
 
-@report_errors
 def offload_command(
     simulate: Annotated[
-        str, typer.Option(help="Machine class: t4, a10g, h100 or h200; figures are assumed.")
+        str, "Machine class to simulate: t4, a10g, h100 or h200, with assumed figures."
     ],
-    trace: Annotated[
-        Path, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
-    ],
-    model: Annotated[
-        str | None, typer.Option(help="A model by name, default the class's own.")
-    ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of the trace to serve.")] = 400,
+    trace: Annotated[Path, "Trace of prompt and output lengths, CSV or JSON lines."],
+    model: Annotated[str | None, "Model by name; default that of the machine class."] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests of the trace.")] = 400,
     rate: Annotated[
-        float | None,
-        typer.Option(help="Mean arrivals per second; default as recorded, else all at once."),
+        float | None, "Mean arrivals per second; default as recorded, else all at once."
     ] = None,
-    speed: Annotated[
-        float, typer.Option(help="Pass through recorded arrivals this many times as fast.")
-    ] = 1.0,
+    speed: Annotated[float, "Speed-up of recorded arrival times."] = 1.0,
     gpu_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks of 16 tokens on the accelerator.")
     ] = None,
     offload: Annotated[
-        str, typer.Option(help="all, or one policy: auto, off (GPU only), full (FastDecode+).")
+        str, "Policy: auto, off (accelerator only), full (FastDecode+), or all of them."
     ] = "all",
     noise: Annotated[
-        float,
-        typer.Option(min=0.0, max=0.9, help="Error of the predicted times, relative."),
+        float, typer.Option(min=0.0, max=0.9, help="Relative error of predicted times.")
     ] = 0.1,
-    seed: int = 0,
+    seed: Annotated[int, "Seed of the simulation."] = 0,
     timeline: Annotated[
-        Path | None, typer.Option(help="Write what happened under the first policy, for Perfetto.")
+        Path | None, "Record the first policy's run in this file, for ui.perfetto.dev."
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Simulate serving a trace on a machine class with and without the CPU's help."""
+    """Simulate serving a trace on a machine class, with and without offloading to the CPU."""
     from dovetail.runtime.sim.scenario import make_scenario
     from dovetail.runtime.timeline import Timeline
 
@@ -97,50 +86,39 @@ def offload_command(
         policy: scenario.run(arrivals, picture if policy == policies[0] else None)
         for policy, scenario in zip(policies, scenarios, strict=True)
     }
-    report = _report(scenarios[0], trace, results)
-    if json:
-        print_json(report)
-    else:
-        _print(report)
+    show_report(_report(scenarios[0], trace, results), _describe, json=json)
     if timeline and picture:
         with writing(timeline):
             picture.write(timeline)
 
 
-@report_errors
 def profile_command(
-    artifact: Annotated[Path, typer.Argument(help="An artifact directory.")],
-    budget: Annotated[str, typer.Option(help="Time to spend: 10s, 1m.")] = "10s",
+    artifact: ArtifactDirectory,
+    budget: Annotated[str, "Maximum time for measurements: 10s, 1m."] = "10s",
     threads: Threads = None,
-    calls: Annotated[
-        bool, typer.Option("--calls", help="Show where a decode step's time goes, call by call.")
-    ] = False,
-    sequences: Annotated[int, typer.Option(min=1, help="With --calls: of the step.")] = 1,
-    context: Annotated[int, typer.Option(min=1, help="With --calls: tokens of each.")] = 128,
+    calls: Annotated[bool, "Show where a decode step spends its time, call by call."] = False,
+    sequences: Annotated[int, typer.Option(min=1, help="With --calls: sequences of the step.")] = 1,
+    context: Annotated[
+        int, typer.Option(min=1, help="With --calls: tokens of each sequence.")
+    ] = 128,
     trust: Trust = False,
     json: AsJson = False,
 ) -> None:
-    """Measure an artifact's cost tables on this machine, or show those it has."""
+    """Measure an artifact's cost tables on this machine, or show the stored ones."""
     from dovetail.loading import load
-    from dovetail.runtime.calls import profile_calls
-    from dovetail.runtime.profiler import load_profile
+    from dovetail.runtime.engine.calls import profile_calls
+    from dovetail.runtime.engine.profiler import load_profile
     from dovetail.topology.hardware import read_hardware
 
     seconds = read_duration(budget)
     with load(artifact, threads=threads, trust=trust) as app:
         if calls:
             found = profile_calls(app.engine, sequences=sequences, context=context, seconds=seconds)
-            if json:
-                print_json(found)
-            else:
-                stdout_console().print(_calls_table(found))
+            show_report(found, lambda found: [_calls_table(found)], json=json)
             return
         part = next(iter(app.artifact.models.values()))
         profile = load_profile(app.artifact, part, app.engine, read_hardware(), seconds)
-    if json:
-        print_json(profile)
-    else:
-        stdout_console().print(profile_table(profile))
+    show_report(profile, lambda profile: [profile_table(profile)], json=json)
 
 
 def _read_arrivals(
@@ -174,40 +152,22 @@ def _report(scenario: Scenario, trace: Path, results: dict[str, Simulation]) -> 
     )
 
 
-def _print(report: OffloadReport) -> None:
-    console = stdout_console()
-    table = Table(
-        title=f"{report.model} on {report.machine} (simulated), {report.gpu_blocks} KV blocks, "
-        f"{report.trace}",
-        title_justify="left",
+def _describe(report: OffloadReport) -> Iterator[Table | str]:
+    title = f"{report.model} on {report.machine} (simulated), {report.gpu_blocks} KV blocks, "
+    ratios = report.throughput_vs_off
+    yield make_table(
+        title + report.trace,
+        COLUMNS,
+        [
+            (policy, *_cells(result), f"{ratios[policy]:.3f}" if policy in ratios else "")
+            for policy, result in report.results.items()
+        ],
     )
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
-    for policy, result in report.results.items():
-        ratio = report.throughput_vs_off.get(policy)
-        table.add_row(policy, *_cells(result), "" if ratio is None else f"{ratio:.3f}")
-    console.print(table)
     for policy, result in report.results.items():
         if result.refused:
-            console.print(f"note: {policy}: {result.refused} requests fit no pool")
-    console.print("figures of this machine class, with their sources:")
-    for line in report.assumptions:
-        console.print(f"  {line}")
-
-
-_COLUMNS = (
-    "offload",
-    "requests/s",
-    "tokens/s",
-    "TTFT p50/p90 s",
-    "TPOT p50/p90 ms",
-    "per token ms",
-    "GPU",
-    "CPU",
-    "link",
-    "two batches",
-    "vs off",
-)
+            yield f"note: {policy}: {result.refused} requests are larger than every KV pool"
+    yield "figures of this machine class, with their sources:"
+    yield from (f"  {line}" for line in report.assumptions)
 
 
 def _cells(result: Simulation) -> tuple[str, ...]:
@@ -222,19 +182,9 @@ def _cells(result: Simulation) -> tuple[str, ...]:
 
 
 def _calls_table(profile: CallProfile) -> Table:
-    table = Table(
-        title=f"a decode step of {show_count(profile.sequences, 'sequence')} behind "
-        f"{profile.context} tokens, {show_count(profile.threads, 'thread')}: "
-        f"{profile.step_us:.0f} us, median of {profile.steps}",
-        title_justify="left",
-    )
-    table.add_column("operator")
-    table.add_column("kernel")
-    for name in ("calls", "us a call", "us a step", "then wait us", "share", "weights MB", "GB/s"):
-        table.add_column(name, justify="right")
-    for row in profile.rows:
-        read = row.weight_gb_s
-        table.add_row(
+    columns = ("calls", "us a call", "us a step", "then wait us", "share", "weights MB", "GB/s")
+    rows = [
+        (
             row.op,
             row.kernel,
             str(row.calls),
@@ -242,7 +192,14 @@ def _calls_table(profile: CallProfile) -> Table:
             f"{row.step_us:.1f}",
             f"{row.wait_us:.1f}",
             f"{row.share:.1%}",
-            "" if read is None else f"{row.weight_bytes / 1e6:.1f}",
-            "" if read is None else f"{read:.1f}",
+            "" if row.weight_gb_s is None else f"{row.weight_bytes / 1e6:.1f}",
+            "" if row.weight_gb_s is None else f"{row.weight_gb_s:.1f}",
         )
-    return table
+        for row in profile.rows
+    ]
+    title = (
+        f"a decode step of {show_count(profile.sequences, 'sequence')} behind {profile.context} "
+        f"tokens, {show_count(profile.threads, 'thread')}: {profile.step_us:.0f} us, median of "
+        f"{profile.steps}"
+    )
+    return make_table(title, ("operator", "kernel", *(f">{name}" for name in columns)), rows)

@@ -1,7 +1,7 @@
 """`dovetail bench embed`: how many queries meet an SLO, and what the CPU adds to an accelerator.
 
-In: an encoder's artifact, or nothing. Out: depths measured on this machine beside a torch device
-or an *emulated* accelerator; those of the published pairs by the product's estimator and simulator.
+In: an encoder's artifact, or nothing. Out: depths measured on this machine, beside a torch device
+if there is one; those of the published pairs by the product's estimator and simulator.
 """
 
 from __future__ import annotations
@@ -16,16 +16,10 @@ import typer
 from rich.table import Table
 
 from dovetail.cli.options import AsJson, Threads
-from dovetail.cli.report import (
-    print_json,
-    progress_bars,
-    read_duration,
-    report_errors,
-    stdout_console,
-)
+from dovetail.cli.report import make_table, progress_bars, read_duration, show_report
 
 if TYPE_CHECKING:
-    from dovetail.runtime.embedding.capacity import Capacity
+    from dovetail.runtime.sim.capacity import Capacity
     from dovetail.runtime.sim.pairs import PairRow
 
 
@@ -48,22 +42,15 @@ class EmbedReport:
     results: list[Capacity]
 
 
-@report_errors
 def embed_command(
     artifact: Annotated[
         Path | None, typer.Argument(help="An artifact with an encoder; none: published pairs.")
     ] = None,
-    pair: Annotated[
-        str, typer.Option(help="A published pair, simulated: v100, atlas or all.")
-    ] = "all",
-    slo: Annotated[
-        list[str] | None, typer.Option(help="Time a query may take: 1s, 0.5s; may be repeated.")
-    ] = None,
+    pair: Annotated[str, "A published pair, simulated: v100, atlas or all."] = "all",
+    slo: Annotated[list[str] | None, "Time a query may take: 1s, 0.5s; may be repeated."] = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a query.")] = 75,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each stress trial.")] = 3,
-    device: Annotated[
-        str, typer.Option(help="Beside the CPU: auto, cpu (one is emulated), cuda:1, torch:cpu.")
-    ] = "auto",
+    device: Annotated[str, "Beside the CPU: auto, cpu (none), cuda:1, torch:cpu."] = "auto",
     threads: Threads = None,
     json: AsJson = False,
 ) -> None:
@@ -73,12 +60,8 @@ def embed_command(
         report = _simulate(pair)
     else:
         times = [read_duration(each) for each in slo or ("1s", "2s")]
-        report = _measure(artifact, times, length, device, repeats=repeats, threads=threads)
-    if json:
-        print_json(report)
-    else:
-        for table in _tables(report):
-            stdout_console().print(table)
+        report = _measure(artifact, times, length, device=device, repeats=repeats, threads=threads)
+    show_report(report, _tables, json=json)
 
 
 def _simulate(pair: str) -> PairReport:
@@ -100,19 +83,14 @@ def _simulate(pair: str) -> PairReport:
     )
 
 
-def _measure(
-    artifact: Path, slos: Sequence[float], length: int, device: str, **options: Any
-) -> EmbedReport:
-    from dovetail.runtime.embedding.capacity import measure_artifact, measure_device
+def _measure(artifact: Path, slos: Sequence[float], length: int, **options: Any) -> EmbedReport:
+    from dovetail.runtime.sim.capacity import measure_artifact
 
     results: list[Capacity] = []
     with progress_bars(quiet=not sys.stderr.isatty()) as progress:  # a minute for each SLO
         for slo in slos:
             progress("measure", len(results), len(slos))
-            results.append(
-                measure_device(artifact, length, slo, device=device, **options)
-                or measure_artifact(artifact, length, slo, **options)
-            )
+            results.append(measure_artifact(artifact, length, slo, **options))
         progress("measure", len(slos), len(slos))
     return EmbedReport(artifact.name, results[0].accelerator, results)
 
@@ -150,9 +128,11 @@ def _flat(results: Sequence[Capacity]) -> list[dict[str, object]]:
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in rows[0] if rows else ():
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    return table
+    columns = [f">{name}" for name in rows[0]] if rows else []
+    return make_table(title, columns, [[_show(value) for value in row.values()] for row in rows])
+
+
+def _show(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "" if value is None else str(value)

@@ -1,12 +1,15 @@
 """`dovetail bench perplexity`: how well a model foretells a text, and how fast it reads it.
 
 In: an artifact, a model directory or a GGUF file, and a text file. Out: perplexity with its
-standard error.
+standard error, as llama.cpp's `llama-perplexity` measures it: the text is cut into windows without
+overlap; the second half of each is scored, given all that is before it in its window.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +18,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dovetail.cli.options import Activations, AsJson, Threads, Trust
-from dovetail.cli.report import print_json, progress_bars, report_errors
-from dovetail.errors import SpecError
+from dovetail.cli.report import progress_bars, show_report
+from dovetail.errors import RequestError, SpecError
 
 if TYPE_CHECKING:
-    from dovetail.runtime.perplexity import Perplexity
+    from dovetail.runtime.app import App
+
+
+LEAST_CONTEXT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """What a text came to. `context` tokens are a window, and windows begin so far apart.
+
+    standard_error: of the perplexity, from the spread of the log probabilities.
+    """
+
+    perplexity: float
+    standard_error: float
+    mean_logprob: float
+    scored_tokens: int
+    tokens: int
+    windows: int
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +55,26 @@ class PerplexityReport:
     tokens_per_second: float
 
 
-@report_errors
 def perplexity_command(
     model: Annotated[Path, typer.Argument(help="An artifact, a model directory or a GGUF file.")],
     file: Annotated[Path, typer.Argument(help="A text file, UTF-8.")],
     context: Annotated[
-        int | None, typer.Option(min=4, help="Tokens of a window, default 512 or the model's.")
+        int | None,
+        typer.Option(
+            min=4, help="Tokens per window; default 512, or less if the context is smaller."
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Read no more tokens of the text than these.")
+        int | None, typer.Option(min=1, help="Maximum tokens of the text to read.")
     ] = None,
     threads: Threads = None,
     activations: Activations = "integer",
     trust: Trust = False,
     json: AsJson = False,
 ) -> None:
-    """Score the second halves of windows of a text that follow each other without overlap."""
+    """Measure a text's perplexity over the second halves of consecutive windows."""
     from dovetail.cli.model_cache import find_artifacts
     from dovetail.loading import load
-    from dovetail.runtime.perplexity import cut_windows, measure_perplexity
 
     text = _read(file)
     (artifact,) = find_artifacts([str(model)], [], {}).values()
@@ -63,10 +86,7 @@ def perplexity_command(
             found = measure_perplexity(app, windows, partial(bar, "scoring windows"))
         seconds = time.perf_counter() - begun
     report = PerplexityReport(str(model), str(file), found, seconds, found.tokens / seconds)
-    if json:
-        print_json(report)
-    else:
-        _print(report)
+    show_report(report, _describe, json=json)
 
 
 def _read(file: Path) -> str:
@@ -76,11 +96,63 @@ def _read(file: Path) -> str:
         raise SpecError(f"{file} is not UTF-8 text ({error.reason} at {error.start})") from None
 
 
-def _print(report: PerplexityReport) -> None:
+def _describe(report: PerplexityReport) -> str:
     found = report.result
-    print(f"perplexity {found.perplexity:.4f} +/- {found.standard_error:.4f}")
-    print(
-        f"{found.scored_tokens} tokens scored: the second halves of {found.windows} windows of "
-        f"{found.context}, one after the other"
+    return (
+        f"perplexity {found.perplexity:.4f} +/- {found.standard_error:.4f}\n"
+        f"{found.scored_tokens} tokens scored: the second halves of {found.windows} consecutive "
+        f"windows of {found.context}\n"
+        f"{report.tokens_per_second:.0f} tokens/s, {report.seconds:.1f} s"
     )
-    print(f"{report.tokens_per_second:.0f} tokens/s, {report.seconds:.1f} s")
+
+
+def cut_windows(
+    app: App, text: str, context: int, max_tokens: int | None = None
+) -> list[list[int]]:
+    """Return the windows of `context` tokens that the first `max_tokens` of a text fill.
+
+    Where the tokenizer puts a begin token before texts, it takes the first place of each window.
+    Raises RequestError where the text does not fill a window, or the artifact has no tokenizer.
+    """
+    if app.tokenizer is None:
+        raise RequestError(f"{app.artifact.path} has no tokenizer, so a text cannot be scored")
+    tokens = app.tokenizer.encode(text, special=False)[:max_tokens]
+    if not LEAST_CONTEXT <= context <= len(tokens):
+        raise RequestError(
+            f"{len(tokens)} tokens do not fill a window of {context}; give a longer text, or a "
+            f"context from {LEAST_CONTEXT} to {max(LEAST_CONTEXT, len(tokens))}"
+        )
+    begin = app.tokenizer.encode("")[:1]
+    begin = begin if begin == [app.engine.spec.bos_token_id] else []
+    starts = range(0, len(tokens) - context + 1, context)
+    return [begin + tokens[start + len(begin) : start + context] for start in starts]
+
+
+def measure_perplexity(
+    app: App,
+    windows: Sequence[Sequence[int]],
+    show: Callable[[int, int], None] = lambda done, total: None,
+) -> Perplexity:
+    """Return the perplexity of the second halves of windows of equal length.
+
+    `show` is told how many are done. Raises what `App.score` does.
+    """
+    context, found = len(windows[0]), list[float]()
+    for done, window in enumerate(windows):
+        show(done, len(windows))
+        (score,) = app.score(window)
+        found += [one for one in score.logprobs[context // 2 + 1 :] if one is not None]
+    show(len(windows), len(windows))
+    scored = len(found)
+    mean = math.fsum(found) / scored
+    spread = math.fsum((one - mean) ** 2 for one in found) / scored
+    perplexity = math.exp(-mean)
+    return Perplexity(
+        perplexity=perplexity,
+        standard_error=perplexity * math.sqrt(spread / max(1, scored - 1)),
+        mean_logprob=mean,
+        scored_tokens=scored,
+        tokens=len(windows) * context,
+        windows=len(windows),
+        context=context,
+    )

@@ -7,150 +7,121 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli.options import AsJson
-from dovetail.cli.report import print_json, report_errors, stdout_console, writing
+from dovetail.cli.report import make_table, show_report, writing
+from dovetail.cli.serve_load import ENDPOINTS, LoadSpec, Target, plan_load
 from dovetail.errors import SpecError
 from dovetail.ir.files import write_whole
 
 RECORDED = "trace"
 """The rate that sends requests when the trace says."""
+SHOWN = (
+    *("completed", "failed", "request_throughput", "request_goodput", "slo_attainment"),
+    *("output_throughput", "total_token_throughput"),
+)
 
 
-@report_errors
+@dataclass(frozen=True, kw_only=True)
+class ResultFlags:
+    """What is computed of the timings, and where it goes."""
+
+    PANEL = "Results"
+
+    goodput: Annotated[
+        list[str] | None, "Latency limits in ms: ttft:500 tpot:50 e2el:3000 per_token:60."
+    ] = None
+    metric_percentiles: Annotated[str, "Percentiles to compute, such as 50,90,99."] = "99"
+    percentile_metrics: Annotated[str, "Metrics that the table shows."] = "ttft,tpot,itl,e2el"
+    save_result: Annotated[bool, "Write a JSON file (a list if there are several rates)."] = False
+    result_dir: Annotated[Path, "Directory of that file."] = Path()
+    result_filename: Annotated[
+        str | None, "Its name; default from backend, rates, model and date."
+    ] = None
+    plot: Annotated[
+        Path | None, "Draw latency and SLO attainment over the rates in this PNG file."
+    ] = None
+
+
 def serve_bench_command(
     more_bounds: Annotated[
         list[str] | None, typer.Argument(hidden=True, help="What follows --goodput, as in vLLM.")
     ] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="The server, default by host and port.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Its address, where no URL is given.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Its port.")] = 8000,
-    backend: Annotated[
-        str, typer.Option(help="openai (vllm is the same), or openai-chat.")
-    ] = "openai",
-    endpoint: Annotated[
-        str | None, typer.Option(help="Path of requests, default the backend's.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Id of the model, default the server's first.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(help="Key of the server.", envvar="OPENAI_API_KEY")
-    ] = None,
-    dataset_name: Annotated[
-        str, typer.Option(help="random, sharegpt (like it), azure, mooncake, burstgpt, custom.")
-    ] = "random",
-    dataset_path: Annotated[
-        Path | None, typer.Option(help="File of a trace or custom one.")
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(help="Requests to send.")] = 100,
+    *,
+    target: Target,
+    load: LoadSpec,
     request_rate: Annotated[
-        list[str] | None,
-        typer.Option(help="Requests per second, inf, or `trace` as recorded; repeatable."),
+        list[str] | None, "Requests per second, inf, or `trace` (as recorded); repeatable."
     ] = None,
-    burstiness: Annotated[float, typer.Option(help="1: Poisson; less: bursts.")] = 1.0,
-    max_concurrency: Annotated[int | None, typer.Option(help="Requests under way at most.")] = None,
-    random_input_len: Annotated[int, typer.Option(help="Tokens of random prompts.")] = 128,
-    random_output_len: Annotated[int, typer.Option(help="Tokens of answers.")] = 32,
-    random_range_ratio: Annotated[float, typer.Option(help="Random lengths vary so far.")] = 0.0,
-    goodput: Annotated[
-        list[str] | None, typer.Option(help="Bounds in ms: ttft:500 tpot:50 e2el:3000.")
-    ] = None,
-    metric_percentiles: Annotated[str, typer.Option(help="Such as 50,90,99.")] = "99",
-    percentile_metrics: Annotated[
-        str, typer.Option(help="Metrics that the table shows.")
-    ] = "ttft,tpot,itl,e2el",
-    seed: Annotated[int, typer.Option(help="Seed of lengths, prompts and arrivals.")] = 0,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Run to the limit.")] = False,
-    save_result: Annotated[
-        bool,
-        typer.Option("--save-result", help="Write a JSON file, a list where rates are several."),
-    ] = False,
-    result_dir: Annotated[Path, typer.Option(help="Folder of that file.")] = Path(),
-    result_filename: Annotated[
-        str | None, typer.Option(help="Its name, default of backend, rates, model and date.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw latency and SLO attainment over the rates, as PNG.")
-    ] = None,
+    results: ResultFlags,
     json: AsJson = False,
 ) -> None:
-    """Send requests at a rate, and tell throughput, latencies and goodput."""
-    from dovetail.cli.serve_load import LoadSpec, plan_load
-
+    """Send requests to a server at given rates; report throughput, latency and goodput."""
     try:
-        from dovetail.cli.serve_client import ENDPOINTS, Target, ask_model, run_load, summarize
+        from dovetail.cli.serve_client import ask_model, run_load, summarize
     except ModuleNotFoundError as error:
-        raise SpecError(f"this needs {error.name}; install dovetail with `bench`") from None
+        raise SpecError(
+            f"this command needs {error.name}; install dovetail with the extra `bench`"
+        ) from None
 
-    if backend not in ENDPOINTS:
-        raise SpecError(f"no backend {backend!r}; there is {', '.join(ENDPOINTS)}")
-    if more_bounds and not goodput:
-        raise SpecError(f"{more_bounds[0]!r} is no flag; only bounds of --goodput go without one")
-    bounds = _read_bounds([*(goodput or []), *(more_bounds or [])])
-    percentiles, base_url = _read_numbers(metric_percentiles), base_url or f"http://{host}:{port}"
+    if target.backend not in ENDPOINTS:
+        raise SpecError(f"no backend {target.backend!r}; choose one of {', '.join(ENDPOINTS)}")
+    if more_bounds and not results.goodput:
+        raise SpecError(
+            f"unexpected argument {more_bounds[0]!r}; only limits of --goodput need no option name"
+        )
+    bounds = _read_bounds([*(results.goodput or []), *(more_bounds or [])])
+    percentiles = _read_numbers(results.metric_percentiles)
     rates = [_read_rate(text) for text in request_rate or ["inf"]]
-    name, context = ask_model(base_url, model, api_key)
-    target = Target(
-        base_url=base_url,
-        model=name,
-        backend=backend,
-        endpoint=endpoint,
-        api_key=api_key,
-        ignore_eos=ignore_eos,
-        max_concurrency=max_concurrency,
-    )
-    spec = LoadSpec(
-        dataset=dataset_name,
-        path=dataset_path,
-        count=num_prompts,
-        burstiness=burstiness,
-        input_tokens=random_input_len,
-        output_tokens=random_output_len,
-        range_ratio=random_range_ratio,
-        seed=seed,
-    )
-    results = []
+    name, context = ask_model(target)
+    target = replace(target, model=name)
+    found = []
     for rate in rates:
-        planned = plan_load(replace(spec, rate=rate), context)
+        planned = plan_load(replace(load, rate=rate), context)
         timings, seconds = asyncio.run(run_load(target, planned))
-        results.append(
+        found.append(
             {
                 "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
-                "backend": backend,
+                "backend": target.backend,
                 "model_id": name,
-                "dataset_name": dataset_name,
+                "dataset_name": load.dataset_name,
                 "num_prompts": len(planned),
                 "request_rate": _show_rate(rate),
-                "burstiness": burstiness,
-                "max_concurrency": max_concurrency,
+                "burstiness": load.burstiness,
+                "max_concurrency": target.max_concurrency,
                 **summarize(timings, seconds, bounds, percentiles),
                 "errors": sorted({t.error for t in timings if t.error is not None})[:5],
             }
         )
-    shown = results[0] if len(results) == 1 else results
-    if save_result:
-        path = result_dir / (result_filename or _name_file(results))
+    _save(found, results)
+    metrics = results.percentile_metrics.split(",")
+    show_report(
+        found[0] if len(found) == 1 else found,
+        lambda _: _describe(found, metrics, percentiles),
+        json=json,
+    )
+
+
+def _save(results: Sequence[dict[str, Any]], wanted: ResultFlags) -> None:
+    """Write what `wanted` asks for: a JSON file, a plot."""
+    if wanted.save_result:
+        path = wanted.result_dir / (wanted.result_filename or _name_file(results))
+        shown = results[0] if len(results) == 1 else results
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, msgspec.json.format(msgspec.json.encode(shown), indent=2))
-    if plot is not None:
-        draw_curves(results, plot)
-    if json:
-        print_json(shown)
-    else:
-        _print(results, percentile_metrics.split(","), percentiles)
+    if wanted.plot is not None:
+        draw_curves(results, wanted.plot)
 
 
 def _name_file(results: Sequence[dict[str, Any]]) -> str:
@@ -169,7 +140,7 @@ def _read_bounds(texts: Sequence[str]) -> dict[str, float]:
         name, _, number = text.partition(":")
         if name not in METRICS or name == "itl":
             raise SpecError(
-                f"--goodput {text!r} must be ttft, tpot, e2el or per_token, and ms: ttft:500"
+                f"--goodput {text!r} must be ttft, tpot, e2el or per_token and ms, such as ttft:500"
             )
         bounds[name] = _read_numbers(number)[0]
     return bounds
@@ -192,25 +163,23 @@ def _show_rate(rate: float | None) -> float | str:
     return "inf" if math.isinf(rate) else rate
 
 
-def _print(
+def _describe(
     results: Sequence[dict[str, Any]], metrics: Sequence[str], percentiles: Sequence[float]
-) -> None:
-    rows = ["completed", "failed", "request_throughput", "request_goodput", "slo_attainment"]
-    rows += ["output_throughput", "total_token_throughput"]
+) -> Iterator[Table | str]:
     kinds = ["mean", "median", "std", *(f"p{percentile:g}" for percentile in percentiles)]
-    rows += [f"{kind}_{metric}_ms" for metric in metrics for kind in kinds]
-    table = Table(title=f"{results[0]['model_id']}, {results[0]['dataset_name']}")
-    table.add_column("requests/s")
-    for result in results:
-        table.add_column(str(result["request_rate"]), justify="right")
-    for row in rows:
-        values = [result.get(row) for result in results]
-        if any(value is not None for value in values):
-            table.add_row(row, *("" if value is None else f"{value:.6g}" for value in values))
-    console = stdout_console()
-    console.print(table)
+    names = [*SHOWN, *(f"{kind}_{metric}_ms" for metric in metrics for kind in kinds)]
+    rows = [(name, [result.get(name) for result in results]) for name in names]
+    yield make_table(
+        f"{results[0]['model_id']}, {results[0]['dataset_name']}",
+        ("requests/s", *(f">{result['request_rate']}" for result in results)),
+        [
+            (name, *("" if value is None else f"{value:.6g}" for value in values))
+            for name, values in rows
+            if any(value is not None for value in values)
+        ],
+    )
     for error in {error for result in results for error in result["errors"]}:
-        console.print(f"failed: {error}", markup=False)
+        yield f"failed: {escape(error)}"
 
 
 def draw_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
@@ -220,7 +189,7 @@ def draw_curves(results: Sequence[dict[str, Any]], path: Path) -> None:
     """
     rates = [result["request_rate"] for result in results]
     if not all(isinstance(rate, float) for rate in rates):
-        raise SpecError("--plot needs rates that are numbers: --request-rate 1 --request-rate 2")
+        raise SpecError("--plot needs numeric rates, such as --request-rate 1 --request-rate 2")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")

@@ -11,78 +11,45 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dovetail.cli.options import (
-    AsJson,
-    Calibrate,
-    Database,
-    KvDtype,
-    MaxContext,
-    Threads,
-    WeightDtype,
-    Workload,
-)
-from dovetail.cli.report import (
-    print_json,
-    progress_bars,
-    read_duration,
-    report_errors,
-    show_bytes,
-)
+from dovetail.cli.options import AsJson, CompileFlags, Indexes, SearchFlags, Workflows
+from dovetail.cli.report import progress_bars, show_bytes, show_report
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
     from dovetail.compiler.report import CompileReport
 
 
-@report_errors
 def compile_command(
     model: Annotated[
         Path,
         typer.Argument(
-            help="A Hugging Face directory or a GGUF file; or an artifact, compiled anew."
+            help="A Hugging Face directory or a GGUF file; or an artifact to compile again."
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The artifact to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Artifact directory to write.")],
     beside: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
             metavar="NAME=DIRECTORY",
-            help="An encoder for the same artifact; repeatable.",
+            help="Encoder to put into the same artifact; repeatable.",
         ),
     ] = None,
-    hardware: Annotated[
-        str, typer.Option(help="auto, or a machine as `dovetail topo` reads it.")
-    ] = "auto",
-    workload: Workload = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="Instruction sets to build for, and cuda; repeatable.")
+        list[str] | None, "Instruction set to build for, or cuda; repeatable."
     ] = None,
     effort: Annotated[
         str,
-        typer.Option(
-            help="none: schedules by rules; fast: a search of a minute; full: of minutes."
-        ),
+        "Search of schedules: none (default schedules), fast (a minute) or full (some minutes).",
     ] = "fast",
-    budget: Annotated[
-        str | None, typer.Option(help="Most time to measure, e.g. 60s or 5m, default the effort's.")
-    ] = None,
-    db: Database = None,
-    threads: Threads = None,
-    max_context: MaxContext = None,
-    weight_dtype: WeightDtype = "auto",
-    calibrate: Calibrate = None,
-    kv_dtype: KvDtype = None,
-    workflow: Annotated[
-        list[str] | None,
-        typer.Option(help="A workflow (*.py, *.json, *.yaml, or one of the five); repeatable."),
-    ] = None,
-    index: Annotated[
-        list[Path] | None, typer.Option(help="An index folder for workflows; repeatable.")
-    ] = None,
+    *,
+    search: SearchFlags,
+    compiling: CompileFlags,
+    workflow: Workflows = None,
+    index: Indexes = None,
     json: AsJson = False,
 ) -> None:
-    """Compile a model for a machine into one artifact; nothing is written unless it succeeds."""
+    """Compile a model for a machine into one artifact; a failed compile writes nothing."""
     from dovetail.cli.workflow_files import find_workflow
     from dovetail.compiler.pipeline import compile_model
 
@@ -93,24 +60,14 @@ def compile_command(
             output=output,
             progress=progress,
             beside=named,
-            hardware=hardware,
-            workload=workload,
             targets=tuple(target or ()),
             effort=effort,
-            budget=None if budget is None else read_duration(budget),
-            database=db,
-            threads=threads,
-            max_context=max_context,
-            weight_dtype=weight_dtype,
-            calibrate=calibrate,
-            kv_dtype=kv_dtype,
+            **search.fields(),
+            **vars(compiling),
             workflows=[find_workflow(text) for text in workflow or ()],
             index=index,
         )
-    if json:
-        print_json(report)
-    else:
-        print(describe_report(report))
+    show_report(report, describe_report, json=json)
 
 
 def describe_report(report: CompileReport) -> str:
@@ -155,7 +112,7 @@ def _describe_gain(report: CompileReport) -> list[str]:
     if gain is None:
         return []
     return [
-        f"search: {report.trials} trials, {report.trials - report.measured} of them on record; "
-        f"matrix products {gain.ratio:.2f}x as fast as by the "
-        f"default schedules (quartiles {gain.low:.2f} to {gain.high:.2f})"
+        f"search: {report.trials} trials, {report.trials - report.measured} of them from the "
+        f"database; matrix products {gain.ratio:.2f}x as fast as with the default schedules "
+        f"(quartiles {gain.low:.2f} to {gain.high:.2f})"
     ]

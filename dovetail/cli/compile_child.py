@@ -75,14 +75,10 @@ class CompileChild:
         from dovetail.compiler.writer import sweep
 
         try:
-            while self._process.poll() is None:
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(END_SECONDS if self._told is None else self._left())
-                if self._told is not None and not self._left():
-                    self._signal(signal.SIGKILL)
+            self._join()
         except BaseException:
             self.stop()
-            self._end()
+            self._join(KeyboardInterrupt)
             raise
         finally:
             self._signal(signal.SIGKILL)  # what it started
@@ -94,12 +90,12 @@ class CompileChild:
         self._told = self._told or time.monotonic()
         self._signal(signal.SIGTERM)
 
-    def _end(self) -> None:
-        """Wait for one that was stopped, whatever comes meanwhile."""
+    def _join(self, *unheard: type[BaseException]) -> None:
+        """Return once it has ended; `unheard`: what does not interrupt this."""
         while self._process.poll() is None:
-            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-                self._process.wait(self._left())
-            if not self._left():
+            with suppress(subprocess.TimeoutExpired, *unheard):
+                self._process.wait(END_SECONDS if self._told is None else self._left())
+            if self._told is not None and not self._left():
                 self._signal(signal.SIGKILL)
 
     def _left(self) -> float:

@@ -98,7 +98,7 @@ class IdleTuner:
             with self._changed:
                 self._child = None
             if code and self._stopped:
-                log.info("tuning: stopped for requests; what was measured is on record")
+                log.info("tuning: stopped for requests; the measurements are kept")
                 return None
             if code:
                 log.warning("tuning: %r could not be compiled: %s", job.name, _last_line(said))
@@ -108,7 +108,7 @@ class IdleTuner:
         try:
             self._switch(job)
         except (DovetailError, OSError) as error:
-            log.warning("tuning: %r goes on as it was: %s", job.name, error)
+            log.warning("tuning: %r keeps its schedules: %s", job.name, error)
             return
         log.info("tuning: %r is served with measured schedules now", job.name)
 

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dovetail.cli.options import AsJson, Threads, Trust
-from dovetail.cli.report import (
-    Terminated,
-    fail,
-    print_json,
-    progress_bars,
-    report_errors,
-    show_bytes,
-)
+from dovetail.cli.report import Terminated, fail, progress_bars, show_bytes, show_report
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
@@ -28,44 +21,58 @@ if TYPE_CHECKING:
     from dovetail.runtime.app import App
 
 
-@report_errors
 def index_build_command(
     corpus: Annotated[
         Path, typer.Argument(help="A file (*.jsonl, *.json, *.md, *.txt, also .gz), or a folder.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The index folder to write.")],
-    embedder: Annotated[
-        Path, typer.Option(help="A model directory of an encoder, or its artifact.")
-    ],
+    embedder: Annotated[Path, "A model directory of an encoder, or its artifact."],
     codes: Annotated[
-        str, typer.Option(help="How vectors are stored: flat, sq8 (a quarter) or pq (a 16th).")
+        str, "How vectors are stored: flat (exact), sq8 (1/4 the size) or pq (1/16)."
     ] = "flat",
     metric: Annotated[
-        str | None,
-        typer.Option(help="l2 or ip (inner product); default ip where vectors have length 1."),
+        str | None, "l2 or ip (inner product); default: ip if vectors have length 1, else l2."
     ] = None,
     clusters: Annotated[
-        int | None, typer.Option(help="Clusters, 1 = flat; default by the number of passages.")
+        int | None, "Number of clusters, 1 = exact search; default: by the number of passages."
     ] = None,
     words: Annotated[
-        int, typer.Option(min=1, help="Words of a passage of Markdown or text at most.")
+        int, typer.Option(min=1, help="Longest passage of Markdown or text, in words.")
     ] = 200,
-    seed: Annotated[int, typer.Option(help="Of the clustering.")] = 0,
+    seed: Annotated[int, "Random seed of the clustering."] = 0,
     threads: Threads = None,
     trust: Trust = False,
     json: AsJson = False,
 ) -> None:
-    """Build an index of a corpus; run again after an interruption, it goes on where it was."""
+    """Build a search index of a corpus. After an interruption, run it again: it continues."""
+    from dovetail.cli.model_cache import find_artifact
+    from dovetail.codegen.targets import host_target
+    from dovetail.compiler.corpus import read_corpus
+    from dovetail.loading import load
+    from dovetail.runtime.index.manifest import need_faiss
+
+    need_faiss()
+    from dovetail.compiler.index_build import IndexRequest, build_index_folder
+
     try:
-        report = _build(
-            corpus, output, embedder, codes, metric, clusters, words, seed, threads, trust
-        )
+        passages = read_corpus(corpus, words)
+        if not (embedder / "manifest.json").is_file():
+            _check_family(embedder)
+        artifact = find_artifact(embedder, {})
+        with progress_bars() as progress, load(artifact, threads=threads, trust=trust) as app:
+            entry = describe_encoder(app, embedder)
+            request = IndexRequest(
+                output=output,
+                codes=codes,
+                metric=metric,
+                clusters=clusters,
+                seed=seed,
+                target=host_target(),
+            )
+            report = build_index_folder(passages, app, entry, request, progress)
     except (KeyboardInterrupt, Terminated):
-        fail("interrupted; run the same command again to go on with the passages left")
-    if json:
-        print_json(report)
-    else:
-        print(describe_index(report))
+        fail("interrupted; run the same command again to continue")
+    show_report(report, describe_index, json=json)
 
 
 def describe_index(report: IndexReport) -> str:
@@ -76,44 +83,6 @@ def describe_index(report: IndexReport) -> str:
         f"{report.path}: {report.documents} passages{again}, {report.dim} values each by "
         f"{report.embedder}; {kind}, {report.codes}, {report.metric}, {show_bytes(report.bytes)}"
     )
-
-
-def _build(
-    corpus: Path,
-    output: Path,
-    embedder: Path,
-    codes: str,
-    metric: str | None,
-    clusters: int | None,
-    words: int,
-    seed: int,
-    threads: int | None,
-    trust: bool,
-) -> IndexReport:
-    from dovetail.cli.model_cache import find_artifact
-    from dovetail.codegen.targets import host_target
-    from dovetail.compiler.corpus import read_corpus
-    from dovetail.loading import load
-    from dovetail.runtime.retrieval.manifest import need_faiss
-
-    need_faiss()
-    from dovetail.compiler.index_build import IndexRequest, build_index_folder
-
-    passages = read_corpus(corpus, words)
-    if not (embedder / "manifest.json").is_file():
-        _check_family(embedder)
-    artifact = find_artifact(embedder, {})
-    with progress_bars() as progress, load(artifact, threads=threads, trust=trust) as app:
-        entry = describe_encoder(app, embedder)
-        request = IndexRequest(
-            output=output,
-            codes=codes,
-            metric=metric,
-            clusters=clusters,
-            seed=seed,
-            target=host_target(),
-        )
-        return build_index_folder(passages, app, entry, request, progress)
 
 
 def _check_family(model: Path) -> None:

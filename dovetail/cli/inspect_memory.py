@@ -1,8 +1,6 @@
 """How a GPU's memory would be divided, as `dovetail inspect --gpu` prints it (equation (2)).
 
-In: an artifact, a device or a machine class that one does not have, what workflows ask. Out: a
-`MemoryDivision`, and facts and a table of it. A device's memory and times are its own; those of a
-machine class are *assumed*, and its scans timed by an emulated clock.
+In: an artifact, a device, what workflows ask. Out: a `MemoryDivision`, and facts and a table of it.
 """
 
 from __future__ import annotations
@@ -11,12 +9,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from dovetail.cli.report import show_bytes
+from dovetail.cli.report import make_table, show_bytes
 from dovetail.ir.errors import RequestError, SpecError
 from dovetail.runtime.artifact import open_artifact
-from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.gpu_memory import (
-    Accelerator,
+from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.flows.gpu_memory import (
     GpuShare,
     MemoryDivision,
     ask_device,
@@ -24,27 +21,21 @@ from dovetail.runtime.gpu_memory import (
     divide_memory,
     name_index,
 )
-from dovetail.runtime.open_engine import EngineOptions
+from dovetail.runtime.flows.service import FlowSettings
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.sim.machines import MACHINES
 from dovetail.topology.hardware import HardwareSpec, read_hardware
 
 
 def divide_gpu(path: Path, gpu: str, share: GpuShare) -> MemoryDivision:
-    """Return how `load` would divide the memory of `gpu`: a device here, or a machine class.
+    """Return how `load` would divide the memory of the device `gpu`.
 
     Raises SpecError for an unknown name, or where it is not clear which index is meant, and what
     opening artifact, device and index raises.
     """
     hardware = read_hardware()
     artifact = open_artifact(path, hardware, kernels=False)
-    share = name_index(share, artifact)
-    if gpu in MACHINES:
-        spec = next(iter(artifact.models.values())).file.spec
-        accelerator = Accelerator.assumed(MACHINES[gpu], spec)
-    else:
-        accelerator = ask_device(artifact, _options(gpu, hardware))
-    threads = FlowSettings().search_threads
+    share, threads = name_index(share, artifact), FlowSettings().search_threads
+    accelerator = ask_device(artifact, _options(gpu, hardware))
     return divide_memory(share, accelerator, threads, kernels=False)
 
 
@@ -54,8 +45,9 @@ def _options(device: str, hardware: HardwareSpec) -> EngineOptions:
     except RequestError:
         options = EngineOptions()
     if not options.beside_cpu:
-        known = ", ".join(MACHINES)
-        raise SpecError(f"{device!r} is no device beside the CPU here, and none of {known}")
+        raise SpecError(
+            f"{device!r} is not a device of this machine beside the CPU; name one, such as cuda:0"
+        )
     return options
 
 
@@ -79,16 +71,17 @@ def describe_division(found: MemoryDivision) -> dict[str, str]:
 
 def division_table(found: MemoryDivision) -> Table:
     """Return what comes of each size of the KV cache: workflows/s that either side can do."""
-    table = Table(title="workflows/s by how memory is divided", title_justify="left")
-    table.add_column("")
-    for column in ("KV", "hot clusters", "generation", "retrieval", "both"):
-        table.add_column(column, justify="right")
-    for plan in found.tried:
-        sides = (plan.generation, plan.retrieval, plan.workflows)
-        sizes = show_bytes(plan.kv_bytes), show_bytes(plan.cluster_bytes)
-        chosen = "chosen" if plan == found.plan else ""
-        table.add_row(chosen, *sizes, *(f"{side:.4g}" for side in sides))
-    return table
+    columns = ("", ">KV", ">hot clusters", ">generation", ">retrieval", ">both")
+    rows = [
+        (
+            "chosen" if plan == found.plan else "",
+            show_bytes(plan.kv_bytes),
+            show_bytes(plan.cluster_bytes),
+            *(f"{side:.4g}" for side in (plan.generation, plan.retrieval, plan.workflows)),
+        )
+        for plan in found.tried
+    ]
+    return make_table("workflows/s by how memory is divided", columns, rows)
 
 
 def _show_cost(cost: ScanCost) -> str:

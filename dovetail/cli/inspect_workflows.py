@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from dovetail.cli.report import show_bytes
+from dovetail.cli.report import make_table, show_bytes
 from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.workflow_file import BranchEntry, EdgeEntry, Entry, WorkflowFile
 
@@ -21,15 +21,11 @@ def workflow_table(file: WorkflowFile) -> Table:
     """Return the nodes of a workflow: what they do and write, and what runs after them."""
     inputs = ", ".join(file.inputs)
     title = f"workflow {file.name} of {inputs}, each node {file.max_steps} times at most"
-    table = Table(title=title, title_justify="left")
-    for column in ("node", "kind", "what", "writes", "leads to"):
-        table.add_column(column, overflow="fold")
-    table.add_row("START", "", "", "", _show_edges(file, "START"))
+    rows = [("START", "", "", "", _show_edges(file, "START"))]
     for node in file.nodes:
         kind, what = node.__struct_config__.tag, "\n".join(_show_fields(node))
-        leads = _show_edges(file, node.name)
-        table.add_row(str(node.name), str(kind), what, node.output, leads)
-    return table
+        rows.append((str(node.name), str(kind), what, node.output, _show_edges(file, node.name)))
+    return make_table(title, ("node", "kind", "what", "writes", "leads to"), rows)
 
 
 def describe_index(manifest: IndexManifest) -> dict[str, str]:

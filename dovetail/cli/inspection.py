@@ -6,21 +6,20 @@ In: an artifact directory, of any machine. Out: an `Inspection`, and its lines o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from dovetail.cli.inspect_encoder import encoder_facts
 from dovetail.cli.inspect_memory import describe_division, division_table
-from dovetail.cli.inspect_plans import graph_table, plan_tables
-from dovetail.cli.inspect_quantisation import quantisation_table
+from dovetail.cli.inspect_plans import graph_table, plan_tables, show_cpus
 from dovetail.cli.inspect_workflows import describe_index, workflow_table
 from dovetail.cli.profile_table import profile_table
-from dovetail.cli.report import show_bytes, show_count
+from dovetail.cli.report import make_table, show_bytes, show_count
 from dovetail.ir.artifact import KernelIndex, Manifest, PhasePlan, ServicePlan
 from dovetail.ir.encoder import EncoderFile
 from dovetail.ir.graph import GraphFile
@@ -28,15 +27,15 @@ from dovetail.ir.index_file import IndexManifest
 from dovetail.ir.model import ModelFile, WeightEntry
 from dovetail.ir.plans import PlanChoice
 from dovetail.ir.profile import ProfileFile
-from dovetail.ir.quantisation import QuantisationFile
+from dovetail.ir.quantisation import QuantisationFile, QuantisedWeight
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.schedule import ScheduleFile as Schedules
 from dovetail.ir.tape import Tape
 from dovetail.ir.workflow_file import WorkflowFile
-from dovetail.runtime.artifact import Reader
-from dovetail.runtime.cost_tables import kept_profiles
-from dovetail.runtime.encoder import device_bytes
-from dovetail.runtime.gpu_memory import MemoryDivision
+from dovetail.runtime.artifact import ArtifactReader
+from dovetail.runtime.flows.gpu_memory import MemoryDivision
+from dovetail.runtime.native.encoder import device_bytes
+from dovetail.runtime.schedule.cost_tables import kept_profiles
 from dovetail.topology.values import HardwareSpec
 
 CHOICE = "plans/choice.json"
@@ -53,13 +52,18 @@ class TapeSummary(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
 
 
-class ModelInspection(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of an artifact."""
+class PartInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What every kind of model has."""
 
-    file: ModelFile
     schedules: tuple[ScheduleTable, ...]
     tapes: tuple[TapeSummary, ...]
     quantisation: QuantisationFile | None = None
+
+
+class ModelInspection(PartInspection, frozen=True, kw_only=True):
+    """One model of an artifact."""
+
+    file: ModelFile
 
 
 class DeviceRoom(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,14 +73,11 @@ class DeviceRoom(msgspec.Struct, frozen=True, kw_only=True):
     activations: int
 
 
-class EncoderInspection(msgspec.Struct, frozen=True, kw_only=True):
+class EncoderInspection(PartInspection, frozen=True, kw_only=True):
     """One text encoder of an artifact."""
 
     file: EncoderFile
     room: DeviceRoom
-    schedules: tuple[ScheduleTable, ...]
-    tapes: tuple[TapeSummary, ...]
-    quantisation: QuantisationFile | None = None
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +100,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 def inspect_artifact(path: Path) -> Inspection:
     """Read what `path` decides; ArtifactError where it is no artifact or a file is damaged."""
-    reader = Reader(path)
+    reader = ArtifactReader(path)
     listed, stored = reader.manifest.files, set(reader.manifest.workflows)
     return Inspection(
         path=str(path),
@@ -127,23 +128,20 @@ def inspect_artifact(path: Path) -> Inspection:
     )
 
 
-def _inspect_model(reader: Reader, name: str) -> ModelInspection:
+def _inspect_model(reader: ArtifactReader, name: str) -> ModelInspection:
     file = reader.json(f"models/{name}/model.json", ModelFile)
     return ModelInspection(file=file, **_inspect_files(reader, name))
 
 
-def _inspect_encoder(reader: Reader, name: str) -> EncoderInspection:
+def _inspect_encoder(reader: ArtifactReader, name: str) -> EncoderInspection:
     file = reader.json(f"models/{name}/encoder.json", EncoderFile)
-    return EncoderInspection(file=file, room=_room(reader, file), **_inspect_files(reader, name))
-
-
-def _room(reader: Reader, file: EncoderFile) -> DeviceRoom:
-    tape = reader.json(f"models/{file.name}/tapes/encode.json", Tape)
+    tape = reader.json(f"models/{name}/tapes/encode.json", Tape)
     weights, activations = device_bytes(file, tape)
-    return DeviceRoom(weights=weights, activations=activations)
+    room = DeviceRoom(weights=weights, activations=activations)
+    return EncoderInspection(file=file, room=room, **_inspect_files(reader, name))
 
 
-def _inspect_files(reader: Reader, name: str) -> dict[str, Any]:
+def _inspect_files(reader: ArtifactReader, name: str) -> dict[str, Any]:
     """Return what every kind of model has."""
     folder = PurePosixPath("models", name)
     tapes = [f for f in sorted(reader.manifest.files) if f.startswith(f"{folder}/tapes/")]
@@ -167,41 +165,46 @@ def _summarise_tape(tape: Tape) -> TapeSummary:
     )
 
 
-def print_inspection(found: Inspection, console: Console) -> None:
-    """Print the sections of an inspection as tables."""
-    console.print(_facts_table("artifact", _artifact_facts(found)))
+def describe_inspection(found: Inspection) -> Iterator[RenderableType]:
+    """Yield the sections of an inspection as tables."""
+    yield _facts_table("artifact", _artifact_facts(found))
     if found.hardware is not None:
-        console.print(_facts_table("planned for", _hardware_facts(found.hardware)))
-    console.print(_facts_table("plan", _plan_facts(found.plan)))
-    for part in plan_tables(found.choice) if found.choice else ():
-        console.print(part)
+        yield _facts_table("planned for", _hardware_facts(found.hardware))
+    yield _facts_table("plan", _plan_facts(found.plan))
+    if found.choice:
+        yield from plan_tables(found.choice)
     for name, graph in found.graphs.items():
-        console.print(graph_table(name, graph))
-    for workflow in found.workflows:
-        console.print(workflow_table(workflow))
+        yield graph_table(name, graph)
+    yield from map(workflow_table, found.workflows)
     for name, manifest in found.indexes.items():
-        console.print(_facts_table(f"index {name}", describe_index(manifest)))
+        yield _facts_table(f"index {name}", describe_index(manifest))
     for model in found.models:
-        console.print(_facts_table(f"model {model.file.name}", _model_facts(model)))
-        console.print(_weights_table(model.file.weights))
-        if model.quantisation is not None:
-            console.print(quantisation_table(model.quantisation))
-        console.print(_schedule_table(model.schedules))
+        yield from _describe_part("model", model, _model_facts(model.file))
     for encoder in found.encoders:
-        facts = encoder_facts(encoder.file) | _tape_facts(encoder.tapes)
+        facts = encoder_facts(encoder.file)
         sizes = encoder.room.weights, encoder.room.activations
-        facts["on an accelerator"] = "weights {}, activations {}".format(*map(show_bytes, sizes))
-        console.print(_facts_table(f"encoder {encoder.file.name}", facts))
-        console.print(_weights_table(encoder.file.weights))
-        if encoder.quantisation is not None:
-            console.print(quantisation_table(encoder.quantisation))
-        console.print(_schedule_table(encoder.schedules))
-    console.print(_kernel_table(found.kernels))
-    for profile in found.devices:
-        console.print(profile_table(profile))
+        room = "weights {}, activations {}".format(*map(show_bytes, sizes))
+        yield from _describe_part("encoder", encoder, facts | {"on an accelerator": room})
+    yield _kernel_table(found.kernels)
+    yield from map(profile_table, found.devices)
     if (division := found.gpu_memory) is not None:
-        console.print(_facts_table("memory of the GPU", describe_division(division)))
-        console.print(division_table(division))
+        yield _facts_table("memory of the GPU", describe_division(division))
+        yield division_table(division)
+
+
+def _describe_part(
+    kind: str, part: ModelInspection | EncoderInspection, facts: dict[str, str]
+) -> Iterator[Table]:
+    tapes = {
+        f"tape {tape.name}": f"{tape.entries} kernel calls, {tape.barriers} barriers, "
+        f"arena {show_bytes(tape.arena_bytes)}"
+        for tape in part.tapes
+    }
+    yield _facts_table(f"{kind} {part.file.name}", facts | tapes)
+    yield _weights_table(part.file.weights)
+    if part.quantisation is not None:
+        yield _quantisation_table(part.quantisation)
+    yield _schedule_table(part.schedules)
 
 
 def _facts_table(title: str, facts: dict[str, str]) -> Table:
@@ -234,7 +237,7 @@ def _hardware_facts(spec: HardwareSpec) -> dict[str, str]:
         "shape": f"{show_count(spec.sockets, 'socket')}, "
         f"{show_count(len(spec.nodes), 'NUMA node')}, "
         f"{show_count(spec.cores, 'core')}, {show_count(len(spec.pus), 'PU')}",
-        "allowed PUs": _show_ids(spec.allowed_pus),
+        "allowed PUs": show_cpus(spec.allowed_pus),
         "CPU quota": quota,
         "caches": ", ".join(caches),
         "memory": show_bytes(spec.usable_memory),
@@ -242,7 +245,7 @@ def _hardware_facts(spec: HardwareSpec) -> dict[str, str]:
 
 
 def _phase_facts(plan: PhasePlan) -> str:
-    return f"{show_count(plan.threads, 'thread')} on PUs {_show_ids(plan.cpus)}"
+    return f"{show_count(plan.threads, 'thread')} on PUs {show_cpus(plan.cpus)}"
 
 
 def _plan_facts(plan: ServicePlan) -> dict[str, str]:
@@ -256,10 +259,10 @@ def _plan_facts(plan: ServicePlan) -> dict[str, str]:
     }
 
 
-def _model_facts(model: ModelInspection) -> dict[str, str]:
-    spec, file = model.file.spec, model.file
+def _model_facts(file: ModelFile) -> dict[str, str]:
+    spec = file.spec
     rope = spec.rope
-    facts = {
+    return {
         "family": spec.family,
         "layers": f"{spec.n_layers} x (hidden {spec.hidden_size}, intermediate "
         f"{spec.intermediate_size})",
@@ -273,37 +276,45 @@ def _model_facts(model: ModelInspection) -> dict[str, str]:
         "step limits": f"{file.max_step_tokens} tokens, {file.max_step_sequences} sequences",
         "tokenizer": file.tokenizer or "none in the checkpoint: prompts are token ids",
     }
-    return facts | _tape_facts(model.tapes)
-
-
-def _tape_facts(tapes: Sequence[TapeSummary]) -> dict[str, str]:
-    return {
-        f"tape {tape.name}": f"{tape.entries} kernel calls, {tape.barriers} barriers, "
-        f"arena {show_bytes(tape.arena_bytes)}"
-        for tape in tapes
-    }
 
 
 def _weights_table(weights: Sequence[WeightEntry]) -> Table:
     sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for weight in weights:
         sizes[weight.layout, weight.dtype].append(weight.bytes)
-    table = Table(title="weights", title_justify="left")
-    for column in ("layout", "dtype", "tensors", "bytes"):
-        table.add_column(column, justify="left" if column in ("layout", "dtype") else "right")
-    for (layout, dtype), found in sorted(sizes.items()):
-        table.add_row(layout, dtype, str(len(found)), show_bytes(sum(found)))
-    total = sum(weight.bytes for weight in weights)
-    table.add_row("total", "", str(len(weights)), show_bytes(total))
-    return table
+    rows = [*sorted(sizes.items()), (("total", ""), [weight.bytes for weight in weights])]
+    return make_table(
+        "weights",
+        ("layout", "dtype", ">tensors", ">bytes"),
+        [(*names, str(len(found)), show_bytes(sum(found))) for names, found in rows],
+    )
+
+
+def _quantisation_table(file: QuantisationFile) -> Table:
+    """Return a row for the matrices of a kind and format, and one for each in a finer format."""
+    title = "quantised here, errors of weights"
+    if file.calibration is not None:
+        title += f" as {file.calibration_tokens} tokens of {file.calibration} weigh them"
+    groups: dict[tuple[str, str], list[QuantisedWeight]] = defaultdict(list)
+    for weight in file.weights:
+        groups[weight.name.rpartition(".")[2], weight.format].append(weight)
+    rows = []
+    for (kind, form), found in groups.items():
+        worst = max(found, key=lambda weight: weight.error)
+        mean = sum(weight.error for weight in found) / len(found)
+        bound = f"{file.bounds[form]:.2%}" if form in file.bounds else ""
+        shown = f"{worst.error:.2%} {worst.name}"
+        rows.append((kind, form, bound, str(len(found)), f"{mean:.2%}", shown))
+    for weight in file.kept:
+        why = f"{weight.wanted_error:.2%} in {weight.wanted}"
+        rows.append((weight.name, weight.format, why, "", f"{weight.error:.2%}", ""))
+    columns = ("matrix", "format", "bound", ">matrices", ">mean error", ">worst error")
+    return make_table(title, columns, rows)
 
 
 def _schedule_table(schedules: Sequence[ScheduleTable]) -> Table:
-    table = Table(title="schedules", title_justify="left")
-    for column in ("operator / from M", "kernel", "schedule", "source"):
-        table.add_column(column, overflow="fold")
-    for column in ("time", "GFLOP/s", "loss"):
-        table.add_column(column, justify="right")
+    columns = ("operator / from M", "kernel", "schedule", "source", ">time", ">GFLOP/s", ">loss")
+    table = make_table("schedules", columns, ())
     for schedule in schedules:
         shape = f" {schedule.n} x {schedule.k}" if schedule.k else ""
         head = f"{schedule.op}{shape} {schedule.dtype}"
@@ -336,22 +347,12 @@ def _show_figures(table: ScheduleTable, row: Row) -> tuple[str, str, str]:
 
 
 def _kernel_table(indexes: tuple[KernelIndex, ...]) -> Table:
-    table = Table(title="kernels", title_justify="left")
-    for column in ("target", "kernels", "library", "compiler", "flags"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for index in indexes:
         families = sorted({kernel.family for kernel in index.kernels})
-        shown = f"{len(index.kernels)}: {', '.join(families)}"
-        flags = " ".join(index.flags)
-        library = " and ".join(part for part in (index.library, _count_shared(index)) if part)
-        table.add_row(index.target, shown, library, index.compiler, flags)
-    return table
-
-
-def _count_shared(index: KernelIndex) -> str:
-    shared = sum(bool(kernel.shared) for kernel in index.kernels)
-    return f"{shared} shared by all models" if shared else ""
-
-
-def _show_ids(ids: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ids)) or "any (unpinned)"
+        shared = sum(bool(kernel.shared) for kernel in index.kernels)
+        what = f"{len(index.kernels)}: {', '.join(families)}"
+        beside = [f"{shared} shared by all models"] if shared else []
+        library = " and ".join(filter(None, (index.library, *beside)))
+        rows.append((index.target, what, library, index.compiler, " ".join(index.flags)))
+    return make_table("kernels", ("target", "kernels", "library", "compiler", "flags"), rows)

@@ -10,14 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from dovetail.cli.report import CHECK_FAILED, print_json, report_errors, writing
+from dovetail.cli.options import AsJson
+from dovetail.cli.report import CHECK_FAILED, show_report, writing
 from dovetail.errors import ScheduleError, SpecError, SyntaxDiagnostic
 from dovetail.ir.diagnostics import Diagnostic, Source
 from dovetail.ir.files import write_whole
@@ -32,22 +32,18 @@ MAX_TEXT_BYTES = 8 << 20
 HIGH_SUFFIX = ".dk"
 
 FileArgument = Annotated[Path, typer.Argument(help="A .dk file, or C text.")]
-TargetOption = Annotated[
-    str | None, typer.Option(help="Target (a CPU's, or cuda), default this machine's.")
-]
-PreludeOption = Annotated[
-    Path | None, typer.Option(help="C text with macros and types the file stands on.")
-]
+TargetOption = Annotated[str | None, "Target: a CPU's, or cuda; default this machine's."]
+PreludeOption = Annotated[Path | None, "C text with macros and types that the file needs."]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One diagnostic as JSON shows it."""
+    """One diagnostic as JSON shows it; line and column are 0 where it has no place."""
 
     code: str
     message: str
-    line: int
-    column: int
-    hint: str | None
+    line: int = 0
+    column: int = 0
+    hint: str | None = None
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,12 +56,11 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...]
 
 
-@report_errors
 def check_command(
     file: FileArgument,
     target: TargetOption = None,
     prelude: PreludeOption = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Parse and verify a kernel; with --target also lower it. Exit code 1 where it has faults."""
     source, macros = read_source(file), read_source(prelude) if prelude else None
@@ -76,29 +71,28 @@ def check_command(
     try:
         kernels = check_kernels(source, macros, target)
     except SyntaxDiagnostic as error:
-        shown, faults = str(error), tuple(_fault(d) for d in error.diagnostics)
+        shown, faults = str(error), tuple(map(_fault, error.diagnostics))
     except ScheduleError as error:
-        shown = str(error)
-        faults = (Fault(code="schedule", message=shown, line=0, column=0, hint=None),)
-    if json:
-        report = CheckReport(
-            file=str(file), language=language, ok=not faults, kernels=kernels, faults=faults
-        )
-        print_json(report)
-    else:
-        print(shown or f"{file}: {language}, no faults: {', '.join(kernels)}")
+        shown, faults = str(error), (Fault(code="schedule", message=str(error)),)
+    report = CheckReport(
+        file=str(file), language=language, ok=not faults, kernels=kernels, faults=faults
+    )
+    done = f"{file}: {language}, no faults: {', '.join(kernels)}"
+    show_report(report, lambda _: shown or done, json=json)
     if faults:
         raise typer.Exit(CHECK_FAILED)
 
 
-@report_errors
 def lift_command(
     file: FileArgument,
     prelude: PreludeOption = None,
     function: Annotated[
-        list[str] | None, typer.Option(help="Only these; repeatable. Default: all not called.")
+        list[str] | None,
+        "Lift only this function; repeatable. Default: all that no other one calls.",
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A .dk file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The .dk file to write.")
+    ] = None,
 ) -> None:
     """Lift C with the intrinsics of one instruction set to high IR, for every target."""
     from dovetail.ir.high.print import print_high
@@ -112,15 +106,14 @@ def lift_command(
             write_whole(output, text.encode())
 
 
-@report_errors
 def build_command(
     file: FileArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")],
     target: TargetOption = None,
     prelude: PreludeOption = None,
-    kernel: Annotated[list[str] | None, typer.Option(help="Only these; repeatable.")] = None,
+    kernel: Annotated[list[str] | None, "Build only this kernel; repeatable."] = None,
     bind: Annotated[
-        list[str] | None, typer.Option("--set", help="A tunable: NAME=VALUE; repeatable.")
+        list[str] | None, typer.Option("--set", help="Value of a tunable, NAME=VALUE; repeatable.")
     ] = None,
 ) -> None:
     """Build a library of a file's kernels: C text, shared library, index.json."""
@@ -142,7 +135,7 @@ def read_source(path: Path) -> Source:
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > MAX_TEXT_BYTES:
-        raise SpecError(f"{path} is larger than {MAX_TEXT_BYTES >> 20} MiB, which no kernel is")
+        raise SpecError(f"{path} is larger than {MAX_TEXT_BYTES >> 20} MiB; give a smaller file")
     try:
         return Source(str(path), data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -172,7 +165,7 @@ def check_kernels(source: Source, prelude: Source | None, target: str | None) ->
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Pause Python's search for circles, which a tree has none of: it grows with each new node."""
+    """Pause Python's cycle collector: trees have no cycles, and its work grows with each node."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -206,21 +199,14 @@ def read_low(source: Source, prelude: Source | None) -> low.Unit:
 
 def read_unit(source: Source, prelude: Source | None) -> high.Unit:
     """Return a file's kernels as verified high IR with what they import; C text is lifted."""
+    from dovetail.codegen.catalog import kernel_source
     from dovetail.ir.high.print import print_high
     from dovetail.ir.high.verify import load_modules
 
     if not is_high(source):
         lifted = lift_source(source, prelude)
         source = Source(f"{source.name} (lifted)", print_high(lifted))
-    return load_modules(source, bundled_module)
-
-
-def bundled_module(name: str) -> Source:
-    """Return the text of a kernel module that comes with Dovetail; KeyError if there is none."""
-    path = files("dovetail.codegen") / "kernels" / f"{name}{HIGH_SUFFIX}"
-    if not path.is_file():
-        raise KeyError(name)
-    return Source(f"{name}{HIGH_SUFFIX}", path.read_text(encoding="utf-8"))
+    return load_modules(source, kernel_source)
 
 
 def is_high(source: Source) -> bool:
@@ -285,7 +271,7 @@ def write_library(built: BuiltLibrary, output: Path) -> None:
         SpecError: `output` exists and is no directory this command wrote.
     """
     if output.exists() and not (output / "index.json").is_file():
-        raise SpecError(f"{output} exists and is no kernel library; name another directory")
+        raise SpecError(f"{output} exists and is not a kernel library; choose another directory")
     with writing(output), ExitStack() as stack:
         output.absolute().parent.mkdir(parents=True, exist_ok=True)
         folder = stack.enter_context(

@@ -44,7 +44,7 @@ def find_artifacts(
         path = Path(text)
         name = names[i] if i < len(names) else _name(path)
         if name in found:
-            raise SpecError(f"two models have the id {name!r}; give --served-model-name for each")
+            raise SpecError(f"two models have the name {name!r}; give each a --served-model-name")
         found[name] = _find_tuned(path) if _is_artifact(path) else find_artifact(path, options)
     return found
 
@@ -54,7 +54,7 @@ def _find_tuned(given: Path) -> Path:
     tuned = _tuned_copy(given)
     if not _fits(tuned):
         return given
-    tell(f"{given} is served as tuned on this machine, {tuned}")
+    tell(f"serving {tuned}, tuned on this machine, instead of {given}")
     return tuned
 
 
@@ -65,25 +65,26 @@ def find_artifact(model: Path, options: Mapping[str, object]) -> Path:
     a compile; an artifact takes none. Raises SpecError where the path is neither, DovetailError
     where the model cannot be compiled; what the compiler says goes to stderr.
     """
-    chosen = {name: value for name, value in options.items() if value is not None}
     if _is_artifact(model):
-        if chosen:
-            raise SpecError(f"{model} is compiled already: it takes no {_flag(min(chosen))}")
+        if options:
+            raise SpecError(
+                f"{model} is compiled already and takes no {_flag(min(options))}; omit this option"
+            )
         return model
     if not (model / "config.json").is_file() and not model.is_file():
         raise SpecError(
             f"{model} is neither an artifact (manifest.json), nor a model directory (config.json), "
             "nor a GGUF file"
         )
-    artifact = _folder() / f"{_name(model)}-{_key(model, chosen)}.dove"
+    artifact = _folder() / f"{_name(model)}-{_key(model, options)}.dove"
     if _fits(_tuned(artifact)):
         return _tuned(artifact)
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
             tell(f"compiling {model} into {artifact}")
-            command = _compile_command(model, artifact, chosen, ["--effort", "none"])
+            command = _compile_command(model, artifact, options, ["--effort", "none"])
             if CompileChild(command, artifact).wait():
-                raise DovetailError(f"{model} could not be compiled; the lines above tell why")
+                raise DovetailError(f"{model} could not be compiled; see the lines above")
     return artifact
 
 
@@ -107,7 +108,6 @@ def find_untuned(
     budget: seconds to measure, by default as `--effort fast`. What is on record is not measured
     again.
     """
-    chosen = {name: value for name, value in options.items() if value is not None}
     flags = ["--effort", "fast", *([] if budget is None else ["--budget", f"{budget}s"])]
     jobs = []
     for text, (name, artifact) in zip(given, artifacts.items(), strict=True):
@@ -116,7 +116,7 @@ def find_untuned(
         path = Path(text)
         of_checkpoint = not _is_artifact(path)
         output = _tuned(artifact) if of_checkpoint else _tuned_copy(path)
-        known = chosen if of_checkpoint else {}
+        known = options if of_checkpoint else {}
         command = _compile_command(path, output, known, flags, nice=IDLE)
         jobs.append(TuningJob(name, command, output))
     return jobs

@@ -1,93 +1,187 @@
-"""Options that several verbs share, so that they mean and say the same everywhere."""
+"""How verbs declare options, and those that several verbs share.
+
+In: a verb whose parameters are `Annotated[type, "help text"]`, or groups: dataclasses of such
+fields. Out: a function that typer reads, with one option for each parameter and field.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-ENGINE = "Engine"
-"""The panel of options of engines in `--help`."""
+
+def declare_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb with an option in the place of each help text and of each field of a group.
+
+    A group's `PANEL` is the panel of its options in `--help`; fields without a help text are none.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters, groups = [], {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            found = list(_options_of(kind))
+            parameters += found
+            groups[name] = kind, [option.name for option in found]
+        else:
+            parameters.append(_option(name, kind, parameter.default))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = {
+            name: kind(**{option: given.pop(option) for option in options})
+            for name, (kind, options) in groups.items()
+        }
+        command(**given, **made)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
-def engine_option(name: str, help: str) -> Any:
-    """Return an option of engines."""
-    return typer.Option(name, help=help, rich_help_panel=ENGINE)
+def _options_of(group: type) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        if hasattr(hints[field.name], "__metadata__"):
+            panel = getattr(group, "PANEL", None)
+            yield _option(field.name, hints[field.name], _default(field), panel)
 
 
-Device = Annotated[
-    str,
-    engine_option(
-        "--device", "auto (an accelerator, else the CPU), cpu, cuda, cuda:1, xpu, npu or torch:cpu."
-    ),
-]
-Offload = Annotated[
-    str,
-    engine_option(
-        "--offload", "A device's requests that the CPU keeps: auto (weighed), off or full (all)."
-    ),
-]
-Dtype = Annotated[
-    str,
-    engine_option("--dtype", "A device's activations: auto, f32, bf16 or f16."),
-]
-GpuMemoryUtilization = Annotated[
-    float,
-    engine_option("--gpu-memory-utilization", "Part of the device's free memory to use."),
-]
-MaxNumSeqs = Annotated[
-    int | None, engine_option("--max-num-seqs", "Sequences of a step at most; default by memory.")
-]
-MaxNumBatchedTokens = Annotated[
-    int | None,
-    engine_option("--max-num-batched-tokens", "Tokens of a step at most; default by memory."),
-]
-MaxModelLen = Annotated[
-    int | None,
-    engine_option("--max-model-len", "Tokens of a request at most; default the model's."),
+def _default(field: Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+def _option(name: str, kind: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
+    """Return a parameter as typer reads it; switches are on or off by one flag, --NAME."""
+    plain, *notes = get_args(kind) if hasattr(kind, "__metadata__") else (kind,)
+    if notes and isinstance(notes[0], str):
+        flags = () if default is True else ("--" + name.replace("_", "-"),)
+        kind = Annotated[plain, typer.Option(*flags, help=notes[0], rich_help_panel=panel)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+Activations = Annotated[
+    str, "Activations beside quantised weights: integer (rounded to 8 bits) or float."
 ]
 
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags:
+    """How an engine runs; the names are those of `load`."""
+
+    PANEL = "Engine"
+
+    device: Annotated[
+        str,
+        "Where to compute: auto (an accelerator if found), cpu, cuda, cuda:1, xpu, npu, torch:cpu.",
+    ] = "auto"
+    offload: Annotated[
+        str,
+        "Requests of an accelerator that the CPU computes: auto (if faster), off or full (all).",
+    ] = "auto"
+    dtype: Annotated[str, "Type of activations on an accelerator: auto, f32, bf16 or f16."] = "auto"
+    gpu_memory_utilization: Annotated[
+        float, "Fraction of the accelerator's free memory to use."
+    ] = 0.9
+    max_num_seqs: Annotated[int | None, "Maximum sequences per step; default by memory."] = None
+    max_num_batched_tokens: Annotated[int | None, "Maximum tokens per step; default by memory."] = (
+        None
+    )
+    max_model_len: Annotated[
+        int | None, "Maximum tokens of a request, prompt and answer; default the model's context."
+    ] = None
+    threads: Annotated[int | None, "CPU threads; default as planned in the artifact."] = None
+    deterministic: Annotated[
+        bool, "Compute bit-identical results for any batch and number of threads (slower)."
+    ] = False
+    activations: Activations = "integer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightFlags:
+    """How weights and KV are stored, of a model that is compiled."""
+
+    PANEL = "Compiling"
+
+    weight_dtype: Annotated[
+        str,
+        "Type of stored weights: auto (as in the checkpoint if quantised; bf16 if the CPU has bf16 "
+        "instructions or the checkpoint is bf16; else f32), f32, bf16, int8 or int4 (quantise).",
+    ] = "auto"
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TEXTFILE",
+            help="Text file like future inputs, to calibrate int8 or int4 weights with.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    kv_dtype: Annotated[str | None, "Type of stored keys and values: f32, bf16 or f16."] = None
+
+    def chosen(self) -> dict[str, object]:
+        """Return the options that are not at their defaults."""
+        found = vars(self).items()
+        return {name: value for name, value in found if value not in (None, "auto")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileFlags(WeightFlags):
+    """The same, and the context."""
+
+    max_context: Annotated[
+        int | None, "Maximum tokens of a request that is planned for; default the model's context."
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags:
+    """What schedules are searched for, and for how long; as fields of requests to the compiler."""
+
+    PANEL = "Search of schedules"
+
+    hardware: Annotated[
+        str, "Machine to compile for: auto (this one), or a description as for `dovetail topo`."
+    ] = "auto"
+    workload: Annotated[
+        Path | None, "Trace of prompt and output lengths to plan for, CSV or JSON lines."
+    ] = None
+    threads: Annotated[int | None, "CPU threads; default all cores."] = None
+    budget: Annotated[
+        str | None, "Maximum time for measurements, such as 60s, 15m, 1h; default by --effort."
+    ] = None
+    db: Annotated[Path | None, "Database of measurements; default in the build cache."] = None
+
+    def fields(self) -> dict[str, object]:
+        """Return the options by their names in a request."""
+        from dovetail.cli.report import read_duration
+
+        found = dict(vars(self))
+        budget = found.pop("budget")
+        seconds = None if budget is None else read_duration(budget)
+        return {"database": found.pop("db"), "budget": seconds, **found}
+
+
+ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory.")]
 ModelDirectory = Annotated[Path, typer.Argument(help="A Hugging Face model directory.")]
-Database = Annotated[
-    Path | None,
-    typer.Option(help="Tuning database, default the one in the build cache."),
-]
-Workload = Annotated[
-    Path | None,
-    typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines."),
-]
-Threads = Annotated[int | None, typer.Option(help="Threads, default all cores.")]
-WeightDtype = Annotated[
-    str,
-    typer.Option(
-        help="How weights are stored: auto (as quantised; bf16 where the CPU multiplies it, "
-        "or where the model has it; else f32), f32, bf16; int8 and int4 quantise."
-    ),
-]
-Calibrate = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="TEXTFILE",
-        help="With int8 or int4: a text like those to come; errors count as its activations say.",
-    ),
-]
+Threads = Annotated[int | None, "CPU threads; default all cores."]
+AsJson = Annotated[bool, "Print one JSON object."]
 Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Run the code of an artifact or index that was not made here without a word.",
+        help="Do not warn before running code of an artifact or index that was not made here.",
         envvar="DOVETAIL_TRUST",
     ),
 ]
-KvDtype = Annotated[
-    str | None, typer.Option(help="How keys and values are stored: f32, bf16 or f16.")
+Workload = Annotated[Path | None, "Trace of prompt and output lengths, CSV or JSON lines."]
+Workflows = Annotated[
+    list[str] | None,
+    "Workflow: *.py, *.json or *.yaml file, or one-shot, hyde, recomp, irg, multistep; repeatable.",
 ]
-MaxContext = Annotated[
-    int | None, typer.Option(help="Positions a request may use, default the model's.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Activations = Annotated[
-    str,
-    typer.Option(help="How they meet quantised weights: integer (rounded to 8 bits) or float."),
-]
+Indexes = Annotated[list[Path] | None, "Index folder that workflows search; repeatable."]

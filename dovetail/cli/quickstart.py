@@ -1,4 +1,4 @@
-"""`dovetail quickstart`: the whole road on the bundled tiny world.
+"""`dovetail quickstart`: corpus, index, artifact and answers of the bundled tiny world.
 
 In: nothing. Out: the corpus, its index, the artifact of both small models and two workflows, and
 five questions answered from retrieved passages beside the answers without them, with tokens/s.
@@ -14,11 +14,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import typer
 
 from dovetail.cli.compile import describe_report
 from dovetail.cli.index import describe_encoder, describe_index
-from dovetail.cli.report import print_json, progress_bars, report_errors
+from dovetail.cli.options import AsJson
+from dovetail.cli.report import progress_bars, show_report
 from dovetail.errors import ArtifactError
 from dovetail.tiny_world import ENCODER, LLAMA, SEED, corpus, prompts
 from dovetail.tiny_world.questions import (
@@ -34,7 +34,7 @@ from dovetail.tiny_world.scoring import exact_match
 if TYPE_CHECKING:
     from dovetail.runtime.app import App
     from dovetail.runtime.flows.events import NodeFinished
-    from dovetail.runtime.request import Completion
+    from dovetail.runtime.schedule.request import Completion
 
 ASKED = {SINGLE: 2, TWO_HOP: 1, COMPARISON: 1, UNANSWERABLE: 1}
 """How many questions of each kind are drawn from the dev split."""
@@ -79,16 +79,15 @@ class QuickstartReport(msgspec.Struct, frozen=True, kw_only=True):
     serve: str
 
 
-@report_errors
 def quickstart_command(
-    directory: Annotated[Path, typer.Option(help="Where the corpus and the artifact go.")] = Path(
+    directory: Annotated[Path, "Directory for the corpus and the artifact."] = Path(
         "build/quickstart"
     ),
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Index the bundled corpus, compile the bundled models, and answer questions from it."""
     from dovetail.loading import load
-    from dovetail.runtime.retrieval.manifest import need_faiss
+    from dovetail.runtime.index.manifest import need_faiss
 
     need_faiss()
     say: Say = (lambda _line: None) if json else print
@@ -97,9 +96,8 @@ def quickstart_command(
     compile_seconds = compile_app(artifact, index, say, quiet=json)
     start = time.perf_counter()
     with load(artifact) as app:
-        known = ", ".join(app.workflows)
         load_seconds = time.perf_counter() - start
-        say(f"4. loaded in {load_seconds * 1e3:.0f} ms, with the workflows {known};")
+        say(f"4. loaded in {load_seconds * 1e3:.0f} ms; workflows: {', '.join(app.workflows)};")
         say("   questions drawn from the dev split:")
         reader, asked = Reader(app), []
         for question in draw_questions(corpus.questions("dev")):
@@ -117,15 +115,16 @@ def quickstart_command(
         decode_tokens_per_second=reader.decode_rate,
         serve=f"dovetail serve {artifact}",
     )
-    if json:
-        print_json(report)
-        return
-    right = sum(one.right for one in asked)
-    print(f"\n{right} of {len(asked)} right; {report.decode_tokens_per_second:.0f} tokens/s")
-    print(
-        f"Next: dovetail inspect {artifact}; dovetail run {artifact} --workflow one-shot --input Q"
+    show_report(report, _describe, json=json)
+
+
+def _describe(report: QuickstartReport) -> str:
+    right, path = sum(one.right for one in report.asked), report.artifact
+    return (
+        f"\n{right} of {len(report.asked)} right; {report.decode_tokens_per_second:.0f} tokens/s\n"
+        f"Next: dovetail inspect {path}; dovetail run {path} --workflow one-shot --input Q\n"
+        f"Chat with model and workflows on an OpenAI-compatible port: {report.serve}"
     )
-    print(f"Chat with model and workflows on an OpenAI-compatible port: {report.serve}")
 
 
 def index_corpus(directory: Path, index: Path, say: Say, *, quiet: bool) -> tuple[int, float]:
@@ -170,7 +169,7 @@ def compile_app(artifact: Path, index: Path, say: Say, *, quiet: bool) -> float:
     checked = verify_artifact(artifact)
     if not checked.ok:
         raise ArtifactError("the artifact just written is damaged: " + "; ".join(checked.faults))
-    say(f"verified: {checked.files} files, whole, runs here")
+    say(f"verified {checked.files} files: hashes match; compatible with this machine")
     return sum(report.seconds.values())
 
 

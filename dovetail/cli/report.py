@@ -12,15 +12,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -29,12 +29,14 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from dovetail.errors import DovetailError, SpecError
 
 CHECK_FAILED, NOT_DONE = 1, 2
 
 P = ParamSpec("P")
+Report = TypeVar("Report")
 
 
 class Terminated(BaseException):
@@ -69,7 +71,7 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
             where = f"{error.filename}: " if error.filename else ""
             fail(f"{where}{error.strerror or error}")
         except MemoryError:
-            fail("out of memory; free some, or take a smaller model or context")
+            fail("out of memory; free some, or choose a smaller model or context")
 
     return run
 
@@ -89,6 +91,31 @@ def print_json(value: object) -> None:
     """Print a report as JSON; structs and dataclasses become objects."""
     data = msgspec.json.encode(value, enc_hook=_encode)
     sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
+
+
+def show_report(
+    report: Report, describe: Callable[[Report], str | Iterable[RenderableType]], *, json: bool
+) -> None:
+    """Print a report: as JSON, or the text or the tables and lines that `describe` makes of it."""
+    if json:
+        print_json(report)
+    elif isinstance(found := describe(report), str):
+        print(found)
+    else:
+        console = stdout_console()
+        for part in found:
+            console.print(part)
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table; the cells of columns that begin with `>` are numbers, on the right."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def show_bytes(count: int) -> str:
@@ -119,7 +146,7 @@ def read_duration(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < 1e9:
-        raise SpecError(f"{text!r} is no duration; write 90, 60s, 15m or 1h")
+        raise SpecError(f"{text!r} is not a duration; write 90, 60s, 15m or 1h")
     return seconds
 
 
@@ -133,6 +160,17 @@ def show_count(number: int, noun: str) -> str:
     """Return `1 process` or `2 processes`."""
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{ending}"
+
+
+def show_ids(ids: Iterable[int]) -> str:
+    """Return ids as the kernel lists them: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(ids):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def stdout_console() -> Console:

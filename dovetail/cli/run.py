@@ -9,34 +9,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from dovetail.cli.options import (
-    Activations,
-    Calibrate,
-    Device,
-    Dtype,
-    GpuMemoryUtilization,
-    KvDtype,
-    MaxContext,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    Offload,
-    Trust,
-    WeightDtype,
-)
-from dovetail.cli.report import print_json, report_errors, tell
+from dovetail.cli.options import AsJson, CompileFlags, EngineFlags, Indexes, Trust
+from dovetail.cli.report import print_json, tell
 from dovetail.errors import SpecError
 
 if TYPE_CHECKING:
-    from dovetail.cli.asking import RunResult
+    from dovetail.cli.asking import Asker, RunResult
     from dovetail.runtime.app import App
-    from dovetail.runtime.generator import Prompt
+    from dovetail.runtime.hosting.generator import Prompt
 
 RAW_TOKENS = 64
 """Tokens of a plain text's continuation, which may have no end; answers end by themselves."""
@@ -56,110 +43,67 @@ class WorkflowRun(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-@report_errors
+@dataclass(frozen=True, kw_only=True)
+class SamplingFlags:
+    """How tokens are chosen; the names are those of `App.generate`."""
+
+    PANEL = "Sampling"
+
+    temperature: Annotated[float, "Randomness; 0 always takes the most likely token."] = 0.0
+    top_p: Annotated[float, "Nucleus sampling: smallest token set with this total probability."] = (
+        1.0
+    )
+    top_k: Annotated[int, "Number of most likely tokens to sample from; 0 for all."] = 0
+    min_p: Annotated[float, "Minimum probability of a token, relative to the most likely one."] = (
+        0.0
+    )
+    seed: Annotated[int | None, "Seed of the sampling."] = None
+    stop: Annotated[list[str] | None, "Text that ends the answer; repeatable."] = None
+    n: Annotated[int, "Number of completions of each prompt."] = 1
+    ignore_eos: Annotated[bool, "Generate --max-tokens tokens even if the model ends."] = False
+
+
 def run_command(
     model: Annotated[Path, typer.Argument(help="An artifact, a model directory, or a GGUF file.")],
     prompt: Annotated[
         list[str] | None,
         typer.Option(
-            "--prompt", "-p", help="A prompt; repeatable. Default: standard input, or a talk."
+            "--prompt", "-p", help="Prompt; repeatable. Default: standard input, or a chat."
         ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told before.")] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as plain text, no chat.")
-    ] = False,
-    prompt_ids: Annotated[
-        list[str] | None, typer.Option(help="A prompt as token ids: 1,2,3; may be repeated.")
-    ] = None,
-    workflow: Annotated[
-        str | None, typer.Option(help="A workflow of the artifact, to run instead of prompts.")
-    ] = None,
+    system: Annotated[str | None, "System message: instructions for the whole chat."] = None,
+    raw: Annotated[bool, "Continue the prompt as plain text, without a chat template."] = False,
+    prompt_ids: Annotated[list[str] | None, "Prompt as token ids: 1,2,3; repeatable."] = None,
+    workflow: Annotated[str | None, "Run this workflow of the artifact instead of prompts."] = None,
     input: Annotated[
-        list[str] | None,
-        typer.Option(help="What the workflow is given; NAME=TEXT where it has several inputs."),
+        list[str] | None, "Input of the workflow; NAME=TEXT if it has several; repeatable."
     ] = None,
-    index: Annotated[
-        list[Path] | None, typer.Option(help="An index folder that it searches; repeatable.")
-    ] = None,
+    index: Indexes = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            help=f"Tokens to generate at most; default the context's, {RAW_TOKENS} of plain text."
-        ),
+        f"Maximum tokens to generate; default: all that fit, {RAW_TOKENS} for plain text.",
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus of this probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Likeliest tokens to choose from, 0 = all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Least share of the best token's chance.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; repeatable.")] = None,
-    n: Annotated[int, typer.Option(help="Completions of each prompt.")] = 1,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Run to the limit.")] = False,
-    threads: Annotated[int | None, typer.Option(help="Threads, default as planned.")] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Same bits in any batch, on any threads.")
-    ] = False,
-    activations: Activations = "integer",
-    device: Device = "auto",
-    offload: Offload = "auto",
-    dtype: Dtype = "auto",
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    weight_dtype: WeightDtype = "auto",
-    calibrate: Calibrate = None,
-    kv_dtype: KvDtype = None,
-    max_context: MaxContext = None,
-    check_weights: Annotated[
-        bool, typer.Option("--check-weights", help="Check the hashes of the weights first.")
-    ] = False,
+    *,
+    sampling: SamplingFlags,
+    engine: EngineFlags,
+    compiling: CompileFlags,
+    check_weights: Annotated[bool, "Check the hashes of the weights first."] = False,
     trust: Trust = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: AsJson = False,
 ) -> None:
-    """Ask a model: one prompt streams, several run as a batch; without any, talk on a terminal."""
+    """Ask a model: one prompt streams, several run as a batch; without any, chat on a terminal."""
     from dovetail.cli.asking import Asker
     from dovetail.cli.model_cache import find_artifact
-    from dovetail.cli.talk import show, talk
     from dovetail.loading import load
 
-    talks = not (prompt or prompt_ids or workflow or json) and n == 1 and _on_terminal()
+    talks = not (prompt or prompt_ids or workflow or json) and sampling.n == 1 and _on_terminal()
     prompts: list[Prompt] = []
     if workflow is None and not talks:
         prompts = _read_prompts(prompt or [], prompt_ids or [])
     elif prompt or prompt_ids:
-        raise SpecError("a workflow makes its own prompts; give --input, or leave --workflow")
-    compiled = {
-        "weight_dtype": None if weight_dtype == "auto" else weight_dtype,
-        "calibrate": calibrate,
-        "kv_dtype": kv_dtype,
-        "max_context": max_context,
-    }
-    options: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "seed": seed,
-        "stop": stop or [],
-        "ignore_eos": ignore_eos,
-        "n": n,
-    }
-    asked: dict[str, Any] = {
-        "threads": threads,
-        "deterministic": deterministic,
-        "activations": activations,
-        "device": device,
-        "offload": offload,
-        "dtype": dtype,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-    }
-    artifact = find_artifact(model, compiled)
-    with load(artifact, check_weights=check_weights, trust=trust, **asked) as app:
+        raise SpecError("a workflow makes its own prompts; give --input, or omit --workflow")
+    artifact = find_artifact(model, compiling.chosen())
+    with load(artifact, check_weights=check_weights, trust=trust, **vars(engine)) as app:
         if workflow is not None:
             _run_workflow(app, workflow, input or [], index or [], json=json)
             return
@@ -167,17 +111,22 @@ def run_command(
         chats = texts and _has_chats(app, raw=raw, system=system)
         if max_tokens is None:
             max_tokens = app.chat_prompts.context if chats else RAW_TOKENS
-        asker = Asker(app, chats, system, options | {"max_tokens": max_tokens})
-        if talks:
-            talk(asker)
-        elif json or len(prompts) > 1 or n != 1:
-            results = asker.ask_all(prompts)
-            if json:
-                print_json(results)
-            else:
-                _print_batch(results)
-        else:
-            show(asker.ask(prompts[0]))
+        options = {**vars(sampling), "stop": sampling.stop or [], "max_tokens": max_tokens}
+        _answer(Asker(app, chats, system, options), None if talks else prompts, json=json)
+
+
+def _answer(asker: Asker, prompts: list[Prompt] | None, *, json: bool) -> None:
+    """Print the answers to prompts; None: talk on the terminal."""
+    from dovetail.cli.talk import show, talk
+
+    if prompts is None:
+        talk(asker)
+    elif json:
+        print_json(asker.ask_all(prompts))
+    elif len(prompts) > 1 or asker.options["n"] != 1:
+        _print_batch(asker.ask_all(prompts))
+    else:
+        show(asker.ask(prompts[0]))
 
 
 def _has_chats(app: App, *, raw: bool, system: str | None) -> bool:
@@ -185,10 +134,10 @@ def _has_chats(app: App, *, raw: bool, system: str | None) -> bool:
     if not raw and app.template is not None:
         return True
     if system is not None:
-        why = "--raw leaves it out" if raw else "the model has none"
-        raise SpecError(f"--system needs the chat template, and {why}; leave --system")
+        why = "--raw does not use it" if raw else "the model has none"
+        raise SpecError(f"--system needs the chat template, but {why}; omit --system")
     if not raw:
-        tell("the model has no chat template: prompts are continued as plain text, as by --raw")
+        tell("the model has no chat template; prompts are continued as plain text, as with --raw")
     return False
 
 
@@ -218,7 +167,7 @@ def _read_inputs(names: Sequence[str], given: Sequence[str]) -> dict[str, str]:
     found = {name: text for name, _, text in pairs}
     if len(found) < len(given) or sorted(found) != sorted(names):
         wanted = ", ".join(f"--input {name}=TEXT" for name in names)
-        raise SpecError(f"the inputs are not those of the workflow: give {wanted}")
+        raise SpecError(f"the inputs do not match the workflow; give {wanted}")
     return found
 
 
@@ -233,7 +182,9 @@ def _read_prompts(texts: list[str], ids: list[str]) -> list[Prompt]:
         try:
             prompts.append([int(part) for part in text.split(",")])
         except ValueError:
-            raise SpecError(f"--prompt-ids {text!r} is no list of integers such as 1,2,3") from None
+            raise SpecError(
+                f"--prompt-ids {text!r} is not a list of integers such as 1,2,3"
+            ) from None
     if prompts:
         return prompts
     if sys.stdin is None or _on_terminal():
@@ -241,7 +192,7 @@ def _read_prompts(texts: list[str], ids: list[str]) -> list[Prompt]:
     try:
         text = sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise SpecError(f"standard input is no UTF-8 text: {error.reason}") from None
+        raise SpecError(f"standard input is not UTF-8 text: {error.reason}") from None
     if not text.strip():
         raise SpecError(NO_PROMPT)
     return [text.removesuffix("\n")]

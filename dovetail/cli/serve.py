@@ -10,32 +10,31 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml  # type: ignore[import-untyped]
 
 from dovetail import __version__
-from dovetail.cli.options import (
-    ENGINE,
-    Device,
-    Dtype,
-    GpuMemoryUtilization,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    Offload,
-)
-from dovetail.cli.report import Terminated, report_errors
+from dovetail.cli.options import EngineFlags, Indexes, WeightFlags, Workflows
+from dovetail.cli.report import Terminated
 from dovetail.errors import SpecError
+
+if TYPE_CHECKING:
+    from dovetail.cli.model_cache import TuningJob
+    from dovetail.ir.workflow import Workflow
+    from dovetail.runtime.app import App
+    from dovetail.runtime.server.models import Models
+    from dovetail.runtime.server.served_workflow import ServedWorkflow
+    from dovetail.runtime.server.settings import ServeSettings
 
 ENV = "DOVETAIL_SERVE"
 """Before the names of environment variables."""
 NOTHING = ("", "~", "null")
 """What a YAML file says for no value."""
-PANEL_MODELS, PANEL_HTTP = "Models", "HTTP"
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -49,7 +48,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     try:
         values = yaml.load(path.read_text(), yaml.BaseLoader) or {}  # makes texts and lists alone
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{path} is no YAML file: {error}") from None
+        raise typer.BadParameter(f"{path} is not a YAML file: {error}") from None
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}") from None
     if not isinstance(values, dict):
@@ -57,7 +56,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     named = {key.replace("-", "_"): value for key, value in values.items() if value not in NOTHING}
     unknown = sorted(named.keys() - (known.keys() - {"config"}))
     if unknown:
-        raise typer.BadParameter(f"{path}: serve has no flag {', '.join(unknown)}")
+        raise typer.BadParameter(f"{path}: `serve` has no option {', '.join(unknown)}")
     defaults = {name: _fit(f"{path}: {name}", known[name], value) for name, value in named.items()}
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
@@ -73,256 +72,211 @@ def _fit(place: str, parameter: Any, value: Any) -> str | list[str]:
     return texts if several else texts[0]
 
 
-def flag(name: str, help: str, panel: str = PANEL_HTTP) -> Any:
-    """Return an option; every one is an environment variable, too (`ENV`, see `app.py`)."""
-    return typer.Option(name, help=help, rich_help_panel=panel)
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """What is served, and whether its schedules are tuned meanwhile."""
+
+    PANEL = "Models"
+
+    served_model_name: Annotated[
+        list[str] | None, "Names of the models in the API, in order; repeatable."
+    ] = None
+    workflow: Workflows = None
+    index: Indexes = None
+    nprobe: Annotated[int | None, "Clusters that a search of an index scans."] = None
+    tune: Annotated[
+        str, "When to measure faster schedules: off, or idle (while there are no requests)."
+    ] = "off"
+    tune_after: Annotated[float, "Seconds without requests before tuning begins."] = 10.0
+    tune_budget: Annotated[
+        float | None, "Maximum seconds of measurements per model; default a minute."
+    ] = None
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Do not warn before running code of an artifact or index not made here.",
+            envvar=[f"{ENV}_TRUST", "DOVETAIL_TRUST"],
+            rich_help_panel=PANEL,
+        ),
+    ] = False
+
+    def check(self, timeline: Path | None) -> None:
+        """Raise SpecError for what cannot be meant."""
+        if self.tune not in ("off", "idle"):
+            raise SpecError(f"--tune must be off or idle, not {self.tune!r}")
+        if self.tune == "idle" and timeline is not None:
+            raise SpecError("--timeline and --tune idle cannot be combined; omit one of them")
 
 
-@report_errors
+@dataclass(frozen=True, kw_only=True)
+class HttpFlags:
+    """The fields of ServeSettings that have flags."""
+
+    PANEL = "HTTP"
+
+    host: Annotated[str, "Address to listen on."] = "127.0.0.1"
+    port: Annotated[int, "Port to listen on; 0 for any free one."] = 8000
+    api_key: Annotated[list[str] | None, "Key that clients must send; repeatable."] = None
+    api_key_file: Annotated[Path | None, "File with such keys, one per line."] = None
+    cors_allow_origin: Annotated[
+        list[str] | None, "Web origin that may call the server (CORS); repeatable."
+    ] = None
+    max_body_bytes: Annotated[int, "Maximum size of a request body."] = 16 << 20
+    body_seconds: Annotated[float, "Maximum time for a request body to arrive."] = 30.0
+    head_seconds: Annotated[float, "Maximum time for request headers to arrive."] = 15.0
+    ssl_keyfile: Annotated[Path | None, "Private key for TLS."] = None
+    ssl_certfile: Annotated[Path | None, "Certificate for TLS."] = None
+    ping_seconds: Annotated[
+        float, "Send a comment in a stream after this many seconds of silence."
+    ] = 15.0
+    drain_seconds: Annotated[int, "Maximum time for running requests to finish after SIGTERM."] = 30
+    metrics_prefix: Annotated[str, "Prefix of the names in /metrics."] = "dovetail"
+    timeline: Annotated[
+        Path | None, "Record requests and steps in this file, for ui.perfetto.dev."
+    ] = None
+    log_requests: Annotated[bool, "Log one line per request."] = True
+
+    def settings(self) -> ServeSettings:
+        """Return the settings of a server; SpecError for what cannot be meant."""
+        from dovetail.runtime.server.settings import ServeSettings
+
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise SpecError("TLS needs both --ssl-keyfile and --ssl-certfile")
+        given = dict(vars(self))
+        keys = (*(given.pop("api_key") or ()), *_read_keys(given.pop("api_key_file")))
+        origins = tuple(given.pop("cors_allow_origin") or ())
+        return ServeSettings(api_keys=keys, cors_origins=origins, version=__version__, **given)
+
+
 def serve_command(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Artifacts, or model directories and GGUF files, which are compiled first.",
+            help="Artifacts; or model directories and GGUF files, which are compiled first.",
             envvar=f"{ENV}_MODELS",
         ),
     ],
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A YAML file with flags as keys.",
+            help="YAML file with options as keys.",
             callback=read_config,
             is_eager=True,
         ),
     ] = None,
-    served_model_name: Annotated[
-        list[str] | None,
-        flag("--served-model-name", "Ids of the models, in order; repeatable.", PANEL_MODELS),
-    ] = None,
-    weight_dtype: Annotated[
-        str | None,
-        flag(
-            "--weight-dtype",
-            "Of models that are compiled: auto (default), f32, bf16; int8 and int4 quantise.",
-            PANEL_MODELS,
-        ),
-    ] = None,
-    calibrate: Annotated[
-        Path | None,
-        flag("--calibrate", "A text that int8 or int4 weights are calibrated with.", PANEL_MODELS),
-    ] = None,
-    kv_dtype: Annotated[
-        str | None, flag("--kv-dtype", "Of models that are compiled: f32, bf16, f16.", PANEL_MODELS)
-    ] = None,
-    workflow: Annotated[
-        list[str] | None,
-        flag(
-            "--workflow",
-            "A workflow file, or one of the five; repeatable. Artifacts have theirs.",
-            PANEL_MODELS,
-        ),
-    ] = None,
-    index: Annotated[
-        list[Path] | None,
-        flag("--index", "An index folder for workflows; repeatable.", PANEL_MODELS),
-    ] = None,
-    nprobe: Annotated[
-        int | None, flag("--nprobe", "Clusters that a search scans.", PANEL_MODELS)
-    ] = None,
-    host: Annotated[str, flag("--host", "Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, flag("--port", "Port to listen on, 0 for any.")] = 8000,
-    api_key: Annotated[
-        list[str] | None, flag("--api-key", "A key that lets requests in; repeatable.")
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, flag("--api-key-file", "A file of such keys, one in a line.")
-    ] = None,
-    cors_allow_origin: Annotated[
-        list[str] | None, flag("--cors-allow-origin", "Whose pages may call; repeatable.")
-    ] = None,
-    max_body_bytes: Annotated[int, flag("--max-body-bytes", "Longest body of a request.")] = 16
-    << 20,
-    body_seconds: Annotated[float, flag("--body-seconds", "A body must come within this.")] = 30.0,
-    head_seconds: Annotated[
-        float, flag("--head-seconds", "A request's headers must come within this.")
-    ] = 15.0,
-    ssl_keyfile: Annotated[Path | None, flag("--ssl-keyfile", "Key for TLS.")] = None,
-    ssl_certfile: Annotated[Path | None, flag("--ssl-certfile", "Certificate for TLS.")] = None,
-    ping_seconds: Annotated[
-        float, flag("--ping-seconds", "Silence in a stream before a comment.")
-    ] = 15.0,
-    drain_seconds: Annotated[
-        int, flag("--drain-seconds", "What runs may take so long to end at SIGTERM.")
-    ] = 30,
-    metrics_prefix: Annotated[
-        str, flag("--metrics-prefix", "First part of the names in /metrics.")
-    ] = "dovetail",
-    tune: Annotated[
-        str,
-        flag("--tune", "idle: measure schedules of models while nothing is asked.", PANEL_MODELS),
-    ] = "off",
-    tune_after: Annotated[
-        float, flag("--tune-after", "Seconds without requests before that.", PANEL_MODELS)
-    ] = 10.0,
-    tune_budget: Annotated[
-        float | None,
-        flag("--tune-budget", "Seconds to measure a model, default a minute.", PANEL_MODELS),
-    ] = None,
-    timeline: Annotated[
-        Path | None, flag("--timeline", "Record requests and steps here for ui.perfetto.dev.")
-    ] = None,
-    log_requests: Annotated[bool, typer.Option(help="Log a line for each request.")] = True,
-    threads: Annotated[
-        int | None, flag("--threads", "Threads, default as planned.", ENGINE)
-    ] = None,
-    kv_blocks: Annotated[int | None, flag("--kv-blocks", "KV blocks of 16 tokens.", ENGINE)] = None,
-    device: Device = "auto",
-    offload: Offload = "auto",
-    dtype: Dtype = "auto",
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    max_queue: Annotated[
-        int, flag("--max-queue", "Requests that may wait; later ones get 429.", ENGINE)
-    ] = 1024,
+    *,
+    served: ModelFlags,
+    weights: WeightFlags,
+    http: HttpFlags,
+    engine: EngineFlags,
+    kv_blocks: Annotated[int | None, "Size of the CPU's KV pool, in blocks of 16 tokens."] = None,
+    max_queue: Annotated[int, "Maximum waiting requests; more are refused with 429."] = 1024,
     embed_slo: Annotated[
-        float | None,
-        flag("--embed-slo", "Seconds a text may take to embed; else 429.", ENGINE),
+        float | None, "Maximum seconds to embed a text; refuse with 429 what would take longer."
     ] = None,
-    deterministic: Annotated[
-        bool,
-        typer.Option(
-            "--deterministic",
-            help="Same bits in any batch, on any threads.",
-        ),
-    ] = False,
-    activations: Annotated[
-        str,
-        flag(
-            "--activations",
-            "How they meet quantised weights: integer (8 bits) or float.",
-            ENGINE,
-        ),
-    ] = "integer",
-    trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust",
-            help="Run the code of artifacts and indexes that were not made here without a word.",
-            envvar=[f"{ENV}_TRUST", "DOVETAIL_TRUST"],
-            rich_help_panel=PANEL_MODELS,
-        ),
-    ] = False,
 ) -> None:
     """Serve models behind one OpenAI-compatible port."""
-    from dovetail.cli.idle_tuning import IdleTuner
-    from dovetail.cli.model_cache import TuningJob, find_artifacts, find_untuned
+    from dovetail.cli.model_cache import find_artifacts, find_untuned
     from dovetail.cli.workflow_files import read_graphs
     from dovetail.loading import load
-    from dovetail.runtime.app import App
-    from dovetail.runtime.embedding.settings import EmbeddingSettings
+    from dovetail.runtime.embed.settings import EmbeddingSettings
 
     try:
-        from dovetail.runtime.server.run import check_address, open_models, serve
-        from dovetail.runtime.server.settings import ServeSettings
-        from dovetail.runtime.server.traffic import Traffic
-        from dovetail.runtime.server.workflows import add_workflows
+        from dovetail.runtime.server.run import check_address, open_models
     except ModuleNotFoundError as error:
         raise SpecError(
             f"the server needs {error.name}; install dovetail with the extra `serve`"
         ) from None
 
-    if tune not in ("off", "idle"):
-        raise SpecError(f"--tune must be off or idle, not {tune!r}")
-    if tune == "idle" and timeline is not None:
-        raise SpecError("a timeline is of one set of schedules; give --timeline or --tune idle")
+    served.check(http.timeline)
     if max_queue < 1:
         raise SpecError("--max-queue must be at least 1")
-    if (ssl_keyfile is None) != (ssl_certfile is None):
-        raise SpecError("TLS needs both --ssl-keyfile and --ssl-certfile")
-    settings = ServeSettings(
-        host=host,
-        port=port,
-        api_keys=(*(api_key or ()), *_read_keys(api_key_file)),
-        cors_origins=tuple(cors_allow_origin or ()),
-        max_body_bytes=max_body_bytes,
-        body_seconds=body_seconds,
-        head_seconds=head_seconds,
-        ping_seconds=ping_seconds,
-        drain_seconds=drain_seconds,
-        metrics_prefix=metrics_prefix,
-        timeline=timeline,
-        version=__version__,
-        ssl_keyfile=ssl_keyfile,
-        ssl_certfile=ssl_certfile,
-        log_requests=log_requests,
-    )
+    settings = http.settings()
     check_address(settings)
     _write_log()
-    options = {
-        "weight_dtype": weight_dtype,
-        "calibrate": calibrate,
-        "kv_dtype": kv_dtype,
-        "max_context": max_model_len,
-    }
-    artifacts = find_artifacts(models, served_model_name or [], options)
-    engine: dict[str, Any] = {
-        "threads": threads,
-        "kv_blocks": kv_blocks,
-        "device": device,
-        "offload": offload,
-        "dtype": dtype,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-        "max_waiting": max_queue,
-    }
-    load_one: Callable[[Path], App] = partial(
+    options = weights.chosen()
+    if engine.max_model_len is not None:
+        options["max_context"] = engine.max_model_len
+    artifacts = find_artifacts(models, served.served_model_name or [], options)
+    load_one = partial(
         load,
-        **engine,
+        **vars(engine),
+        kv_blocks=kv_blocks,
+        max_waiting=max_queue,
         embedding=None if embed_slo is None else EmbeddingSettings(slo=embed_slo),
-        deterministic=deterministic,
-        activations=activations,
         apart=True,
-        trust=trust,
+        trust=served.trust,
     )
-    graphs = [graph for text in workflow or () for graph in read_graphs(text)]
+    graphs = [graph for text in served.workflow or () for graph in read_graphs(text)]
     opened = open_models(artifacts, load_one)
     try:
-        add_flows = partial(add_workflows, graphs=graphs, indexes=index or (), nprobe=nprobe)
-        flows, traffic = add_flows(opened), Traffic()
-
-        def switch(job: TuningJob) -> None:
-            """Serve an artifact; the one it stands in for is closed once nobody uses it."""
-            old, app = opened.find(job.name).app, load_one(job.output)
-            try:
-                found = opened.exchange(job.name, app)
-                found.find(job.name).read_texts()  # no request waits for it
-                flows.update(add_flows(found))
-            except BaseException:
-                app.close()
-                raise
-            opened.take(found)
-            traffic.turn().wait()
-            old.close()
-
-        with ExitStack() as stack:
-            if tune == "idle":
-                jobs = find_untuned(models, artifacts, options, tune_budget)
-                tuner = IdleTuner(jobs, tune_after, switch)
-                stack.callback(tuner.close)
-                traffic.watch(tuner)
-            stack.enter_context(suppress(Terminated, KeyboardInterrupt))  # sent again by uvicorn
-            ready = partial(_say_ready, [*artifacts, *flows])
-            serve(opened, settings, workflows=flows, ready=ready, traffic=traffic)
+        jobs = []
+        if served.tune == "idle":
+            jobs = find_untuned(models, artifacts, options, served.tune_budget)
+        _serve(Served(opened, graphs, load_one, served), settings, [*artifacts], jobs)
     finally:
         opened.close()
 
 
-def _say_ready(names: Sequence[str], url: str) -> None:
-    print(f"dovetail: serving {', '.join(names)} on {url}", flush=True)
+class Served:
+    """What a server has behind its names; models can be replaced while it runs."""
+
+    def __init__(
+        self,
+        models: Models,
+        graphs: Sequence[Workflow],
+        load_one: Callable[[Path], App],
+        flags: ModelFlags,
+    ) -> None:
+        """Raises as `add_workflows`."""
+        from dovetail.runtime.server.traffic import Traffic
+
+        self.models, self.flags = models, flags
+        self._graphs, self._load_one = graphs, load_one
+        self.flows, self.traffic = self._add_flows(models), Traffic()
+
+    def switch(self, job: TuningJob) -> None:
+        """Serve the artifact of `job`; close the one that it replaces once nobody uses it."""
+        old, app = self.models.find(job.name).app, self._load_one(job.output)
+        try:
+            found = self.models.exchange(job.name, app)
+            found.find(job.name).read_texts()  # no request waits for it
+            self.flows.update(self._add_flows(found))
+        except BaseException:
+            app.close()
+            raise
+        self.models.take(found)
+        self.traffic.turn().wait()
+        old.close()
+
+    def _add_flows(self, models: Models) -> dict[str, ServedWorkflow]:
+        from dovetail.runtime.server.served_workflow import add_workflows
+
+        return add_workflows(models, self._graphs, self.flags.index or (), self.flags.nprobe)
+
+
+def _serve(
+    served: Served, settings: ServeSettings, names: Sequence[str], jobs: Sequence[TuningJob]
+) -> None:
+    """Run the server until a signal; jobs: what to tune while it is idle."""
+    from dovetail.cli.idle_tuning import IdleTuner
+    from dovetail.runtime.server.run import serve
+
+    with ExitStack() as stack:
+        if served.flags.tune == "idle":
+            tuner = IdleTuner(jobs, served.flags.tune_after, served.switch)
+            stack.callback(tuner.close)
+            served.traffic.watch(tuner.busy, tuner.idle)
+        stack.enter_context(suppress(Terminated, KeyboardInterrupt))  # sent again by uvicorn
+        shown = ", ".join([*names, *served.flows])
+        serve(
+            served.models,
+            settings,
+            workflows=served.flows,
+            ready=lambda url: print(f"dovetail: serving {shown} on {url}", flush=True),
+            traffic=served.traffic,
+        )
 
 
 def _read_keys(path: Path | None) -> list[str]:
@@ -330,7 +284,7 @@ def _read_keys(path: Path | None) -> list[str]:
         return []
     keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     if not keys:
-        raise SpecError(f"{path} holds no key; write one in each line")
+        raise SpecError(f"{path} has no keys; write one per line")
     return keys
 
 

@@ -6,7 +6,6 @@ In: planned requests and a server's URL. Out: `Timing`s, and vLLM's figures over
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -18,54 +17,10 @@ import httpx
 import msgspec
 import numpy as np
 
-from dovetail.cli.serve_load import Planned
+from dovetail.cli.serve_load import Planned, Target
 from dovetail.errors import SpecError
 
-CHAT = "openai-chat"
-ENDPOINTS = dict.fromkeys(("openai", "vllm"), "/v1/completions") | {CHAT: "/v1/chat/completions"}
 METRICS = ("ttft", "tpot", "itl", "e2el", "per_token")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A server and how to ask it. max_concurrency: requests under way at most."""
-
-    base_url: str
-    model: str
-    backend: str = "openai"
-    endpoint: str | None = None
-    api_key: str | None = None
-    ignore_eos: bool = False
-    max_concurrency: int | None = None
-    timeout: float = 600.0
-
-    @property
-    def url(self) -> str:
-        """The address that requests go to."""
-        return self.base_url.rstrip("/") + (self.endpoint or ENDPOINTS[self.backend])
-
-    @property
-    def headers(self) -> dict[bytes, bytes]:
-        """The headers of requests."""
-        return _headers(self.api_key)
-
-    def body(self, planned: Planned) -> dict[str, Any]:
-        """Return the body of a request."""
-        prompt: dict[str, Any]
-        if self.backend == CHAT:
-            prompt = {"messages": [{"role": "user", "content": planned.words()}]}
-        else:
-            random = planned.text is None
-            prompt = {"prompt": planned.token_ids() if random else planned.text}
-        return {
-            **prompt,
-            "model": self.model,
-            "max_tokens": planned.output_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **({"ignore_eos": True} if self.ignore_eos else {}),
-        }
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -117,22 +72,21 @@ class Timing:
         return [b - a for a, b in pairwise(self.came)]
 
 
-def ask_model(base_url: str, model: str | None, api_key: str | None) -> tuple[str, int | None]:
-    """Return the model's id, the server's first if None, and its context where the server tells.
+def ask_model(target: Target) -> tuple[str, int | None]:
+    """Return the model's id, the server's first if None, and its context if the server tells.
 
     Raises SpecError where there is no server.
     """
-    headers = _headers(api_key)
-    url = base_url.rstrip("/") + "/v1/models"
+    url = target.root + "/v1/models"
     try:
-        reply = httpx.get(url, headers=headers, timeout=30)
+        reply = httpx.get(url, headers=target.headers, timeout=30)
         reply.raise_for_status()
         listed = reply.json()["data"]
-        found = next(one for one in listed if model in (None, one["id"]))
+        found = next(one for one in listed if target.model in (None, one["id"]))
         return found["id"], found.get("max_model_len")
     except (httpx.HTTPError, ValueError, KeyError, TypeError, StopIteration) as error:
-        if model is not None and isinstance(error, StopIteration):
-            raise SpecError(f"{base_url} does not serve {model!r}") from None
+        if target.model is not None and isinstance(error, StopIteration):
+            raise SpecError(f"{target.root} does not serve {target.model!r}") from None
         raise SpecError(f"{url} does not list models: {error}") from None
 
 
@@ -179,11 +133,6 @@ async def _post(client: httpx.AsyncClient, target: Target, body: bytes, timing: 
             timing.error = f"{reply.status_code} {_said(await reply.aread())}"
         else:
             await _read(reply, timing)
-
-
-def _headers(api_key: str | None) -> dict[bytes, bytes]:
-    """Return the header that carries a key, of any letters."""
-    return {b"authorization": b"Bearer " + os.fsencode(api_key)} if api_key else {}
 
 
 def _said(body: bytes) -> str:
@@ -246,10 +195,9 @@ def summarize(
         "total_token_throughput": (output + read) / seconds,
     }
     for name in METRICS:
-        values: list[float] = []
-        for timing in good:
-            one = getattr(timing, name)
-            values += one if isinstance(one, list) else [one]
+        values = [getattr(timing, name) for timing in good]
+        if name == "itl":
+            values = [gap for gaps in values for gap in gaps]
         found |= _spread(name, np.asarray(values or [0.0]) * 1e3, percentiles)
     return found
 

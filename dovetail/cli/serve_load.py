@@ -1,19 +1,27 @@
-"""What a load test sends, and when: datasets of lengths or prompts, and arrivals at a rate.
+"""What a load test sends, where and when: a server, datasets of prompts, arrivals at a rate.
 
-In: a dataset's name and file, a rate. Out: `Planned` requests. Lengths are tokens.
+In: the options of `dovetail bench serve`. Out: a `Target`, `Planned` requests. Lengths are tokens.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
+import typer
 
 from dovetail.errors import SpecError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CHAT = "openai-chat"
+ENDPOINTS = dict.fromkeys(("openai", "vllm"), "/v1/completions") | {CHAT: "/v1/chat/completions"}
 
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
 FIRST_ID, IDS = 10, 400
@@ -22,23 +30,79 @@ SHAREGPT = ((5.0, 1.1), (4.9, 1.0))
 """Mean and deviation of the logarithms of prompt and answer lengths, like those of ShareGPT."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadSpec:
-    """What to send. rate: requests per second, infinite for all at once, None as recorded.
+    """What to send. rate: requests per second, infinite for all at once, None as recorded."""
 
-    burstiness: of the gamma distribution between arrivals; 1 is a Poisson process. range_ratio:
-    random lengths lie so far, relatively, around the means.
-    """
+    PANEL = "Load"
 
-    dataset: str = "random"
-    path: Path | None = None
-    count: int = 100
+    dataset_name: Annotated[
+        str, "Dataset: random, sharegpt (lengths like it), azure, mooncake, burstgpt or custom."
+    ] = "random"
+    dataset_path: Annotated[Path | None, "File of the trace or custom dataset."] = None
+    num_prompts: Annotated[int, "Number of requests to send."] = 100
     rate: float | None = math.inf
-    burstiness: float = 1.0
-    input_tokens: int = 128
-    output_tokens: int = 32
-    range_ratio: float = 0.0
-    seed: int = 0
+    burstiness: Annotated[
+        float, "Shape of the arrival intervals (gamma): 1 is Poisson, less is more bursty."
+    ] = 1.0
+    random_input_len: Annotated[int, "Mean tokens of random prompts."] = 128
+    random_output_len: Annotated[int, "Mean tokens of answers."] = 32
+    random_range_ratio: Annotated[float, "Range of random lengths around the mean, 0..1."] = 0.0
+    seed: Annotated[int, "Seed of lengths, prompts and arrivals."] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A server and how to ask it; timeout: seconds for a request."""
+
+    PANEL = "Server"
+
+    base_url: Annotated[str | None, "URL of the server; default from host and port."] = None
+    host: Annotated[str, "Address of the server if there is no URL."] = "127.0.0.1"
+    port: Annotated[int, "Port of the server if there is no URL."] = 8000
+    backend: Annotated[str, "API to use: openai (same as vllm) or openai-chat."] = "openai"
+    endpoint: Annotated[str | None, "Path of requests; default by the backend."] = None
+    model: Annotated[str | None, "Name of the model; default the server's first."] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="API key.", envvar="OPENAI_API_KEY", rich_help_panel=PANEL),
+    ] = None
+    ignore_eos: Annotated[bool, "Generate all tokens even if the model ends earlier."] = False
+    max_concurrency: Annotated[int | None, "Maximum requests in progress."] = None
+    timeout: float = 600.0
+
+    @property
+    def root(self) -> str:
+        """The address that paths are added to."""
+        return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+    @property
+    def url(self) -> str:
+        """The address that requests go to."""
+        return self.root + (self.endpoint or ENDPOINTS[self.backend])
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        """The header that carries the key, of any letters."""
+        return {b"authorization": b"Bearer " + os.fsencode(self.api_key)} if self.api_key else {}
+
+    def body(self, planned: Planned) -> dict[str, Any]:
+        """Return the body of a request."""
+        prompt: dict[str, Any]
+        if self.backend == CHAT:
+            prompt = {"messages": [{"role": "user", "content": planned.words()}]}
+        else:
+            random = planned.text is None
+            prompt = {"prompt": planned.token_ids() if random else planned.text}
+        return {
+            **prompt,
+            "model": self.model,
+            "max_tokens": planned.output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +117,8 @@ class Planned:
 
     def token_ids(self) -> list[int]:
         """Return the random prompt as token ids."""
+        import numpy as np
+
         rng = np.random.default_rng(self.seed)
         found: list[int] = rng.integers(FIRST_ID, FIRST_ID + IDS, self.input_tokens).tolist()
         return found
@@ -61,6 +127,8 @@ class Planned:
         """Return the prompt as text: the given one, else a word for each token."""
         if self.text is not None:
             return self.text
+        import numpy as np
+
         chosen = np.random.default_rng(self.seed).integers(0, len(WORDS), self.input_tokens)
         return " ".join(WORDS[i] for i in chosen)
 
@@ -80,13 +148,19 @@ def plan_load(spec: LoadSpec, context: int | None) -> list[Planned]:
 
     Raises SpecError for an unknown dataset, a file that is not one, or a rate without sense.
     """
-    if spec.dataset not in DATASETS:
-        raise SpecError(f"no dataset {spec.dataset!r}; there is {', '.join(DATASETS)}")
-    if spec.count < 1 or not spec.burstiness > 0 or (spec.rate is not None and not spec.rate > 0):
-        raise SpecError("requests, rate and burstiness must be above 0")
+    if spec.dataset_name not in DATASETS:
+        raise SpecError(f"no dataset {spec.dataset_name!r}; choose one of {', '.join(DATASETS)}")
+    if (
+        spec.num_prompts < 1
+        or not spec.burstiness > 0
+        or (spec.rate is not None and not spec.rate > 0)
+    ):
+        raise SpecError("--num-prompts, --request-rate and --burstiness must be above 0")
+    import numpy as np
+
     rng = np.random.default_rng(spec.seed)
-    found = DATASETS[spec.dataset](spec, rng)
-    count = min(spec.count, len(found.inputs))
+    found = DATASETS[spec.dataset_name](spec, rng)
+    count = min(spec.num_prompts, len(found.inputs))
     times = _arrivals(spec, found.times[:count], count, rng)
     planned = []
     for i in range(count):
@@ -104,27 +178,29 @@ def _arrivals(
 ) -> list[float]:
     if spec.rate is None:
         if not recorded:
-            raise SpecError(f"{spec.dataset} has no times of arrival; give --request-rate")
+            raise SpecError(f"{spec.dataset_name} has no times of arrival; give --request-rate")
         return [at - recorded[0] for at in recorded]
     if math.isinf(spec.rate):
         return [0.0] * count
     gaps = rng.gamma(spec.burstiness, 1 / (spec.rate * spec.burstiness), count)
-    times: list[float] = np.cumsum(gaps).tolist()
+    times: list[float] = gaps.cumsum().tolist()
     return [at - times[0] for at in times]
 
 
 def _random(spec: LoadSpec, rng: np.random.Generator) -> _Lengths:
     def draw(mean: int) -> list[int]:
-        low, high = mean * (1 - spec.range_ratio), mean * (1 + spec.range_ratio)
-        drawn: list[int] = rng.integers(round(low), round(high) + 1, spec.count).tolist()
+        low, high = mean * (1 - spec.random_range_ratio), mean * (1 + spec.random_range_ratio)
+        drawn: list[int] = rng.integers(round(low), round(high) + 1, spec.num_prompts).tolist()
         return drawn
 
-    return _Lengths(draw(spec.input_tokens), draw(spec.output_tokens))
+    return _Lengths(draw(spec.random_input_len), draw(spec.random_output_len))
 
 
 def _sharegpt(spec: LoadSpec, rng: np.random.Generator) -> _Lengths:
+    import numpy as np
+
     inputs, outputs = (
-        np.ceil(rng.lognormal(mean, deviation, spec.count)).astype(int).tolist()
+        np.ceil(rng.lognormal(mean, deviation, spec.num_prompts)).astype(int).tolist()
         for mean, deviation in SHAREGPT
     )
     return _Lengths(inputs, outputs)
@@ -155,15 +231,15 @@ def _custom(spec: LoadSpec, _rng: np.random.Generator) -> _Lengths:
         ]
     except msgspec.DecodeError as error:
         raise SpecError(f"{file}: {error}; lines are objects with `prompt`") from None
-    outputs = [line.output_tokens or spec.output_tokens for line in lines]
+    outputs = [line.output_tokens or spec.random_output_len for line in lines]
     texts = [line.prompt for line in lines]
     return _Lengths([1] * len(lines), outputs, texts)
 
 
 def _file(spec: LoadSpec) -> Path:
-    if spec.path is None:
-        raise SpecError(f"the dataset {spec.dataset!r} needs --dataset-path FILE")
-    return spec.path
+    if spec.dataset_path is None:
+        raise SpecError(f"the dataset {spec.dataset_name!r} needs --dataset-path FILE")
+    return spec.dataset_path
 
 
 DATASETS: dict[str, Callable[[LoadSpec, np.random.Generator], _Lengths]] = {

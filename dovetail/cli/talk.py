@@ -14,7 +14,8 @@ from time import perf_counter
 from dovetail.cli.asking import Asker
 from dovetail.cli.report import show_count, tell
 from dovetail.errors import DovetailError
-from dovetail.runtime.chat import Delta, Message
+from dovetail.runtime.text.chat import Delta
+from dovetail.runtime.text.messages import Message
 
 HINT = "Ctrl-C stops an answer, Ctrl-D ends"
 

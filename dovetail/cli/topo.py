@@ -6,24 +6,18 @@ Out: its TopoTree, and the candidates of both phases with their scores and the w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.tree import Tree
 
-from dovetail.cli.options import WeightDtype
-from dovetail.cli.report import (
-    print_json,
-    report_errors,
-    show_bytes,
-    show_count,
-    stdout_console,
-    writing,
-)
+from dovetail.cli.options import AsJson, Workload
+from dovetail.cli.report import make_table, show_bytes, show_count, show_ids, show_report, writing
 from dovetail.ir.files import write_whole
 
 if TYPE_CHECKING:
@@ -35,61 +29,48 @@ if TYPE_CHECKING:
 CORE_KINDS = ("core", "pu")
 
 
-@report_errors
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    """What is planned for a machine."""
+
+    PANEL = "Plan"
+
+    plan: Annotated[
+        str | None, "Plan for this model: a model directory, or a name such as llama-3-8b."
+    ] = None
+    workload: Workload = None
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sequences decoded together; default 1, 2, .. 16."),
+    ] = None
+    weight_dtype: Annotated[str, "Type of weights: auto, f32, bf16, int8 or int4."] = "auto"
+    every_divisor: Annotated[bool, "Try groups of any size, not only powers of two."] = False
+
+
 def topo_command(
     hardware: Annotated[
         str,
-        typer.Option(
-            help="auto; a file (hwloc XML, output of lscpu -p or -J, hardware.json); or a line "
-            "such as 'package:2 numa:2 l3:4 core:4 pu:2'."
-        ),
+        "Machine: auto (this one); a file (hwloc XML, output of lscpu -p or -J, hardware.json); or "
+        "a line such as 'package:2 numa:2 l3:4 core:4 pu:2'.",
     ] = "auto",
-    plan: Annotated[
-        str | None,
-        typer.Option(help="Plan for this model: a model directory, or a name such as llama-3-8b."),
-    ] = None,
-    workload: Annotated[
-        Path | None, typer.Option(help="A trace of prompt and output lengths, CSV or JSON lines.")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences decoded together; default: 1, 2, .. 16.")
-    ] = None,
-    weight_dtype: WeightDtype = "auto",
-    every_divisor: Annotated[
-        bool, typer.Option("--every-divisor", help="Groups of any size, not of powers of two.")
-    ] = False,
-    svg: Annotated[
-        Path | None, typer.Option(help="Also draw the tree, with the decode plan, to this file.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    planned: PlanFlags,
+    svg: Annotated[Path | None, "Draw the tree, with the decode plan, in this file."] = None,
+    json: AsJson = False,
 ) -> None:
     """Show a machine's topology, and with --plan the best plans of a model for it."""
     from dovetail.topology.hardware import read_hardware
     from dovetail.topology.report import report_topology
 
     spec = read_hardware(hardware)
-    planned = None
-    if plan is not None:
-        planned = _plan(hardware, spec, plan, workload, batch, weight_dtype, every_divisor)
-    report = report_topology(spec, planned)
-    if json:
-        print_json(report)
-    else:
-        print_topology(report, stdout_console())
+    report = report_topology(spec, _plan(hardware, spec, planned) if planned.plan else None)
+    show_report(report, describe_topology, json=json)
     if svg is not None:
         with writing(svg):
             write_whole(svg, _draw(report).encode())
 
 
-def _plan(
-    source: str,
-    spec: HardwareSpec,
-    model: str,
-    workload: Path | None,
-    batch: int | None,
-    weight_dtype: str,
-    every_divisor: bool,
-) -> PlanReport:
+def _plan(source: str, spec: HardwareSpec, asked: PlanFlags) -> PlanReport:
     from dovetail.compiler.calibrate import figures_of
     from dovetail.compiler.request import MAX_STEP_SEQUENCES, choose_targets
     from dovetail.compiler.service import sample_trace, within_quota
@@ -97,9 +78,10 @@ def _plan(
     from dovetail.topology.plan import PlanBudget, plan_topology
     from dovetail.topology.report import report_plan
 
-    trace = sample_trace(read_workload(workload), MAX_STEP_SEQUENCES, batch)
+    trace = sample_trace(read_workload(asked.workload), MAX_STEP_SEQUENCES, asked.batch)
     (target,) = choose_targets((), spec)
-    dimensions = _read_model(model, weight_dtype, target)
+    model = str(asked.plan)
+    dimensions = _read_model(model, asked.weight_dtype, target)
     figures = figures_of(source, spec, dimensions, target, trace, measured=False)
     usable, notes = within_quota(spec)
     found = plan_topology(
@@ -107,7 +89,7 @@ def _plan(
         dimensions,
         trace,
         parameters=figures,
-        budget=PlanBudget(every_divisor=every_divisor),
+        budget=PlanBudget(every_divisor=asked.every_divisor),
     )
     return report_plan(found, model, notes)
 
@@ -132,14 +114,13 @@ def _read_model(name: str, weight_dtype: str, target: Target) -> ModelSpec:
     return preset_model(name, weight_dtype=resolve_weight_dtype(weight_dtype, "bf16", target))
 
 
-def print_topology(report: TopologyReport, console: Console) -> None:
-    """Print a report as a tree and tables."""
-    console.print(_machine_tree(report))
+def describe_topology(report: TopologyReport) -> Iterator[RenderableType]:
+    """Yield a report as a tree and tables."""
+    yield _machine_tree(report)
     notes = report.notes if report.plan is None else report.plan.notes
-    for note in notes:
-        console.print(f"note: {note}")
+    yield from (f"note: {note}" for note in notes)
     if report.plan is not None:
-        _print_plan(report.plan, console)
+        yield from _describe_plan(report.plan)
 
 
 def _machine_tree(machine: TopologyReport) -> Tree:
@@ -192,63 +173,44 @@ def _show_processes(plan: CandidateReport) -> str:
     return f"{show_count(plan.processes, 'process')} of {show_count(plan.threads, 'thread')}"
 
 
-def show_batches(batches: Iterable[int]) -> str:
-    """Return how many sequences decode together: `1, 2, 4`."""
-    return ", ".join(map(str, batches))
-
-
-def show_ids(ids: Iterable[int]) -> str:
-    """Return ids as the kernel lists them: `0-3,8`."""
-    runs: list[list[int]] = []
-    for number in sorted(ids):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def _print_plan(plan: PlanReport, console: Console) -> None:
-    console.print(
-        f"\nplan for {plan.model}, batch {show_batches(plan.batches)}, trace {plan.trace}"
-    )
-    console.print(f"{plan.evaluation}; every figure and its source are in --json")
-    console.print(_candidate_table("prefill", plan.prefill_candidates, plan.prefill))
-    console.print(_candidate_table("decode", plan.decode_candidates, plan.decode))
+def _describe_plan(plan: PlanReport) -> Iterator[RenderableType]:
+    batches = ", ".join(map(str, plan.batches))
+    yield f"\nplan for {plan.model}, batch {batches}, trace {plan.trace}"
+    yield f"{plan.evaluation}; every figure and its source are in --json"
+    yield _candidate_table("prefill", plan.prefill_candidates, plan.prefill)
+    yield _candidate_table("decode", plan.decode_candidates, plan.decode)
     for phase, winner in (("prefill", plan.prefill), ("decode", plan.decode)):
-        console.print(f"{phase}: {_show_processes(winner)}")
+        yield f"{phase}: {_show_processes(winner)}"
         for rank, process in enumerate(winner.ranks):
             nodes = show_ids(process.memory_nodes)
-            console.print(f"  rank {rank}: PUs {show_ids(process.pus)}, memory node {nodes}")
-    score = plan.score
-    console.print(
+            yield f"  rank {rank}: PUs {show_ids(process.pus)}, memory node {nodes}"
+    score, search = plan.score, plan.search
+    yield (
         f"{plan.seconds_per_request:.3f} s per request: prefill {score.prefill:.3f}, decode "
         f"{score.decode:.3f}, switch {score.switch:.3f}"
     )
-    search = plan.search
-    console.print(
+    yield (
         f"looked at {search.group_trees} of {search.group_trees_total} group patterns, "
         f"{search.trees_scored} trees, {search.configurations} configurations"
     )
-    for text in search.cut:
-        console.print(f"cut: {text}")
+    yield from (f"cut: {text}" for text in search.cut)
 
 
 def _candidate_table(
     phase: str, candidates: Sequence[CandidateReport], winner: CandidateReport
 ) -> Table:
-    table = Table(title=f"{phase} candidates", title_justify="left")
-    for column in ("", "processes", "threads each", "tree", "memory nodes", "s per request"):
-        numeric = column in ("processes", "threads each", "s per request")
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    rows = []
     for item in candidates if winner in candidates else (*candidates, winner):
         nodes = [show_ids(process.memory_nodes) for process in item.ranks]
-        table.add_row(
-            "chosen" if item == winner else "",
-            str(item.processes),
-            str(item.threads),
-            item.tree,
-            " ".join(dict.fromkeys(nodes)),
-            f"{item.seconds:.4f}",
+        rows.append(
+            (
+                "chosen" if item == winner else "",
+                str(item.processes),
+                str(item.threads),
+                item.tree,
+                " ".join(dict.fromkeys(nodes)),
+                f"{item.seconds:.4f}",
+            )
         )
-    return table
+    columns = ("", ">processes", ">threads each", "tree", "memory nodes", ">s per request")
+    return make_table(f"{phase} candidates", columns, rows)

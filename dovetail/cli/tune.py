@@ -6,110 +6,59 @@ a line of live progress, and a report of the best schedules. A stopped job is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dovetail.cli.options import (
-    AsJson,
-    Calibrate,
-    Database,
-    KvDtype,
-    MaxContext,
-    ModelDirectory,
-    Threads,
-    WeightDtype,
-    Workload,
-)
-from dovetail.cli.report import (
-    Terminated,
-    fail,
-    print_json,
-    read_duration,
-    report_errors,
-    show_count,
-    show_seconds,
-)
+from dovetail.cli.options import AsJson, CompileFlags, ModelDirectory, SearchFlags
+from dovetail.cli.report import Terminated, fail, show_count, show_report, show_seconds
 
 if TYPE_CHECKING:
     from dovetail.compiler.jobs import TuneProgress
     from dovetail.compiler.tune import TuneReport
 
 
-@report_errors
 def tune_command(
     model: ModelDirectory,
-    db: Database = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a job that was interrupted.")
-    ] = False,
-    missing: Annotated[
-        bool, typer.Option("--missing", help="Run only trials that are not on record at all.")
-    ] = False,
-    effort: Annotated[str, typer.Option(help="fast: a minute; full: a quarter of an hour.")] = (
-        "fast"
-    ),
-    budget: Annotated[
-        str | None, typer.Option(help="Time to spend: 60s, 15m, 1h. Default as the effort.")
-    ] = None,
+    resume: Annotated[bool, "Continue a job that was interrupted."] = False,
+    missing: Annotated[bool, "Run only trials that the database does not have."] = False,
+    effort: Annotated[
+        str, "Time for the search: fast (a minute) or full (a quarter of an hour)."
+    ] = "fast",
     workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that measure at once, each on cores of its own; default 1."),
+        int | None, "Processes that measure at the same time, on separate cores; default 1."
     ] = None,
-    ray: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster whose nodes measure instead.")
-    ] = None,
-    hardware: Annotated[
-        str, typer.Option(help="auto, or the hardware.json of the machines in the Ray cluster.")
-    ] = "auto",
-    workload: Workload = None,
-    target: Annotated[
-        str | None, typer.Option(help="Instruction set, default the machine's best.")
-    ] = None,
-    threads: Threads = None,
-    max_context: MaxContext = None,
-    weight_dtype: WeightDtype = "auto",
-    calibrate: Calibrate = None,
-    kv_dtype: KvDtype = None,
+    ray: Annotated[str | None, "Address of a Ray cluster whose nodes measure instead."] = None,
+    target: Annotated[str | None, "Instruction set; default the machine's best."] = None,
+    *,
+    search: SearchFlags,
+    compiling: CompileFlags,
     json: AsJson = False,
 ) -> None:
-    """Search the schedules of a model's kernels; `compile` then finds them on record."""
+    """Search fast schedules for a model's kernels, for later `compile`s to use."""
     from dovetail.compiler.tune import tune_model
 
-    stopped: str | None = None
-    with _live_progress() as (show, latest):
-        try:
-            report = tune_model(
-                model,
-                progress=show,
-                database=db,
-                resume=resume,
-                missing=missing,
-                effort=effort,
-                budget=None if budget is None else read_duration(budget),
-                workers=workers,
-                ray=ray,
-                hardware=hardware,
-                workload=workload,
-                target=target,
-                threads=threads,
-                max_context=max_context,
-                weight_dtype=weight_dtype,
-                calibrate=calibrate,
-                kv_dtype=kv_dtype,
-            )
-        except (KeyboardInterrupt, Terminated):
-            stopped = describe_stop(latest(), again=resume or missing)
-    if stopped:
-        fail(stopped)
-    if json:
-        print_json(report)
-    else:
-        print(describe_report(report))
+    live = LiveProgress()
+    try:
+        report = tune_model(
+            model,
+            progress=live.show,
+            resume=resume,
+            missing=missing,
+            effort=effort,
+            workers=workers,
+            ray=ray,
+            target=target,
+            **search.fields(),
+            **vars(compiling),
+        )
+    except (KeyboardInterrupt, Terminated):
+        live.stop()
+        fail(describe_stop(live.latest, again=resume or missing))
+    finally:
+        live.stop()
+    show_report(report, describe_report, json=json)
 
 
 def describe_progress(at: TuneProgress) -> str:
@@ -128,7 +77,7 @@ def describe_report(report: TuneReport) -> str:
     failed = "".join(f", {n} {status}" for status, n in at.failed.items())
     lines = [
         f"{report.database}: {report.trials} trials for {report.target}, "
-        f"{report.trials - report.measured} of them on record{failed}; "
+        f"{report.trials - report.measured} of them from the database{failed}; "
         f"{show_count(report.workers, 'worker')}, {report.seconds:.1f} s",
         f"{len(report.points)} shapes, {at.gain:.2f}x as fast as by the default schedules "
         f"(bounds {at.gain_low:.2f} to {at.gain_high:.2f}), "
@@ -143,32 +92,26 @@ def describe_stop(at: TuneProgress | None, *, again: bool) -> str:
     if at is None:
         return "stopped before the first trial; nothing was recorded"
     command = "the same command" if again else "the same command with --resume"
-    return f"stopped after {at.trials} trials, which are all on record; {command} goes on"
+    return f"stopped after {at.trials} trials, which are all kept; {command} continues"
 
 
-@contextmanager
-def _live_progress() -> Iterator[
-    tuple[Callable[[TuneProgress], None], Callable[[], TuneProgress | None]]
-]:
-    """Yield a callback that draws a job's progress on stderr, and one that returns the last."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("tune"),
-        BarColumn(20),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
-    bars = Progress(*columns, console=console)
-    task = bars.add_task("tune", total=None, now="")
-    seen: list[TuneProgress] = []
+class LiveProgress:
+    """A job's progress on stderr, from its first trial on."""
 
-    def show(at: TuneProgress) -> None:
-        seen[:] = [at]
-        bars.start()
-        bars.update(task, completed=at.done, total=at.items, now=describe_progress(at))
+    def __init__(self) -> None:
+        self.latest: TuneProgress | None = None
+        columns = (TextColumn("tune"), BarColumn(20), TimeElapsedColumn())
+        now = TextColumn("{task.fields[now]}")
+        self._bars = Progress(*columns, now, console=Console(stderr=True))
+        self._task = self._bars.add_task("tune", total=None, now="")
 
-    try:
-        yield show, lambda: seen[-1] if seen else None
-    finally:
-        if seen:
-            bars.stop()
+    def show(self, at: TuneProgress) -> None:
+        """Draw how far the job is."""
+        self.latest = at
+        self._bars.start()
+        self._bars.update(self._task, completed=at.done, total=at.items, now=describe_progress(at))
+
+    def stop(self) -> None:
+        """Draw no more; again is nothing."""
+        if self._bars.live.is_started:
+            self._bars.stop()

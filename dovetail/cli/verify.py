@@ -1,25 +1,27 @@
-"""`dovetail verify`: is an artifact whole, within its limits, and does it run on this machine?
+"""`dovetail verify`: is an artifact undamaged, within its limits, and does it run on this machine?
 
 In: an artifact directory. Out: a report; exit code 1 where it has faults.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from dovetail.cli.report import CHECK_FAILED, print_json, report_errors, show_bytes, show_count
+from dovetail.cli.options import ArtifactDirectory, AsJson
+from dovetail.cli.report import CHECK_FAILED, show_bytes, show_count, show_report
 from dovetail.errors import ArtifactError
 
+if TYPE_CHECKING:
+    from dovetail.runtime.verify import VerifyReport
 
-@report_errors
+
 def verify_command(
-    artifact: Annotated[Path, typer.Argument(help="An artifact directory.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    artifact: ArtifactDirectory,
+    json: AsJson = False,
 ) -> None:
-    """Check an artifact: hashes of every file and weight chunk, limits, fit to this machine."""
+    """Check an artifact: hashes of all files and weights, limits, and whether it runs here."""
     from dovetail.runtime.verify import verify_artifact
 
     if not artifact.is_dir():
@@ -28,13 +30,15 @@ def verify_command(
             f"run `dovetail compile MODEL -o {artifact}` to make one"
         )
     report = verify_artifact(artifact)
-    if json:
-        print_json(report)
-    else:
-        for fault in report.faults:
-            print(f"FAULT {fault}")
-        size = f"{report.files} files, {show_bytes(report.bytes)}"
-        verdict = "whole, and runs here" if report.ok else show_count(len(report.faults), "fault")
-        print(f"{artifact}: {size}: {verdict}")
+    show_report(report, _describe, json=json)
     if not report.ok:
         raise typer.Exit(CHECK_FAILED)
+
+
+def _describe(report: VerifyReport) -> str:
+    count = show_count(len(report.faults), "fault")
+    verdict = "OK: hashes match; compatible with this machine" if report.ok else count
+    size = f"{report.files} files, {show_bytes(report.bytes)}"
+    return "\n".join(
+        (*(f"FAULT {fault}" for fault in report.faults), f"{report.path}: {size}: {verdict}")
+    )

@@ -25,7 +25,9 @@ def find_workflow(text: str) -> RAGraph | Path:
     if text in BUNDLED:
         return BUNDLED[text](max_tokens=ANSWER_TOKENS)
     if not Path(text).is_file():
-        raise SpecError(f"{text!r} is no file, and no workflow: there is {', '.join(BUNDLED)}")
+        raise SpecError(
+            f"{text!r} is neither a file nor a workflow; choose one of {', '.join(BUNDLED)}"
+        )
     return Path(text)
 
 
@@ -39,6 +41,6 @@ def read_graphs(text: str) -> list[Workflow]:
         return [found.workflow()]
     if found.suffix != ".py":
         return [read_workflow(found.read_bytes()).workflow()]
-    from dovetail.runtime.stored_workflows import run_file
+    from dovetail.runtime.flows.stored_workflows import run_file
 
     return list(run_file(found.read_bytes(), str(found)).values())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.runtime.plan import Batch, Move, StepPlan
+from dovetail.runtime.schedule.plan import Batch, Move, StepPlan
 
 TRACE = "input_tokens,output_tokens\n" + "330,20\n" * 40
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(

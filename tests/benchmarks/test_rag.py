@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("faiss")
 
+from dovetail.runtime.flows.control import messages as m
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.sim.scripted import ScriptedEngine
-from dovetail.runtime.sim.workflows import Machine, Simulation
-from dovetail.runtime.wavefront import messages as m
+from dovetail.runtime.sim.workflows import WorkflowMachine, WorkflowSimulation
 
 MODULES = ("rag", "rag_cells", "rag_costs", "rag_planes", "rag_script")
 MODULES += ("rag_wall", "rag_world")
@@ -45,7 +45,7 @@ def stage(bench: Any) -> Any:
 
 
 def make_stage(bench: Any, script: Any, index: Any, **fields: Any) -> Any:
-    machine = Machine(scan=ScanCost(1e-4, 1e-6, 4), device=ScanCost(1e-5, 1e-7))
+    machine = WorkflowMachine(scan=ScanCost(1e-4, 1e-6, 4), device=ScanCost(1e-5, 1e-7))
     made = {"seconds": 0.1, "long": 0.1, "backlog": 200, **fields}
     return bench.rag_cells.Stage(script, index, machine, lambda model: Quick(), **made)
 
@@ -106,22 +106,24 @@ def orders(bench: Any, stage: Any, plane: Any, *names: str) -> list[m.Order]:
         )
     engine = ScriptedEngine(cost, stage.script.tokens, bench.rag_script.count_tokens)
     arrivals = bench.rag_world.begin_runs(stage.arrivals(wanted, 1.0)[:10])
-    made = Simulation(plane, scene, stage.machine, engine)
+    made = WorkflowSimulation(plane, scene, stage.machine, engine)
     made.run(arrivals, lambda now, given: found.extend(given))
     return found
 
 
-def scans(found: list[m.Order]) -> list[m.Scan]:
-    return [order for order in found if isinstance(order, m.Scan)]
+def scans(found: list[m.Order]) -> list[m.ScanClusters]:
+    return [order for order in found if isinstance(order, m.ScanClusters)]
 
 
 def test_the_sequential_baseline_does_one_stage_at_a_time(bench: Any, stage: Any) -> None:
     found = orders(bench, stage, "sequential", "irg")
-    kinds = [type(order).__name__ for order in found if isinstance(order, m.Scan | m.Generate)]
+    kinds = [
+        type(order).__name__ for order in found if isinstance(order, m.ScanClusters | m.Generate)
+    ]
     first, rest = kinds[:2], kinds[2:]  # the request that came first is a batch of its own
-    assert first == ["Scan", "Generate"]
-    assert rest[:4] == ["Scan", "Generate"] * 2
-    batch = ["Scan", *["Generate"] * 9] * 3
+    assert first == ["ScanClusters", "Generate"]
+    assert rest[:4] == ["ScanClusters", "Generate"] * 2
+    batch = ["ScanClusters", *["Generate"] * 9] * 3
     assert rest[4:] == batch
     assert [len(scan.parts) for scan in scans(found)] == [1, 1, 1, 9, 9, 9]
 

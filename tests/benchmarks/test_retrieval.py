@@ -10,7 +10,7 @@ import pytest
 
 faiss = pytest.importorskip("faiss")
 
-from dovetail.runtime.retrieval.ivf import FaissScanner  # noqa: E402
+from dovetail.runtime.index.ivf import FaissScanner  # noqa: E402
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.ir.workflow import Embedding, Generation, Retrieval
-from dovetail.runtime.services import Document
+from dovetail.runtime.index.documents import Document
 
 
 class Echo:

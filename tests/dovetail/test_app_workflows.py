@@ -19,10 +19,11 @@ from dovetail.ir.index_file import Passage
 from dovetail.ir.workflow import Embedding, Generation, Retrieval
 from dovetail.runtime.app import App
 from dovetail.runtime.flows.events import NodeText
+from dovetail.runtime.flows.services import perform
+from dovetail.runtime.flows.workflow_run import run_in_order
+from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.services import Document, perform
-from dovetail.runtime.workflow_run import run_in_order
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP, Question
 

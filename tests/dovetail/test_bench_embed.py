@@ -25,16 +25,29 @@ def test_published_pairs_are_reproduced() -> None:
     assert "Tesla V100" in table.out and "Atlas" not in table.out
 
 
-def test_an_artifact_is_measured_beside_an_emulated_accelerator(tmp_path: Path) -> None:
+def test_an_artifact_is_measured_beside_torch(tmp_path: Path) -> None:
     path = tmp_path / "tiny.dove"
     compile_model(ENCODER, output=path, effort="none", threads=1, weight_dtype="f32")
-    options = ("--slo", "0.05s", "--length", 16, "--repeats", 1, "--threads", 1)
+    options = (
+        "--slo",
+        "0.05s",
+        "--length",
+        16,
+        "--repeats",
+        1,
+        "--threads",
+        1,
+        "--device",
+        "torch:cpu",
+    )
     result = dovetail("bench", "embed", path, *options, "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
     (row,) = report["results"]
     assert row["together"].keys() == row["alone"].keys() == {"npu", "cpu"}
-    assert "emulated" in report["accelerator"]
+    alone = row["alone"]["npu"]
+    assert row["gain"] == pytest.approx((sum(row["together"].values()) - alone) / max(alone, 1))
+    assert report["accelerator"].startswith("torch:cpu: ")
     assert_one_sentence(dovetail("bench", "embed", path, "--length", 100_000))
 
 

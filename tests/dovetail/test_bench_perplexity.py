@@ -74,7 +74,7 @@ def test_second_halves_of_windows_equal_transformers(artifact: Path, text: Path)
     assert report["result"]["scored_tokens"] == 2 * 255 and report["tokens_per_second"] > 0
     shown = dovetail("bench", "perplexity", artifact, text, "--context", 101, "--threads", 1)
     assert shown.code == 0, shown.err
-    assert f"the second halves of {len(tokens) // 101} windows of 101" in shown.out
+    assert f"the second halves of {len(tokens) // 101} consecutive windows of 101" in shown.out
 
 
 def test_a_begin_token_takes_the_first_place(text: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.runtime.timeline import check_timeline
 from tests.dovetail.commands import assert_one_sentence, dovetail
+from tests.timelines import check_timeline
 
 OSC = "input_tokens,output_tokens\n" + "300,12\n350,9\n" * 15
 

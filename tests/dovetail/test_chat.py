@@ -12,7 +12,7 @@ import pytest
 import dovetail
 from dovetail.errors import RequestError
 from dovetail.runtime.app import App
-from dovetail.runtime.chat import ChatCompletion
+from dovetail.runtime.text.chat import ChatCompletion
 from tests.dovetail.commands import compile_with
 
 PROMPT = (

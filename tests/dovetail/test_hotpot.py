@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Embedding, Generation, Retrieval
-from dovetail.runtime.services import Document, perform
-from dovetail.runtime.workflow_run import run_in_order
+from dovetail.runtime.flows.services import perform
+from dovetail.runtime.flows.workflow_run import run_in_order
+from dovetail.runtime.index.documents import Document
 from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
 
 pytestmark = pytest.mark.long

@@ -21,8 +21,8 @@ from dovetail.import_haystack import (  # noqa: E402
 )
 from dovetail.ir.errors import WorkflowError  # noqa: E402
 from dovetail.ir.ragraph import RAGraph  # noqa: E402
-from dovetail.runtime.services import perform  # noqa: E402
-from dovetail.runtime.workflow_run import run_in_order  # noqa: E402
+from dovetail.runtime.flows.services import perform  # noqa: E402
+from dovetail.runtime.flows.workflow_run import run_in_order  # noqa: E402
 from tests.dovetail.echo import Echo  # noqa: E402
 
 ECHO = Echo()

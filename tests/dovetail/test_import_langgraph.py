@@ -12,8 +12,8 @@ from dovetail import bound
 from dovetail.import_langgraph import from_langgraph
 from dovetail.ir.errors import WorkflowError
 from dovetail.ir.ragraph import RAGraph
-from dovetail.runtime.services import perform
-from dovetail.runtime.workflow_run import run_in_order
+from dovetail.runtime.flows.services import perform
+from dovetail.runtime.flows.workflow_run import run_in_order
 from tests.dovetail.echo import Echo
 
 graphs = pytest.importorskip("langgraph.graph")
@@ -119,10 +119,10 @@ def test_settings_of_nodes_come_along() -> None:
     embed = bound.embedding(text="input", output="query", model="e", services=ECHO)
     assert list(embed({"input": "abc"})["query"]) == [3, 3]  # type: ignore[call-overload]
     made = RAGraph()
-    bound.add_node(made, "e", embed.node)
-    made.add_edge(dovetail.START, "e")
-    made.add_edge("e", dovetail.END)
-    assert made.workflow().nodes["e"].model == "e"  # type: ignore[union-attr]
+    made.add_node(embed.node)
+    made.add_edge(dovetail.START, "query")
+    made.add_edge("query", dovetail.END)
+    assert made.workflow().nodes["query"].model == "e"  # type: ignore[union-attr]
 
 
 def plain() -> Any:
@@ -191,7 +191,7 @@ def stopped() -> Any:
         (twice_written, "node 'again' writes 'answer', which node 'say' writes too"),
         (endless, "'find'|'say'"),
         (stopped, "interrupt_before_nodes"),
-        (one_shot, "StateGraph is no compiled graph"),
+        (one_shot, "StateGraph is not a compiled graph"),
     ],
 )
 def test_what_cannot_be_imported_is_named(build: Any, told: str) -> None:
@@ -206,7 +206,9 @@ def test_a_choice_that_sends_work_of_its_own_is_named() -> None:
     builder.add_node("say", bound.generation(prompt="{input}", services=ECHO))
     builder.add_conditional_edges(START, lambda state: [Send("say", state)])
     builder.add_edge("say", END)
-    with pytest.raises(WorkflowError, match=r"choice after node START failed: .*Send is no name"):
+    with pytest.raises(
+        WorkflowError, match=r"choice after node START failed: .*Send is not the name"
+    ):
         run(from_langgraph(builder.compile()), "?")
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("faiss")
 from dovetail.cli.model_cache import find_artifact
 from dovetail.compiler import index_build
 from dovetail.runtime.app import load
-from dovetail.runtime.retrieval.folder import open_index
+from dovetail.runtime.retrieval.folder import check_rest, open_index
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
@@ -47,7 +47,8 @@ def test_a_model_directory_embeds_a_corpus(
     assert (report["documents"], report["resumed"], report["clusters"]) == (60, 60, 1)
     result = dovetail("index", "build", written, "-o", output, *arguments, "--clusters", 4)
     assert result.code == 0 and "60 passages, 128 values" in result.out, result.err
-    opened = open_index(output, check=True)
+    check_rest(output)
+    opened = open_index(output)
     with load(compiled, threads=1) as app:
         rows = app.embed(texts[:5])
     assert [opened.find(row, 1, 4)[0].text for row in rows] == texts[:5]
@@ -77,7 +78,7 @@ def test_what_is_no_supported_encoder_is_refused_before_it_is_compiled(
     for model, family in ((LLAMA, "LlamaForCausalLM"), (unknown, "MPNetModel")):
         result = dovetail("index", "build", written, "-o", output, "--embedder", model)
         assert_one_sentence(result)
-        assert f"architecture {family} is no supported encoder" in result.err
+        assert f"architecture {family} is not a supported encoder" in result.err
     assert not output.exists()
 
 

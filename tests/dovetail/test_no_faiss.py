@@ -23,5 +23,5 @@ def test_the_extra_is_named_before_anything_is_made(verb: str, tmp_path: Path) -
     command = [sys.executable, "-P", "-c", HIDDEN, *given[verb]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert done.stderr == "dovetail: indexes need faiss; install dovetail with its extra `rag`\n"
+    assert done.stderr == "dovetail: indexes need faiss; install dovetail with the extra `rag`\n"
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]

@@ -18,7 +18,7 @@ from dovetail.errors import ArtifactError, SpecError, WorkflowError
 from dovetail.ir.index_file import Passage
 from dovetail.runtime.app import App
 from dovetail.runtime.server.models import Models, ServedModel
-from dovetail.runtime.server.workflows import add_workflows
+from dovetail.runtime.server.served_workflow import add_workflows
 from dovetail.tiny_world import ENCODER, LLAMA
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
@@ -121,9 +121,9 @@ def test_inspect_shows_workflows_and_indexes(work: Path) -> None:
 
 
 def test_inspect_shows_how_the_memory_of_a_gpu_would_be_divided(work: Path) -> None:
-    asked = "inspect", work / "app.dove", "--gpu", "h100", "--rate", "20"
+    asked = "inspect", work / "app.dove", "--gpu", "torch:cpu", "--rate", "20"
     text = dovetail(*asked).out
-    for words in ("memory of the GPU", "20 workflows/s", "measured", "*assumed*", "chosen"):
+    for words in ("memory of the GPU", "20 workflows/s", "measured on torch:cpu", "chosen"):
         assert words in text, text
     found = json.loads(dovetail(*asked, "--nprobe", "1", "--json").out)["gpu_memory"]
     plan = found["plan"]
@@ -132,7 +132,7 @@ def test_inspect_shows_how_the_memory_of_a_gpu_would_be_divided(work: Path) -> N
     assert plan["workflows"] == max(tried["workflows"] for tried in found["tried"])
     assert found["host"]["fixed"] > 0 and found["device"]["fixed"] > 0
     assert json.loads(dovetail("inspect", work / "app.dove", "--json").out)["gpu_memory"] is None
-    for wrong in (("--gpu", "abacus"), ("--gpu", "h100", "--rate", "0")):
+    for wrong in (("--gpu", "abacus"), ("--gpu", "torch:cpu", "--rate", "0")):
         assert_one_sentence(dovetail("inspect", work / "app.dove", *wrong))
 
 
@@ -198,6 +198,6 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
             compile_model(LLAMA, output=tmp_path / "app.dove", effort="none", workflows=given)
     with pytest.raises(WorkflowError, match="no model that generates"):
         compile_model(ENCODER, output=tmp_path / "app.dove", effort="none", workflows=[plain])
-    with pytest.raises(ArtifactError, match="is no index"):
+    with pytest.raises(ArtifactError, match="is not an index"):
         compile_model(LLAMA, output=tmp_path / "app.dove", effort="none", index=tmp_path)
     assert not (tmp_path / "app.dove").exists()

@@ -22,12 +22,7 @@ from dovetail.compiler.index_build import IndexRequest, build_index_folder, desc
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import Passage
 from dovetail.runtime import app as loading
-from dovetail.runtime.flows.hot import HotStatistics
-from dovetail.runtime.flows.service import FlowSettings
-from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.retrieval.wire import TorchGpu
-from dovetail.runtime.services import perform
-from dovetail.runtime.wavefront.settings import (
+from dovetail.runtime.flows.control.settings import (
     PREFETCH,
     SPECULATE_GENERATION,
     SPECULATE_RETRIEVAL,
@@ -36,8 +31,12 @@ from dovetail.runtime.wavefront.settings import (
     TRANSFORMATIONS,
     WavefrontSettings,
 )
-from dovetail.runtime.wavefront.speculation import Statistics
-from dovetail.runtime.workflow_run import run_in_order
+from dovetail.runtime.flows.control.speculation import Statistics
+from dovetail.runtime.flows.hot import HotStatistics
+from dovetail.runtime.flows.service import FlowSettings
+from dovetail.runtime.flows.services import perform
+from dovetail.runtime.flows.workflow_run import run_in_order
+from dovetail.runtime.retrieval.folder import open_index
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP
 from tests.dovetail.test_app_workflows import GRAPHS, NPROBE, PlainServices, World, comparable
@@ -96,7 +95,7 @@ def serve(case: Case, subset: frozenset[str]) -> tuple[Statistics, HotStatistics
         transformations=subset, refresh=5, fixed_clusters=2, generation_load=16
     )
     flows = FlowSettings(wavefront=settings, cluster_bytes=ROOM)
-    beside = patch.object(loading, "_gpu_of", lambda _: TorchGpu("torch:cpu"))
+    beside = patch.object(loading, "_gpu_of", lambda _: "torch:cpu")
     with beside, load(case.artifact, deterministic=True, workflows=flows) as app:
         app.add_index(case.world.folder, nprobe=NPROBE, embed=case.world.encoder.embed)
         asked = [(GRAPHS[name], {"input": text}) for name, text in case.requests]

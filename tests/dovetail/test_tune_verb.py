@@ -32,7 +32,7 @@ def test_tune_reports(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert 0 < report["trials"] == report["measured"] <= len(TuningDatabase(database))
     assert "GFLOP/s" in result.err and "x the default" in result.err
     said = dovetail("tune", model, "--db", database, *OPTIONS, "1s", "--missing", "--workers", "9")
-    assert "on record" in said.out and "as fast as by the default" in said.out
+    assert "from the database" in said.out and "as fast as by the default" in said.out
     assert "note: " in said.out and "of 9 workers" in said.out
 
 
@@ -64,7 +64,7 @@ def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Si
     assert len(found) > 0 and found.skipped.total() <= 1
     if number != signal.SIGKILL:
         assert process.returncode == 2 and "Traceback" not in err, err
-        assert "all on record; the same command with --resume goes on" in err.replace("\n", " ")
+        assert "all kept; the same command with --resume continues" in err.replace("\n", " ")
         assert found.warning is None
     result = dovetail("tune", model, "--db", database, *OPTIONS, "1s", "--resume", "--json")
     assert result.code == 0, result.err
@@ -74,7 +74,7 @@ def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Si
     assert good.items() <= {r.key: r.when for r in after}.items()
 
 
-@pytest.mark.parametrize(("again", "how"), [(True, "command goes"), (False, "with --resume goes")])
+@pytest.mark.parametrize(("again", "how"), [(True, "command cont"), (False, "--resume cont")])
 def test_a_stopped_job_says_how_to_go_on(again: bool, how: str) -> None:
     progress = Scoreboard().progress(1, 2, 3.0, 4.0)
     assert how in describe_stop(progress, again=again)

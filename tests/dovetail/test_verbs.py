@@ -250,14 +250,14 @@ import sys
 from dovetail.cli import main
 from dovetail.compiler import measure
 
-receive = measure.Meter._receive
+ask = measure.Meter._ask
 
-def tell(self, seconds):
-    reply = receive(self, seconds)  # the child works by now
+def tell(self, value, seconds):
+    reply = ask(self, value, seconds)  # the child works by now
     print("here", flush=True)
     return reply
 
-measure.Meter._receive = tell
+measure.Meter._ask = tell
 main(["compile", sys.argv[1], "-o", sys.argv[2], "--db", sys.argv[2] + ".jsonl"])
 """
 

@@ -17,8 +17,9 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Embedding, Generation, Retrieval
 from dovetail.runtime.app import App, load
-from dovetail.runtime.services import Document, perform
-from dovetail.runtime.workflow_run import Call, run_in_order
+from dovetail.runtime.flows.services import perform
+from dovetail.runtime.flows.workflow_run import Call, run_in_order
+from dovetail.runtime.index.documents import Document
 from dovetail.tiny_world import LLAMA, corpus, prompts
 from dovetail.tiny_world.encoder import Encoder
 from dovetail.tiny_world.index import PassageIndex

@@ -13,7 +13,9 @@ from tests.dovetail.commands import assert_one_sentence, dovetail
 
 
 def test_random_lengths_keep_to_their_range_and_seed() -> None:
-    spec = LoadSpec(count=300, input_tokens=100, output_tokens=10, range_ratio=0.5)
+    spec = LoadSpec(
+        num_prompts=300, random_input_len=100, random_output_len=10, random_range_ratio=0.5
+    )
     planned = plan_load(spec, None)
     assert {p.input_tokens for p in planned} == set(range(50, 151)) & {
         p.input_tokens for p in planned
@@ -28,7 +30,7 @@ def test_random_lengths_keep_to_their_range_and_seed() -> None:
 def test_arrivals_have_the_rate_and_the_burstiness() -> None:
     gaps = {}
     for burstiness in (0.25, 1.0, 100.0):
-        spec = LoadSpec(count=4000, rate=5.0, burstiness=burstiness)
+        spec = LoadSpec(num_prompts=4000, rate=5.0, burstiness=burstiness)
         gaps[burstiness] = np.diff([p.at for p in plan_load(spec, None)])
         assert gaps[burstiness].mean() == pytest.approx(0.2, rel=0.1)
     spread = {k: gap.std() / gap.mean() for k, gap in gaps.items()}
@@ -36,7 +38,7 @@ def test_arrivals_have_the_rate_and_the_burstiness() -> None:
 
 
 def test_lengths_are_cut_to_the_context() -> None:
-    spec = LoadSpec(dataset="sharegpt", count=500)
+    spec = LoadSpec(dataset_name="sharegpt", num_prompts=500)
     for planned in plan_load(spec, 64):
         assert planned.input_tokens <= 32 and planned.input_tokens + planned.output_tokens <= 64
     assert max(p.input_tokens for p in plan_load(spec, None)) > 500
@@ -54,7 +56,7 @@ def test_traces_come_as_recorded(tmp_path: Path, name: str) -> None:
     }
     file = tmp_path / ("t.jsonl" if name == "mooncake" else "t.csv")
     file.write_text(texts[name])
-    planned = plan_load(LoadSpec(dataset=name, path=file, rate=None), None)
+    planned = plan_load(LoadSpec(dataset_name=name, dataset_path=file, rate=None), None)
     assert [(p.input_tokens, p.output_tokens) for p in planned] == [(7, 2), (9, 3)]
     assert [p.at for p in planned] == pytest.approx([0.0, 1.5])
 
@@ -62,25 +64,27 @@ def test_traces_come_as_recorded(tmp_path: Path, name: str) -> None:
 def test_custom_prompts_are_sent_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "output_tokens": 5}\n')
-    planned = plan_load(LoadSpec(dataset="custom", path=file, output_tokens=9), None)
+    planned = plan_load(
+        LoadSpec(dataset_name="custom", dataset_path=file, random_output_len=9), None
+    )
     assert [(p.words(), p.output_tokens) for p in planned] == [("one", 9), ("two", 5)]
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        LoadSpec(dataset="none"),
-        LoadSpec(dataset="azure"),
+        LoadSpec(dataset_name="none"),
+        LoadSpec(dataset_name="azure"),
         LoadSpec(rate=None),
         LoadSpec(rate=-1.0),
         LoadSpec(burstiness=math.nan),
-        LoadSpec(count=0),
+        LoadSpec(num_prompts=0),
     ],
 )
 def test_wrong_loads_are_told(spec: LoadSpec) -> None:
     with pytest.raises(SpecError):
         plan_load(spec, None)
-    assert spec.dataset in (*DATASETS, "none")
+    assert spec.dataset_name in (*DATASETS, "none")
 
 
 def test_figures_are_those_of_the_definitions() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.cli.quickstart import ASKED, Asked, describe_asked, draw_questions, read_hops
 from dovetail.runtime.flows.events import NodeFinished
-from dovetail.runtime.services import Document
+from dovetail.runtime.index.documents import Document
 from dovetail.tiny_world import corpus
 from tests.dovetail.commands import dovetail
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dovetail.cli import topo
+from dovetail.cli import report as reports
 from dovetail.errors import SpecError
 from dovetail.topology.hardware import dump_hardware, read_hardware
 from tests.dovetail.commands import assert_one_sentence, dovetail
@@ -102,10 +102,10 @@ def test_a_picture_of_the_plan(tmp_path: Path) -> None:
 def test_no_picture_of_a_report_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(report: object) -> None:
+    def fail(_report: object) -> None:
         raise SpecError("no room")
 
-    monkeypatch.setattr(topo, "print_json", fail)
+    monkeypatch.setattr(reports, "print_json", fail)
     options = ("--hardware", "core:4", "--svg", tmp_path / "tree.svg", "--json")
     assert_one_sentence(dovetail("topo", *options))
     assert not list(tmp_path.iterdir())

@@ -38,7 +38,7 @@ from dovetail.compiler.schedules import make_schedule
 from dovetail.compiler.tables import OWN_SCHEDULES
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.dtypes import DTYPES
-from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
 

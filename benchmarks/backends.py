@@ -21,8 +21,8 @@ from common import Patience, Report, geometric_mean, interleave
 from dovetail.codegen.catalog import KernelRequest, load_kernel_module
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
-from dovetail.codegen.tir import build_tir_kernel
 from dovetail.ir.formats import FORMATS
+from tir import build_tir_kernel
 
 BATCH_SECONDS = 0.06
 ROWS = (1, 8, 32, 128)

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from dovetail.compiler.paired import pair_times
 from dovetail.ir.files import write_whole
-from dovetail.runtime.cpu_time import QUIET_CORES, busy_seconds, process_seconds
+from dovetail.runtime.machine.cpu_time import QUIET_CORES, busy_seconds, process_seconds
 from dovetail.topology.hardware import read_hardware
 
 BUSY_LIMIT = QUIET_CORES

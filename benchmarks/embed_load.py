@@ -20,12 +20,11 @@ import numpy as np
 import psutil
 
 from dovetail.ir.errors import CapacityError
-from dovetail.runtime.embedding.instance import Ids, LocalInstance, Vectors
-from dovetail.runtime.embedding.job import EmbedJob
-from dovetail.runtime.embedding.line import Line
-from dovetail.runtime.embedding.query import Query, QueueSpec, length_classes
-from dovetail.runtime.embedding.queues import QueueManager
-from dovetail.runtime.embedding.service import EmbeddingService
+from dovetail.runtime.embed.device_queue import EmbedQuery, QueueSpec, length_classes
+from dovetail.runtime.embed.line import Line
+from dovetail.runtime.embed.queue import QueueManager
+from dovetail.runtime.embed.service import EmbeddingService, EmbedJob
+from dovetail.runtime.native.encoder import Ids, Rows
 
 DEPTHS = (300, 60)
 """Depths at which the manager's overhead is taken: an accelerator's and a CPU's."""
@@ -69,7 +68,7 @@ def overload(
     spent = time.monotonic() - start
     for _ in range(accepted):
         ended.acquire()
-    held = service.held
+    held = len(service.manager.live())
     grown = _memory() - memory
     return {
         "offered_per_second": offered / spent,
@@ -81,7 +80,7 @@ def overload(
         "slowest": max(done, default=0.0),
         "busy_p99_ms": 1e3 * _percentile(refused, 0.99),
         "memory_growth_mib": grown / 2**20,
-        "held_afterwards": sum(held.values()),
+        "held_afterwards": held,
     }
 
 
@@ -93,7 +92,7 @@ def manager_overhead() -> dict[str, float]:
     manager = QueueManager(_specs(), length_classes([512]), arrival="open")
     alone, busy = list[float](), list[float]()
     for turn in range(ROUNDS):
-        queries = [Query(turn * 1000 + i, 75, 1e6) for i in range(sum(DEPTHS))]
+        queries = [EmbedQuery(turn * 1000 + i, 75, 1e6) for i in range(sum(DEPTHS))]
         start = time.perf_counter()
         for query in queries:
             manager.submit([query], 0.0)
@@ -102,11 +101,13 @@ def manager_overhead() -> dict[str, float]:
             assert batch is not None
             manager.complete(batch)
         alone.append((time.perf_counter() - start) / len(queries))
-        manager.submit([Query(turn * 1000 + 500 + i, 75, 1e6) for i in range(sum(DEPTHS))], 0.0)
+        manager.submit(
+            [EmbedQuery(turn * 1000 + 500 + i, 75, 1e6) for i in range(sum(DEPTHS))], 0.0
+        )
         start = time.perf_counter()
         for i in range(100):
             try:
-                manager.submit([Query(turn * 1000 + 900 + i, 75, 1e6)], 0.0)
+                manager.submit([EmbedQuery(turn * 1000 + 900 + i, 75, 1e6)], 0.0)
             except CapacityError:
                 continue
         busy.append((time.perf_counter() - start) / 100)
@@ -126,7 +127,7 @@ class _Nothing:
 
     dim = 384
 
-    def embed_tokens(self, ids: Sequence[Ids], types: Sequence[Ids] | None = None) -> Vectors:
+    def embed_tokens(self, ids: Sequence[Ids], types: Sequence[Ids] | None = None) -> Rows:
         return np.zeros((len(ids), self.dim), np.float32)
 
     def close(self) -> None:
@@ -136,7 +137,7 @@ class _Nothing:
 def _service_seconds() -> float:
     """Return the seconds of a query through a service whose encoders take none."""
     query = np.arange(75, dtype=np.int32)
-    devices = {spec.name: [{"": LocalInstance(_Nothing())}] for spec in _specs()}
+    devices = {spec.name: [{"": _Nothing()}] for spec in _specs()}
     with EmbeddingService(
         devices, QueueManager(_specs(), length_classes([512])), slo=100.0
     ) as service:

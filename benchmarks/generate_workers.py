@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from common import family, timed_region
-from dovetail.runtime.plan import SchedulerSettings
+from dovetail.runtime.schedule.plan import SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.runtime.retrieval.device_lists import DeviceLists
-from dovetail.runtime.retrieval.ivf import FaissScanner, IvfIndex
-from dovetail.runtime.retrieval.scans import Scan
+from dovetail.runtime.index.ivf import FaissScanner, IvfIndex
+from dovetail.runtime.index.scans import Scan
 from retrieval import draw_queries, make_index
 
+if TYPE_CHECKING:
+    from dovetail.runtime.accel.lists import TorchLists
+
 TOPK, NPROBE, ROUNDS = 10, 16, 5
-MakeLists = Callable[[IvfIndex, int], DeviceLists]
+MakeLists = Callable[[IvfIndex, int], "TorchLists"]
 """Makes the lists of an index on a device, with room for so many bytes."""
 
 
 def torch_lists(device: str) -> MakeLists:
     """Return what makes lists on a device of torch."""
-    from dovetail.runtime.accelerator.device import TorchDevice
-    from dovetail.runtime.accelerator.lists import TorchLists
+    from dovetail.runtime.accel.device import TorchDevice
+    from dovetail.runtime.accel.lists import TorchLists
 
     return lambda index, room: TorchLists(TorchDevice(device), index, room)
 

@@ -16,14 +16,14 @@ from dovetail.codegen.catalog import device_kernels
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import DEVICE_TARGETS
 from dovetail.ir.formats import FORMATS
-from dovetail.runtime.accelerator.generated import (
+from dovetail.runtime.accel.generated import (
     ROWS,
     GeneratedProducts,
     Operand,
     compare_in_graphs,
     row_major,
 )
-from dovetail.runtime.accelerator.gpu_module import GpuModule
+from dovetail.runtime.accel.gpu_module import GpuModule
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 TINY = {"o": (256, 256)}

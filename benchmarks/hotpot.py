@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import Report, add_report_options, open_report
-from dovetail.runtime.retrieval.build import build_index, choose_clusters
-from dovetail.runtime.retrieval.cursor import HISTORY
-from dovetail.runtime.retrieval.ivf import IvfIndex
+from dovetail.runtime.index.build import build_index, choose_clusters
+from dovetail.runtime.index.cursor import HISTORY
+from dovetail.runtime.index.ivf import IvfIndex
 
 Vectors = NDArray[np.float32]
 TOPK = 5

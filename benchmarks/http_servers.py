@@ -12,11 +12,12 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.error import URLError
 
-from dovetail.cli.serve_client import Target, ask_model
+from dovetail.cli.serve_client import ask_model
+from dovetail.cli.serve_load import Target
 from llamacpp import SERVER, find_programs
 
 PATH = "/v1/completions"
@@ -37,9 +38,8 @@ class Listening:
 
     def target(self, clients: int | None = None) -> Target:
         """Return how its one model is asked, by so many clients at once at most."""
-        url = f"http://{self.host}:{self.port}"
-        model, _ = ask_model(url, None, None)
-        return Target(base_url=url, model=model, ignore_eos=True, max_concurrency=clients)
+        found = Target(host=self.host, port=self.port, ignore_eos=True, max_concurrency=clients)
+        return replace(found, model=ask_model(found)[0])
 
 
 @contextmanager

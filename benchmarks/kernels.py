@@ -43,7 +43,7 @@ from dovetail.compiler.roofline import measure_fma_rate, measure_read_bandwidth
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import Row
-from dovetail.runtime.library import KernelLibrary, Team
+from dovetail.runtime.machine.library import KernelLibrary, Team
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
 from gemm_ours import Operands, OurGemm, Setting, pick_rows, row_for

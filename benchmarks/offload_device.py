@@ -23,13 +23,13 @@ import dovetail
 from common import add_work_option, keep_current, timed_region, work_folder
 from dovetail.ir.model import KV_BLOCK, ModelSpec
 from dovetail.ir.profile import ProfileFile
-from dovetail.runtime.accelerator.engine import DeviceEngine
+from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.app import load
-from dovetail.runtime.cost_tables import TablePredictor
-from dovetail.runtime.engine import Engine
-from dovetail.runtime.plan import Limits, SchedulerSettings, StepPlan
-from dovetail.runtime.recorder import StepRecorder
-from dovetail.runtime.request import Request, SamplingParams
+from dovetail.runtime.engine.engine import Engine
+from dovetail.runtime.engine.recorder import StepRecorder
+from dovetail.runtime.schedule.cost_tables import TablePredictor
+from dovetail.runtime.schedule.plan import Limits, SchedulerSettings, StepPlan
+from dovetail.runtime.schedule.request import Request, SamplingParams
 from dovetail.runtime.sim.scenario import serve
 from dovetail.runtime.sim.simulated_step import Truth
 from dovetail.runtime.sim.simulator import Arrival
@@ -205,10 +205,11 @@ def run_way(path: Path, way: Way, asked: Load) -> tuple[dict[str, Any], Told | N
         found = serve_load(engine, asked)
         row = {"policy": way.name, **found, **judge_plans(plans)}
         told = None
-        if isinstance(engine, DeviceEngine) and engine.profile is not None:
+        executor = engine.executor
+        if isinstance(executor, DeviceExecutor) and executor.profile is not None:
             pools = engine.scheduler.pools.values()
             gpu, cpu = (pool.n_blocks for pool in pools)
-            told = Told(engine.spec, engine.profile, engine.scheduler.limits, (gpu, cpu))
+            told = Told(engine.spec, executor.profile, engine.scheduler.limits, (gpu, cpu))
     return row, told
 
 

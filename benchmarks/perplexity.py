@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from common import Report, add_report_options, add_work_option, open_report, work_folder
+from dovetail.cli.bench_perplexity import cut_windows, measure_perplexity
 from dovetail.compiler.pipeline import compile_model
 from dovetail.loading import load
-from dovetail.runtime.perplexity import cut_windows, measure_perplexity
 from off_grid import write_copies
 
 CONTEXT = 512

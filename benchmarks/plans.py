@@ -117,7 +117,7 @@ def serve(app: App, load_: Load) -> tuple[float, float]:
     """Return seconds per prompt and per decode step, for prompts that no request had before."""
     draw = random.Random(time.perf_counter_ns())
     prompts = [draw.choices(range(3, 900), k=load_.prompt) for _ in range(load_.batch)]
-    start = app.engine.device.now()
+    start = app.engine.scheduler.clock()
     done = app.generate(prompts, max_tokens=load_.new_tokens, ignore_eos=True)
     first = max(item.metrics.first_token or start for item in done)
     last = max(item.metrics.last_token or first for item in done)

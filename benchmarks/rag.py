@@ -24,7 +24,7 @@ from common import Report, add_report_options, geometric_mean, machine_facts, op
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from dovetail.runtime.sim.workflows import Machine
+from dovetail.runtime.sim.workflows import WorkflowMachine
 from rag_cells import FREE, SLO, WORKFLOWS, Cell, Stage, rates_of, run_cell
 from rag_costs import ENCODE, LINK, cpu_scan, device_scan, engine_cost
 from rag_planes import MAKERS
@@ -157,7 +157,7 @@ UNCACHED = ("guesses", "early", "saturation")
 def simulated_stage(options: argparse.Namespace) -> Stage:
     """Return the scale in virtual time."""
     script = Script(make_corpus(4096, 40_000, 32, seed=options.seed), seed=options.seed)
-    machine = Machine(
+    machine = WorkflowMachine(
         scan=cpu_scan(1024), device=device_scan(1024), encode=ENCODE, copy=4096 / LINK
     )
     index = StandIn(script.corpus, 38_000_000)
@@ -181,7 +181,7 @@ def cpu_stage(options: argparse.Namespace) -> Stage:
     return Stage(
         script,
         index,
-        Machine(scan=cost, encode=ENCODE),
+        WorkflowMachine(scan=cost, encode=ENCODE),
         functools.cache(engine_cost),
         simulation=WallSimulation,
         seconds=options.seconds,

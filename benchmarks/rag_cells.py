@@ -15,7 +15,7 @@ from typing import Any
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.sim.scripted import EngineCost, ScriptedEngine
-from dovetail.runtime.sim.workflows import Machine, Simulation
+from dovetail.runtime.sim.workflows import WorkflowMachine, WorkflowSimulation
 from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
 from rag_costs import MOST_SEQUENCES, STEP_TOKENS
 from rag_planes import Setting, make_plane
@@ -83,9 +83,9 @@ class Stage:
 
     script: Script
     index: Index
-    machine: Machine
+    machine: WorkflowMachine
     engine: Callable[[str], EngineCost]
-    simulation: type[Simulation] = Simulation
+    simulation: type[WorkflowSimulation] = WorkflowSimulation
     topk: int = 1
     seconds: float = 10.0
     long: float = 3 * SLO
@@ -109,11 +109,11 @@ class Stage:
         pace = 1e6 if burst else rate
         return poisson(graphs, pace, count, self.script, self.seed)
 
-    def run(self, cell: Cell, plane: str, arrivals: Sequence[Arrival]) -> Simulation:
+    def run(self, cell: Cell, plane: str, arrivals: Sequence[Arrival]) -> WorkflowSimulation:
         """Serve arrivals."""
         index, machine, simulation = self.index, self.machine, self.simulation
         if plane == FREE:
-            index, simulation = NoIndex(), Simulation
+            index, simulation = NoIndex(), WorkflowSimulation
             machine = replace(machine, scan=ScanCost(0.0, 0.0), turn=0.0)
             plane = "async"
         scene, cost = Scene(index, self.script, cell.nprobe), self.engine(cell.model)
@@ -178,7 +178,7 @@ def run_cell(stage: Stage, cell: Cell, rows: Sequence[dict[str, Any]]) -> dict[s
     return row
 
 
-def _figures(done: Simulation) -> dict[str, float]:
+def _figures(done: WorkflowSimulation) -> dict[str, float]:
     """Return what a run came to. rate: requests/s from the first arrival to the last answer."""
     latencies = sorted(outcome.latency for outcome in done.outcomes)
     ends = sorted(outcome.end for outcome in done.outcomes)

@@ -11,11 +11,8 @@ from typing import Any
 
 from baselines.speculation import PipeRag, RalmSpec
 from baselines.stages import AsyncDivided, AsyncUnsplit, FixedSplit, StageSequential
-from dovetail.runtime.retrieval.hot import HotSet
-from dovetail.runtime.sim.scripted import EngineCost
-from dovetail.runtime.sim.workflows import Machine, Plane
-from dovetail.runtime.wavefront.costs import StageCosts, StepCost
-from dovetail.runtime.wavefront.settings import (
+from dovetail.runtime.flows.control.costs import StageCosts, StepCost
+from dovetail.runtime.flows.control.settings import (
     PREFETCH,
     REORDER,
     SPECULATE_GENERATION,
@@ -25,7 +22,10 @@ from dovetail.runtime.wavefront.settings import (
     TRANSFORMATIONS,
     WavefrontSettings,
 )
-from dovetail.runtime.wavefront.wavefront import Wavefront
+from dovetail.runtime.flows.control.wavefront import Wavefront
+from dovetail.runtime.retrieval.hot import HotSet
+from dovetail.runtime.sim.scripted import EngineCost
+from dovetail.runtime.sim.workflows import Plane, WorkflowMachine
 from rag_costs import STEP_TOKENS
 from rag_world import Scene
 
@@ -45,7 +45,7 @@ class Setting:
     """What a scheduler may know. room: vectors that the device's cache holds."""
 
     scene: Scene
-    machine: Machine
+    machine: WorkflowMachine
     engine: EngineCost
     room: int = 0
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.ir.workflow import Name
-from dovetail.runtime.retrieval.cursor import Hit
-from dovetail.runtime.services import Document
-from dovetail.runtime.wavefront.messages import Generate
+from dovetail.runtime.flows.control.messages import Generate
+from dovetail.runtime.index.cursor import Hit
+from dovetail.runtime.index.documents import Document
 
 Vectors = NDArray[np.float32]
 

@@ -24,9 +24,9 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.index_file import EmbedderEntry, Passage
 from dovetail.ir.workflow import Embedding, Generation, Retrieval, Workflow
 from dovetail.runtime.app import App, load
+from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.collection import Collection
 from dovetail.runtime.retrieval.folder import open_index
-from dovetail.runtime.services import Document
 from dovetail.tiny_world import ENCODER, LLAMA, corpus
 from dovetail.tiny_world.prompts import MAX_TOKENS
 from dovetail.tiny_world.questions import SINGLE, TWO_HOP

@@ -1,6 +1,6 @@
 """The same world on the wall clock: scans are faiss's on this machine, the rest takes its time.
 
-In: as `Simulation`. Out: outcomes in real seconds. The accelerator, with the engine and the
+In: as `WorkflowSimulation`. Out: outcomes in real seconds. The accelerator, with the engine and the
 encoder on it, is *emulated*: it replies by script at the times of the tables. One thread schedules,
 one scans.
 """
@@ -17,14 +17,14 @@ from functools import partial
 import faiss
 import numpy as np
 
-from dovetail.ir.workflow import Retrieval
+from dovetail.runtime.flows.control import messages as m
+from dovetail.runtime.flows.workflow_run import WorkflowRun
+from dovetail.runtime.index.build import fill_index
+from dovetail.runtime.index.ivf import IvfIndex
+from dovetail.runtime.index.scans import Scan
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.retrieval.build import fill_index
-from dovetail.runtime.retrieval.ivf import IvfIndex
-from dovetail.runtime.retrieval.scans import Scan
-from dovetail.runtime.sim.workflows import Outcome, Simulation
-from dovetail.runtime.wavefront import messages as m
-from dovetail.runtime.workflow_run import WorkflowRun
+from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
+from dovetail.runtime.sim.workflows import WorkflowOutcome, WorkflowSimulation
 from rag_script import Corpus, Vectors
 
 PATIENCE = 60.0
@@ -53,23 +53,23 @@ class FaissIndex:
         """See Index."""
         return self._index.distances(vector, ids)
 
-    def scan(self, parts: Sequence[m.Part]) -> tuple[m.Found, ...]:
+    def scan(self, parts: Sequence[Piece]) -> tuple[ScannedPiece, ...]:
         """See Index."""
         scans = [Scan(p.vector, p.clusters, np.array(p.centroids, np.float32)) for p in parts]
         rows = self._index.scan(scans, parts[0].depth)
         return tuple(
-            m.Found(tuple(hits), tuple(int(self.homes[i]) for _, i in hits)) for hits in rows
+            ScannedPiece(tuple(hits), tuple(int(self.homes[i]) for _, i in hits)) for hits in rows
         )
 
 
 def measure_scan(index: FaissIndex, queries: Sequence[Vectors]) -> ScanCost:
     """Return what scans take here on one thread, by the lower quartile of a few sizes."""
-    points, node = [], Retrieval("search", "input", "docs")
+    points = []
     for width in (1, 8, 64):
         seconds, vectors = [], []
         for query in queries:
             clusters, centroids = index.probe(query, width)
-            part = m.Part(0, node, query, clusters, centroids, 20)
+            part = Piece(query, {}, clusters, centroids, 20)
             start = time.perf_counter()
             index.scan([part])
             seconds.append(time.perf_counter() - start)
@@ -80,15 +80,15 @@ def measure_scan(index: FaissIndex, queries: Sequence[Vectors]) -> ScanCost:
     return ScanCost(max(1e-5, brief - few * slope), slope)
 
 
-class WallSimulation(Simulation):
+class WallSimulation(WorkflowSimulation):
     """One run in real time."""
 
     def run(
         self,
         arrivals: Sequence[tuple[float, WorkflowRun]],
         watch: Callable[[float, Sequence[m.Order]], None] = lambda now, orders: None,
-    ) -> list[Outcome]:
-        """See Simulation."""
+    ) -> list[WorkflowOutcome]:
+        """See WorkflowSimulation."""
         for at, run in arrivals:
             self._at(at, partial(self._arrive, run, at))
         self._done = queue.SimpleQueue[Future[m.Scanned]]()

@@ -21,12 +21,12 @@ from common import Report, parse_numbers, sample
 from dovetail.codegen.catalog import retrieval_kernels
 from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
-from dovetail.runtime.library import KernelLibrary
-from dovetail.runtime.retrieval.build import fill_index
-from dovetail.runtime.retrieval.cursor import begin_search
-from dovetail.runtime.retrieval.ivf import IvfIndex
-from dovetail.runtime.retrieval.scanner import KernelScanner
-from dovetail.runtime.retrieval.scans import Scan, Scanner, Vectors
+from dovetail.runtime.index.build import fill_index
+from dovetail.runtime.index.cursor import begin_search
+from dovetail.runtime.index.ivf import IvfIndex, Scanner
+from dovetail.runtime.index.scanner import KernelScanner
+from dovetail.runtime.index.scans import Scan, Vectors
+from dovetail.runtime.machine.library import KernelLibrary
 
 ROUNDS = 9
 TOPK = 5

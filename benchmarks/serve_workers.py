@@ -62,7 +62,7 @@ class DovetailServer:
 
     def __init__(self, artifact: str, threads: int) -> None:
         import dovetail
-        from dovetail.runtime.plan import ON_CPU
+        from dovetail.runtime.schedule.plan import ON_CPU
 
         self._version = dovetail.__version__
         anew = replace(ON_CPU, keep_prefixes=False)  # a rate's prompts are those of the one before
@@ -70,7 +70,7 @@ class DovetailServer:
 
     def settings(self) -> str:
         """Return what a reader needs to know of this side."""
-        return f"dovetail {self._version}, {self._app.engine.pool.n_blocks} KV blocks"
+        return f"dovetail {self._version}, {self._app.engine.scheduler.pool.n_blocks} KV blocks"
 
     def serve(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
         """Serve all; return latencies, seconds until all were done, and how busy others were."""

@@ -22,8 +22,9 @@ from common import Report
 from dovetail import workflows
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Embedding, Generation, Retrieval
-from dovetail.runtime.services import Document, perform
-from dovetail.runtime.workflow_run import run_in_order
+from dovetail.runtime.flows.services import perform
+from dovetail.runtime.flows.workflow_run import run_in_order
+from dovetail.runtime.index.documents import Document
 from dovetail.tiny_world import ENCODER, LLAMA, corpus, prompts
 from dovetail.tiny_world.index import Embeds, PassageIndex
 from dovetail.tiny_world.questions import (
@@ -69,7 +70,7 @@ Search = Callable[[str, int], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What workflows call, one call at a time; see `dovetail.runtime.services`."""
+    """What workflows call, one call at a time; see `dovetail.runtime.flows.services`."""
 
     reader: Reader
     search: Search

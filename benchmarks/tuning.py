@@ -34,17 +34,17 @@ from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.targets import host_target
 from dovetail.compiler.measure import CACHE_FACTOR, Candidate, Meter
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
-from dovetail.compiler.search.policies import POLICIES
 from dovetail.compiler.search.policy import MEASURED, Choice, Policy, SearchResult, SearchTask
 from dovetail.compiler.search.sandwich import Sandwich
 from dovetail.compiler.search.tables import DENSE_POINTS, EFFORTS, POINTS
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.tuning import OK
-from dovetail.runtime.library import KernelLibrary
+from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
 from gemm_ours import Setting
 from tuning_cell import compare_with_tvm
+from tuning_rivals import POLICIES
 from tvm_cells import Cell, TvmError, environment
 
 SHAPES = ((2048, 2048), (11008, 2048), (2048, 5504))

@@ -13,7 +13,7 @@ from langgraph.graph import StateGraph
 
 from dovetail.bound import Bound
 from dovetail.ir.workflow import END, START, Edge, Place, State, Workflow, targets
-from dovetail.runtime.services import Services
+from dovetail.runtime.flows.services import Services
 
 TERMINALS: dict[Place, str] = {START: FIRST, END: LAST}
 

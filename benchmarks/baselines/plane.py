@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.workflow import Embedding, Function, Generation, Retrieval, render
-from dovetail.runtime.retrieval.cursor import Cursor, Hit, begin_search
-from dovetail.runtime.wavefront.messages import (
+from dovetail.runtime.flows.control.messages import (
     Catalog,
     Deliver,
     Embed,
+    FindClusters,
     Generate,
     Invoke,
     Order,
-    Part,
-    Probe,
     Probed,
     Report,
-    Scan,
+    ScanClusters,
     Scanned,
     Source,
 )
-from dovetail.runtime.workflow_run import Call, WorkflowRun
+from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
+from dovetail.runtime.index.cursor import Cursor, Hit, begin_search
+from dovetail.runtime.retrieval.wire import Piece
 
 Take = Callable[[Any], None]
 
@@ -44,16 +44,14 @@ class Search:
     cursor: Cursor
     centroids: dict[int, float] = field(default_factory=dict)
 
-    def part(self, count: int) -> Part:
+    def part(self, count: int) -> Piece:
         """Return its next clusters."""
         return self.part_of(self.cursor.left[:count])
 
-    def part_of(self, clusters: tuple[int, ...]) -> Part:
+    def part_of(self, clusters: tuple[int, ...]) -> Piece:
         """Return some of its clusters."""
         centroids = tuple(self.centroids[c] for c in clusters)
-        node = self.call.node
-        assert isinstance(node, Retrieval)
-        return Part(self.source.request, node, self.vector, clusters, centroids, self.cursor.depth)
+        return Piece(self.vector, {}, clusters, centroids, self.cursor.depth)
 
 
 class StagePlane:
@@ -74,7 +72,7 @@ class StagePlane:
         """Return what the next scan holds: searches, and how many clusters of each."""
         return [(search, len(search.cursor.left)) for search in self.searches]
 
-    def divide(self, chosen: Sequence[tuple[Search, int]]) -> Sequence[tuple[int, Part]]:
+    def divide(self, chosen: Sequence[tuple[Search, int]]) -> Sequence[tuple[int, Piece]]:
         """Return the queries of a scan, each with the place of its search in `chosen`."""
         return [(place, search.part(count)) for place, (search, count) in enumerate(chosen)]
 
@@ -151,12 +149,14 @@ class StagePlane:
             centroids = dict(zip(report.clusters, report.centroids, strict=True))
             self.searches.append(Search(source, call, vector, cursor, centroids))
 
-        self._post(lambda job: Probe(job, source, node, vector), found)
+        self._post(lambda job: FindClusters(job, source, node, vector), found)
 
     def _scan(self, chosen: Sequence[tuple[Search, int]]) -> None:
         divided = self.divide(chosen)
         parts = tuple(part for _, part in divided)
-        index = parts[0].node.index
+        sources = tuple(chosen[place][0].source for place, _ in divided)
+        node = chosen[0][0].call.node
+        assert isinstance(node, Retrieval)
 
         def scanned(report: Scanned) -> None:
             self._scanning = False
@@ -169,7 +169,7 @@ class StagePlane:
                     self._searched(search)
 
         self._scanning = True
-        self._post(lambda job: Scan(job, "cpu", index, parts), scanned)
+        self._post(lambda job: ScanClusters(job, "cpu", node.index, parts, sources), scanned)
 
     def _searched(self, search: Search) -> None:
         self.searches.remove(search)

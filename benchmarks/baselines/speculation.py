@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from dovetail.runtime.wavefront.costs import StageCosts
-from dovetail.runtime.wavefront.messages import Catalog
-from dovetail.runtime.wavefront.replies import Replies
-from dovetail.runtime.wavefront.search import Search
-from dovetail.runtime.wavefront.searches import Searches
-from dovetail.runtime.wavefront.settings import (
+from dovetail.runtime.flows.control.costs import StageCosts
+from dovetail.runtime.flows.control.messages import Catalog
+from dovetail.runtime.flows.control.search import Search
+from dovetail.runtime.flows.control.settings import (
     REORDER,
     SPECULATE_GENERATION,
     SPLIT,
     WavefrontSettings,
 )
-from dovetail.runtime.wavefront.speculation import Speculation
-from dovetail.runtime.wavefront.wavefront import Wavefront
+from dovetail.runtime.flows.control.speculation import Speculation
+from dovetail.runtime.flows.control.wavefront import Wavefront
 
 POINT = 0.5
 """Share of a search after which `FixedPoint` guesses."""
@@ -25,14 +23,14 @@ POINT = 0.5
 class Once(Speculation):
     """Guesses once a search, in order of arrival, whatever the load; verifies at its end."""
 
-    def guess(self, searches: Searches, replies: Replies, now: float) -> None:
+    def guess(self, now: float) -> None:
         """See Speculation."""
-        for search in searches.active:
+        for search in self._searches.active:
             if search.call is not None and not search.tried and self.due(search):
                 for prompt in self._prompts(search):
-                    self._begin(search, prompt, replies, now)
+                    self._begin(search, prompt, now)
 
-    def check(self, search: Search, replies: Replies) -> None:
+    def check(self, search: Search) -> None:
         """See Speculation: a wrong guess goes on until the search is over."""
 
     def due(self, search: Search) -> bool:
@@ -65,7 +63,8 @@ class Guessing(Wavefront):
     def __init__(self, costs: StageCosts, catalog: Catalog, **settings: Any) -> None:
         chosen = WavefrontSettings(transformations=self.transformations, **settings)
         super().__init__(chosen, costs, catalog)
-        self._speculation = self.rule(chosen, self._learned, self._board, catalog, self._tickets)
+        tickets, parts = self._tickets, (self._searches, self._replies)
+        self._speculation = self.rule(chosen, self.learned, self._board, catalog, tickets, *parts)
 
 
 class RalmSpec(Guessing):

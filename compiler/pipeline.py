@@ -112,8 +112,8 @@ def compile_model(
 def compile_artifact(request: CompileRequest, *, progress: Progress | None = None) -> CompileReport:
     """Compile and write an artifact; it is there whole or not at all.
 
-    Raises SpecError for bad input, ToolchainError without a C compiler, ArtifactError when it
-    cannot be written or was interrupted.
+    Raises SpecError for bad input, CapacityError for a model that does not fit into memory,
+    ToolchainError without a C compiler, ArtifactError when it cannot be written or was interrupted.
     """
     try:
         return _compile(request, Steps(progress))

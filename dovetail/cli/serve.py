@@ -153,7 +153,7 @@ def serve_command(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Artifacts; or model directories, GGUF files or hub ids, which are compiled first.",
+            help="Artifacts; or model directories, GGUF files, hub ids, which are compiled first.",
             envvar=f"{ENV}_MODELS",
         ),
     ],

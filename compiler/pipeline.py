@@ -70,6 +70,7 @@ from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_encoder, pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
 from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
@@ -116,7 +117,8 @@ def compile_artifact(request: CompileRequest, *, progress: Progress | None = Non
     ToolchainError without a C compiler, ArtifactError when it cannot be written or was interrupted.
     """
     try:
-        return _compile(request, Steps(progress))
+        with use_cache(request.cache):
+            return _compile(request, Steps(progress))
     except KeyboardInterrupt:
         raise ArtifactError(f"interrupted; nothing was written to {request.output}") from None
 

@@ -12,6 +12,7 @@ import glob
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,8 +80,8 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
             "nor a GGUF file, nor the name of a model at the hub (org/name)"
         )
     artifact = _folder() / f"{name_model(model)}-{_key(model, options)}.dove"
-    if _fits(_tuned(artifact)):
-        return _tuned(artifact)
+    if _fits(tuned := _tuned(artifact)):
+        return _mark_used(tuned)
     artifact.parent.mkdir(exist_ok=True)  # a model of the hub has two names
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
@@ -88,6 +89,13 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
             command = _compile_command(model, artifact, options, ["--effort", "none"])
             if CompileChild(command, artifact).wait():
                 raise DovetailError(f"{given} could not be compiled; see the lines above")
+    return _mark_used(artifact)
+
+
+def _mark_used(artifact: Path) -> Path:
+    """Return an artifact of the cache, which remembers when it was last asked for."""
+    with suppress(OSError):
+        os.utime(artifact)
     return artifact
 
 

@@ -47,6 +47,7 @@ _ID = re.compile(
     r"(?:@(?P<revision>[^@\s]+))?"
 )
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+_CACHED = re.compile(r"/models--(?P<repository>[^/]+)/snapshots/[^/]+(?P<file>(?:/[^/]+)*)$")
 USUAL_TAG = "Q4_K_M"
 """What a repository of several GGUF files gives where none is named, as llama.cpp and Ollama do."""
 
@@ -76,14 +77,13 @@ class HubModel:
 
 
 def name_model(given: str | os.PathLike[str]) -> str:
-    """Return what a model is called: by its id at the hub, else by its file or folder."""
+    """Return what a model is called: by its id, also of fetched files, else by its file or folder."""
     if hub := HubModel.read(given):
         return hub.name
     path = Path(os.path.abspath(given))  # noqa: PTH100 - a link's own name tells what it is
-    snapshots, repository = path.parent.name, path.parent.parent.name
-    if snapshots == "snapshots" and repository.startswith("models--"):  # as the hub caches it
-        return repository.removeprefix("models--").replace("--", "/", 1)
-    return path.name.removesuffix(".dove").removesuffix(".gguf")
+    cached = _CACHED.search(_PART.sub("", str(path)))
+    name = path.name if cached is None else cached["repository"].replace("--", "/", 1)
+    return (name + (cached["file"] if cached else "")).removesuffix(".dove").removesuffix(".gguf")
 
 
 def find_model(given: str | os.PathLike[str]) -> Path:

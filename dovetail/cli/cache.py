@@ -170,8 +170,9 @@ def _remove_model(folder: Path) -> bool:
             Path(lock.lock_file).unlink(missing_ok=True)
     except filelock.Timeout:
         return False
-    with suppress(OSError):  # others are left
-        folder.parent.rmdir()
+    for parent in folder.parents[: folder.parts[::-1].index(MODELS) - 1]:
+        with suppress(OSError):  # other models of the organisation are left
+            parent.rmdir()
     return True
 
 

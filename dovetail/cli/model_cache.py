@@ -82,7 +82,7 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
     artifact = _folder() / f"{name_model(model)}-{_key(model, options)}.dove"
     if _fits(tuned := _tuned(artifact)):
         return _mark_used(tuned)
-    artifact.parent.mkdir(exist_ok=True)  # a model of the hub has two names
+    artifact.parent.mkdir(parents=True, exist_ok=True)  # names at the hub have several parts
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
             tell(f"compiling {name_model(given)} into {artifact}")

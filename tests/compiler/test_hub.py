@@ -153,3 +153,6 @@ def test_what_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     paths = ("org/name", "./org/other", "/org/name", "name", "a/b/c", "a/b.gguf", "out/app.dove")
     assert [HubModel.read(text) for text in (*paths, Path("org/other"), "")] == [None] * 9
     assert name_model("org/name") == "name"
+    snapshot = tmp_path / "models--org--a-b--c/snapshots/0123"
+    assert name_model(snapshot) == "org/a-b--c"
+    assert name_model(snapshot / "Q8/m-Q8_0-00001-of-00002.gguf") == "org/a-b--c/Q8/m-Q8_0"

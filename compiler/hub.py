@@ -77,13 +77,14 @@ class HubModel:
 
 
 def name_model(given: str | os.PathLike[str]) -> str:
-    """Return what a model is called: by its id, also of fetched files, else by its file or folder."""
+    """Return what a model is called: by its id, also of fetched files, or file or folder."""
     if hub := HubModel.read(given):
         return hub.name
     path = Path(os.path.abspath(given))  # noqa: PTH100 - a link's own name tells what it is
-    cached = _CACHED.search(_PART.sub("", str(path)))
-    name = path.name if cached is None else cached["repository"].replace("--", "/", 1)
-    return (name + (cached["file"] if cached else "")).removesuffix(".dove").removesuffix(".gguf")
+    name = path.name
+    if cached := _CACHED.search(_PART.sub("", str(path))):
+        name = cached["repository"].replace("--", "/", 1) + cached["file"]
+    return name.removesuffix(".dove").removesuffix(".gguf")
 
 
 def find_model(given: str | os.PathLike[str]) -> Path:
@@ -111,18 +112,23 @@ def find_models(named: Mapping[str, str | os.PathLike[str]]) -> dict[str, Path]:
 
 @dataclass(slots=True)
 class _Snapshot:
-    """A revision of a repository. sizes: bytes of its files by name; of those here, if offline."""
+    """A revision of a repository. sizes: bytes of its files by name.
+
+    away: why the hub did not answer; then the files are those of an earlier fetch. revision: first
+    as it was asked for, so that the cache remembers it, then the commit.
+    """
 
     hub: HubModel
     sizes: Mapping[str, int]
+    away: Exception | None
     revision: str | None
-    """First as it was asked for, so that the cache remembers it, then the commit."""
 
     @classmethod
     def open(cls, hub: HubModel) -> _Snapshot:
         """List the files at the hub, or those of an earlier fetch where it does not answer."""
         from huggingface_hub import HfApi, errors, snapshot_download  # noqa: PLC0415
 
+        away = None
         try:
             info = HfApi().model_info(hub.repository, revision=hub.revision, files_metadata=True)
             sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
@@ -134,7 +140,8 @@ class _Snapshot:
                 raise error from None
             files = (file for file in Path(root).rglob("*") if file.is_file())
             sizes = {file.relative_to(root).as_posix(): file.stat().st_size for file in files}
-        return cls(hub, sizes, hub.revision)
+            away = error
+        return cls(hub, sizes, away, hub.revision)
 
     def fetch(self) -> Path:
         """Return the model directory or the GGUF file."""
@@ -189,6 +196,8 @@ class _Snapshot:
             parted = re.compile(rf"(?:^|[-._/]){tag}(?=[-._/]|$)", re.IGNORECASE)
             named = sorted(filter(parted.search, found), key=len)
             named = named or ([*found] if len(found) == 1 and not self.hub.tag else [])
+        if not named and self.away:
+            raise self.away
         if not named:
             asked = self.hub.file or self.hub.tag
             what = f"no GGUF file {asked}" if asked else f"several GGUF files, none of {USUAL_TAG}"
@@ -221,19 +230,20 @@ def _explain(hub: HubModel, error: Exception) -> str:
         errors.RevisionNotFoundError: f"{hub.repository} has no revision {hub.revision}: {where}",
         errors.RepositoryNotFoundError: f"{nowhere}, and no model at {where}; check the name, or, "
         f"if it is private, {token}",
-        errors.RemoteEntryNotFoundError: f"{hub.name} is not what Dovetail reads: a {CONFIG} with "
+        errors.EntryNotFoundError: f"{hub.name} is not what Dovetail reads: a {CONFIG} with "
         f"{SINGLE_FILE} (or {INDEX_FILE} and its files), or a GGUF file",
         errors.HFValidationError: f"{nowhere}, and it is no name of a model ({error})",
     }
+    away = isinstance(error, errors.LocalEntryNotFoundError)  # the hub, and the file is not here
     for kind, reason in reasons.items():
-        if isinstance(error, kind):
+        if isinstance(error, kind) and not away:
             return reason
     if constants.HF_HUB_OFFLINE:
         return (
             f"{nowhere}, and not all of the model has been fetched, which HF_HUB_OFFLINE forbids; "
             "unset it once"
         )
-    if isinstance(error, errors.HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError) and not away:
         status = error.response.status_code
         remedy = token if status in (401, 403) else "try again later"
         return f"{where} is not given out (HTTP {status}); {remedy}"

@@ -23,7 +23,7 @@ import typer
 from rich.console import RenderableType
 
 from dovetail.cli.options import AsJson
-from dovetail.cli.report import make_table, show_bytes, show_count, show_report
+from dovetail.cli.report import make_table, show_bytes, show_report
 from dovetail.errors import SpecError
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.files import lock_unheld, remove_folder
@@ -184,20 +184,20 @@ def _remove_path(path: Path) -> bool:
 
 
 def _describe_cache(report: CacheReport) -> list[RenderableType]:
+    from dovetail.cli.model_cache import TUNED
+
     rows = [
         (
             entry.kind,
             entry.name,
             show_bytes(entry.bytes),
             f"{entry.used.astimezone():%Y-%m-%d %H:%M}",
-            "in use" if entry.held else "",
-            entry.paths[0] if len(entry.paths) == 1 else show_count(len(entry.paths), "folder"),
+            ", ".join(["tuned"] * entry.paths[0].endswith(TUNED) + ["in use"] * entry.held),
         )
         for entry in report.entries
     ]
-    columns = ("kind", "name", ">size", "last used", "", "below the cache")
     title = f"{report.folder}: {show_bytes(report.bytes)}"
-    return [make_table(title, columns, rows)]
+    return [make_table(title, ("kind", "name", ">size", "last used", ""), rows)]
 
 
 def _describe_clear(report: ClearReport) -> str:

@@ -20,7 +20,6 @@ import filelock
 
 from dovetail.cli.compile_child import CompileChild, compile_command
 from dovetail.cli.report import tell
-from dovetail.compiler.hub import HubModel, find_model, name_model
 from dovetail.errors import ArtifactError, DovetailError, SpecError
 from dovetail.runtime.artifact import open_artifact
 from dovetail.topology.hardware import read_hardware
@@ -39,6 +38,8 @@ def find_artifacts(
     `options` are those of a compile. Raises SpecError where ids collide or a path is nothing to
     serve, and what the compile says.
     """
+    from dovetail.compiler.hub import name_model
+
     if len(names) > len(given):
         raise SpecError(f"{len(names)} names were given for {len(given)} models")
     found: dict[str, Path] = {}
@@ -73,6 +74,8 @@ def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) 
                 f"{given} is compiled already and takes no {_flag(min(options))}; omit this option"
             )
         return Path(given)
+    from dovetail.compiler.hub import find_model, name_model
+
     model = find_model(given)
     if not is_model(model):
         raise SpecError(
@@ -101,6 +104,8 @@ def _mark_used(artifact: Path) -> Path:
 
 def is_model(given: str | os.PathLike[str]) -> bool:
     """Tell whether this names a model: a directory, a GGUF file, or one of the hub."""
+    from dovetail.compiler.hub import HubModel
+
     path = Path(given)
     return path.is_file() or (path / "config.json").is_file() or HubModel.read(given) is not None
 
@@ -160,6 +165,8 @@ def _is_measured(artifact: Path) -> bool:
 
 def _tuned_copy(given: Path) -> Path:
     """Return where the cache has a given artifact with schedules measured while it was served."""
+    from dovetail.compiler.hub import name_model
+
     manifest = (given / "manifest.json").read_bytes()  # has the hashes of all files
     key = _source_key(hashlib.sha256(manifest).hexdigest())
     return _folder() / f"{name_model(given)}-{key}{TUNED}"

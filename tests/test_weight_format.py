@@ -19,8 +19,9 @@ from dovetail.compiler.weights import total_bytes
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.formats import FORMATS, FloatFormat
 from dovetail.runtime.app import load
-from dovetail.runtime.machine.library import KernelLibrary, Team
+from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.native.shard import matrix_ranges, shard_tape, split_model
+from dovetail.runtime.native.tape import Team
 from dovetail.runtime.schedule.request import SamplingParams
 from tests.compiler.test_tapes import make_spec, plan_weights
 from tests.models import make_model
@@ -49,7 +50,7 @@ def test_programs_of_the_search_space_are_right() -> None:
     built = build_library(LibrarySpec(target, kept, tvm_ffi=False))
     assert all("ptr[f16]" in str(kernel.params) for kernel in built.index.kernels)
     library = KernelLibrary(built.path, built.index)
-    team, pool = library.make_team(2, 0), WeightPool(HALF.name, 1 << 20)
+    team, pool = Team(library, 2, 0), WeightPool(HALF.name, 1 << 20)
     for op in operators():
         for m in (1, 5, 40):
             check_programs(Problem(op, m, target, threads=2), widest[op.kind], library, team, pool)

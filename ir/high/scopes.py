@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from dovetail.ir.expr import Call, Expr, Float, Index, Int, Name
 from dovetail.ir.high.nodes import Assign, For, If, Local, Regs, Stmt, Text, While
@@ -86,7 +87,7 @@ def _add_names(expr: Node, names: set[str]) -> None:
         if isinstance(node, Name):
             names.add(node.id)
         elif not isinstance(node, Int):
-            waiting.extend(node.children())
+            waiting += node.children()
 
 
 # ---- homes ----
@@ -143,7 +144,7 @@ def _scan(body: Body) -> _Block:
 def _settle(body: Body, block: _Block, names: set[str], homes: dict[int, set[str]]) -> None:
     here = names & block.direct
     rest = names - here
-    here |= {n for n in rest if any(n in child.exposed for _, child in block.children)}
+    here |= rest.intersection(chain.from_iterable(child.exposed for _, child in block.children))
     homes[id(body)] |= here
     for child_body, child in block.children:
         inside = (rest - here) & child.below

@@ -21,8 +21,8 @@ from dovetail.topology.hardware import read_hardware
 
 CPU = "torch:cpu"
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-CPU_MEMORY = 0.25
-"""Part of the free memory that counts as that of `torch:cpu`; half is for the CPU's KV."""
+CPU_MEMORY = 0.5
+"""Part of the memory that the CPU's KV leaves free that counts as that of `torch:cpu`."""
 NO_MEMORY = "can't allocate memory"
 """What torch says where the CPU's memory is at its end."""
 WAITING = {"cuda": {"blocking": True}}
@@ -90,10 +90,20 @@ class TorchDevice:
         old = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) <= TURING
         return "f16" if old else "bf16"
 
-    def free_bytes(self) -> int:
-        """Return the bytes that are free on the device now; of `torch:cpu` a part of the CPU's."""
+    @property
+    def records(self) -> bool:
+        """Whether work can be recorded, and replayed at once."""
+        return str(self.device.type) == "cuda"
+
+    def free_bytes(self, *, taken: int = 0, ranks: int = 1) -> int:
+        """Return the bytes that are free on the device now; of `torch:cpu` a part of the CPU's.
+
+        taken: of the CPU's memory by pools, whose pages nobody has touched yet. ranks: processes
+        that share that memory.
+        """
         if not self.apart:
-            return int(available_memory(read_hardware()) * CPU_MEMORY)
+            free = max(0, available_memory(read_hardware()) - taken)
+            return int(free * CPU_MEMORY) // ranks
         return int(self._own.mem_get_info(self.device)[0])
 
     @contextmanager

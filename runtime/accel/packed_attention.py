@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from dovetail.runtime.accel.tape import Step
+from dovetail.runtime.accel.step import Step
 
 FINE = 2
 """Widths of a group: so many bits behind the first one of a length tell them apart."""

@@ -22,6 +22,8 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.runtime.accel.device import TYPES, TorchDevice
 from dovetail.runtime.accel.generated import GeneratedProducts
 from dovetail.runtime.accel.orders import StepOrder
+from dovetail.runtime.accel.recorder import Recorder
+from dovetail.runtime.accel.step import PagedAttention
 from dovetail.runtime.accel.sub_batch import LINK, DeviceModel, SubBatch, draw_nothing
 from dovetail.runtime.accel.tape import DevicePools
 from dovetail.runtime.accel.weights import load_weights
@@ -31,6 +33,9 @@ from dovetail.runtime.native.forward import ForwardModel, layer_block_bytes
 from dovetail.runtime.schedule.device_limits import DeviceLimits
 from dovetail.runtime.schedule.plan import Move
 from dovetail.runtime.schedule.request import Home
+
+UNSEEN = 2
+"""Blocks of a pool behind all others: an unread one, and one of zeros."""
 
 
 class DevicePair:
@@ -42,11 +47,12 @@ class DevicePair:
         device: TorchDevice,
         dtype: torch.dtype,
         limits: DeviceLimits,
+        attention: type[PagedAttention],
         source: tuple[Artifact, ModelPart] | None = None,
     ) -> None:
         """Put everything on the device: this rank's part of the model, activations of `dtype`.
 
-        source: what may hold generated products for the device.
+        attention: over its KV there. source: what may hold generated products for the device.
 
         Raises CapacityError where weights, KV or activations do not fit.
         """
@@ -69,8 +75,10 @@ class DevicePair:
                 cpu_pools=cpu_pools(model),
                 sizes=(limits.step_tokens, limits.sequences),
                 products=products,
+                attention=attention,
             )
-            self.sub_batches = [SubBatch(self.model, f"batch {i}") for i in range(2)]
+            recorder = Recorder(device)
+            self.sub_batches = [SubBatch(self.model, f"batch {i}", recorder) for i in range(2)]
         self._pen: Pen = draw_nothing
         cpus = model.decode.plan.cpus  # not those of the thread that starts it
         stay = partial(os.sched_setaffinity, 0, cpus) if cpus else None
@@ -131,7 +139,8 @@ class DevicePair:
         step is tried.
         """
         device = self.device
-        for layer in range(self._layers):
+        pieces = 0 if len(sub_batches) == 1 and sub_batches[0].whole else self._layers
+        for layer in range(pieces):
             moved = self._move(layer, moves, leaving, sub_batches)
             for sub_batch in sub_batches:
                 sub_batch.collect()
@@ -170,7 +179,7 @@ class DevicePair:
 def make_pools(model: ForwardModel, device: TorchDevice, blocks: int, landing: int) -> DevicePools:
     """Return KV memory on the device; CapacityError where it does not fit."""
     spec = model.spec
-    shape = (spec.n_layers, blocks + landing + 1, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
+    shape = (spec.n_layers, blocks + landing + UNSEEN, spec.n_kv_heads, KV_BLOCK, spec.head_dim)
     try:
         keys, values = (device.zeros(shape, TYPES[spec.kv_dtype]) for _ in "kv")
     except CapacityError as error:

@@ -71,7 +71,9 @@ def device_key(
     device, sizes = pair.device, pair.model
     own = f"{describe_device(device)}, {device.threads} threads, torch {torch.__version__}"
     key = profile_key(artifact, cpu.model, hardware)
-    made = f"{sizes.dtype}, steps of {sizes.sizes[0]} tokens, {sizes.sizes[1]} sequences"
+    assert sizes.attention is not None
+    made = f"{sizes.dtype}, attention of {sizes.attention.name}"
+    made += ", steps of {} tokens, {} sequences".format(*sizes.sizes)
     pools = (sizes.pools.blocks, cpu.blocks)  # tables reach as far; twice is another one
     made += ", pools of up to {} and {} blocks".format(*(1 << n.bit_length() for n in pools))
     return msgspec.structs.replace(key, device=f"{key.device} beside {own}, {made}")

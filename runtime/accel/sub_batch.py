@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,8 +25,10 @@ from dovetail.ir.model import KV_BLOCK
 from dovetail.ir.tape import BufferRef, Tape
 from dovetail.runtime.accel.operators import DECODER
 from dovetail.runtime.accel.orders import BatchOrder, BatchSizes, order_batch, unpack_arrays
+from dovetail.runtime.accel.recorder import Recorder, pad_arrays, padded_rows
 from dovetail.runtime.accel.sampling import choose_tokens
-from dovetail.runtime.accel.tape import DevicePools, PlacedModel, Step, TorchTape
+from dovetail.runtime.accel.step import Step
+from dovetail.runtime.accel.tape import DevicePools, PlacedModel, TorchTape
 from dovetail.runtime.engine.engine import Pen
 from dovetail.runtime.engine.sampling import draw_uniform
 from dovetail.runtime.native.forward import ForwardModel
@@ -104,8 +107,8 @@ def attention_tape(tape: Tape, sequences: int) -> Tape:
 class SubBatch:
     """Buffers of one batch, on both sides, and the tapes bound to them."""
 
-    def __init__(self, model: DeviceModel, name: str) -> None:
-        self._name = name
+    def __init__(self, model: DeviceModel, name: str, recorder: Recorder) -> None:
+        self._name, self._recorder = name, recorder
         self.pen: Pen = draw_nothing
         spec, tape, device = model.cpu.spec, model.tape, model.device
         tokens, sequences = model.sizes
@@ -118,6 +121,8 @@ class SubBatch:
         starts = [0, *(span.stop for span in self.attention)]
         stops = [*(span.start for span in self.attention), len(tape.entries)]
         self.between = [range(*ends) for ends in zip(starts, stops, strict=True)]
+        self._whole = range(len(tape.entries))
+        self.whole = False  # whether the filled batch is recorded in one piece, attention too
         self._bind_cpu(tape, sequences)
         self._task: Future[None] | None = None
         self.attending = 0.0  # seconds of the CPU's attention since somebody looked
@@ -185,8 +190,11 @@ class SubBatch:
         )
         return landed
 
-    def set_args(self, sizes: BatchSizes) -> None:
-        """Say how the filled batch runs, and give its arguments to the device."""
+    def set_args(self, sizes: BatchSizes, *, alone: bool = False) -> None:
+        """Say how the filled batch runs, and give its arguments to the device.
+
+        alone: no other batch runs beside it, and no KV moves.
+        """
         self._sizes, self._decodes = sizes, sizes.cpu_decode
         first = sizes.n_prefill + sizes.gpu_decode
         arrays = self.buffers.arrays
@@ -198,14 +206,31 @@ class SubBatch:
         self.step.counts = {
             "n_tokens": sizes.n_tokens,
             "n_stored": sizes.n_tokens - sizes.cpu_decode,
-            "n_cpu": sizes.cpu_decode,
             "n_prefill": sizes.n_prefill,
             "n_decode": sizes.gpu_decode,
+            "decode_row": sizes.n_tokens - sizes.cpu_decode - sizes.gpu_decode,
             "n_out": sizes.n_out,
         }
-        self.step.shared.clear()
+        self._pad(sizes, alone)
         if self._device.apart:
             self._upload(sizes)
+        self.forward.begin(self.step)
+
+    def _pad(self, sizes: BatchSizes, alone: bool) -> None:
+        """Have a batch of decodes the shape of others, where its work is recorded."""
+        most = (
+            min(self._model.sizes) if self._recorder.on and self.forward.collective is None else 0
+        )
+        rows, attention = padded_rows(sizes, most), self.forward.attention
+        self.step.recorded, self.whole = rows is not None, False
+        if rows is None:
+            return
+        pad_arrays(self.buffers.arrays, sizes, rows, self._model.pools.unread)
+        self.step.counts |= dict.fromkeys(("n_tokens", "n_stored", "n_out"), rows)
+        assert attention is not None
+        self.whole = alone and not sizes.cpu_decode and attention.records
+        if self.whole:
+            self.step.counts["n_decode"] = rows
 
     def order(self) -> BatchOrder:
         """Return what makes a sub-batch of another rank run the same batch."""
@@ -223,10 +248,14 @@ class SubBatch:
         self.set_args(order.sizes)
 
     def _upload(self, sizes: BatchSizes) -> None:
+        counts = self.step.counts
         rows = {
-            **dict.fromkeys(("token_ids", "positions", "kv_slots"), sizes.n_tokens),
-            **dict.fromkeys(("seq_lengths", "block_tables"), sizes.sequences),
-            **dict.fromkeys(OUT_ROWS, sizes.n_out),
+            **dict.fromkeys(("token_ids", "positions", "kv_slots"), counts["n_tokens"]),
+            **dict.fromkeys(
+                ("seq_lengths", "block_tables"),
+                max(sizes.sequences, counts["n_prefill"] + counts["n_decode"]),
+            ),
+            **dict.fromkeys(OUT_ROWS, counts["n_out"]),
         }
         for name, count in rows.items():
             host = torch.from_numpy(self.buffers.arrays[name][:count])
@@ -282,7 +311,7 @@ class SubBatch:
     def start_layer(self, layer: int, worker: ThreadPoolExecutor) -> None:
         """Give all up to and including the attention of a layer; the CPU's part to its thread."""
         with self.pen(DEVICE, f"{self._name}: products"):
-            self.forward.run(self.between[layer], self.step)
+            self._run(self.between[layer])
         device = self._device
         if self._decodes or self._sent.size:
             device.follow(device.copy, device.mark(device.compute))
@@ -347,12 +376,20 @@ class SubBatch:
             layers[layer, blocks, :, places] = dtype.narrow(part)
 
     def end(self) -> None:
-        """Give the rest of the step and the choice of tokens."""
-        rows = self.step.counts["n_out"]
+        """Give the rest of the step, all of it where it is `whole`, and the choice of tokens."""
+        rows = self._sizes.n_out
         with self.pen(DEVICE, f"{self._name}: logits"):
-            self.forward.run(self.between[-1], self.step)
+            self._run(self._whole if self.whole else self.between[-1])
             if self._samples and rows:
                 choose_tokens(self.step, rows, self._model.cpu.spec.vocab_size)
+
+    def _run(self, span: range) -> None:
+        """Give entries to the device, recorded ones where the batch is."""
+        if self.step.recorded:
+            name = self._name, self.step.counts["n_tokens"], span
+            self._recorder.run(name, partial(self.forward.run, span, self.step))
+        else:
+            self.forward.run(span, self.step)
 
     def fetch(self) -> None:
         """Copy the chosen tokens to the host, and the logits where they are asked for."""
@@ -361,7 +398,7 @@ class SubBatch:
         wanted = [request.params for request in self._shape.outputs]
         asked = bool(self._shape.scored)
         asked |= any(one.logprobs is not None or one.changes_logits for one in wanted)
-        count = self.step.counts["n_out"]
+        count = self._sizes.n_out
         for name in ("out_ids", "out_logprobs", *(["logits"] if asked else [])):
             host = torch.from_numpy(self.buffers.arrays[name][:count])
             host.copy_(self.step.arrays[name][:count], non_blocking=True)

@@ -19,8 +19,11 @@ from dovetail.cli.inspection import inspect_artifact
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.runtime.accel import profile
+from dovetail.runtime.accel.attention import PlainAttention
+from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.executor import DeviceExecutor
 from dovetail.runtime.accel.orders import BatchSizes
+from dovetail.runtime.accel.recorder import Recorder
 from dovetail.runtime.accel.sub_batch import DeviceModel, SubBatch
 from dovetail.runtime.accel.tape import TorchTape
 from dovetail.runtime.app import App, load
@@ -83,6 +86,32 @@ def test_the_tokens_are_those_of_one_device(
         assert decoded == {"gpu_decode": offload == "off", "cpu_decode": offload == "full"}
     if max(gpu, cpu) < 13:
         assert any(plan.preempt or plan.moves for plan in plans)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["attention too", "without attention"])
+def test_padded_steps_of_decodes_give_the_same_tokens(
+    artifact: Path, alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """As a GPU's graphs have them; what is under one name runs over the same shapes."""
+    shapes: dict[Any, tuple[int, ...]] = {}
+    run, padded = Recorder.run, set[bool]()
+
+    def note(recorder: Recorder, name: Any, work: Any) -> None:
+        step = work.args[1]
+        rows = tuple(step.counts[n] for n in ("n_tokens", "n_stored", "n_out"))
+        assert shapes.setdefault(name, rows) == rows == (name[1],) * 3
+        padded.add(0 < step.counts["n_decode"] < rows[0])
+        run(recorder, name, work)
+
+    monkeypatch.setattr(TorchDevice, "records", True)
+    monkeypatch.setattr(PlainAttention, "records", whole)
+    monkeypatch.setattr(Recorder, "run", note)
+    for offload, gpu, cpu in (("off", 60, 1), ("auto", 8, 30), ("full", 1, 60)):
+        with two_pools(artifact, gpu, cpu, offload=offload, min_gain=0.0) as (app, _):
+            assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+    entries = max(span.stop for _, _, span in shapes)
+    pieces = {len(span) == entries for _, _, span in shapes}
+    assert pieces == {False, whole} and True in padded
 
 
 @pytest.mark.parametrize("offload", ["off", "full", "auto"])
@@ -270,9 +299,9 @@ def test_threads_share_long_keys_with_all_heads(
     found: set[int] = set()
     set_args = SubBatch.set_args
 
-    def note(lane: SubBatch, sizes: BatchSizes) -> None:
+    def note(lane: SubBatch, sizes: BatchSizes, **more: bool) -> None:
         found.add(sizes.cpu_splits)
-        set_args(lane, sizes)
+        set_args(lane, sizes, **more)
 
     monkeypatch.setattr(SubBatch, "set_args", note)
     with two_pools(artifact, 9, 9, threads=2, offload="full") as (app, _):

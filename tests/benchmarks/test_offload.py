@@ -169,5 +169,9 @@ def test_lengths_are_those_of_the_trace_made_smaller(offload: Any, tmp_path: Pat
     assert ways["auto"]["gpu_blocks"] == load.blocks // device.KV_PART
     assert ways["whole"]["gpu_blocks"] > load.blocks
     assert "threads" not in ways["whole"]  # torch has all cores
+    more = device.list_ways("torch:cpu", load, device.SIMPLER)
+    assert [way.name for way in more[3:5]] == ["full, symmetric", "full, none"]
+    assert [way.options["settings"].pipelining for way in more[3:5]] == ["symmetric", "none"]
+    assert more[4].options.items() >= ways["full"].items()
     with pytest.raises(SystemExit, match="--traces"):
         device.read_load(tmp_path / "none", 8, 4, 700, seed=3)

@@ -219,6 +219,23 @@ def test_no_pools_or_settings_change_the_tokens(
         assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
 
 
+@pytest.mark.parametrize("offload", ["full", "auto"])
+@pytest.mark.parametrize("pipelining", ["none", "symmetric"])
+def test_simpler_pipelines_give_the_same_tokens(
+    artifact: Path, alone: list[tuple[int, ...]], pipelining: str, offload: str
+) -> None:
+    given = {"offload": offload, "pipelining": pipelining, "min_gain": 0.0, "patience": 4}
+    with two_pools(artifact, 8, 60, slow=True, **given) as (app, plans):
+        assert [done.token_ids for done in app.generate(PROMPTS, **ASKED)] == alone
+    assert any(b.cpu_decode for p in plans for b in p.batches)
+    two = [plan.batches for plan in plans if len(plan.batches) == 2]
+    assert bool(two) == (pipelining == "symmetric")
+    for first, second in two:
+        assert not first.prefill and not second.prefill
+        for name in HOMES:
+            assert len(getattr(first, name)) - len(getattr(second, name)) in (0, 1)
+
+
 def test_every_eviction_may_be_a_swap(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long answers to many short prompts do not fit beside each other: those that give way move."""
     evict = NeoScheduler.evict

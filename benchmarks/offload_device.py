@@ -70,6 +70,12 @@ class Load:
         mean = statistics.fmean(prompt + answer for prompt, answer in self.lengths)
         return round(mean * self.in_flight / KV_BLOCK)
 
+    @property
+    def gpu_blocks(self) -> int:
+        """Blocks of the device's pool; the longest request fits."""
+        longest = max(prompt + answer for prompt, answer in self.lengths)
+        return max(self.blocks // KV_PART, longest // KV_BLOCK + 2)
+
     def arrivals(self) -> list[Arrival]:
         """Return the requests for the simulator."""
         return [Arrival(0.0, prompt, answer) for prompt, answer in self.lengths]
@@ -123,7 +129,7 @@ def list_ways(device: str, load: Load, pipelines: Sequence[Pipelining] = ()) -> 
 
     These are this CPU alone, and torch on all cores with room for all.
     """
-    pools = {"gpu_blocks": max(1, load.blocks // KV_PART), "kv_blocks": 2 * load.blocks}
+    pools = {"gpu_blocks": load.gpu_blocks, "kv_blocks": 2 * load.blocks}
     limits = {"max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": SEQUENCES}
     beside = {"device": device, "threads": 1, **limits}
     ways = [Way(name, {**beside, **pools, "offload": name}) for name in POLICIES]
@@ -180,7 +186,7 @@ def describe_setting(options: argparse.Namespace, asked: Load, told: Told | None
         "requests": len(asked.lengths),
         "in_flight": asked.in_flight,
         "seed": asked.seed,
-        "gpu_blocks": max(1, asked.blocks // KV_PART),
+        "gpu_blocks": asked.gpu_blocks,
         "prompt_mean": statistics.fmean(prompt for prompt, _ in asked.lengths),
         "answer_mean": statistics.fmean(answer for _, answer in asked.lengths),
         "profile": {n: [[*row.at, row.seconds] for row in found] for n, found in tables.items()},

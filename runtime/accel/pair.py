@@ -7,11 +7,8 @@ Nothing here schedules.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +26,7 @@ from dovetail.runtime.accel.tape import DevicePools
 from dovetail.runtime.accel.weights import load_weights
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Pen
+from dovetail.runtime.machine.runner import Runner
 from dovetail.runtime.native.forward import ForwardModel, layer_block_bytes
 from dovetail.runtime.schedule.device_limits import DeviceLimits
 from dovetail.runtime.schedule.plan import Move
@@ -77,12 +75,12 @@ class DevicePair:
                 products=products,
                 attention=attention,
             )
+            self._runner = Runner(model.team, model.decode.plan.cpus)
             recorder = Recorder(device)
-            self.sub_batches = [SubBatch(self.model, f"batch {i}", recorder) for i in range(2)]
+            self.sub_batches = [
+                SubBatch(f"batch {i}", self.model, recorder, self._runner) for i in range(2)
+            ]
         self._pen: Pen = draw_nothing
-        cpus = model.decode.plan.cpus  # not those of the thread that starts it
-        stay = partial(os.sched_setaffinity, 0, cpus) if cpus else None
-        self.worker = ThreadPoolExecutor(1, "cpu-attention", stay)
         self._held = ExitStack()
         if limits.landing:
             self._held.enter_context(device.pinned(model.kv.k, model.kv.v))
@@ -126,10 +124,11 @@ class DevicePair:
             if self._collective is not None and self._collective.failed:
                 raise RankError("a process of the group has ended, so nothing can be summed")
         except BaseException:
-            for sub_batch in sub_batches:
-                sub_batch.abandon()
             with suppress(DovetailError, RuntimeError):  # what failed is on its way already
                 self.device.finish()
+            self._runner.drop()
+            for sub_batch in sub_batches:
+                sub_batch.abandon()
             raise
 
     def run(self, moves: Sequence[Move], leaving: int, sub_batches: Sequence[SubBatch]) -> None:
@@ -146,7 +145,7 @@ class DevicePair:
                 sub_batch.collect()
                 if moved:
                     device.follow(device.compute, device.mark(device.copy))
-                sub_batch.start_layer(layer, self.worker)
+                sub_batch.start_layer(layer)
         for sub_batch in sub_batches:
             sub_batch.collect()
             sub_batch.end()
@@ -169,7 +168,7 @@ class DevicePair:
 
     def close(self) -> None:
         """End the thread and give the device's memory back; safe to call twice."""
-        self.worker.shutdown()
+        self._runner.close()
         self._held.close()
         self.sub_batches.clear()
         self.__dict__.pop("model", None)

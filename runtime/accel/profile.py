@@ -234,7 +234,7 @@ class _DeviceBench:
 
         def give() -> None:
             for _ in range(self._layers):
-                self._sub_batch.hand_over(0, self._pair.worker)
+                self._sub_batch.hand_over(0)
                 self._sub_batch.collect()
 
         return self._timed(give)

@@ -69,13 +69,7 @@ class KernelLibrary:
         """
         given = (team.handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop))
         status = self.c.dt_run(*given, team.threads if most is None else most, times)
-        if status == abi.STOPPED:
-            raise RankError("a process of the group ended while it was computing")
-        if status:
-            raise DeviceError(
-                f"the CPU could not run entries {span.start} to {span.stop} of a step: status "
-                f"{status}; send the request again"
-            )
+        check_status(status, span)
 
     def make_team(self, threads: int, spin: int) -> Team:
         """Return a new team of `threads` threads, the caller included."""
@@ -108,11 +102,22 @@ class KernelLibrary:
         )
 
 
+def check_status(status: int, span: range) -> None:
+    """Raise RankError when a run of entries was stopped, DeviceError when it failed."""
+    if status == abi.STOPPED:
+        raise RankError("a process of the group ended while it was computing")
+    if status:
+        raise DeviceError(
+            f"the CPU could not run entries {span.start} to {span.stop} of a step: status "
+            f"{status}; send the request again"
+        )
+
+
 class Team:
     """Fixed threads that run tapes; the caller of a run is one of them. Ends with `close`."""
 
     def __init__(self, library: ctypes.CDLL, handle: int, threads: int) -> None:
-        self._c, self.handle, self.threads = library, handle, threads
+        self.library, self.handle, self.threads = library, handle, threads
         self._active: tuple[int, tuple[int, ...]] = (threads, ())
         self._end = weakref.finalize(self, library.dt_team_destroy, handle)
         self._end.atexit = False  # another thread may be in a run while the process ends
@@ -125,7 +130,7 @@ class Team:
         wanted = (plan.threads, plan.cpus)
         if wanted == self._active:
             return
-        if self._c.dt_team_set_active(self.handle, plan.threads, abi.int32_array(plan.cpus)):
+        if self.library.dt_team_set_active(self.handle, plan.threads, abi.int32_array(plan.cpus)):
             self._active = (0, ())
             raise CapacityError(
                 f"threads cannot be bound to CPUs {', '.join(map(str, plan.cpus))}: one is offline "

@@ -180,6 +180,29 @@ class BoundTape:
             where = int(self.times[-1].ctypes.data)
         self._library.run(team, self._tape, self._args, span, threads, where)
 
+    def order(self, span: range, begun: npt.NDArray[np.int64], block_bytes: int) -> abi.Order:
+        """Return an order to run the entries in `span` of one layer, with arguments of `prepare`.
+
+        begun: how many blocks of both pools are cleared before, then these; it stays in use, as
+        does what this tape is bound to.
+        """
+        used = [slot for i in span for slot in self.tape.entries[i].slots]
+        pools = {s.pool: self._kv_address(s) for s in used if isinstance(s, KvRef)}
+        return abi.Order(
+            tape=ctypes.pointer(self._tape),
+            args=self._args,
+            first=span.start,
+            last=span.stop,
+            pools=(pools["k"], pools["v"]),
+            begun=begun.ctypes.data,
+            block_bytes=block_bytes,
+        )
+
+    def prepare(self, team: Team, args: Mapping[str, int]) -> None:
+        """Set what orders run with; while none of this tape's runs."""
+        team.set_active(self.plan)
+        self._set_args(args)
+
     def kernel(self, entry: Entry, m: int) -> str:
         """Return the name of the kernel that computes an entry of m rows."""
         rows = self._table(entry, self._tables.get(entry.op, ())).rows

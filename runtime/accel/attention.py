@@ -13,16 +13,14 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.ir.model import KV_BLOCK
-from dovetail.runtime.accel.step import Attended, PagedAttention, Step
+from dovetail.runtime.accel.step import Attended, PagedAttention, Step, moment_bytes
 
-GATHERED = 1 << 26
-"""Bytes of K or V of decodes that are gathered at once, but for a single sequence."""
-MASK_VALUES = 1 << 24
-"""Values of a mask at most: a chunk is attended a stretch of its queries at a time."""
 SUB_BATCHES = 2
 """Each keeps the memory that it gathers into."""
 MASK_BYTES = 1 + 4
 """Of a value: what says whether a key is seen, and what torch's kernels may make of it."""
+MASK_PART = 4
+"""A mask takes one part in so many of `moment_bytes`; K and V take it each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,11 @@ class PlainAttention(PagedAttention):
     name = "plain torch"
 
     @classmethod
-    def workspace(cls, kv_row: int, context: int, queries: int, widened: float) -> int:
-        """See PagedAttention."""
-        gathered = max(2 * GATHERED, kv_row * (context + KV_BLOCK))
-        mask = min(MASK_VALUES, queries * context) * MASK_BYTES
-        return int(gathered * (SUB_BATCHES + widened)) + mask
+    def workspace(cls, device: torch.device, kv_row: int, context: int, widened: float) -> int:
+        """See PagedAttention; a single sequence is gathered whole."""
+        moment = moment_bytes(device)
+        gathered = max(2 * moment, kv_row * (context + KV_BLOCK))
+        return int(gathered * (SUB_BATCHES + widened)) + moment // MASK_PART
 
     def begin(self, step: Step) -> None:
         """See PagedAttention."""
@@ -143,7 +141,7 @@ def _alike_lengths(lengths: Sequence[int], over: Attended) -> Iterator[list[int]
         groups.setdefault((-(-length // KV_BLOCK) - 1).bit_length(), []).append(i)
     block = over.n_kv * KV_BLOCK * over.size * over.k.element_size()
     for bits, members in groups.items():
-        most = max(1, GATHERED // (block << bits))
+        most = max(1, moment_bytes(over.k.device) // (block << bits))
         yield from (members[i : i + most] for i in range(0, len(members), most))
 
 
@@ -175,7 +173,7 @@ def _masks(
         yield slice(0, queries), None
         return
     places = torch.arange(keys, device=device)
-    stretch = max(1, MASK_VALUES // keys)
+    stretch = max(1, moment_bytes(device) // (MASK_PART * MASK_BYTES * keys))
     for first in range(0, queries, stretch):
         part = slice(first, min(first + stretch, queries))
         positions = torch.arange(part.start, part.stop, device=device)[:, None] + keys - queries

@@ -72,7 +72,7 @@ class FlashInferAttention(PagedAttention):
         self._wrappers: dict[tuple[str, int, int], Any] = {}
 
     @classmethod
-    def workspace(cls, kv_row: int, context: int, queries: int, widened: float) -> int:
+    def workspace(cls, device: torch.device, kv_row: int, context: int, widened: float) -> int:
         """See PagedAttention; kinds of layers are two at most."""
         return 2 * (WORKSPACE + 2 * (2 + len(ROWS)) * PLANNED)
 

@@ -61,7 +61,7 @@ class FlexAttention(PagedAttention):
         self._options: dict[str, Any] = {"kernel_options": OPTIONS} if compiled else {}
 
     @classmethod
-    def workspace(cls, kv_row: int, context: int, queries: int, widened: float) -> int:
+    def workspace(cls, device: torch.device, kv_row: int, context: int, widened: float) -> int:
         """See PagedAttention."""
         return LISTS
 

@@ -26,6 +26,7 @@ from dovetail.runtime.accel.pair import UNSEEN, DevicePair
 from dovetail.runtime.accel.profile import find_profile
 from dovetail.runtime.accel.recorder import ROWS
 from dovetail.runtime.accel.sampling import DRAWN_BYTES
+from dovetail.runtime.accel.step import moment_bytes
 from dovetail.runtime.accel.sub_batch import SubBatch, draw_nothing
 from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine, Filled, Pen, StepTooLarge, StepWaits
@@ -35,7 +36,7 @@ from dovetail.runtime.group.rank_options import RankOptions
 from dovetail.runtime.native.forward import layer_block_bytes
 from dovetail.runtime.native.weights import row_bytes, weight_bytes
 from dovetail.runtime.schedule.cost_tables import TablePredictor
-from dovetail.runtime.schedule.device_limits import STEP_TOKENS, DeviceLimits, device_limits
+from dovetail.runtime.schedule.device_limits import DeviceLimits, device_limits
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.plan import Batch, PrefillChunk, StepPlan
@@ -191,9 +192,10 @@ class DeviceExecutor:
         """Return the bytes that attention and the choice of tokens take beside their buffers."""
         spec, kv = self.model.spec, TYPES[self.spec.kv_dtype]
         row = 2 * spec.n_kv_heads * spec.head_dim * kv.itemsize
-        queries = self._options.max_num_batched_tokens or STEP_TOKENS
         widened = 0.0 if kv is kind else kind.itemsize / kv.itemsize
-        return self._attention.workspace(row, context, queries, widened) + DRAWN_BYTES
+        device = self.accelerator.device
+        drawn = max(moment_bytes(device), DRAWN_BYTES * spec.vocab_size)
+        return self._attention.workspace(device, row, context, widened) + drawn
 
     def _start_group(self, ranks: RankOptions, activations: str) -> PairGroup:
         """Start the other ranks, now that it is known what the device holds."""

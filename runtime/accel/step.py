@@ -14,6 +14,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy.typing as npt
 import torch
 
+MOMENT = {"cpu": 1 << 25}
+MOMENT_APART = 1 << 27
+"""Bytes of one thing that a step makes for a moment; what would take more is made in pieces."""
+
+
+def moment_bytes(device: torch.device) -> int:
+    """Return how many bytes what a step makes for a moment may take on a device."""
+    return MOMENT.get(device.type, MOMENT_APART)
+
 
 @dataclass(slots=True)
 class Step:
@@ -79,13 +88,13 @@ class PagedAttention(ABC):
 
     @classmethod
     @abstractmethod
-    def workspace(cls, kv_row: int, context: int, queries: int, widened: float) -> int:
+    def workspace(cls, device: torch.device, kv_row: int, context: int, widened: float) -> int:
         """Return the bytes that attention of two sub-batches, in turns, takes at most.
 
         Args:
+            device: where.
             kv_row: bytes of the keys and values of a token in one layer.
             context: tokens of a sequence at most.
-            queries: of a step at most.
             widened: how many bytes one of KV becomes for its products, 0 where types are alike.
         """
 

@@ -346,7 +346,7 @@ class SubBatch:
     def start_layer(self, layer: int) -> None:
         """Give all up to and including the attention of a layer; the CPU's part to its thread."""
         with self.pen(DEVICE, f"{self._name}: products"):
-            self._run(self.between[layer])
+            self.give(self.between[layer])
         if self._decodes:
             self.hand_over(layer)
         if self._sent.size:
@@ -398,12 +398,12 @@ class SubBatch:
         """Give the rest of the step, all of it where it is `whole`, and the choice of tokens."""
         rows = self._sizes.n_out
         with self.pen(DEVICE, f"{self._name}: logits"):
-            self._run(self._whole if self.whole else self.between[-1])
+            self.give(self._whole if self.whole else self.between[-1])
             if self._samples and rows:
                 choose_tokens(self.step, rows, self._model.cpu.spec.vocab_size)
 
-    def _run(self, span: range) -> None:
-        """Give entries to the device, recorded ones where the batch is."""
+    def give(self, span: range) -> None:
+        """Give entries beside attention to the device, recorded ones where the batch is."""
         if self.step.recorded:
             name = self._name, self.step.counts["n_tokens"], span
             self._recorder.run(name, partial(self.forward.run, span, self.step))

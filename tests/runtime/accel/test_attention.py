@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.ir.model import KV_BLOCK, ModelSpec, RopeSpec
-from dovetail.runtime.accel import attention, attention_choice
-from dovetail.runtime.accel.attention import PlainAttention
+from dovetail.runtime.accel import attention_choice
+from dovetail.runtime.accel import step as step_module
+from dovetail.runtime.accel.attention import MASK_BYTES, MASK_PART, PlainAttention, _masks
 from dovetail.runtime.accel.attention_choice import TOLERANCE, choose_attention, try_attention
 from dovetail.runtime.accel.attention_flashinfer import FlashInferAttention, list_pages
 from dovetail.runtime.accel.attention_flex import FlexAttention
@@ -92,10 +93,23 @@ def test_plain_attention_is_that_of_float64(
 ) -> None:
     """However little may be gathered or masked at once."""
     with pytest.MonkeyPatch.context() as bounds:
-        bounds.setattr(attention, "GATHERED", bound)
-        bounds.setattr(attention, "MASK_VALUES", bound)
+        bounds.setitem(step_module.MOMENT, "cpu", bound)
         found, wanted = attend(PlainAttention(CPU), sequences, window)
     np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.sampled_from([0, 9]))
+def test_no_mask_is_larger_than_is_counted(queries: int, before: int, window: int) -> None:
+    bound, keys, seen = 1 << 14, before + queries, 0
+    with pytest.MonkeyPatch.context() as bounds:
+        bounds.setitem(step_module.MOMENT, "cpu", bound)
+        for part, mask in _masks(queries, keys, window, CPU):
+            assert part.start == seen
+            seen = part.stop
+            if mask is not None:
+                assert mask.shape == (part.stop - part.start, keys)
+                assert mask.numel() * MASK_BYTES <= max(bound / MASK_PART, keys * MASK_BYTES)
+    assert seen == queries
 
 
 @settings(max_examples=5, deadline=None)

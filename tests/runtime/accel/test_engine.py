@@ -20,7 +20,7 @@ from dovetail.cli.inspection import inspect_artifact
 from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import DeviceError, DovetailError, RequestError, SpecError
 from dovetail.ir.tape import Tape
-from dovetail.runtime.accel import profile, sub_batch
+from dovetail.runtime.accel import device, executor, profile, step, sub_batch
 from dovetail.runtime.accel.attention import PlainAttention
 from dovetail.runtime.accel.device import TorchDevice
 from dovetail.runtime.accel.executor import DeviceExecutor
@@ -29,12 +29,14 @@ from dovetail.runtime.accel.recorder import Recorder
 from dovetail.runtime.accel.sub_batch import DeviceModel, SubBatch, attention_tape
 from dovetail.runtime.accel.tape import TorchTape
 from dovetail.runtime.app import App, load
+from dovetail.runtime.engine import executor as cpu_executor
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.native import kv_parts
 from dovetail.runtime.schedule import neo
 from dovetail.runtime.schedule.cost_tables import AXES
 from dovetail.runtime.schedule.neo import NeoScheduler
 from dovetail.runtime.schedule.offload import OffloadVerdict
+from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.request import Home, Request, SamplingParams
 from dovetail.runtime.schedule.scheduler import Draft
 from tests.runtime.accel.engines import (
@@ -404,6 +406,26 @@ def test_a_closed_app_holds_nothing_on_the_device(artifact: Path) -> None:
         assert weight() is None and lane() is None
     finally:
         gc.enable()
+
+
+def test_memory_is_counted_once(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the CPU's KV takes is not torch's, too, and what steps take for a moment is no KV's."""
+    there, room, taken = 1 << 30, [], []
+    monkeypatch.setattr(executor, "predict", lambda *_: Predictor())
+    for module in (device, cpu_executor):
+        monkeypatch.setattr(module, "available_memory", lambda _: there)
+    for kv_blocks, moment in ((100, 1 << 20), (60_000, 1 << 20), (100, 1 << 24)):
+        monkeypatch.setitem(step.MOMENT, "cpu", moment)
+        given: dict[str, Any] = {"device": "torch:cpu", "offload": "full", **LIMITS}
+        with load(artifact, kv_blocks=kv_blocks, **given) as app:
+            assert isinstance(app.engine.executor, DeviceExecutor)
+            room.append(app.engine.executor.room)
+            held = app.engine.scheduler.limits.block_bytes * kv_blocks
+        made = PlainAttention.workspace(torch.device("cpu"), 64, 256, 0.0) + moment
+        taken.append((held, made))
+    assert max(room) < 0.45 * there
+    assert room[0] - room[1] == pytest.approx(0.45 * (taken[1][0] - taken[0][0]), rel=0.01)
+    assert room[0] - room[2] == pytest.approx(taken[2][1] - taken[0][1], rel=0.01)
 
 
 def test_activations_have_the_type_that_is_asked_for(artifact: Path) -> None:

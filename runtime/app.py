@@ -571,5 +571,5 @@ class App:
 def _close(flows: FlowService, generator: Generator | None, embeddings: Embeddings) -> None:
     flows.close()
     if generator:
-        generator.host.close()
+        generator.close()
     embeddings.close()

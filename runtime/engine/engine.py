@@ -24,6 +24,7 @@ from dovetail.ir.errors import (
     RequestError,
 )
 from dovetail.ir.model import ModelSpec
+from dovetail.runtime.engine.grammars import Grammars, TokenMask
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.engine.sampling import logprob_of, score_token, top_logprobs
 from dovetail.runtime.engine.step_times import StepTimes, StepWork
@@ -132,6 +133,8 @@ class Engine:
 
     def __init__(self, model: ModelSpec, scheduler: Scheduler, executor: Executor) -> None:
         self.spec, self.scheduler, self.executor = model, scheduler, executor
+        self.grammars = Grammars(None, model.vocab_size, model.eos_token_ids)
+        """With a tokenizer where the model has one: who opens the engine says so."""
         self.recorder: StepRecorder | None = None
         self.waits = DeviceWaits()
         self.step_tokens = Tally(STEP_TOKENS)
@@ -139,6 +142,7 @@ class Engine:
         """Told when a step begins of the seconds that it should take."""
         self._times = StepTimes(KEYS_PER_ROW * model.hidden_size)
         self._rules: WeakKeyDictionary[Request, LogitRules] = WeakKeyDictionary()
+        self._masks: WeakKeyDictionary[Request, TokenMask] = WeakKeyDictionary()
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, priority: int = 0
@@ -200,6 +204,7 @@ class Engine:
 
     def close(self) -> None:
         """End the threads and processes."""
+        self.grammars.close()
         self.executor.close()
 
     # ---- the group ----
@@ -319,16 +324,26 @@ class Engine:
         for row, request in enumerate(shape.outputs):
             if not request.ruled:
                 continue
-            rules = self._rules.get(request)
-            if rules is None:
-                prompt = request.tokens[: request.prompt_length]
-                rules = LogitRules(request.params, prompt, self.spec.eos_token_ids)
-                self._rules[request] = rules
             logits = buffers.logits(row)
             if request.params.logprobs is not None:
                 raw[row] = logits.copy()
-            rules.apply(logits, request.tokens)
+            try:
+                self._find_rules(request).apply(logits, request.tokens)
+            except RequestError as error:
+                self._fail(request, error)
         return raw
+
+    def _find_rules(self, request: Request) -> LogitRules:
+        """Return the rules of a request; RequestError where its grammar cannot be followed."""
+        rules = self._rules.get(request)
+        if rules is None:
+            params, prompt = request.params, request.tokens[: request.prompt_length]
+            mask = self.grammars.open(params.grammar) if params.grammar else None
+            rules = LogitRules(params, prompt, self.spec.eos_token_ids, mask)
+            self._rules[request] = rules
+            if mask is not None:
+                self._masks[request] = mask
+        return rules
 
     def _accept(self, shape: StepShape, buffers: StepBuffers, raw: Mapping[int, Logits]) -> None:
         """Hand the tokens that were chosen to their requests.
@@ -337,9 +352,9 @@ class Engine:
         """
         if shape.scored:
             self._score(shape, buffers)
-        now = self.scheduler.clock()
+        now, followed = self.scheduler.clock(), list[TokenMask]()
         for row, request in enumerate(shape.outputs):
-            if request.finished:  # its prompt was poisoned
+            if request.finished:  # its prompt was poisoned, or its grammar takes too much
                 continue
             token, logprob = buffers.chosen(row)
             if not math.isfinite(logprob):  # one such logit makes the sum one
@@ -353,6 +368,11 @@ class Engine:
                 chosen = logprob_of(logits, token) if row in raw else logprob
                 request.logprobs.append(TokenLogprob(token, chosen, top))
             self.scheduler.append(request, token, now)
+            if request.params.grammar and not request.finished:
+                followed.append(self._masks[request])
+                followed[-1].chosen = token
+        if followed:
+            self.grammars.follow(followed)
 
     def _score(self, shape: StepShape, buffers: StepBuffers) -> None:
         """Hand log probabilities of prompt tokens to their requests, a block of rows at a time."""
@@ -375,7 +395,7 @@ class Engine:
 def _exhausted(request: Request) -> RequestError:
     return RequestError(
         f"no token is left after token {len(request.tokens)} of the request: "
-        "allowed_token_ids, bad_words and min_tokens exclude all that there are"
+        "the answer's form, allowed_token_ids, bad_words and min_tokens exclude all that there are"
     )
 
 

@@ -21,6 +21,7 @@ from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.schedule.queue import check_priority
 from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.runtime.text.forms import Forms
 from dovetail.runtime.text.tokenizer import TextStream, Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -39,6 +40,7 @@ class Generator:
     ) -> None:
         """`path`: the artifact, for errors. `context`: tokens that a request may have."""
         self.host, self.tokenizer, self.context = host, tokenizer, context
+        self.forms = Forms()
         self._path = path
 
     # ---- reading what is asked for ----
@@ -59,7 +61,7 @@ class Generator:
         see Ask.
         """
         params = SamplingParams.make(options)
-        params = self._read_words(params)
+        params = self._read_form(self._read_words(params))
         if single and params.n != 1:
             raise RequestError(f"a stream or a job has one completion; n must be 1, not {params.n}")
         check_priority(priority)
@@ -76,6 +78,15 @@ class Generator:
             )
         ids = [found for word in params.bad_words for found in _spellings(self.tokenizer, word)]
         return replace(params, bad_word_ids=tuple(ids))
+
+    def _read_form(self, params: SamplingParams) -> SamplingParams:
+        """Return `params` with the grammar of their form, which may have to be tried first."""
+        form = params.structured_outputs
+        if form is None:
+            return params
+        if self.tokenizer is None:
+            raise RequestError(f"{self._path} has no tokenizer, so no form can be asked for")
+        return replace(params, grammar=self.forms.write(form))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -133,6 +144,11 @@ class Generator:
         future = self.drop(jobs)
         if future is not None:
             future.result()
+
+    def close(self) -> None:
+        """Fail what is under way and end threads and processes."""
+        self.host.close()
+        self.forms.close()
 
     async def aabandon(self, jobs: Sequence[Job]) -> None:
         """As `abandon`, in an event loop."""

@@ -128,6 +128,7 @@ class Generator:
             params.stop,
             keeps_stop=params.include_stop_str_in_output,
             least=params.min_tokens,
+            special=not params.skip_special_tokens,
         )
 
     def drop(self, jobs: Sequence[Job]) -> Future[None] | None:

@@ -39,6 +39,7 @@ class SamplingParams:
     `max_tokens` may be 0: nothing is generated.
     `min_tokens` come before any end. `stop_token_ids` end the answer as end tokens do. What
     penalties, biases, `bad_words` and `allowed_token_ids` mean: `logit_rules`.
+    Special tokens are no part of the text, but with `skip_special_tokens` false.
     `structured_outputs` says what form the answer must have; it then ends where that does, whatever
     `min_tokens` and `ignore_eos` say.
     """
@@ -64,6 +65,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # made of `bad_words` by who has a tokenizer
     allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     grammar: str = ""  # made of `structured_outputs` by who has a tokenizer
 
@@ -207,6 +209,7 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "include_stop_str_in_output": _flag,
     "bad_words": _words,
     "allowed_token_ids": _allowed,
+    "skip_special_tokens": _flag,
     "structured_outputs": read_structured,
     "schema": read_schema,
 }

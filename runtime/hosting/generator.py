@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.hosting.job import Job
@@ -23,6 +24,10 @@ from dovetail.runtime.schedule.queue import check_priority
 from dovetail.runtime.schedule.request import SamplingParams
 from dovetail.runtime.text.forms import Forms
 from dovetail.runtime.text.tokenizer import TextStream, Tokenizer
+from dovetail.runtime.text.tools import ChatStyle
+
+if TYPE_CHECKING:
+    from dovetail.runtime.text.chat_template import ChatTemplate
 
 Prompt: TypeAlias = str | Sequence[int]
 WRONG_PROMPT = "a prompt must be a text or a list of token ids"
@@ -37,11 +42,28 @@ class Generator:
         tokenizer: Tokenizer | None,
         path: Path,
         context: int,
+        folder: Path | None = None,
     ) -> None:
-        """`path`: the artifact, for errors. `context`: tokens that a request may have."""
+        """`path`: the artifact, for errors. `context`: tokens that a request may have.
+
+        folder: where the model's chat template is.
+        """
         self.host, self.tokenizer, self.context = host, tokenizer, context
+        self._folder = folder
         self.forms = Forms()
         self._path = path
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The model's chat template, None if it has none; ArtifactError if it is damaged."""
+        from dovetail.runtime.text.chat_template import read_template  # noqa: PLC0415 - only chats need it
+
+        return read_template(self._folder) if self._folder else None
+
+    @cached_property
+    def style(self) -> ChatStyle:
+        """How the model writes calls and reasoning, as its template tells."""
+        return ChatStyle.of(self.template.text if self.template else "")
 
     # ---- reading what is asked for ----
 
@@ -150,6 +172,8 @@ class Generator:
         """Fail what is under way and end threads and processes."""
         self.host.close()
         self.forms.close()
+        if template := self.__dict__.get("template"):
+            template.close()
 
     async def aabandon(self, jobs: Sequence[Job]) -> None:
         """As `abandon`, in an event loop."""

@@ -31,7 +31,14 @@ from dovetail.runtime.server.generation import (
 from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.text.answers import Answer, AnswerParser, Part
-from dovetail.runtime.text.tools import MISTRAL, Offer, call_grammar, frame, read_offer
+from dovetail.runtime.text.tools import (
+    MISTRAL,
+    Offer,
+    call_grammar,
+    frame,
+    read_offer,
+    write_mark,
+)
 
 CALL_LETTERS = 24
 MISTRAL_LETTERS = 9
@@ -142,10 +149,9 @@ def _find_form(
     model: ServedModel, body: ChatRequest, offer: Offer | None, *, begun: bool
 ) -> tuple[str, StructuredOutputs | None]:
     """Return the field that asks for a form of the answer, and that form."""
-    asked, thinking = read_form(body), model.style.thinking
-    calls = None
+    asked, calls, literal = read_form(body), None, partial(write_mark, model.tokenizer)
     if offer is not None:
-        calls = call_grammar(offer, model.style, model.literal, begun=begun)
+        calls = call_grammar(offer, model.style, literal, begun=begun)
     if calls is not None and asked is not None:
         raise ApiError(
             400,
@@ -158,7 +164,7 @@ def _find_form(
     if asked is None:
         return "", None
     param, form = asked
-    return param, frame(form, thinking, model.literal, begun=begun)
+    return param, frame(form, model.style.thinking, literal, begun=begun)
 
 
 def _read(

@@ -20,7 +20,6 @@ from dovetail.runtime.embed.texts import TextEncoder
 from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.errors import FINAL, ApiError, too_long
 from dovetail.runtime.server.forms import naming
-from dovetail.runtime.text.grammar import quote
 from dovetail.runtime.text.messages import Message
 from dovetail.runtime.text.tokenizer import Tokenizer
 from dovetail.runtime.text.tools import ChatStyle
@@ -127,16 +126,10 @@ class ServedModel:
         except LengthError as error:
             raise too_long(str(error), param=param) from None
 
-    @cached_property
+    @property
     def style(self) -> ChatStyle:
         """How the model writes calls and reasoning."""
-        template = self.app.template
-        return ChatStyle.of(template.text if template else "")
-
-    def literal(self, mark: str) -> str:
-        """Return a mark of calls or reasoning as a grammar has it."""
-        token = self.tokenizer.find_special(mark)
-        return quote(mark) if token is None else f"<[{token}]>"
+        return self.app.generator.style
 
     async def try_form(self, form: StructuredOutputs, *, param: str) -> None:
         """Have the grammar of a form known; ApiError where it cannot be followed."""

@@ -25,6 +25,7 @@ class Forms:
 
     def __init__(self) -> None:
         self._known: OrderedDict[StructuredOutputs, str] = OrderedDict()
+        self._pinned: dict[StructuredOutputs, str] = {}
         self._lock = threading.Lock()
         SHARED.take()
         self._end = weakref.finalize(self, SHARED.give_back)
@@ -34,7 +35,7 @@ class Forms:
         with self._lock:
             if form in self._known:
                 self._known.move_to_end(form)
-            return self._known.get(form)
+            return self._pinned.get(form) or self._known.get(form)
 
     def start(self, form: StructuredOutputs) -> Future[str]:
         """Return the future of a grammar; RequestError where the form cannot be followed.
@@ -55,6 +56,15 @@ class Forms:
     def write(self, form: StructuredOutputs) -> str:
         """Return the grammar that `start` promises; waits, so that no event loop may call it."""
         return self.start(form).result()
+
+    def pin(self, form: StructuredOutputs) -> None:
+        """Have the grammar of a form known for good; raises as `write`."""
+        with self._lock:
+            if form in self._pinned:
+                return
+        found = self.write(form)
+        with self._lock:
+            self._pinned[form] = found
 
     def close(self) -> None:
         """Use the process no more."""

@@ -27,6 +27,11 @@ FUEL, STEP_FUEL, STEP_ITEMS = 1_000_000, 200_000, 50_000
 STATES = 16_384
 """Of a grammar's lexer, 1 to 2 kB each; llguidance allows 250,000."""
 SYMBOLS = 200_000
+OVERLAYS = {"anyOf", "oneOf", "$ref", "const", "enum"}
+OPENS = {"additionalProperties", "patternProperties", "minProperties", "unevaluatedProperties"}
+NAMED = ("properties", "$defs", "definitions", "patternProperties")
+BELOW = ("items", "prefixItems", "anyOf", "oneOf", "additionalProperties")
+"""Keywords with schemas: laid over others, of properties without a name, under names, in place."""
 MAX_OPTIONAL = 400
 """Parts of expressions that may be left out, in all. What comes next in a row of them takes time by
 the cube of their number: 0.3 s of so many, a minute of 3,000."""
@@ -103,15 +108,53 @@ def _find_patterns(schema: object) -> Iterator[str]:
 
 
 def json_rule(schema: str, space: str | None = SPACE) -> str:
-    """Return the right side of a Lark rule: JSON that a schema allows. space: None for nothing."""
+    """Return the right side of a Lark rule: JSON that a schema allows. space: None for nothing.
+
+    Objects get no properties but those that the schema names, unless it speaks of others.
+    """
     found = json.loads(schema)
     if isinstance(found, bool):
         found = {} if found else {"not": {}}
+    if not _mixes(found):
+        found = _close(found)
     shape: dict[str, Any] = {"whitespace_flexible": False}
     if space is not None:
         shape = {"whitespace_pattern": space}
     # of a schema's own "x-guidance", which may ask for less than it says, nothing is left
     return "%json " + json.dumps({**found, "x-guidance": shape}, ensure_ascii=False)
+
+
+def _mixes(schema: object) -> bool:
+    """Tell whether schemas are laid over each other somewhere: closed ones may leave nothing."""
+    if isinstance(schema, list):
+        return any(map(_mixes, schema))
+    if not isinstance(schema, dict):
+        return False
+    over = len(schema.keys() & OVERLAYS) + ("properties" in schema)
+    return "allOf" in schema or over > 1 or any(map(_mixes, schema.values()))
+
+
+def _close(schema: Any) -> Any:
+    """Return a schema whose objects take no properties that it does not name."""
+    if isinstance(schema, list):
+        return [_close(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _close_below(key, value) for key, value in schema.items()}
+    named = found.get("properties")
+    if not isinstance(named, dict) or found.keys() & OPENS:
+        return found
+    wanted = found.get("required", [])
+    if not isinstance(wanted, list) or not all(name in named for name in wanted):
+        return found
+    return {**found, "additionalProperties": False}
+
+
+def _close_below(key: str, value: Any) -> Any:
+    """Close the schemas under a keyword."""
+    if key in NAMED and isinstance(value, dict):
+        return {name: _close(one) for name, one in value.items()}
+    return _close(value) if key in BELOW else value
 
 
 def quote(text: str) -> str:

@@ -16,6 +16,7 @@ from dovetail.ir.errors import RequestError
 from dovetail.runtime.schedule.structured import StructuredOutputs, write_schema
 from dovetail.runtime.text.answers import ARGS, CallFormat, Thinking
 from dovetail.runtime.text.grammar import ANSWER, json_rule, quote
+from dovetail.runtime.text.tokenizer import Tokenizer
 
 MAX_TOOLS = 128
 MAX_CALLS = 32
@@ -214,6 +215,12 @@ def _arguments(function: Mapping[str, Any]) -> str:
 Literal = Callable[[str], str]
 """Writes a mark as Lark: as text, or the token of a model where it is a special one."""
 ANYTHING = "/(?s:.*)/"
+
+
+def write_mark(tokenizer: Tokenizer, mark: str) -> str:
+    """Return a mark of calls or reasoning as a grammar of a model has it."""
+    token = tokenizer.find_special(mark)
+    return quote(mark) if token is None else f"<[{token}]>"
 
 
 def frame(

@@ -338,7 +338,10 @@ class Engine:
         rules = self._rules.get(request)
         if rules is None:
             params, prompt = request.params, request.tokens[: request.prompt_length]
-            mask = self.grammars.open(params.grammar) if params.grammar else None
+            mask = None
+            if params.grammar:
+                left = request.max_tokens - request.generated
+                mask = self.grammars.open(params.grammar, left)
             rules = LogitRules(params, prompt, self.spec.eos_token_ids, mask)
             self._rules[request] = rules
             if mask is not None:
@@ -369,8 +372,9 @@ class Engine:
                 request.logprobs.append(TokenLogprob(token, chosen, top))
             self.scheduler.append(request, token, now)
             if request.params.grammar and not request.finished:
-                followed.append(self._masks[request])
-                followed[-1].chosen = token
+                mask = self._masks[request]
+                mask.chosen, mask.left = token, request.max_tokens - request.generated
+                followed.append(mask)
         if followed:
             self.grammars.follow(followed)
 

@@ -18,7 +18,7 @@ from dovetail.runtime.schedule.structured import StructuredOutputs
 if TYPE_CHECKING:
     import llguidance
 
-SPACE = r"( |\r?\n[ \t]{0,32})"
+SPACE = r"( |\n[ \t]{0,32})"
 """White space between the parts of JSON: a model that has lost its way ends it at some time."""
 ANSWER = "answer"
 """What the grammar around a form calls that."""

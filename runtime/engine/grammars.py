@@ -261,13 +261,13 @@ class Grammars:
 
     def _wait(self, mask: TokenMask) -> None:
         """Return once a mask has been found; RequestError where the thread has got stuck in it."""
-        while mask.batch is not None:
+        while not mask.found:  # others of its batch may not be
+            if mask.batch is None:
+                raise RequestError(TOO_MUCH)
             try:
                 mask.batch.done.result(PATIENCE)
-                return
             except TimeoutError:
                 self._leave_stuck()
-        raise RequestError(TOO_MUCH)
 
     def _leave_stuck(self) -> None:
         """Leave the thread alone with the mask that it is at; another one finds the others."""

@@ -7,7 +7,8 @@ APIs (`chat.py`, `responses.py`, `messages.py`) translate to the one and from th
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -86,25 +87,29 @@ class Conversation:
             yield piece, found + parser.close() if piece.finish_reason else found
 
 
-def make_chat(field: str, **fields: Any) -> ChatRequest:
-    """Return the chat that a request of another API is; what it says stands in its `field`.
-
-    Raises ApiError where its messages or schemas are wrong.
-    """
+def make_chat(**fields: Any) -> ChatRequest:
+    """Return the chat that a request of another API is; ApiError where its messages are wrong."""
     known = {name: value for name, value in fields.items() if value is not None}
     try:
         return msgspec.convert(known, ChatRequest)
     except msgspec.ValidationError as error:
-        raise ApiError(400, f"the request is wrong: {error}", param=field) from None
+        raise ApiError(400, f"the request is wrong: {error}", param="messages") from None
+
+
+@contextmanager
+def renaming(**names: str) -> Iterator[None]:
+    """Have errors of a chat name the fields of another API."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 async def converse(
-    server: ServerContext, request: Request, body: ChatRequest, kind: str, field: str = "messages"
+    server: ServerContext, request: Request, body: ChatRequest, kind: str
 ) -> Conversation:
-    """Return what a body asks for; ApiError where that cannot be.
-
-    kind: before its id. field: where the request has its messages.
-    """
+    """Return what a body asks for; ApiError where that cannot be. kind: before its id."""
     model = check_chat(server, body)
     offer = _read_offer(body)
     plain = [msgspec.to_builtins(message) for message in body.messages]
@@ -117,7 +122,7 @@ async def converse(
     )
     begun = model.style.begins_thinking(text)
     param, form = _find_form(model, body, offer, begun=begun)
-    read = partial(_read, model, body, text, kind, field, form, offer)
+    read = partial(_read, model, body, text, kind, form, offer)
     found = Conversation(await server.aside(request, read), offer, begun)
     if form is not None:
         await model.try_form(form, param=param)
@@ -172,14 +177,13 @@ def _read(
     body: ChatRequest,
     text: str,
     kind: str,
-    field: str,
     form: StructuredOutputs | None,
     offer: Offer | None,
 ) -> Asked:
     """Return what a body asks for, whose prompt is `text`; ApiError where the context is full."""
     last = body.truncate_prompt_tokens
-    prompt = model.encode(text, param=field, special=False, last=last)
-    check_context(model, [prompt], param=field)
+    prompt = model.encode(text, param="messages", special=False, last=last)
+    check_context(model, [prompt], param="messages")
     most = body.max_completion_tokens or body.max_tokens
     most = model.context - len(prompt) if most is None else most
     logprobs = (body.top_logprobs or 0) if body.logprobs else None

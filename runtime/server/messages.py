@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.conversation import Conversation, converse, make_chat
+from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
 from dovetail.runtime.server.edge import JsonReply, named_event
 from dovetail.runtime.server.errors import FINAL, ApiError
 from dovetail.runtime.server.items import (
@@ -39,9 +39,10 @@ STOPS = {"length": "max_tokens"}
 async def messages(server: ServerContext, request: Request) -> Response:
     """Answer a conversation."""
     body = await server.read(request, MessagesRequest)
-    chat = make_chat(
-        "messages",
-        **_translate(body),
+    found = await _converse(
+        server,
+        request,
+        body,
         max_tokens=body.max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -49,7 +50,6 @@ async def messages(server: ServerContext, request: Request) -> Response:
         stop=body.stop_sequences or None,
         stream=body.stream,
     )
-    found = await converse(server, request, chat, "msg")
     if body.stream:
         return server.stream(_events(server, found, body), _fail)
     return await found.asked.respond(server, request, partial(_reply, found, body), None)
@@ -58,8 +58,16 @@ async def messages(server: ServerContext, request: Request) -> Response:
 async def count_tokens(server: ServerContext, request: Request) -> Response:
     """Count the tokens of a conversation."""
     body = await server.read(request, CountRequest)
-    found = await converse(server, request, make_chat("messages", **_translate(body)), "msg")
+    found = await _converse(server, request, body)
     return JsonReply(InputTokens(input_tokens=len(found.asked.prompts[0])))
+
+
+async def _converse(
+    server: ServerContext, request: Request, body: CountRequest, **fields: object
+) -> Conversation:
+    with renaming(response_format="output_config.format"):
+        chat = make_chat(**_translate(body), **fields)
+        return await converse(server, request, chat, "msg")
 
 
 # ---- in ----

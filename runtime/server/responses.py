@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from dovetail.runtime.schedule.request import Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.conversation import Conversation, converse, make_chat
+from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
 from dovetail.runtime.server.edge import named_event
 from dovetail.runtime.server.errors import FINAL, ApiError
 from dovetail.runtime.server.generation import new_id
@@ -55,8 +55,9 @@ async def responses(server: ServerContext, request: Request) -> Response:
     if body.truncation == "auto":
         said = "`truncation` auto is not supported; leave items out that the context cannot hold"
         raise ApiError(400, said, param="truncation", headers=FINAL)
-    chat = make_chat("input", **_translate(body))
-    found = await converse(server, request, chat, "resp", "input")
+    with renaming(messages="input", response_format="text.format"):
+        chat = make_chat(**_translate(body))
+        found = await converse(server, request, chat, "resp")
     if body.stream:
         return server.stream(_events(server, found, body), _fail)
     return await found.asked.respond(server, request, partial(_reply, found, body), None)

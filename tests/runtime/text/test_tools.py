@@ -62,7 +62,7 @@ def test_wrong_tools_are_refused(tools: list[Any], choice: object, said: str) ->
 
 
 QWEN = """{%- if tools %}{{- '<|im_start|>system\\n# Tools <tools>' }}{%- for tool in tools %}
-{{- tool | tojson }}{%- endfor %}{{- 'return {"name": ...} within <tool_call></tool_call>' }}{%- endif %}
+{{- tool | tojson }}{%- endfor %}{{- '{"name": ...} in <tool_call></tool_call>' }}{%- endif %}
 {%- for m in messages %}{{- m.content.split('</think>')[-1] }}{%- endfor %}"""
 STYLES = {
     "qwen": (QWEN, HERMES, THOUGHTS[0], True),

@@ -29,7 +29,7 @@ test: $(VENV)/.installed
 
 test-long: $(VENV)/.installed
 	$(BIN)/pytest -m long --timeout 3600
-	for target in $$($(BIN)/python -c 'from dovetail.codegen.targets import host_targets; \
+	for target in $$($(BIN)/python -c 'from tests.hosts import host_targets; \
 	    print(*(t.name for t in host_targets() if t.machine))'); do \
 	  DOVETAIL_TARGET=$$target $(BIN)/pytest -n $(JOBS) $(EACH_TARGET) || exit 1; \
 	done

@@ -39,6 +39,7 @@ from dovetail.compiler.tables import OWN_SCHEDULES
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.dtypes import DTYPES
 from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.runtime.native.tape import Team
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
 
@@ -85,7 +86,7 @@ def open_library(cases: Iterable[AttentionCase]) -> KernelLibrary:
 
 def open_run(library: KernelLibrary, case: AttentionCase, pool_bytes: int) -> AttentionRun:
     """Return `case` bound to operands and to threads of its own."""
-    team = library.make_team(case.threads, SPIN)
+    team = Team(library, case.threads, SPIN)
     cpus = tuple(choose_pus(read_hardware(), case.threads))
     team.set_active(PhasePlan(threads=case.threads, cpus=cpus))
     return AttentionRun(library, team, case, pool_bytes)

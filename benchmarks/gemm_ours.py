@@ -27,7 +27,8 @@ from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.formats import FORMATS
 from dovetail.ir.model import SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import Row
-from dovetail.runtime.machine.library import KernelLibrary, Team
+from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.runtime.native.tape import Team
 from dovetail.topology.hardware import HardwareSpec
 
 PAGE = 4096

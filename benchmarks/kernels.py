@@ -43,7 +43,8 @@ from dovetail.compiler.roofline import measure_fma_rate, measure_read_bandwidth
 from dovetail.compiler.schedules import LINEAR, GemmOp, gemm_requests
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import Row
-from dovetail.runtime.machine.library import KernelLibrary, Team
+from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.runtime.native.tape import Team
 from dovetail.topology.binding import choose_pus
 from dovetail.topology.hardware import read_hardware
 from gemm_ours import Operands, OurGemm, Setting, pick_rows, row_for
@@ -241,7 +242,7 @@ def measure_shape(
     rows = pick_rows(setting, GemmOp("linear", LINEAR, n, k, "f32"), phase, points)
     operands = Operands(n, k, max(points), setting.hardware.l3_bytes)
     peers = {name: peer(operands, threads) for name, peer in present_peers().items()}
-    team = setting.library.make_team(threads, SPIN)
+    team = Team(setting.library, threads, SPIN)
     team.set_active(phase)
     shape = Shape(setting, operands, team, rows, peers)
     for m in points:

@@ -24,13 +24,13 @@ from common import Report, add_report_options, geometric_mean, machine_facts, op
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from dovetail.runtime.sim.workflows import WorkflowMachine
 from rag_cells import FREE, SLO, WORKFLOWS, Cell, Stage, rates_of, run_cell
 from rag_costs import ENCODE, LINK, cpu_scan, device_scan, engine_cost
 from rag_planes import MAKERS
 from rag_script import Script, make_corpus
 from rag_wall import FaissIndex, WallSimulation, measure_scan
 from rag_world import StandIn
+from simulated_workflows import WorkflowMachine
 
 NPROBES = {"simulated": (256, 128, 512), "cpu": (256, 128, 64)}
 WIDTH = 384

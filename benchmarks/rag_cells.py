@@ -14,13 +14,13 @@ from typing import Any
 
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.sim.scripted import EngineCost, ScriptedEngine
-from dovetail.runtime.sim.workflows import WorkflowMachine, WorkflowSimulation
 from dovetail.workflows import hyde, irg, multistep, one_shot, recomp
 from rag_costs import MOST_SEQUENCES, STEP_TOKENS
 from rag_planes import Setting, make_plane
 from rag_script import ROUNDS, Script, count_tokens
 from rag_world import Arrival, Index, NoIndex, Scene, begin_runs, poisson
+from scripted_engine import EngineCost, ScriptedEngine
+from simulated_workflows import WorkflowMachine, WorkflowSimulation
 
 SLO = 10.0
 """Seconds within which 99 of 100 requests must be answered."""

@@ -24,10 +24,10 @@ from dovetail.runtime.flows.control.settings import (
 )
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.retrieval.hot import HotSet
-from dovetail.runtime.sim.scripted import EngineCost
-from dovetail.runtime.sim.workflows import Plane, WorkflowMachine
 from rag_costs import STEP_TOKENS
 from rag_world import Scene
+from scripted_engine import EngineCost
+from simulated_workflows import Plane, WorkflowMachine
 
 STORED = 300
 """Tokens of a typical sequence in the engine."""

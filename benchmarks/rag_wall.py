@@ -24,8 +24,8 @@ from dovetail.runtime.index.ivf import IvfIndex
 from dovetail.runtime.index.scans import Scan
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
-from dovetail.runtime.sim.workflows import WorkflowOutcome, WorkflowSimulation
 from rag_script import Corpus, Vectors
+from simulated_workflows import WorkflowOutcome, WorkflowSimulation
 
 PATIENCE = 60.0
 """Seconds without any event after which a run has failed."""

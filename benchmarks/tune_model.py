@@ -1,7 +1,7 @@
 """`dovetail tune` on a whole model from an empty database, killed half-way and resumed; compiles.
 
 Run `python benchmarks/tune_model.py --json F`; `--resume` keeps the efforts that F has already. For
-each effort a tuning job is killed after half its budget, goes on with `--resume`, and two compiles
+each effort a tuning job is killed after half its budget, goes on, and two compiles
 follow: the first with the database, the second with all that the first has left in the cache too.
 About 3 minutes for `fast`, 15 for `full`.
 """
@@ -71,7 +71,7 @@ def show(model: Path, work: Path, effort: str) -> dict[str, Any]:
     records = count_records(database)
     print(f"{effort}: killed after {before:.1f} s with {records} records", flush=True)
     options = (model, "--db", database, "--effort", effort)
-    after, tuned = run("tune", *options, "--resume")
+    after, tuned = run("tune", *options)
     print(f"{effort}: resumed for {after:.1f} s", flush=True)
     row = {
         "effort": effort,

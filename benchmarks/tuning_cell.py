@@ -15,6 +15,7 @@ from typing import Any
 from common import Patience, sample
 from dovetail.compiler.search.policy import SearchResult, SearchTask
 from dovetail.compiler.search.rows import make_rows
+from dovetail.runtime.native.tape import Team
 from gemm_ours import Operands, OurGemm, Setting, row_for
 from tvm_cells import Cell, TvmError, TvmProduct, tune
 
@@ -31,7 +32,7 @@ def compare_with_tvm(
     operands = Operands(cell.n, cell.k, cell.m, hardware.l3_bytes)
     row = row_for(make_rows(task, found.choices), cell.m)
     with (
-        closing(setting.library.make_team(cell.threads, SPIN)) as team,
+        closing(Team(setting.library, cell.threads, SPIN)) as team,
         TvmProduct(python, cell, len(operands.plain)) as theirs,
     ):
         if not theirs.error < ERROR:

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock
 
 from dovetail.codegen.isa.target import Target
-from dovetail.ir.cache import cache_directory
+from dovetail.ir.cache import cache_directory, use_cache
 from dovetail.ir.errors import ToolchainError
 
 COMPILE_TIMEOUT = 600  # seconds; a compiler that takes longer hangs
@@ -203,7 +203,7 @@ def cached_build(key: str, name: str, cache: Path | None, build: Callable[[Path]
         return result
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{entry}.lock"):
+        with use_cache(root), FileLock(f"{entry}.lock"):
             if not result.exists():
                 _fill_entry(entry, build)
     except OSError as error:

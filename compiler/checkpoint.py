@@ -154,7 +154,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     index = directory / INDEX_FILE
     if not index.is_file():
         return Checkpoint(directory, read_header(_single_file(directory)))
-    listed = _read_weight_map(index)
+    listed = read_weight_map(index)
     headers = {shard: read_header(directory / shard) for shard in sorted(set(listed.values()))}
     tensors = {}
     for name, shard in listed.items():
@@ -246,7 +246,8 @@ def _single_file(directory: Path) -> Path:
     return path
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor, beside the index that lists them."""
     listed = Config.read(index).section("weight_map").values
     for name, shard in listed.items():
         if not isinstance(shard, str) or Path(shard).name != shard:

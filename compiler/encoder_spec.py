@@ -252,7 +252,8 @@ def _read_prompts(folder: EncoderFolder, config: Config) -> tuple[dict[str, str]
         listed = found.section("prompts")
         prompts = {name: listed.text(name, "") for name in listed.values}
     else:
-        names = (folder.root.name, Path(config.text("_name_or_path", "-")).name)
+        hub = folder.root.parent.parent.name  # models--ORG--NAME/snapshots/COMMIT
+        names = (folder.root.name, hub, Path(config.text("_name_or_path", "-")).name)
         known = any("e5-" in name.lower() for name in names)
         prompts = dict(E5_PROMPTS) if known else {}
     default = found.text("default_prompt_name") if found.has("default_prompt_name") else None

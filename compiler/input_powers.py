@@ -22,7 +22,7 @@ from dovetail.compiler.request import CompileRequest, ModelRequest
 from dovetail.compiler.service import alone
 from dovetail.compiler.writer import half_made, sweep
 from dovetail.ir.cache import cache_directory
-from dovetail.ir.errors import SpecError
+from dovetail.ir.errors import CapacityError, SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.ir.tape import BufferRef, IntConst, Tape, WeightRef
 from dovetail.runtime.artifact import open_artifact
@@ -71,7 +71,10 @@ def calibrate(
             max_step_tokens=max(WINDOW, request.max_step_sequences),
             cache=request.cache,
         )
-        compile_float(float_request)
+        try:
+            compile_float(float_request)
+        except CapacityError as error:
+            raise CapacityError(f"calibrating runs the model in floats first: {error}") from None
         powers = run_windows(Path(float_request.output), windows, advance)
     return Calibration(text, sum(map(len, windows)), powers)
 

@@ -46,14 +46,11 @@ def job_on_file(path: Path, job: JobFile) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
 
-def read_job(path: Path) -> JobFile:
-    """Return an interrupted job; SpecError where there is none, or its file is damaged."""
+def read_job(path: Path) -> JobFile | None:
+    """Return an interrupted job, None where there is none; SpecError where its file is damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=JobFile)
     except FileNotFoundError:
-        raise SpecError(
-            "no interrupted job of this model, effort and machine is on record in this database; "
-            "omit --resume to start one, or use --missing"
-        ) from None
+        return None
     except (OSError, msgspec.DecodeError) as error:
-        raise SpecError(f"{path} is damaged ({error}); use --missing instead") from None
+        raise SpecError(f"{path} is damaged ({error}); give --no-resume or --missing") from None

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from dovetail.compiler.measure import Candidate
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.library import KernelLibrary, Team
+from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.runtime.native.tape import Team
 
 PERIOD = 1_000_003
 """Values in the pattern that fills operands; prime, so that no two panels are alike."""
@@ -32,7 +33,7 @@ class KernelCall:
         rows: int,
     ) -> None:
         """reduce: the kernel that adds up partial results. rows: M, by which rows are found."""
-        self._library, self._calls = library, len(operands)
+        self._calls = len(operands)
         values = [value for each in operands for value in each]
         slots = (abi.Slot * len(values))(
             *(abi.Slot(f=v) if isinstance(v, float) else abi.Slot(i=v) for v in values)
@@ -58,10 +59,10 @@ class KernelCall:
         """
         if self._calls == 1:
             return self.run(team)
-        self._library.run(team, self._tape, self._args, range(1))
+        team.run(self._tape, self._args, range(1))
         return self._timed(team, range(1, self._calls)) / (self._calls - 1)
 
     def _timed(self, team: Team, span: range) -> float:
         start = time.perf_counter()
-        self._library.run(team, self._tape, self._args, span)
+        team.run(self._tape, self._args, span)
         return time.perf_counter() - start

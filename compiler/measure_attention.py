@@ -18,9 +18,10 @@ from dovetail.compiler.measure import AttentionCase, Candidate
 from dovetail.ir.dtypes import DTYPES
 from dovetail.ir.model import KV_BLOCK, MAX_KV_SPLITS
 from dovetail.ir.schedule import SCHEDULE_VALUES
-from dovetail.runtime.machine.library import KernelLibrary, Team
+from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.native.kv_parts import count_parts
+from dovetail.runtime.native.tape import Team
 
 EXACT, ROUNDED = 2e-5, 2e-3
 """How far a right kernel may be from float64, whose keys and values are as stored and of size one:

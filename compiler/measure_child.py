@@ -35,7 +35,8 @@ from dovetail.ir.model import PANEL, SPLIT_K_ELEMENTS
 from dovetail.ir.schedule import SCHEDULE_VALUES
 from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.child.worker import read_beside
-from dovetail.runtime.machine.library import KernelLibrary, Team
+from dovetail.runtime.machine.library import KernelLibrary
+from dovetail.runtime.native.tape import Team
 
 PADDING = 16
 """Elements between rows, as in the runtime's activation buffers."""
@@ -267,7 +268,7 @@ class Bench:
     def _team(self, case: Case) -> Team:
         key = (case.threads, case.cpus)
         if key not in self.teams:
-            team = self.library.make_team(case.threads, SPIN)
+            team = Team(self.library, case.threads, SPIN)
             team.set_active(PhasePlan(threads=case.threads, cpus=case.cpus))
             self.teams[key] = team
         return self.teams[key]

@@ -33,6 +33,7 @@ from dovetail.compiler.encoder_pipeline import (
 from dovetail.compiler.encoder_spec import is_encoder
 from dovetail.compiler.encoder_tape import build_encode_tape
 from dovetail.compiler.gain import Gain, measure_gain
+from dovetail.compiler.hub import find_model, find_models
 from dovetail.compiler.input_powers import calibrate
 from dovetail.compiler.memory import Memory
 from dovetail.compiler.model_source import TOKENIZER, ModelSource
@@ -69,6 +70,7 @@ from dovetail.compiler.tapes import build_forward_tape, build_sample_tape
 from dovetail.compiler.weights import pack_encoder, pack_weights
 from dovetail.compiler.writer import ArtifactWriter, write_artifact, write_libraries
 from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.cache import use_cache
 from dovetail.ir.encoder import EncoderSpec, Spec
 from dovetail.ir.errors import ArtifactError, SpecError
 from dovetail.ir.model import ModelFile, ModelSpec, WeightChunks, WeightEntry
@@ -93,11 +95,17 @@ def compile_model(
 ) -> CompileReport:
     """Compile `model` into the artifact `output`.
 
-    model: a directory, a GGUF file, or an artifact, which is compiled anew; or several by name, at
-    most one of which generates, the others being encoders. options: the fields of CompileRequest.
+    model: a directory, a GGUF file, an id of the hub (`find_model`), or an artifact, which is
+    compiled anew; or several by name, at most one of which generates, the others being encoders.
+    options: the fields of CompileRequest.
     """
     CompileRequest.check_options("compile", options)
-    named = {"model": model} if isinstance(model, str | Path) else _first_and_others(model)
+    if isinstance(model, str | Path):
+        named: dict[str, object] = {"model": find_model(model)}
+    else:
+        named = _first_and_others(find_models(model))
+    if isinstance(beside := options.get("beside"), Mapping):
+        options["beside"] = find_models(beside)
     request = CompileRequest(output=output, **{**named, **options})  # type: ignore[arg-type]
     return compile_artifact(request, progress=progress)
 
@@ -105,11 +113,12 @@ def compile_model(
 def compile_artifact(request: CompileRequest, *, progress: Progress | None = None) -> CompileReport:
     """Compile and write an artifact; it is there whole or not at all.
 
-    Raises SpecError for bad input, ToolchainError without a C compiler, ArtifactError when it
-    cannot be written or was interrupted.
+    Raises SpecError for bad input, CapacityError for a model that does not fit into memory,
+    ToolchainError without a C compiler, ArtifactError when it cannot be written or was interrupted.
     """
     try:
-        return _compile(request, Steps(progress))
+        with use_cache(request.cache):
+            return _compile(request, Steps(progress))
     except KeyboardInterrupt:
         raise ArtifactError(f"interrupted; nothing was written to {request.output}") from None
 

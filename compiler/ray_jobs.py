@@ -137,7 +137,7 @@ class RayMeasurer:
         except ray.exceptions.RayError as error:
             raise SpecError(
                 f"the Ray cluster failed ({str(error).splitlines()[0]}); the measurements are "
-                "kept: start the cluster again and run the same command with --resume"
+                "kept: start the cluster again and run the same command"
             ) from None
 
     def _poll(self, task: Any, machine: HardwareKey) -> tuple[Measurement, ...]:

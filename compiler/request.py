@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 from dovetail.codegen.isa.target import Target
 from dovetail.codegen.targets import DEVICE_TARGETS, get_target, runs_on, target_for
 from dovetail.compiler.calibrate import figures_of
+from dovetail.compiler.fits import check_fits
 from dovetail.compiler.model_source import (
     CHAT_TEMPLATE,
     SPECIAL_TOKENS,
@@ -288,7 +289,7 @@ def read_inputs(
     advance: Advance = lambda *_: None,
     calibrate: Calibrate | None = None,
 ) -> Inputs:
-    """Read and check everything; raises SpecError for wrong input.
+    """Read and check everything; raises SpecError for wrong input, as `check_fits` for a large one.
 
     packed: the model in an artifact, in the place of the request's. advance: told how far measuring
     is where weights are to be quantised. calibrate: runs the model where a text is given.
@@ -297,6 +298,7 @@ def read_inputs(
     source = open_model(request.model) if packed is None else ModelDirectory(packed.folder)
     hardware, targets, devices = read_machine(request)
     spec = request.read_spec(targets[0], source) if packed is None else packed.file.spec
+    check_fits(request.model, spec, hardware, request.step)
     workload = read_workload(request.workload)
     check_tokenizer(source)
     quantised = None if packed is not None else request.quantise(spec, source, advance, calibrate)

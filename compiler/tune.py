@@ -7,7 +7,7 @@ database as soon as each batch is timed, so that a killed job goes on where it w
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from dovetail.codegen.targets import runs_on
 from dovetail.compiler.attention_search import AttentionTask, search_attention
 from dovetail.compiler.calibrate import figures_of
 from dovetail.compiler.database import TuningDatabase, default_path
+from dovetail.compiler.hub import find_model, name_model
 from dovetail.compiler.job_file import JobFile, job_on_file, job_path, read_job
 from dovetail.compiler.jobs import TunedPoint, TuneProgress, allow, core_sets
 from dovetail.compiler.measure import Measurer, Meter, StoppableMeasurer, pool_bytes
@@ -44,22 +45,25 @@ from dovetail.compiler.weight_formats import with_formats
 from dovetail.compiler.workers import Board, Progress, run_items
 from dovetail.compiler.workload import WorkloadSpec, read_workload
 from dovetail.ir.artifact import ServicePlan
+from dovetail.ir.cache import use_cache
 from dovetail.ir.errors import ScheduleError, SpecError
 from dovetail.ir.model import ModelSpec
 from dovetail.topology.hardware import HardwareSpec, read_hardware
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest(ModelRequest):
     """What to tune, by default into the database that compiles read.
 
-    missing: trials on record, of whatever job, are not run again. resume: nor are those of this
-    job, which was interrupted. Else all are run anew.
+    resume: a job like this that was interrupted goes on; else all trials are run anew. missing:
+    none that is on record, of whatever job, is run again.
     workers: processes that measure at once, each on cores of its own; by default one, or all that
     a Ray cluster offers. ray: address of a cluster whose nodes measure instead of this machine.
     """
 
-    resume: bool = False
+    resume: bool = True
     missing: bool = False
     workers: int | None = None
     ray: str | None = None
@@ -83,29 +87,38 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tune_model(
-    model: str | Path, *, progress: Progress | None = None, **options: object
+    model: str | Path,
+    *,
+    progress: Progress | None = None,
+    say: Say = lambda _: None,
+    **options: object,
 ) -> TuneReport:
     """Tune the kernels of `model`; `options` are the fields of TuneRequest.
 
-    Raises SpecError for bad input. Interrupted, it leaves every finished trial in the database.
+    model: as of `compile_model`, one that generates. say: is told what is done before there are
+    trials. Raises SpecError for bad input. Interrupted, it leaves every finished trial in the
+    database, and the next call like it goes on.
     """
     TuneRequest.check_options("tune", options)
-    return run_tuning(TuneRequest(model=model, **options), progress)  # type: ignore[arg-type]
+    request = TuneRequest(model=find_model(model), **options)  # type: ignore[arg-type]
+    with use_cache(request.cache):
+        return run_tuning(request, progress, say)
 
 
-def run_tuning(request: TuneRequest, progress: Progress | None = None) -> TuneReport:
+def run_tuning(request: TuneRequest, progress: Progress | None, say: Say) -> TuneReport:
     """Run the job of `request`."""
-    job = _prepare(request)
+    job = _prepare(request, say)
     database = TuningDatabase(job.database)
     start, notes, since = time.monotonic(), [database.warning], job.file.since
     used: list[Recorder] = []
     with job_on_file(job.path, job.file):
         allowance, left = Allowance(job.budget), job.budget
-        if request.resume:
+        if job.resumed:
             allowance = allow(job.budget, spent_seconds(database.trusted(), job.parts, since))
         board = Board(sum(len(part.items) for part in job.parts), allowance.seconds, progress)
         for part in job.parts:
             with ExitStack() as stack:
+                say("building kernels")
                 measurers, note = job.open_measurers(part, request, stack)
                 recorders = [
                     Recorder(m, part.identity, database, since, allowance, board.add)
@@ -146,6 +159,7 @@ class TuningJob:
     file: JobFile
     effort: Effort
     budget: float
+    resumed: bool
 
     def open_measurers(
         self, part: TuningPart, request: TuneRequest, stack: ExitStack
@@ -187,8 +201,9 @@ def _join_cluster(
     return ray_jobs.open_measurers(library, part.identity, count)
 
 
-def _prepare(request: TuneRequest) -> TuningJob:
+def _prepare(request: TuneRequest, say: Say) -> TuningJob:
     _check_request(request)
+    say(f"reading {name_model(request.model)}")
     hardware = read_hardware(request.hardware)
     (target,) = choose_targets((request.target,) if request.target else (), hardware)
     if not runs_on(target, hardware.arch, frozenset(hardware.isa_flags)):
@@ -198,27 +213,40 @@ def _prepare(request: TuneRequest) -> TuningJob:
     database = Path(request.database or default_path(request.cache))
     question = (request.effort, request.threads, target.name, hardware, spec, workload, step)
     path = job_path(database, question)
-    begun = read_job(path) if request.resume else None
-    plans = begun.plans if begun else _choose_plans(request, hardware, spec, target, workload)
-    payload = make_payload(spec, workload, *step, {plan.processes for plan in plans})
-    scope = SearchScope(spec=spec, payload=payload, plans=plans, hardware=hardware, target=target)
-    parts = plan_parts(scope, effort, request.cache)
-    name = job_name(parts, request.effort)
-    if begun and begun.name != name:
-        raise SpecError(
-            "the kernels are not those that the interrupted job began with; leave out --resume to "
-            "start again, or use --missing"
+
+    def plan(begun: JobFile | None) -> tuple[tuple[TuningPart, ...], JobFile]:
+        if begun:
+            plans = begun.plans
+        else:
+            say("choosing plans")
+            plans = _choose_plans(request, hardware, spec, target, workload)
+        payload = make_payload(spec, workload, *step, {plan.processes for plan in plans})
+        scope = SearchScope(
+            spec=spec, payload=payload, plans=plans, hardware=hardware, target=target
         )
-    since = None if request.missing else datetime.now(UTC)
+        say("generating kernels")
+        parts = plan_parts(scope, effort, request.cache)
+        since = begun.since if begun else None if request.missing else datetime.now(UTC)
+        return parts, JobFile(since=since, plans=plans, name=job_name(parts, request.effort))
+
+    begun = read_job(path) if request.resume and not request.missing else None
+    parts, file = plan(begun)
+    if begun and begun.name != file.name:
+        say("an interrupted job had other kernels; all is measured anew")
+        begun = None
+        parts, file = plan(begun)
+    elif begun:
+        say("continuing the job that was interrupted")
     return TuningJob(
         database=database,
         target=target,
         hardware=hardware,
         parts=parts,
         path=path,
-        file=begun or JobFile(since=since, plans=plans, name=name),
+        file=file,
         effort=effort,
         budget=effort.seconds if request.budget is None else request.budget,
+        resumed=begun is not None,
     )
 
 
@@ -250,8 +278,6 @@ def _choose_plans(
 def _check_request(request: TuneRequest) -> None:
     if request.effort not in EFFORTS:
         raise SpecError(f"effort {request.effort!r} is unknown; choose one of {', '.join(EFFORTS)}")
-    if request.resume and request.missing:
-        raise SpecError("resume goes on with one job, missing counts all records; choose one")
     if request.workers is not None and request.workers < 1:
         raise SpecError(f"--workers must be at least 1, not {request.workers}")
     if request.budget is not None and not 0 < request.budget < 1e9:

@@ -1,7 +1,8 @@
-"""`dovetail.load`: as `dovetail.runtime.app.load`, and builds shared kernels that are not there.
+"""`dovetail.load`: as `dovetail.runtime.app.load`, and makes first what is not there.
 
-The runtime never runs a compiler. Where a machine lacks kernels that an artifact shares with others
-(it came from elsewhere, or the cache was emptied), they are built before it is loaded again.
+The runtime never runs a compiler. Where it is given a model that is no artifact, that is compiled
+into the cache, as by `dovetail run`. Where a machine lacks kernels that an artifact shares with
+others (it came from elsewhere, or the cache was emptied), they are built before it is loaded again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from dovetail.errors import MissingKernelsError
 from dovetail.runtime import app
@@ -45,7 +46,25 @@ def build_missing(load: Callable[Given, Loaded]) -> Callable[Given, Loaded]:
     return build_and_load
 
 
-load = build_missing(app.load)
+def compile_first(
+    load: Callable[Concatenate[str | os.PathLike[str], Given], Loaded],
+) -> Callable[Concatenate[str | os.PathLike[str], Given], Loaded]:
+    """Return `load`, which takes a model directory, a GGUF file and an id of the hub, too."""
+
+    @functools.wraps(load)
+    def find_and_load(
+        path: str | os.PathLike[str], *args: Given.args, **options: Given.kwargs
+    ) -> Loaded:
+        if not (Path(path) / "manifest.json").exists():
+            from dovetail.cli.model_cache import find_artifact, is_model  # noqa: PLC0415 - compiles
+
+            path = find_artifact(path, {}) if is_model(path) else path
+        return load(path, *args, **options)
+
+    return find_and_load  # type: ignore[return-value] # whose `path` has a name, too
+
+
+load = compile_first(build_missing(app.load))
 
 
 @build_missing

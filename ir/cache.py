@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from dovetail.ir.files import hold
 
 
 def cache_directory() -> Path:
@@ -13,3 +16,11 @@ def cache_directory() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "dovetail"
+
+
+def use_cache(cache: Path | None = None) -> ExitStack:
+    """Keep what was built and measured from being cleared until what is returned is closed."""
+    folder = cache or cache_directory()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return hold(folder)

@@ -1,11 +1,13 @@
-"""Files that others see whole or not at all, and files of others that may be no files."""
+"""Files that others see whole or not at all, files of others that may be no files, held folders."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
+from contextlib import ExitStack, suppress
 from io import BufferedReader
 from pathlib import Path
 from uuid import uuid4
@@ -48,3 +50,44 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def hold(*folders: Path) -> ExitStack:
+    """Keep `remove_folder` off folders until what is returned is closed, or this process ends.
+
+    One that is not there, or on a file system without locks, is not held.
+    """
+    held = ExitStack()
+    for folder in folders:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return held
+
+
+def lock_unheld(folder: Path) -> ExitStack | None:
+    """Return a lock that nobody can hold a folder beside, until it is closed; None where one does.
+
+    Raises OSError for a folder that cannot be opened.
+    """
+    with ExitStack() as lock:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        return lock.pop_all()
+
+
+def remove_folder(folder: Path) -> bool:
+    """Remove a folder, which vanishes at once; return False where somebody holds it."""
+    lock = lock_unheld(folder)
+    if lock is None:
+        return False
+    with lock:
+        part = folder.with_name(f".{folder.name}.{uuid4().hex}.partial")
+        folder.rename(part)
+        shutil.rmtree(part)
+    return True

@@ -18,14 +18,12 @@ class Node:
 
     span: Span = field(default=NO_SPAN, compare=False, repr=False)
 
-    def children(self) -> Iterator[Node]:
-        """Yield direct child nodes in field order."""
+    def children(self) -> list[Node]:
+        """Return the direct child nodes in field order."""
+        found: list[Node] = []
         for name in _field_names(type(self)):
-            value = getattr(self, name)
-            if isinstance(value, Node):
-                yield value
-            elif isinstance(value, tuple):
-                yield from _nodes_in(value)
+            _add_nodes(getattr(self, name), found)
+        return found
 
     def walk(self) -> Iterator[Node]:
         """Yield this node and all below it, parents first."""
@@ -33,7 +31,7 @@ class Node:
         while waiting:
             node = waiting.pop()
             yield node
-            waiting.extend(reversed(list(node.children())))
+            waiting.extend(reversed(node.children()))
 
     def map_children(self, change: Callable[[Node], Any]) -> Self:
         """Return the node with `change` applied to every child; the same object if nothing changed.
@@ -63,12 +61,12 @@ _PLAIN = ("Span", "str", "int", "float", "bool")
 _FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
-def _nodes_in(value: object) -> Iterator[Node]:
+def _add_nodes(value: object, found: list[Node]) -> None:
     if isinstance(value, Node):
-        yield value
+        found.append(value)
     elif isinstance(value, tuple):
         for item in value:
-            yield from _nodes_in(item)
+            _add_nodes(item, found)
 
 
 def _map_value(value: Any, change: Callable[[Node], Any]) -> Any:

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from dovetail.ir.errors import RequestError
+from dovetail.ir.files import hold
 from dovetail.ir.ragraph import RAGraph
 from dovetail.ir.workflow import Workflow
 from dovetail.runtime.artifact import Artifact, open_artifact
@@ -182,7 +183,8 @@ class App:
         settings = workflows or FlowSettings()
         embed = partial(embeddings.embed, wait=True)
         self.flows = FlowService(generator, embed, settings, artifact, gpu, trust=trust)
-        self._end = weakref.finalize(self, _close, self.flows, generator, embeddings)
+        held = hold(artifact.path, *{path.parent for path in artifact.shared.values()})
+        self._end = weakref.finalize(self, _close, self.flows, generator, embeddings, held)
 
     @property
     def ready(self) -> bool:
@@ -563,8 +565,11 @@ class App:
         self.close()
 
 
-def _close(flows: FlowService, generator: Generator | None, embeddings: Embeddings) -> None:
+def _close(
+    flows: FlowService, generator: Generator | None, embeddings: Embeddings, held: ExitStack
+) -> None:
     flows.close()
     if generator:
         generator.close()
     embeddings.close()
+    held.close()

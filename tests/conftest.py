@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 
 from dovetail.codegen.targets import host_target
 from dovetail.ir.cpu import FORCED_TARGET
+from tests.codegen.float_targets import FLOATS_OF
 from tests.hosts import host_targets
 
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -38,10 +40,16 @@ def own_cpus() -> Iterator[None]:
     os.sched_setaffinity(0, cpus)
 
 
-def each_name() -> list[str]:
-    """Return the x86 targets of this host, or the one that is forced."""
+def each_name() -> list[Any]:
+    """Return the x86 targets of this host, or the one that is forced.
+
+    Those whose floats are another's run where tests are long.
+    """
+    if os.environ.get(FORCED_TARGET):
+        return [host_target().name]
     x86 = [target.name for target in host_targets() if target.machine == "x86_64"]
-    return x86 if x86 and not os.environ.get(FORCED_TARGET) else [host_target().name]
+    alike = [pytest.param(name, marks=pytest.mark.long) for name in x86 if name in FLOATS_OF]
+    return [name for name in x86 if name not in FLOATS_OF] + alike or [host_target().name]
 
 
 @pytest.fixture(params=each_name())

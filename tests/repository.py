@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,8 +30,13 @@ def module_files() -> dict[str, Path]:
     return files
 
 
-def imported_names(path: Path) -> Iterator[tuple[str, int, bool]]:
-    """Yield (dotted name, line, typing only) of each import; `from a import b` as `a.b`."""
+@cache
+def imported_names(path: Path) -> tuple[tuple[str, int, bool], ...]:
+    """Return (dotted name, line, typing only) of each import; `from a import b` as `a.b`."""
+    return tuple(_imported_names(path))
+
+
+def _imported_names(path: Path) -> Iterator[tuple[str, int, bool]]:
     tree = ast.parse(path.read_text())
     typing_only = {id(n) for block in _typing_blocks(tree) for n in ast.walk(block)}
     for node in ast.walk(tree):

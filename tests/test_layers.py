@@ -1,12 +1,16 @@
-"""Imports go only downwards, in no circle; the runtime stays free of the compiler and torch."""
+"""Imports go only downwards, in no circle; the runtime stays free of the compiler and torch.
+
+And no folder grows unnoticed.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 
 import pytest
 
-from tests.repository import FOLDERS, imported_names, module_files
+from tests.repository import FOLDERS, ROOT, imported_names, module_files
 
 MAY_IMPORT = {
     "dovetail": {"compiler", "runtime", "codegen", "topology", "ir", "tiny_world"},
@@ -54,6 +58,33 @@ ROOMS = (  # of the runtime, and its flat files: each imports only what stands b
     "server",
     "sim",
 )
+CORE = ("native", "schedule", "engine", "accel", "child", "group")
+"""Rooms that are thin: who reads how a token is made reads these."""
+LINES = {
+    "dovetail": 5_700,
+    "compiler": 14_100,
+    "codegen": 14_200,
+    "topology": 3_700,
+    "ir": 9_500,
+    "runtime": 31_500,
+    "runtime/machine": 850,
+    "runtime/schedule": 2_900,
+    "runtime/child": 950,
+    "runtime/text": 1_150,
+    "runtime/native": 2_300,
+    "runtime/group": 550,
+    "runtime/engine": 1_550,
+    "runtime/index": 1_500,
+    "runtime/embed": 2_800,
+    "runtime/accel": 3_900,
+    "runtime/hosting": 1_500,
+    "runtime/retrieval": 1_550,
+    "runtime/flows": 4_700,
+    "runtime/server": 3_400,
+    "runtime/sim": 1_350,
+}
+"""Most lines of source in each folder and room: what grows beyond has to say why, here."""
+SOURCE = (".py", ".dk", ".j2", ".c", ".h", ".cuh", ".lark")
 SIMULATORS = "dovetail.runtime.sim"
 FACE = "dovetail"
 MODULES = module_files()
@@ -139,3 +170,30 @@ def test_files_stay_short_and_say_what_they_are(module: str) -> None:
     text = MODULES[module].read_text()
     assert len(text.splitlines()) <= 600, MODULES[module]
     assert ast.get_docstring(ast.parse(text)), f"{MODULES[module]} has no docstring"
+
+
+def count_lines(folder: str) -> int:
+    files = (f for f in (ROOT / folder).rglob("*") if f.suffix in SOURCE)
+    return sum(len(f.read_text().splitlines()) for f in files)
+
+
+@pytest.mark.parametrize("folder", LINES)
+def test_no_folder_grows_unnoticed(folder: str) -> None:
+    """Nor does a limit stand far above what there is."""
+    lines = count_lines(folder)
+    assert 0.95 * LINES[folder] - 50 <= lines <= LINES[folder], lines
+
+
+def test_the_core_is_thin() -> None:
+    assert {f"runtime/{room}" for room in ROOMS if (ROOT / "runtime" / room).is_dir()} < set(LINES)
+    assert sum(count_lines(f"runtime/{room}") for room in CORE) <= 12_000
+
+
+def test_no_class_of_the_runtime_is_named_as_another() -> None:
+    homes = defaultdict(list)
+    for module, path in MODULES.items():
+        if room(module) is not None:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    homes[node.name].append(module)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}

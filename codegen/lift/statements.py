@@ -188,7 +188,7 @@ class Statements:
             if isinstance(node, low.For) and _loop_variable(node) == begun:
                 continue
             outside |= {node.id} if isinstance(node, ex.Name) else set()
-            waiting += list(node.children())
+            waiting += node.children()
         return outside
 
     def general_loop(self, stmt: low.For) -> Body:

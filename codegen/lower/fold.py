@@ -184,9 +184,8 @@ def _compute_call(name: str, numbers: list[float]) -> float | None:
 
 
 def _fold_all(items: tuple[ex.Expr, ...], env: Env) -> tuple[ex.Expr, ...]:
-    folded = tuple(fold(item, env) for item in items)
-    same = all(new is old for new, old in zip(folded, items, strict=True))
-    return items if same else folded
+    folded = tuple([_FOLD[type(item)](item, env) for item in items])
+    return items if all(map(operator.is_, folded, items)) else folded
 
 
 def _index(expr: ex.Index, env: Env) -> ex.Expr:

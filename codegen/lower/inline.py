@@ -6,6 +6,7 @@ are plain names stand in for their parameters; others are computed once into a t
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,17 +91,22 @@ class _Expander:
 
     def expr(self, expr: ex.Expr, before: list[high.Stmt]) -> Any:
         """Return `expr` without inline calls; what they compute first is appended to `before`."""
-        if isinstance(expr, ex.Binary) and expr.op in ("&&", "||"):
-            return self.short_circuit(expr, before)
+        if isinstance(expr, ex.Name | ex.Int):
+            return expr
+        if isinstance(expr, ex.Binary):
+            if expr.op in ("&&", "||"):
+                return self.short_circuit(expr, before)
+            left, right = self.in_order((expr.left, expr.right), before)
+            if left is expr.left and right is expr.right:
+                return expr
+            return ex.Binary(op=expr.op, left=left, right=right, span=expr.span)
         if isinstance(expr, ex.Ternary):
             return self.ternary(expr, before)
         if isinstance(expr, ex.Call):
             args = self.in_order(expr.args, before)
-            new = replace(expr, args=args)
-            return self.call(new, before) if new.name in self.functions else new
-        if isinstance(expr, ex.Binary):
-            left, right = self.in_order((expr.left, expr.right), before)
-            return replace(expr, left=left, right=right)
+            if any(map(operator.is_not, args, expr.args)):
+                expr = ex.Call(name=expr.name, args=args, span=expr.span)
+            return self.call(expr, before) if expr.name in self.functions else expr
         return expr.map_children(
             lambda child: self.expr(child, before) if isinstance(child, ex.Expr) else child
         )
@@ -111,7 +117,7 @@ class _Expander:
         for item in items:
             start = len(before)
             new = self.expr(item, before)
-            if any(_writes(stmt) for stmt in before[start:]):
+            if done and any(_writes(stmt) for stmt in before[start:]):
                 for i, earlier in enumerate(done):
                     if _reads_memory(earlier):
                         kept = ex.Name(id=self.names.fresh("kept"))

@@ -86,7 +86,7 @@ class _Selector:
 
     def declare_ahead(self, stmt: high.Stmt, waiting: set[str], out: list[low.Stmt]) -> set[str]:
         """Declare variables of this block whose first assignment lies deeper, inside `stmt`."""
-        if not isinstance(stmt, high.If | high.For | high.While):
+        if not (waiting and isinstance(stmt, high.If | high.For | high.While)):
             return set()
         inner = sorted(waiting & defined_names((stmt,)))
         for name in inner:

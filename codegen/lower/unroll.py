@@ -26,9 +26,9 @@ MAX_STEPS = 4096
 
 def unroll_body(body: scopes.Body, values: Mapping[str, Expr], names: Names) -> scopes.Body:
     """Return `body` with everything resolved that `values` of tunables and constants decide."""
-    constants = scopes.find_constants(body, values)
-    unroller = _Unroller(dict(values), constants, scopes.find_homes(body), names)
-    return unroller.body(body)
+    homes = scopes.find_homes(body)
+    constants = scopes.find_constants(body, values, homes)
+    return _Unroller(dict(values), constants, homes, names).body(body)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from dovetail.cli.bench import offload_command, profile_command
 from dovetail.cli.bench_embed import embed_command
 from dovetail.cli.bench_perplexity import perplexity_command
 from dovetail.cli.bench_serve import serve_bench_command
+from dovetail.cli.cache import cache_clear_command, cache_list_command
 from dovetail.cli.compile import compile_command
 from dovetail.cli.index import index_build_command
 from dovetail.cli.inspect import inspect_command
@@ -39,6 +40,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         {"check": check_command, "lift": lift_command, "build": build_command},
     ),
     "index": ("Build indexes for retrieval.", {"build": index_build_command}),
+    "cache": (
+        "List and clear what was compiled, built and measured on this machine.",
+        {"list": cache_list_command, "clear": cache_clear_command},
+    ),
     "bench": (
         "Benchmark serving, measured or simulated.",
         {

@@ -56,7 +56,9 @@ class PerplexityReport:
 
 
 def perplexity_command(
-    model: Annotated[Path, typer.Argument(help="An artifact, a model directory or a GGUF file.")],
+    model: Annotated[
+        str, typer.Argument(help="An artifact, a model directory, a GGUF file or a hub id.")
+    ],
     file: Annotated[Path, typer.Argument(help="A text file, UTF-8.")],
     context: Annotated[
         int | None,
@@ -77,7 +79,7 @@ def perplexity_command(
     from dovetail.loading import load
 
     text = _read(file)
-    (artifact,) = find_artifacts([str(model)], [], {}).values()
+    (artifact,) = find_artifacts([model], [], {}).values()
     with load(artifact, threads=threads, activations=activations, trust=trust) as app:
         length = context or min(512, app.engine.spec.max_context)
         windows = cut_windows(app, text, length, max_tokens)
@@ -85,7 +87,7 @@ def perplexity_command(
         with progress_bars(quiet=json) as bar:
             found = measure_perplexity(app, windows, partial(bar, "scoring windows"))
         seconds = time.perf_counter() - begun
-    report = PerplexityReport(str(model), str(file), found, seconds, found.tokens / seconds)
+    report = PerplexityReport(model, str(file), found, seconds, found.tokens / seconds)
     show_report(report, _describe, json=json)
 
 

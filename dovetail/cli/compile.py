@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 def compile_command(
     model: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="A Hugging Face directory or a GGUF file; or an artifact to compile again."
+            help="A Hugging Face directory, a GGUF file or a hub id; or an artifact to compile "
+            "again."
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Artifact directory to write.")],
@@ -32,7 +33,7 @@ def compile_command(
         typer.Option(
             "--model",
             metavar="NAME=DIRECTORY",
-            help="Encoder to put into the same artifact; repeatable.",
+            help="Encoder (or its hub id) to put into the same artifact; repeatable.",
         ),
     ] = None,
     target: Annotated[
@@ -51,12 +52,14 @@ def compile_command(
 ) -> None:
     """Compile a model for a machine into one artifact; a failed compile writes nothing."""
     from dovetail.cli.workflow_files import find_workflow
+    from dovetail.compiler.hub import find_model, find_models
     from dovetail.compiler.pipeline import compile_model
 
-    named = _read_named(beside or ())
+    found = find_model(model)  # with bars of its own
+    named = find_models(_read_named(beside or ()))
     with progress_bars() as progress:
         report = compile_model(
-            model,
+            found,
             output=output,
             progress=progress,
             beside=named,

@@ -26,7 +26,7 @@ def index_build_command(
         Path, typer.Argument(help="A file (*.jsonl, *.json, *.md, *.txt, also .gz), or a folder.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The index folder to write.")],
-    embedder: Annotated[Path, "A model directory of an encoder, or its artifact."],
+    embedder: Annotated[str, "A model directory of an encoder, a hub id, or its artifact."],
     codes: Annotated[
         str, "How vectors are stored: flat (exact), sq8 (1/4 the size) or pq (1/16)."
     ] = "flat",
@@ -48,6 +48,7 @@ def index_build_command(
     from dovetail.cli.model_cache import find_artifact
     from dovetail.codegen.targets import host_target
     from dovetail.compiler.corpus import read_corpus
+    from dovetail.compiler.hub import find_model
     from dovetail.loading import load
     from dovetail.runtime.index.manifest import need_faiss
 
@@ -56,9 +57,10 @@ def index_build_command(
 
     try:
         passages = read_corpus(corpus, words)
-        if not (embedder / "manifest.json").is_file():
-            _check_family(embedder)
-        artifact = find_artifact(embedder, {})
+        found = find_model(embedder)
+        if not (found / "manifest.json").is_file():
+            _check_family(found)
+        artifact = find_artifact(found, {})
         with progress_bars() as progress, load(artifact, threads=threads, trust=trust) as app:
             entry = describe_encoder(app, embedder)
             request = IndexRequest(
@@ -96,12 +98,13 @@ def _check_family(model: Path) -> None:
         find_family(Config.read(file))
 
 
-def describe_encoder(app: App, path: Path) -> EmbedderEntry:
-    """Return what an index keeps of the app that embeds its passages, given as `path`."""
+def describe_encoder(app: App, given: str | Path) -> EmbedderEntry:
+    """Return what an index keeps of the app that embeds its passages, the model `given`."""
+    from dovetail.compiler.hub import name_model
     from dovetail.compiler.index_build import describe_embedder
 
     if not app.artifact.encoders:
-        raise SpecError(f"{path} has no encoder; give a model that embeds texts")
+        raise SpecError(f"{given} has no encoder; give a model that embeds texts")
     spec = next(iter(app.artifact.encoders.values())).file.spec
-    name, mark = path.resolve().name.removesuffix(".dove"), app.artifact.manifest.model_fingerprint
-    return describe_embedder(name, mark, spec.prompts, spec.default_prompt)
+    mark = app.artifact.manifest.model_fingerprint
+    return describe_embedder(name_model(given), mark, spec.prompts, spec.default_prompt)

@@ -1,9 +1,9 @@
 """Artifacts of what verbs are given: artifacts as they are, models compiled into the cache first.
 
-In: paths. Out: artifacts; for a server by the ids they have there. A model is compiled by a child
-process, by rules alone (`--effort none`), once: the next start finds the artifact. Where schedules
-were measured since for a model, or for an artifact that is served, what the cache has of it stands
-in.
+In: paths, and ids of the hub. Out: artifacts; for a server by the ids they have there. A model is
+compiled by a child process, by rules alone (`--effort none`), once: the next start finds the
+artifact. Where schedules were measured since for a model, or for an artifact that is served, what
+the cache has of it stands in.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import glob
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,22 +31,24 @@ TUNED = ".tuned.dove"
 
 
 def find_artifacts(
-    given: Sequence[str], names: Sequence[str], options: Mapping[str, object]
+    given: Sequence[str | Path], names: Sequence[str], options: Mapping[str, object]
 ) -> dict[str, Path]:
-    """Return the artifact of each path by its id: a name of `names`, else the folder's.
+    """Return the artifact of each model by its id: a name of `names`, else the model's own.
 
     `options` are those of a compile. Raises SpecError where ids collide or a path is nothing to
     serve, and what the compile says.
     """
+    from dovetail.compiler.hub import name_model
+
     if len(names) > len(given):
         raise SpecError(f"{len(names)} names were given for {len(given)} models")
     found: dict[str, Path] = {}
     for i, text in enumerate(given):
         path = Path(text)
-        name = names[i] if i < len(names) else _name(path)
+        name = names[i] if i < len(names) else name_model(text)
         if name in found:
             raise SpecError(f"two models have the name {name!r}; give each a --served-model-name")
-        found[name] = _find_tuned(path) if _is_artifact(path) else find_artifact(path, options)
+        found[name] = _find_tuned(path) if _is_artifact(path) else find_artifact(text, options)
     return found
 
 
@@ -58,34 +61,53 @@ def _find_tuned(given: Path) -> Path:
     return tuned
 
 
-def find_artifact(model: Path, options: Mapping[str, object]) -> Path:
+def find_artifact(given: str | os.PathLike[str], options: Mapping[str, object]) -> Path:
     """Return an artifact as it is, and that of a model from the cache; it is compiled first.
 
-    model: a directory, or a GGUF file. What was tuned of it since stands in. `options` are those of
-    a compile; an artifact takes none. Raises SpecError where the path is neither, DovetailError
-    where the model cannot be compiled; what the compiler says goes to stderr.
+    given: a path, or a text that may be an id of the hub. What was tuned of it since stands in.
+    `options` are those of a compile; an artifact takes none. Raises SpecError where it is neither,
+    DovetailError where the model cannot be compiled; what the compiler says goes to stderr.
     """
-    if _is_artifact(model):
+    if _is_artifact(Path(given)):
         if options:
             raise SpecError(
-                f"{model} is compiled already and takes no {_flag(min(options))}; omit this option"
+                f"{given} is compiled already and takes no {_flag(min(options))}; omit this option"
             )
-        return model
-    if not (model / "config.json").is_file() and not model.is_file():
+        return Path(given)
+    from dovetail.compiler.hub import find_model, name_model
+
+    model = find_model(given)
+    if not is_model(model):
         raise SpecError(
             f"{model} is neither an artifact (manifest.json), nor a model directory (config.json), "
-            "nor a GGUF file"
+            "nor a GGUF file, nor the name of a model at the hub (org/name)"
         )
-    artifact = _folder() / f"{_name(model)}-{_key(model, options)}.dove"
-    if _fits(_tuned(artifact)):
-        return _tuned(artifact)
+    artifact = _folder() / f"{name_model(model)}-{_key(model, options)}.dove"
+    if _fits(tuned := _tuned(artifact)):
+        return _mark_used(tuned)
+    artifact.parent.mkdir(parents=True, exist_ok=True)  # names at the hub have several parts
     with filelock.FileLock(f"{artifact}.lock"):
         if not _fits(artifact):
-            tell(f"compiling {model} into {artifact}")
+            tell(f"compiling {name_model(given)} into {artifact}")
             command = _compile_command(model, artifact, options, ["--effort", "none"])
             if CompileChild(command, artifact).wait():
-                raise DovetailError(f"{model} could not be compiled; see the lines above")
+                raise DovetailError(f"{given} could not be compiled; see the lines above")
+    return _mark_used(artifact)
+
+
+def _mark_used(artifact: Path) -> Path:
+    """Return an artifact of the cache, which remembers when it was last asked for."""
+    with suppress(OSError):
+        os.utime(artifact)
     return artifact
+
+
+def is_model(given: str | os.PathLike[str]) -> bool:
+    """Tell whether this names a model: a directory, a GGUF file, or one of the hub."""
+    from dovetail.compiler.hub import HubModel
+
+    path = Path(given)
+    return path.is_file() or (path / "config.json").is_file() or HubModel.read(given) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +120,7 @@ class TuningJob:
 
 
 def find_untuned(
-    given: Sequence[str],
+    given: Sequence[str | Path],
     artifacts: Mapping[str, Path],
     options: Mapping[str, object],
     budget: float | None,
@@ -126,10 +148,6 @@ def _is_artifact(path: Path) -> bool:
     return (path / "manifest.json").is_file()
 
 
-def _name(path: Path) -> str:
-    return _absolute(path).name.removesuffix(".dove").removesuffix(".gguf")
-
-
 def _absolute(path: Path) -> Path:
     """Return a path from the root. What it links to may have no name that tells what it is."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - Path has nothing that keeps links
@@ -147,9 +165,11 @@ def _is_measured(artifact: Path) -> bool:
 
 def _tuned_copy(given: Path) -> Path:
     """Return where the cache has a given artifact with schedules measured while it was served."""
+    from dovetail.compiler.hub import name_model
+
     manifest = (given / "manifest.json").read_bytes()  # has the hashes of all files
     key = _source_key(hashlib.sha256(manifest).hexdigest())
-    return _folder() / f"{_name(given)}-{key}{TUNED}"
+    return _folder() / f"{name_model(given)}-{key}{TUNED}"
 
 
 def _folder() -> Path:

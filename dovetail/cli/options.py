@@ -168,7 +168,9 @@ class SearchFlags:
 
 
 ArtifactDirectory = Annotated[Path, typer.Argument(help="An artifact directory.")]
-ModelDirectory = Annotated[Path, typer.Argument(help="A Hugging Face model directory.")]
+ModelDirectory = Annotated[
+    str, typer.Argument(help="A Hugging Face model directory, a GGUF file, or a hub id.")
+]
 Threads = Annotated[int | None, "CPU threads; default all cores."]
 AsJson = Annotated[bool, "Print one JSON object."]
 Trust = Annotated[

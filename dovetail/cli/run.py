@@ -64,7 +64,9 @@ class SamplingFlags:
 
 
 def run_command(
-    model: Annotated[Path, typer.Argument(help="An artifact, a model directory, or a GGUF file.")],
+    model: Annotated[
+        str, typer.Argument(help="An artifact, a model directory, a GGUF file, or a hub id.")
+    ],
     prompt: Annotated[
         list[str] | None,
         typer.Option(

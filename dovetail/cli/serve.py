@@ -153,7 +153,7 @@ def serve_command(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Artifacts; or model directories and GGUF files, which are compiled first.",
+            help="Artifacts; or model directories, GGUF files, hub ids, which are compiled first.",
             envvar=f"{ENV}_MODELS",
         ),
     ],
@@ -179,6 +179,7 @@ def serve_command(
     """Serve models behind one OpenAI-compatible port."""
     from dovetail.cli.model_cache import find_artifacts, find_untuned
     from dovetail.cli.workflow_files import read_graphs
+    from dovetail.compiler.hub import find_model, name_model
     from dovetail.loading import load
     from dovetail.runtime.embed.settings import EmbeddingSettings
 
@@ -198,7 +199,10 @@ def serve_command(
     options = weights.chosen()
     if engine.max_model_len is not None:
         options["max_context"] = engine.max_model_len
-    artifacts = find_artifacts(models, served.served_model_name or [], options)
+    given = served.served_model_name or []
+    names = [*given, *(name_model(model) for model in models[len(given) :])]
+    sources = [find_model(model) for model in models]
+    artifacts = find_artifacts(sources, names, options)
     load_one = partial(
         load,
         **vars(engine),
@@ -213,7 +217,7 @@ def serve_command(
     try:
         jobs = []
         if served.tune == "idle":
-            jobs = find_untuned(models, artifacts, options, served.tune_budget)
+            jobs = find_untuned(sources, artifacts, options, served.tune_budget)
         _serve(Served(opened, graphs, load_one, served), settings, [*artifacts], jobs)
     finally:
         opened.close()

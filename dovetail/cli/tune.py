@@ -1,7 +1,7 @@
 """`dovetail tune`: search the schedules of a model's kernels, and keep every trial on record.
 
 In: a model directory, a tuning database and how much time to spend. Out: records in the database,
-a line of live progress, and a report of the best schedules. A stopped job is resumed.
+a line of live progress, and a report of the best schedules. A stopped job goes on by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def tune_command(
     model: ModelDirectory,
-    resume: Annotated[bool, "Continue a job that was interrupted."] = False,
+    resume: Annotated[bool, "Continue this job where it was interrupted, or begin it anew."] = True,
     missing: Annotated[bool, "Run only trials that the database does not have."] = False,
     effort: Annotated[
         str, "Time for the search: fast (a minute) or full (a quarter of an hour)."
@@ -37,13 +37,18 @@ def tune_command(
     json: AsJson = False,
 ) -> None:
     """Search fast schedules for a model's kernels, for later `compile`s to use."""
-    from dovetail.compiler.tune import tune_model
+    from dovetail.compiler.hub import find_model
 
+    path = find_model(model)  # with bars of its own
     live = LiveProgress()
+    live.say("starting")
     try:
+        from dovetail.compiler.tune import tune_model
+
         report = tune_model(
-            model,
+            path,
             progress=live.show,
+            say=live.say,
             resume=resume,
             missing=missing,
             effort=effort,
@@ -55,7 +60,7 @@ def tune_command(
         )
     except (KeyboardInterrupt, Terminated):
         live.stop()
-        fail(describe_stop(live.latest, again=resume or missing))
+        fail(describe_stop(live.latest))
     finally:
         live.stop()
     show_report(report, describe_report, json=json)
@@ -87,16 +92,15 @@ def describe_report(report: TuneReport) -> str:
     return "\n".join(lines)
 
 
-def describe_stop(at: TuneProgress | None, *, again: bool) -> str:
-    """Return a sentence on a job that was stopped; again: its own command already goes on."""
+def describe_stop(at: TuneProgress | None) -> str:
+    """Return a sentence on a job that was stopped."""
     if at is None:
         return "stopped before the first trial; nothing was recorded"
-    command = "the same command" if again else "the same command with --resume"
-    return f"stopped after {at.trials} trials, which are all kept; {command} continues"
+    return f"stopped after {at.trials} trials, which are all kept; the same command continues"
 
 
 class LiveProgress:
-    """A job's progress on stderr, from its first trial on."""
+    """A job's progress on stderr, from its first second on."""
 
     def __init__(self) -> None:
         self.latest: TuneProgress | None = None
@@ -104,6 +108,13 @@ class LiveProgress:
         now = TextColumn("{task.fields[now]}")
         self._bars = Progress(*columns, now, console=Console(stderr=True))
         self._task = self._bars.add_task("tune", total=None, now="")
+
+    def say(self, stage: str) -> None:
+        """Draw what is done before there are trials; a log gets a line."""
+        self._bars.start()
+        self._bars.update(self._task, now=stage)
+        if not self._bars.console.is_terminal:
+            self._bars.console.print(f"tune: {stage}")
 
     def show(self, at: TuneProgress) -> None:
         """Draw how far the job is."""

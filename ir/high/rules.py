@@ -9,6 +9,7 @@ a dtype parameter (`ptr[W]`) fits pointers to every real element.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from dovetail.ir.high.ops import ELEMENTS, INTS, REALS, STORAGE, VECTORS, Op
 
@@ -108,6 +109,7 @@ def unary_type(op: str, operand: str) -> str:
     return result
 
 
+@cache
 def binary_type(op: str, left: str, right: str) -> str:
     """Return the type of `left op right`."""
     if UNKNOWN in (left, right):

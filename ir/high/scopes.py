@@ -8,10 +8,11 @@ its declaration; `find_constants` the names that a sequential walk over `unroll`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from dovetail.ir.expr import Binary, Call, Cast, Expr, Float, Index, Int, Name, Ternary, Unary
+from dovetail.ir.expr import Call, Expr, Float, Index, Int, Name
 from dovetail.ir.high.nodes import Assign, For, If, Local, Regs, Stmt, Text, While
 from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, FOLDABLE
 from dovetail.ir.node import Node
@@ -38,12 +39,10 @@ def map_bodies(stmt: Stmt, change: Callable[[Body], Body]) -> Stmt:
 def all_statements(body: Body) -> list[Stmt]:
     """Return every statement of a body in text order, outer ones first."""
     found: list[Stmt] = []
-    waiting = list(reversed(body))
-    while waiting:
-        stmt = waiting.pop()
+    for stmt in body:
         found.append(stmt)
-        for child in reversed(child_bodies(stmt)):
-            waiting.extend(reversed(child))
+        for child in child_bodies(stmt):
+            found += all_statements(child)
     return found
 
 
@@ -88,7 +87,7 @@ def _add_names(expr: Node, names: set[str]) -> None:
         if isinstance(node, Name):
             names.add(node.id)
         elif not isinstance(node, Int):
-            waiting.extend(node.children())
+            waiting += node.children()
 
 
 # ---- homes ----
@@ -145,7 +144,7 @@ def _scan(body: Body) -> _Block:
 def _settle(body: Body, block: _Block, names: set[str], homes: dict[int, set[str]]) -> None:
     here = names & block.direct
     rest = names - here
-    here |= {n for n in rest if any(n in child.exposed for _, child in block.children)}
+    here |= rest.intersection(chain.from_iterable(child.exposed for _, child in block.children))
     homes[id(body)] |= here
     for child_body, child in block.children:
         inside = (rest - here) & child.below
@@ -156,34 +155,30 @@ def _settle(body: Body, block: _Block, names: set[str], homes: dict[int, set[str
 # ---- compile-time values ----
 
 
-def is_constant(expr: Expr, constants: Iterable[str]) -> bool:
-    """Tell whether `expr` has a compile-time value when `constants` have one."""
-    if isinstance(expr, Int | Float | Text):
+def is_constant(expr: Expr, constants: Container[str], more: Container[str] = frozenset()) -> bool:
+    """Tell whether `expr` has a compile-time value when `constants`, and `more`, have one."""
+    if isinstance(expr, (Int, Float, Text)):
         return True
     if isinstance(expr, Name):
-        return expr.id in constants or expr.id in CONSTANTS or expr.id in ELEMENTS
-    if isinstance(expr, Call) and expr.name not in FOLDABLE:
+        name = expr.id
+        return name in constants or name in more or name in CONSTANTS or name in ELEMENTS
+    if isinstance(expr, Index) or (isinstance(expr, Call) and expr.name not in FOLDABLE):
         return False
-    if isinstance(expr, Unary | Binary | Ternary | Call | Cast) and not isinstance(expr, Index):
-        parts = (child for child in expr.children() if isinstance(child, Expr))
-        return all(is_constant(part, constants) for part in parts)
-    return False
+    parts = [child for child in expr.children() if isinstance(child, Expr)]
+    return all(is_constant(part, constants, more) for part in parts)
 
 
-def find_constants(body: Body, known: Iterable[str]) -> set[str]:
+def find_constants(body: Body, known: Iterable[str], homes: Homes) -> set[str]:
     """Return `known` and the variables that are compile-time wherever they are assigned.
 
     Straight-line means: from the variable's home only `unroll` loops and `if`s on constants lie
     around.
     """
-    homes = find_homes(body)
     loops = {stmt.var for stmt in all_statements(body) if isinstance(stmt, For)}
     found = (_assigned(body) | set(known)) - loops - _changed_first(body)
-    while True:
-        lost = found & set(_not_constant(body, found, homes, frozenset()))
-        if not lost:
-            return found
-        found -= lost
+    while _drop_others(body, found, homes):
+        pass
+    return found
 
 
 def _changed_first(body: Body) -> set[str]:
@@ -200,34 +195,40 @@ CONSTANT_TYPES = ("i64", "f32")
 """Annotations that do not keep a variable from being a compile-time value."""
 
 
-def _not_constant(
-    body: Body, constants: set[str], homes: Homes, straight: frozenset[str]
-) -> Iterator[str]:
-    straight = straight | homes.of(body)
+def _drop_others(
+    body: Body,
+    constants: set[str],
+    homes: Homes,
+    straight: frozenset[str] = frozenset(),
+    unrolled: frozenset[str] = frozenset(),
+) -> bool:
+    """Take out of `constants` what is assigned something else in `body`; tell if anything was.
+
+    unrolled: variables of loops around it, which are compile-time values, too.
+    """
+    straight, dropped = straight | homes.of(body), False
     for stmt in body:
         name = defined_name(stmt)
-        if name and not (name in straight and _assigns_constant(stmt, constants)):
-            yield name
-        inside = straight if _runs_straight(stmt, constants) else frozenset()
-        known = loop_constants(stmt, constants)
-        for child in child_bodies(stmt):
-            yield from _not_constant(child, known, homes, inside)
+        if name in constants and not (
+            name in straight and _assigns_constant(stmt, constants, unrolled)
+        ):
+            constants.discard(name)
+            dropped = True
+        if not (bodies := child_bodies(stmt)):
+            continue
+        runs_straight, inside = False, unrolled
+        if isinstance(stmt, If):
+            runs_straight = is_constant(stmt.cond, constants, unrolled)
+        elif isinstance(stmt, For):
+            runs_straight = stmt.kind == "unroll"
+            inside = unrolled | {stmt.var} if runs_straight else unrolled - {stmt.var}
+        for child in bodies:
+            around = straight if runs_straight else frozenset[str]()
+            dropped |= _drop_others(child, constants, homes, around, inside)
+    return dropped
 
 
-def _runs_straight(stmt: Stmt, constants: set[str]) -> bool:
-    if isinstance(stmt, If):
-        return is_constant(stmt.cond, constants)
-    return isinstance(stmt, For) and stmt.kind == "unroll"
-
-
-def loop_constants(stmt: Stmt, constants: set[str]) -> set[str]:
-    """Return the compile-time names inside `stmt`: of loop variables only those of `unroll`."""
-    if not isinstance(stmt, For):
-        return constants
-    return constants | {stmt.var} if stmt.kind == "unroll" else constants - {stmt.var}
-
-
-def _assigns_constant(stmt: Stmt, constants: set[str]) -> bool:
-    if not isinstance(stmt, Assign) or not is_constant(stmt.value, constants):
+def _assigns_constant(stmt: Stmt, constants: set[str], unrolled: frozenset[str]) -> bool:
+    if not isinstance(stmt, Assign) or not is_constant(stmt.value, constants, unrolled):
         return False
     return stmt.type is None or getattr(stmt.type, "name", "") in CONSTANT_TYPES

@@ -21,7 +21,7 @@ from dovetail.ir.high.nodes import For, Function, Param, Return, Tunable, Unit
 from dovetail.ir.high.ops import CONSTANTS, ELEMENTS, OPS, SCALARS, VECTORS
 from dovetail.ir.high.parse import parse_high
 from dovetail.ir.high.print import print_high
-from dovetail.ir.high.scopes import all_statements, defined_names, find_constants
+from dovetail.ir.high.scopes import all_statements, defined_names, find_constants, find_homes
 from dovetail.ir.schedule import SCHEDULE_VALUES
 
 THREAD_VALUES = ("tid", "nth")
@@ -223,7 +223,7 @@ class _UnitChecker:
             known -= {n for n in own if n not in fixed}
             params = {param.name for param in function.params}
             types = {n: t for n, t in types.items() if n not in own or n in params}
-        constants = find_constants(function.body, known)
+        constants = find_constants(function.body, known, find_homes(function.body))
         scope = Scope(dict(types), constants, set(types))
         exprs = ExprChecker(faults, self.inlines, self.result_of, self.vector_loops, scope)
         return BodyChecker(function, exprs, fixed)

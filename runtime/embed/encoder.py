@@ -16,7 +16,7 @@ import msgspec
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.errors import ArtifactError
 from dovetail.runtime.artifact import Artifact, EncoderPart, open_artifact
-from dovetail.runtime.machine.library import fit_plans
+from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.encoder import Encoder, Ids, Rows
 from dovetail.topology.hardware import read_hardware
 

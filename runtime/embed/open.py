@@ -52,7 +52,7 @@ from dovetail.runtime.embed.service import EmbeddingService, Models
 from dovetail.runtime.embed.settings import EmbeddingSettings
 from dovetail.runtime.embed.texts import Embeddings, TextEncoder
 from dovetail.runtime.machine.devices import AUTO, CPU, find_torch
-from dovetail.runtime.machine.library import fit_plans
+from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.encoder import WIDE_TOKENS, Encoder
 from dovetail.runtime.native.forward import find_tape
 from dovetail.runtime.schedule.cost_tables import read_profile, write_profile

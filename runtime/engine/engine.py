@@ -27,8 +27,7 @@ from dovetail.ir.model import ModelSpec
 from dovetail.runtime.engine.grammars import Grammars, TokenMask
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.engine.sampling import logprob_of, score_token, top_logprobs
-from dovetail.runtime.engine.step_times import StepTimes, StepWork
-from dovetail.runtime.engine.tally import Tally
+from dovetail.runtime.engine.step_watch import StepWatch
 from dovetail.runtime.group.ranks import START_SECONDS, Group
 from dovetail.runtime.native.forward import ForwardModel
 from dovetail.runtime.native.step import StepBuffers, StepShape
@@ -37,12 +36,6 @@ from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.request import FAILED, Request, SamplingParams, TokenLogprob
 from dovetail.runtime.schedule.rounds import largest_member, without
 from dovetail.runtime.schedule.scheduler import Scheduler
-
-STEP_TOKENS = (1, 8, *(2**e for e in range(4, 15)))
-"""Bounds by which steps are counted by the tokens they compute: vLLM's."""
-
-KEYS_PER_ROW = 6
-"""Keys, for each value of a hidden state, whose attention takes as long as a row's products."""
 
 _UNRECORDED = nullcontext()
 
@@ -136,11 +129,8 @@ class Engine:
         self.grammars = Grammars(None, model.vocab_size, model.eos_token_ids)
         """With a tokenizer where the model has one: who opens the engine says so."""
         self.recorder: StepRecorder | None = None
+        self.watch: StepWatch | None = None
         self.waits = DeviceWaits()
-        self.step_tokens = Tally(STEP_TOKENS)
-        self.announce: Callable[[float], object] = lambda predicted: None
-        """Told when a step begins of the seconds that it should take."""
-        self._times = StepTimes(KEYS_PER_ROW * model.hidden_size)
         self._rules: WeakKeyDictionary[Request, LogitRules] = WeakKeyDictionary()
         self._masks: WeakKeyDictionary[Request, TokenMask] = WeakKeyDictionary()
 
@@ -171,9 +161,8 @@ class Engine:
                 return touched
             with self._span("schedule"):
                 plan = self.scheduler.plan()
-            work, clock = StepWork.of(plan), self.scheduler.clock
-            began = clock()
-            self.announce(max(plan.predicted_seconds, self._times.predict(work)))
+            watch, clock = self.watch, self.scheduler.clock
+            work, began = watch and watch.begin(plan), clock()
             try:
                 touched += self._execute(plan)
             except BaseException as error:
@@ -181,9 +170,8 @@ class Engine:
                 if not isinstance(error, DovetailError | MemoryError):
                     raise
             else:
-                if work.rows:
-                    self.step_tokens.add(work.rows)
-                    self._times.learn(work, clock() - began)
+                if watch and work:
+                    watch.end(work, clock() - began)
         if self.recorder:
             self.recorder.end(request for request in touched if request.finished)
         return touched
@@ -217,7 +205,8 @@ class Engine:
         lost = self._lose_group(group, group.loss())
         if not lost:
             log.warning("restarting the processes of the group")
-            self.announce(START_SECONDS)
+            if self.watch:
+                self.watch.announce(START_SECONDS)
             group.start()
             self.executor.join()
         return lost

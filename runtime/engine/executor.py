@@ -27,15 +27,15 @@ from dovetail.runtime.native.forward import ForwardModel, find_tape, layer_block
 from dovetail.runtime.native.kv_parts import count_parts
 from dovetail.runtime.native.step import StepBuffers, StepShape, step_bytes
 from dovetail.runtime.native.tape import Operands
-from dovetail.runtime.schedule.device_limits import DeviceLimits
 from dovetail.runtime.schedule.kv_pool import KvPool, blocks_for
+from dovetail.runtime.schedule.memory_need import MemoryNeed
 from dovetail.runtime.schedule.plan import Limits, StepPlan
 from dovetail.runtime.schedule.predictor import Predictor
 from dovetail.runtime.schedule.scheduler import Scheduler
 from dovetail.topology.hardware import HardwareSpec
 
 MEMORY_SHARE = 0.5
-"""Part of the free memory that a KV pool sized at load may take."""
+"""Part of the memory that weights leave, which a KV pool sized at load may take."""
 
 log = logging.getLogger("dovetail")
 _warn_once = cache(partial(log.warning, "%s"))
@@ -73,7 +73,17 @@ class CpuExecutor:
         sequences = min(forward.max_sequences, sample.max_sequences)
         bounds = options.bound(forward.max_tokens, sequences, self.spec.max_context)
         tokens, sequences = bounds.step_tokens, bounds.sequences
-        self.blocks = _count_blocks(self.spec, hardware, options.kv_blocks, self.service, bounds)
+        copies = max(1, self.service.processes // self.spec.n_kv_heads)  # of each KV head
+        arenas = forward.arena_bytes + sample.arena_bytes
+        need = MemoryNeed(
+            weights=0 if own_logits else part.chunks.total_bytes,
+            block=2 * self.spec.n_layers * layer_block_bytes(self.spec) * copies,
+            activations=arenas + step_bytes(self.spec, tokens, sequences),
+            context=KV_BLOCK if own_logits else bounds.context,  # a device has room of its own
+        )
+        wanted = self.service.kv_blocks or sequences * blocks_for(bounds.context)
+        free = available_memory(hardware)
+        self.blocks = count_blocks(need, free, options.kv_blocks, wanted)
         plans = plan_ranks(
             self.service,
             hardware,
@@ -185,27 +195,25 @@ def make_engine(executor: CpuExecutor, options: EngineOptions) -> Engine:
     return Engine(executor.spec, scheduler, executor)
 
 
-def _count_blocks(
-    spec: ModelSpec,
-    hardware: HardwareSpec,
-    asked: int | None,
-    service: ServicePlan,
-    bounds: DeviceLimits,
-) -> int:
-    """Return the blocks asked for, else those of the plan or of a full step of full contexts.
+def count_blocks(need: MemoryNeed, free: int, asked: int | None, wanted: int) -> int:
+    """Return the blocks asked for, else as many of `wanted` as a share of the free memory holds.
 
-    Without `asked`, as many of these as free memory allows; CapacityError where that is not enough.
+    free: bytes. KV of one context is there in any case. CapacityError where it does not fit.
     """
-    copies = max(1, service.processes // spec.n_kv_heads)  # of each KV head
-    block = 2 * spec.n_layers * layer_block_bytes(spec) * copies
-    free = available_memory(hardware)
-    if asked is not None and asked * block > free:
+    spare = free - need.fixed
+    if asked is not None:
+        if asked * need.block > spare:
+            raise CapacityError(
+                f"{asked} KV blocks take {asked * need.block} bytes, but {max(0, spare)} bytes of "
+                f"memory are free beside weights and activations; load with at most "
+                f"{max(0, spare) // need.block} kv_blocks"
+            )
+        return asked
+    if need.total > free:
+        longest = need.longest(free)
+        shorter = f"load with max_model_len={longest} (--max-model-len {longest}), " * bool(longest)
         raise CapacityError(
-            f"{asked} KV blocks take {asked * block} bytes, but {free} bytes of memory are free; "
-            f"load with at most {free // block} kv_blocks"
+            f"the model does not fit into the memory that is free: {need.explain(free)}; {shorter}"
+            "free some, or compile it with a narrower --weight-dtype, such as int4"
         )
-    fitting = int(free * MEMORY_SHARE) // block
-    if asked is None and fitting < 1:
-        raise CapacityError(f"no memory for KV: one block of {KV_BLOCK} tokens takes {block} bytes")
-    wanted = service.kv_blocks or bounds.sequences * blocks_for(bounds.context)
-    return asked or min(wanted, fitting)
+    return min(wanted, max(blocks_for(need.context), int(spare * MEMORY_SHARE) // need.block))

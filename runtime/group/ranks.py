@@ -24,8 +24,9 @@ from dovetail.runtime.child.child import Child, StartError, hung_up
 from dovetail.runtime.child.framing import Channel, pack_value
 from dovetail.runtime.child.launch import END_SECONDS, end_members
 from dovetail.runtime.child.shared_memory import SharedMemory
-from dovetail.runtime.machine.library import KernelLibrary, fit_plans
+from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.placement import choose_nodes
+from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.collective import Collective, Communicator, comm_bytes
 from dovetail.runtime.native.forward import RankPlan
 from dovetail.topology.hardware import HardwareSpec, read_hardware

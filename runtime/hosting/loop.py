@@ -20,7 +20,7 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import DovetailError, RequestError
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.recorder import StepRecorder
-from dovetail.runtime.hosting.wire import Ask, EngineLoad
+from dovetail.runtime.hosting.wire import NO_STEPS, Ask, EngineLoad
 from dovetail.runtime.schedule.request import FAILED, Request
 from dovetail.runtime.timeline import Timeline
 
@@ -109,7 +109,7 @@ class EngineLoop:
             waiting=len(book.waiting),
             kv_usage=1 - sum(pool.free_blocks for pool in pools.values()) / blocks,
             waits=engine.waits,
-            steps=engine.step_tokens.read(),
+            steps=engine.watch.tokens.read() if engine.watch else NO_STEPS,
             pools={h.value: 1 - pool.free_blocks / pool.n_blocks for h, pool in pools.items()},
             swaps={home.value: book.swaps[home] for home in pools},
         )

@@ -16,8 +16,9 @@ from dovetail.ir.artifact import ServicePlan
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.child.errors import ErrorText
 from dovetail.runtime.child.framing import pack_value
-from dovetail.runtime.engine.engine import STEP_TOKENS, DeviceWaits
+from dovetail.runtime.engine.engine import DeviceWaits
 from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.engine.step_watch import STEP_TOKENS
 from dovetail.runtime.engine.tally import Histogram, Tally
 from dovetail.runtime.schedule.request import Metrics, SamplingParams, TokenLogprob
 from dovetail.runtime.timeline import Drawn

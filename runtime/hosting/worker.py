@@ -24,7 +24,8 @@ from dovetail.runtime.child.framing import Channel
 from dovetail.runtime.child.progress import Progress
 from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.child.worker import read_beside
-from dovetail.runtime.engine.engine import STEP_TOKENS, DeviceWaits, Engine
+from dovetail.runtime.engine.engine import DeviceWaits, Engine
+from dovetail.runtime.engine.step_watch import STEP_TOKENS, StepWatch
 from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.hosting.loop import EngineLoop, Listener
 from dovetail.runtime.hosting.open_engine import open_engine
@@ -114,7 +115,6 @@ class EngineWorker:
 
     def __init__(self, channel: Channel, engine: Engine, progress: Progress) -> None:
         self._channel, self._engine, self._progress = channel, engine, progress
-        engine.announce = progress.begin
         self._loop = EngineLoop(engine, self._tell)
         self._stubs: dict[int, Stub] = {}
         self._changed: dict[int, Stub] = {}
@@ -216,10 +216,12 @@ def serve(channel: Channel, progress: int) -> None:
     reader = read_beside(channel, order, take)  # now: the process ends also while it opens files
     hardware = read_hardware()
     engine = open_engine(open_artifact(setup.path, hardware), hardware, setup.options)
+    shown = Progress(SharedMemory(progress, mmap.PAGESIZE))
+    engine.watch = StepWatch(engine.spec.hidden_size, shown.begin)
     warm_up(engine)
+    engine.watch.tokens = Tally(STEP_TOKENS)
     gc.collect()
     gc.freeze()  # what is there stays: later collections need not look at it
-    shown = Progress(SharedMemory(progress, mmap.PAGESIZE))
     opened.set_result(EngineWorker(channel, engine, shown))
     channel.send(EngineReady(engine.executor.service, engine.spec.vocab_size))
     reader.join()
@@ -241,7 +243,7 @@ def warm_up(engine: Engine) -> None:
     while engine.scheduler.busy:
         engine.step()
     engine.scheduler.answer_tokens = None
-    engine.step_tokens, engine.waits = Tally(STEP_TOKENS), DeviceWaits()
+    engine.waits = DeviceWaits()
     for pool in engine.scheduler.pools.values():
         pool.forget()
 

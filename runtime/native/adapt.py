@@ -45,6 +45,31 @@ def adapt_service(
     return replace(service, **phases), tuple(dict.fromkeys(said))
 
 
+def fit_plans(
+    plan: PhasePlan, processes: int, threads: int | None, allowed: Sequence[int]
+) -> tuple[PhasePlan, ...]:
+    """Return the plan of each process: `plan` cut to `threads` and to the CPUs we may use.
+
+    Threads count for each process; CPUs of the plan that are not allowed are replaced by others.
+    Unpinned are plans without CPUs, and processes for which there are too few.
+    """
+    count = max(1, min(threads or plan.threads, len(allowed) // processes))
+    if not plan.cpus or len(allowed) < processes:
+        return (PhasePlan(threads=count, cpus=()),) * processes
+    spare = [c for c in allowed if c not in plan.cpus]
+    own = [
+        [c for c in plan.cpus[i * plan.threads : (i + 1) * plan.threads] if c in allowed]
+        for i in range(processes)
+    ]
+    spare = [c for cpus in own for c in cpus[count:]] + spare
+    filled = []
+    for cpus in own:
+        missing = max(0, count - len(cpus))
+        filled.append(tuple(cpus[:count] + spare[:missing]))
+        del spare[:missing]
+    return tuple(PhasePlan(threads=count, cpus=cpus) for cpus in filled)
+
+
 def _merge(service: ServicePlan) -> ServicePlan:
     """Return the plan of one process with all the threads."""
     prefill, decode = (

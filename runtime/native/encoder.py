@@ -21,7 +21,7 @@ from dovetail.ir.tape import ENCODE_ARGS, Tape
 from dovetail.runtime.artifact import Artifact, EncoderPart
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.native.forward import find_tape
-from dovetail.runtime.native.tape import BoundTape, Operands, pick_tables
+from dovetail.runtime.native.tape import BoundTape, Operands, Team, pick_tables
 from dovetail.runtime.native.weights import Weights, row_bytes, weight_bytes
 
 Ids = npt.NDArray[np.int32]
@@ -108,7 +108,7 @@ class Encoder(PackedEncoder):
         """
         super().__init__(part)
         library = artifact.open_kernels()
-        self._team = library.make_team(plan.threads, spin)
+        self._team = Team(library, plan.threads, spin)
         self._weights = Weights(part)
         self._weights.read_ahead()
         tables = pick_tables(part.schedules.tables, artifact.target, "prefill", plan.threads)

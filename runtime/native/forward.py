@@ -32,7 +32,7 @@ from dovetail.runtime.native.shard import (
     split_model,
 )
 from dovetail.runtime.native.shares import WeightShare, weight_shares
-from dovetail.runtime.native.tape import BoundTape, KvArrays, Operands, pick_tables
+from dovetail.runtime.native.tape import BoundTape, KvArrays, Operands, Team, pick_tables
 from dovetail.runtime.native.weights import Weights
 
 
@@ -81,7 +81,7 @@ class ForwardModel:
 
     def _load(self, plan: RankPlan) -> None:
         part, library = self._part, self._library
-        self.team = library.make_team(plan.threads, plan.spin)
+        self.team = Team(library, plan.threads, plan.spin)
         self.weights = Weights(part)
         spec, tape = part.file.spec, find_tape(part, "forward")
         self.shard: Shard | None = None

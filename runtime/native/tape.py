@@ -1,13 +1,14 @@
-"""Binds a tape to a kernel library, weights, schedule tables and buffers, and runs it.
+"""Binds a tape to a kernel library, weights, schedule tables and buffers; threads that run it.
 
-In: `ir.tape.Tape` and where its operands live. Out: a `BoundTape`, one native call per run. What
-cannot be bound (unknown operator, kernel, weight, argument) is an ArtifactError.
+In: `ir.tape.Tape` and where its operands live. Out: a `BoundTape`, one native call per run on a
+`Team`. What cannot be bound (unknown operator, kernel, weight, argument) is an ArtifactError.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from dovetail.ir.artifact import PhasePlan
-from dovetail.ir.errors import ArtifactError
+from dovetail.ir.errors import ArtifactError, CapacityError, DeviceError, RankError
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.ir.tape import (
     ArgRef,
@@ -30,7 +31,7 @@ from dovetail.ir.tape import (
     WeightRef,
 )
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.library import KernelLibrary, Team
+from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.native.weights import Weights
 
 
@@ -110,6 +111,64 @@ def _times_off(a: int, b: int) -> float:
     return abs(math.log(max(a, 1) / max(b, 1)))
 
 
+class Team:
+    """Fixed threads that run tapes; the caller of a run is one of them. Ends with `close`."""
+
+    def __init__(self, library: KernelLibrary, threads: int, spin: int) -> None:
+        """Start all but one of `threads`; spin: turns that they wait before they sleep."""
+        self._c, self.threads = library.c, threads
+        self._handle = self._c.dt_team_create(threads, None, spin)
+        if not self._handle:
+            raise CapacityError(f"cannot start {threads} threads; give a smaller number of threads")
+        self._active: tuple[int, tuple[int, ...]] = (threads, ())
+        self._end = weakref.finalize(self, self._c.dt_team_destroy, self._handle)
+        self._end.atexit = False  # another thread may be in a run while the process ends
+
+    def set_active(self, plan: PhasePlan) -> None:
+        """Use the first `plan.threads` threads from now on, pinned to `plan.cpus`.
+
+        Raises CapacityError when one of these CPUs is not there any more.
+        """
+        wanted = (plan.threads, plan.cpus)
+        if wanted == self._active:
+            return
+        if self._c.dt_team_set_active(self._handle, plan.threads, abi.int32_array(plan.cpus)):
+            self._active = (0, ())
+            raise CapacityError(
+                f"threads cannot be bound to CPUs {', '.join(map(str, plan.cpus))}: one is offline "
+                "or no longer allowed to this process; load the artifact again to plan again"
+            )
+        self._active = wanted
+
+    def run(
+        self,
+        tape: abi.Tape,
+        args: ctypes.Array[abi.Slot],
+        span: range,
+        most: int | None = None,
+        times: int | None = None,
+    ) -> None:
+        """Run the entries `span` of a bound tape, on at most so many threads.
+
+        times: address of where to note when they ran, see dt_run.
+
+        Raises RankError when it was stopped, DeviceError when the team could not run it.
+        """
+        given = (self._handle, ctypes.byref(tape), args, span.start, max(span.start, span.stop))
+        status = self._c.dt_run(*given, self.threads if most is None else most, times)
+        if status == abi.STOPPED:
+            raise RankError("a process of the group ended while it was computing")
+        if status:
+            raise DeviceError(
+                f"the CPU could not run entries {span.start} to {span.stop} of a step: status "
+                f"{status}; send the request again"
+            )
+
+    def close(self) -> None:
+        """End the threads; safe to call twice."""
+        self._end()
+
+
 class BoundTape:
     """A tape whose operands are addresses. One run at a time."""
 
@@ -178,7 +237,7 @@ class BoundTape:
         if self.times is not None:
             self.times.append(np.zeros((len(span), threads, abi.TIMES), np.int64))
             where = int(self.times[-1].ctypes.data)
-        self._library.run(team, self._tape, self._args, span, threads, where)
+        team.run(self._tape, self._args, span, threads, where)
 
     def kernel(self, entry: Entry, m: int) -> str:
         """Return the name of the kernel that computes an entry of m rows."""

@@ -16,11 +16,9 @@ pytest.importorskip("faiss")
 
 from dovetail.runtime.flows.control import messages as m
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.sim.scripted import ScriptedEngine
-from dovetail.runtime.sim.workflows import WorkflowMachine, WorkflowSimulation
 
 MODULES = ("rag", "rag_cells", "rag_costs", "rag_planes", "rag_script")
-MODULES += ("rag_wall", "rag_world")
+MODULES += ("rag_wall", "rag_world", "scripted_engine", "simulated_workflows")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,9 @@ def stage(bench: Any) -> Any:
 
 
 def make_stage(bench: Any, script: Any, index: Any, **fields: Any) -> Any:
-    machine = WorkflowMachine(scan=ScanCost(1e-4, 1e-6, 4), device=ScanCost(1e-5, 1e-7))
+    machine = bench.simulated_workflows.WorkflowMachine(
+        scan=ScanCost(1e-4, 1e-6, 4), device=ScanCost(1e-5, 1e-7)
+    )
     made = {"seconds": 0.1, "long": 0.1, "backlog": 200, **fields}
     return bench.rag_cells.Stage(script, index, machine, lambda model: Quick(), **made)
 
@@ -104,9 +104,11 @@ def orders(bench: Any, stage: Any, plane: Any, *names: str) -> list[m.Order]:
         plane = bench.rag_planes.make_plane(
             plane, bench.rag_planes.Setting(scene, stage.machine, cost)
         )
-    engine = ScriptedEngine(cost, stage.script.tokens, bench.rag_script.count_tokens)
+    engine = bench.scripted_engine.ScriptedEngine(
+        cost, stage.script.tokens, bench.rag_script.count_tokens
+    )
     arrivals = bench.rag_world.begin_runs(stage.arrivals(wanted, 1.0)[:10])
-    made = WorkflowSimulation(plane, scene, stage.machine, engine)
+    made = bench.simulated_workflows.WorkflowSimulation(plane, scene, stage.machine, engine)
     made.run(arrivals, lambda now, given: found.extend(given))
     return found
 

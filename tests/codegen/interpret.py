@@ -25,6 +25,9 @@ from tests.codegen.interp.meanings import meaning_of
 from tests.codegen.interp.memory import NULL, Memory, Pointer
 from tests.codegen.interp.values import InterpretError, Layouts, convert, storer
 
+REMEMBERED = 16
+"""Programs that are kept, with their units and targets: so an `id` means one of them."""
+
 Callee = tuple[tuple[Type | None, ...], Type, Any]
 
 
@@ -37,7 +40,7 @@ def interpret(unit: low.Unit, function: str, args: Sequence[Any], target: Target
     InterpretError, which names the span, where the text leaves a buffer or does what C leaves
     undefined.
     """
-    program = Program(unit, target)
+    program = _program(unit, target)
     params, _, run = program.callee(function, NO_SPAN)
     if len(params) != len(args):
         raise InterpretError(f"{function} takes {len(params)} arguments, not {len(args)}", NO_SPAN)
@@ -48,6 +51,19 @@ def interpret(unit: low.Unit, function: str, args: Sequence[Any], target: Target
             for value, type_, name in zip(args, params, names, strict=True)
         ]
         return run(*values)
+
+
+_PROGRAMS: dict[tuple[int, int], Program] = {}
+
+
+def _program(unit: low.Unit, target: Target) -> Program:
+    """Return a program; the last ones are remembered, as a kernel is run by thread after thread."""
+    key = id(unit), id(target)
+    if key not in _PROGRAMS:
+        while len(_PROGRAMS) >= REMEMBERED:
+            del _PROGRAMS[next(iter(_PROGRAMS))]
+        _PROGRAMS[key] = Program(unit, target)
+    return _PROGRAMS[key]
 
 
 def argument(value: Any, type_: Type | None, name: str) -> Any:
@@ -66,7 +82,7 @@ class Program:
 
     def __init__(self, unit: low.Unit, target: Target) -> None:
         structs = {i.name: i for i in unit.items if isinstance(i, low.StructDef)}
-        self.target = target
+        self.unit, self.target = unit, target
         self.layouts = Layouts(structs, target.constants)
         self.functions = {
             f.name: CompiledFunction(f, self)

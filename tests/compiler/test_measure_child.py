@@ -207,11 +207,11 @@ def test_the_call_that_wakes_the_team_is_not_timed(built, monkeypatch):
     """By a clock on which the first call takes 100 seconds, and each other one 2."""
     library, clock = KernelLibrary(built.path, built.index), [0.0]
 
-    def run(team, tape, args, span):
+    def run(tape, args, span):
         clock[0] += sum(2.0 if i else 100.0 for i in span)
 
-    monkeypatch.setattr(library, "run", run)
+    team = SimpleNamespace(run=run)
     monkeypatch.setattr(kernel_call, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     several = KernelCall(library, GOOD[0], None, *[[0] * 12] * 4, rows=1)
-    assert (several.run_warm(None), several.run(None)) == (2.0, 106.0)
-    assert KernelCall(library, GOOD[0], None, [0] * 12, rows=1).run_warm(None) == 100.0
+    assert (several.run_warm(team), several.run(team)) == (2.0, 106.0)
+    assert KernelCall(library, GOOD[0], None, [0] * 12, rows=1).run_warm(team) == 100.0

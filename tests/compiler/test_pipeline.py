@@ -24,6 +24,7 @@ from dovetail.ir.tape import Tape
 from dovetail.ir.tuning import OK, TIMEOUT, decode_record
 from dovetail.runtime.artifact import device_module, open_artifact
 from dovetail.topology.hardware import read_hardware
+from tests.caches import link_cache
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.compiler.virtual import VirtualMeter, use_virtual_meters
 from tests.models import save_model
@@ -172,7 +173,7 @@ def test_schedules_are_for_cpus():
 def test_a_short_search_leaves_its_records(each_target, model, tmp_path, monkeypatch):
     """Ten virtual seconds: a few programs per M, as one buys, may all be slower than the rules'."""
     asked = use_virtual_meters(monkeypatch)
-    options = {"budget": 10.0, "threads": 1, "database": tmp_path / "db"}
+    options = {"budget": 10.0, "threads": 1, "database": tmp_path / "db", "weight_dtype": "f32"}
     report = compile_model(model, output=tmp_path / "a.dove", **options)
     assert report.targets == (each_target,)
     lines = (tmp_path / "a.dove/tuning.jsonl").read_bytes().splitlines()
@@ -245,7 +246,7 @@ def test_bad_tokenizer(model, tmp_path):
 
 def test_no_compiler(model, tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CC", "/nowhere/cc")
-    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))  # without shared kernels
+    monkeypatch.setenv("DOVETAIL_CACHE", str(link_cache(tmp_path, kernels=False)))
     with pytest.raises(ToolchainError, match="nowhere"):
         compile_model(model, output=tmp_path / "a.dove", effort="none")
     assert not (tmp_path / "a.dove").exists()

@@ -39,6 +39,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
         threads=1,
         workflows=[echo()],
         max_step_tokens=64,
+        weight_dtype="f32",
     )
     return folder / "app.dove"
 

@@ -29,6 +29,7 @@ from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import LLAMA
 from dovetail.topology.hardware import read_hardware
+from tests.caches import link_cache
 from tests.compiler.test_tables import SPEC, plan
 from tests.models import save_model
 
@@ -49,7 +50,7 @@ def compiled(tmp_path_factory):
     """The cache and artifact of a first compile."""
     folder = tmp_path_factory.mktemp("first")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DOVETAIL_CACHE", str(folder / "cache"))
+        patch.setenv("DOVETAIL_CACHE", str(link_cache(folder, kernels=False)))
         compile_model(LLAMA, output=folder / "a.dove", effort="none")
     return folder
 
@@ -57,9 +58,10 @@ def compiled(tmp_path_factory):
 @pytest.fixture
 def machine(compiled, tmp_path, monkeypatch):
     """Copies of both, which a test may change; its store, and no compiler."""
-    shutil.copytree(compiled / "cache/kernels", tmp_path / "cache/kernels")
+    cache = link_cache(tmp_path, kernels=False)
+    shutil.copytree(compiled / "cache/kernels", cache / "kernels")
     shutil.copytree(compiled / "a.dove", tmp_path / "a.dove")
-    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOVETAIL_CACHE", str(cache))
     monkeypatch.setenv("DOVETAIL_CC", NO_COMPILER)
     return tmp_path
 

@@ -212,16 +212,19 @@ def test_a_stopped_job_is_resumed(model, tmp_path, asked):
         tune(model, database, progress=stop)
     kept = TuningDatabase(database)
     assert len(kept) > 0 and len(list(tmp_path.glob("*.job-*"))) == 1
-    with pytest.raises(SpecError, match="no interrupted job"):
-        tune(model, database, resume=True, max_step_tokens=4, max_step_sequences=2)
-    report = tune(model, database, resume=True)
+    said = []
+    with pytest.raises(KeyboardInterrupt):  # this is another job
+        steps = {"max_step_tokens": 4, "max_step_sequences": 2}
+        tune(model, tmp_path / "other.jsonl", progress=stop, say=said.append, **steps)
+    assert said[0] == "reading model" and not any("continuing" in stage for stage in said)
+    report = tune(model, database, say=said.append)
+    assert "continuing the job that was interrupted" in said
     # with time left over it finds better ones, and confirms those in place of what it found before
     assert report.trials - report.measured >= len(kept) / 2
     assert_kept(kept, TuningDatabase(database))
     assert report.progress.done == report.progress.items
-    assert list(tmp_path.glob("*.job-*")) == []
-    with pytest.raises(SpecError, match="no interrupted job"):
-        tune(model, database, resume=True)
+    assert list(tmp_path.glob("tuning.jsonl.job-*")) == []
+    assert tune(model, database).measured >= len(kept) / 2  # that job is complete: this is another
 
 
 def test_kernels_that_are_wrong_are_counted_and_never_served(model, tmp_path, monkeypatch, asked):
@@ -235,7 +238,7 @@ def test_kernels_that_are_wrong_are_counted_and_never_served(model, tmp_path, mo
     assert not (tmp_path / "a.dove").exists()
 
 
-def test_a_resumed_job_keeps_its_plans_and_refuses_other_kernels(
+def test_a_resumed_job_keeps_its_plans_and_begins_anew_with_other_kernels(
     model, tmp_path, monkeypatch, asked
 ):
     database = tmp_path / "tuning.jsonl"
@@ -247,14 +250,19 @@ def test_a_resumed_job_keeps_its_plans_and_refuses_other_kernels(
         tune(model, database, progress=stop)
     (file,) = tmp_path.glob("*.job-*")
     job = msgspec.json.decode(file.read_bytes(), type=JobFile)
-    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(job, name="others")))
-    with pytest.raises(SpecError, match="kernels are not those"):
-        tune(model, database, resume=True)
+    for options in ({}, {"resume": False}):
+        name = "others" if not options else job.name
+        file.write_bytes(msgspec.json.encode(msgspec.structs.replace(job, name=name)))
+        report = tune(model, database, **options)
+        assert report.measured == report.trials and not file.exists()
+    file.write_bytes(b"damaged")
+    with pytest.raises(SpecError, match="--no-resume"):
+        tune(model, database)
     file.write_bytes(msgspec.json.encode(job))
     # the figures that plans are chosen by may be others now: nobody asks for them
     monkeypatch.delattr(tune_module, "choose_plans")
     monkeypatch.delattr(tune_module, "figures_of")
-    report = tune(model, database, resume=True)
+    report = tune(model, database)
     assert report.progress.done == report.progress.items and not file.exists()
 
 
@@ -262,7 +270,6 @@ def test_a_resumed_job_keeps_its_plans_and_refuses_other_kernels(
     ("options", "complaint"),
     [
         ({"effort": "heroic"}, "effort"),
-        ({"resume": True, "missing": True}, "choose one"),
         ({"workers": 0}, "workers"),
         ({"budget": -1.0}, "budget"),
         ({"hardware": "there.json"}, "this machine"),

@@ -18,7 +18,6 @@ import pytest
 from dovetail.compiler.pipeline import compile_model
 from dovetail.ir import trust
 from dovetail.ir.artifact import FileEntry, KernelIndex
-from dovetail.ir.cache import cache_directory
 from dovetail.loading import load, open_ready
 from dovetail.runtime.artifact import ArtifactReader
 from dovetail.runtime.machine.abi import ABI, PROTOTYPES
@@ -26,6 +25,7 @@ from dovetail.runtime.machine.trust import is_known_folder
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import LLAMA
 from dovetail.topology.hardware import read_hardware
+from tests.caches import link_cache
 from tests.dovetail.commands import assert_one_sentence, dovetail
 
 WORKFLOW = """
@@ -48,12 +48,7 @@ __attribute__((constructor)) static void leave_a_trace(void) {{ fclose(fopen("{t
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, with the kernels that have been built."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    kept = cache_directory()
-    for entry in kept.iterdir() if kept.is_dir() else ():
-        if entry.name not in ("models", "trust"):
-            (cache / entry.name).symlink_to(entry)
+    cache = link_cache(tmp_path)
     monkeypatch.setenv("DOVETAIL_CACHE", str(cache))
     monkeypatch.delenv("DOVETAIL_TRUST", raising=False)
     return cache

@@ -13,10 +13,9 @@ import pytest
 from dovetail.cli.report import read_duration, show_seconds
 from dovetail.cli.tune import describe_stop
 from dovetail.compiler.database import TuningDatabase
-from dovetail.compiler.jobs import Scoreboard
 from dovetail.errors import SpecError
 from tests.compiler.virtual import use_virtual_meters
-from tests.dovetail.commands import assert_one_sentence, dovetail
+from tests.dovetail.commands import dovetail
 
 OPTIONS = ("--threads", "1", "--budget")
 COMMAND = [sys.executable, "-P", "-c", "from dovetail.cli import main; main()", "tune"]
@@ -56,6 +55,8 @@ def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Si
     with subprocess.Popen(
         [*COMMAND, *map(str, arguments)], stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "tune: starting\n" and not database.exists()
         while not ended(process) and not (database.is_file() and enough(database)):
             pass
         process.send_signal(number)
@@ -64,31 +65,32 @@ def test_a_stopped_job_is_resumed(model: Path, tmp_path: Path, number: signal.Si
     assert len(found) > 0 and found.skipped.total() <= 1
     if number != signal.SIGKILL:
         assert process.returncode == 2 and "Traceback" not in err, err
-        assert "all kept; the same command with --resume continues" in err.replace("\n", " ")
+        assert "all kept; the same command continues" in err.replace("\n", " ")
         assert found.warning is None
-    result = dovetail("tune", model, "--db", database, *OPTIONS, "1s", "--resume", "--json")
-    assert result.code == 0, result.err
+    result = dovetail("tune", model, "--db", database, *OPTIONS, "1s", "--json")
+    assert result.code == 0 and "continuing the job that was interrupted" in result.err, result.err
     report, after = json.loads(result.out), TuningDatabase(database)
     assert report["progress"]["done"] == report["progress"]["items"]
     good = {r.key: r.when for r in found if after.trusts(r)}  # on a busy machine not all are
     assert good.items() <= {r.key: r.when for r in after}.items()
 
 
-@pytest.mark.parametrize(("again", "how"), [(True, "command cont"), (False, "--resume cont")])
-def test_a_stopped_job_says_how_to_go_on(again: bool, how: str) -> None:
-    progress = Scoreboard().progress(1, 2, 3.0, 4.0)
-    assert how in describe_stop(progress, again=again)
-    assert "nothing was recorded" in describe_stop(None, again=again)
+def test_a_job_that_is_stopped_early_says_so() -> None:
+    assert "nothing was recorded" in describe_stop(None)
 
 
 def test_bad_input_is_one_sentence(model: Path, tmp_path: Path) -> None:
     database = tmp_path / "tuning.jsonl"
-    assert_one_sentence(dovetail("tune", model, "--db", database, "--budget", "soon"))
-    assert_one_sentence(dovetail("tune", model, "--db", database, "--resume"))
-    assert_one_sentence(dovetail("tune", model, "--db", database, "--kv-dtype", "f8"))
-    assert_one_sentence(dovetail("tune", model, "--db", database, "--max-context", "0"))
-    assert_one_sentence(dovetail("tune", model, "--db", tmp_path))
-    assert_one_sentence(dovetail("tune", tmp_path / "none"))
+    for arguments in (
+        (model, "--db", database, "--budget", "soon"),
+        (model, "--db", database, "--kv-dtype", "f8"),
+        (model, "--db", database, "--max-context", "0"),
+        (model, "--db", tmp_path),
+        (tmp_path / "none",),
+    ):
+        result = dovetail("tune", *arguments)
+        said = [line for line in result.err.splitlines() if line.startswith("dovetail: ")]
+        assert (result.code, len(said)) == (2, 1) and "Traceback" not in result.err, result
     assert not database.exists()
 
 

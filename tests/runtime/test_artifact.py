@@ -318,5 +318,7 @@ def test_load_options_are_checked(make_artifact: MakeArtifact, options: dict[str
 
 
 def test_a_pool_larger_than_memory_is_refused(make_artifact: MakeArtifact) -> None:
-    with pytest.raises(CapacityError, match=r"bytes of memory are free; load with at most \d+ kv"):
+    with pytest.raises(
+        CapacityError, match=r"beside weights and activations; load with at most \d+ kv"
+    ):
         load(make_artifact(), kv_blocks=1 << 48)

@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.ir.errors import DeviceError
 from dovetail.runtime.app import App, load
+from dovetail.runtime.engine.step_watch import StepWatch
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.schedule.plan import StepPlan
 from dovetail.runtime.schedule.request import Request
@@ -105,12 +106,13 @@ def test_steps_that_failed_or_had_nothing_to_compute_are_not_counted(
     make_artifact: MakeArtifact,
 ) -> None:
     with load(make_artifact()) as app:
+        watch = app.engine.watch = StepWatch(app.engine.spec.hidden_size, lambda _: None)
         throttle = Throttle(app, refuse_entries(app, 2))
         throttle.allow(10_000)
         with pytest.raises(DeviceError):
             app.generate([1, 2, 3], **OPTIONS)
         app.generator.host.call(app.engine.step).result()
-        steps = app.engine.step_tokens.read()
+        steps = watch.tokens.read()
         assert (sum(steps.counts), steps.total) == (2, 3 + 1)
 
 

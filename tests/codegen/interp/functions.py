@@ -41,15 +41,15 @@ class CompiledFunction:
     def __init__(self, function: low.Function, environment: Environment) -> None:
         self.function = function
         self._environment = environment
-        self._compiled: tuple[Execute, int, list[Local]] | None = None
+        self._compiled: tuple[Execute, list[Local]] | None = None
+        self._body = Body(function, environment)
 
     def __call__(self, *args: Any) -> Any:
         """Run with arguments already converted to the parameters' types."""
         if self._compiled is None:
-            body = Body(self.function, self._environment)
-            self._compiled = body.compile()
-        execute, slots, params = self._compiled
-        frame: Frame = [None] * slots
+            self._compiled = self._body.compile()
+        execute, params = self._compiled
+        frame: Frame = [None] * self._body.slots
         for local, value in zip(params, args, strict=True):
             if local.in_memory:
                 frame[local.slot] = reserve(self._environment.layouts, local.type, "a parameter")
@@ -73,15 +73,15 @@ class Body:
         self._outer = outer
         self._function = function
         self._scopes: list[dict[str, Local]] = [{}]
-        self._slots = 0
+        self.slots = 0
         self._addressed = addressed_names(function)
         self._expressions = Expressions(self)
 
-    def compile(self) -> tuple[Execute, int, list[Local]]:
-        """Return the body, the frame size and the parameters."""
+    def compile(self) -> tuple[Execute, list[Local]]:
+        """Return the body and the parameters."""
         params = [self._declare(p.name, unqualified(p.type)) for p in self._function.params]
         execute = self.block(self._function.body)
-        return execute, self._slots, params
+        return execute, params
 
     # ---- the environment ----
 
@@ -103,8 +103,8 @@ class Body:
 
     def _declare(self, name: str, type_: Type) -> Local:
         in_memory = isinstance(type_, ArrayType) or self.layouts.of(type_) is not None
-        local = Local(self._slots, type_, in_memory or name in self._addressed)
-        self._slots += 1
+        local = Local(self.slots, type_, in_memory or name in self._addressed)
+        self.slots += 1
         self._scopes[-1][name] = local
         return local
 
@@ -123,6 +123,21 @@ class Body:
         steps = [self.statement(s) for s in node.body if not isinstance(s, low.Pragma)]
         self._scopes.pop()
         return sequence(steps)
+
+    def later(self, node: low.Block) -> Execute:
+        """Return a block that is compiled when it is first run, as most of a kernel's never are."""
+        scopes, made = [dict(scope) for scope in self._scopes], None
+
+        def execute(frame: Frame) -> Any:
+            nonlocal made
+            if made is None:
+                outer, self._scopes = self._scopes, scopes
+                made = self.block(node)
+                self._scopes = outer
+            frame.extend([None] * (self.slots - len(frame)))
+            return made(frame)
+
+        return execute
 
     def declare(self, node: low.Declare) -> Execute:
         """Return a declaration: memory or a slot, then its initialiser."""
@@ -204,10 +219,10 @@ class Body:
 
     def branch(self, node: low.If) -> Execute:
         """Return an `if`."""
-        truth, then = self._expressions.condition(node.cond), self.block(node.then)
+        truth, then = self._expressions.condition(node.cond), self.later(node.then)
         if node.other is None:
             return lambda frame: then(frame) if truth(frame) else None
-        other = self.block(node.other)
+        other = self.later(node.other)
         return lambda frame: then(frame) if truth(frame) else other(frame)
 
     def loop(self, node: low.For) -> Execute:

@@ -8,11 +8,12 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from dovetail.codegen.catalog import load_kernel_module
-from dovetail.codegen.library import BuiltLibrary, LibrarySpec, build_library
+from dovetail.codegen.library import LibrarySpec, build_library
 from dovetail.codegen.lower import lower
 from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.compiler.schedules import (
@@ -40,10 +41,16 @@ GUARD = np.float32(1e30)
 
 
 @cache
-def library(target: str) -> tuple[BuiltLibrary, ctypes.CDLL]:
-    requests = gemm_requests(own_dtypes(target), TARGETS[target])
-    built = build_library(LibrarySpec(target=TARGETS[target], kernels=requests, tvm_ffi=False))
-    return built, ctypes.CDLL(str(built.path))
+def entry(target: str, kernel: str) -> Any:
+    """Return the tape entry of a kernel, in a library of its own: what no test runs is not built.
+
+    Its text is the one that models share, so that each is compiled once.
+    """
+    requests = {r.name: r for r in gemm_requests(own_dtypes(target), TARGETS[target])}
+    spec = LibrarySpec(
+        target=TARGETS[target], kernels=(requests[kernel],), team=False, tvm_ffi=False
+    )
+    return ctypes.CDLL(str(build_library(spec).path))[f"dt_entry_{kernel}"]
 
 
 def own_dtypes(target: str) -> tuple[str, ...]:
@@ -127,8 +134,7 @@ class Problem:
         def call(kernel: str, values: list[int | np.ndarray | None], tid: int) -> None:
             slots = (abi.Slot * len(values))(*(slot(v) for v in values))
             row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(*make_schedule(**schedule))
-            entry = library(target)[1][f"dt_entry_{kernel}"]
-            entry(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
+            entry(target, kernel)(slots, row, ctypes.c_int64(tid), ctypes.c_int64(threads))
 
         return self.guarded(call, self.phases(name, schedule), threads)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import platform
 from functools import cache
 
@@ -16,16 +15,16 @@ from dovetail.codegen.targets import TARGETS, host_features, runs_on
 from dovetail.compiler.schedules import (
     ACTIVATED,
     GEGLU,
-    GemmOp,
+    built_tiles,
     gemm_requests,
+    kernel_name,
     make_schedule,
-    rule_tiles,
 )
 from dovetail.ir.dtypes import narrow_bf16, widen_bf16
 from dovetail.ir.formats import FORMATS
 from dovetail.runtime.machine import abi
 from tests.codegen.float_targets import FLOAT_TARGETS
-from tests.shares import share
+from tests.shares import in_turns, share
 
 PLAIN = [n for n, t in FLOAT_TARGETS.items() if not t.rounds_rows]
 NATIVE = [n for n in PLAIN if runs_on(TARGETS[n], platform.machine(), host_features())]
@@ -39,16 +38,14 @@ def wanted(kind: str, sums: np.ndarray) -> np.ndarray:
 
 
 @cache
-def library(target: str) -> tuple[ctypes.CDLL, dict[tuple[str, str], str]]:
-    """Build, of each case, the kernel of the rules' first tile, and the one that adds up parts."""
-    chosen, names = [], {}
-    for kind, dtype in (*CASES, (GEGLU, "f32"), (GEGLU, "bf16")):
-        found = {r.name: r for r in gemm_requests((dtype,), TARGETS[target], (kind,))}
-        panels = rule_tiles(GemmOp("x", kind, 1, 1, dtype), TARGETS[target])[0].panels
-        names[kind, dtype] = next(n for n in found if n.endswith(f"x{panels}"))
-        chosen += [r for name, r in found.items() if name == names[kind, dtype] or "reduce" in name]
-    spec = LibrarySpec(target=TARGETS[target], kernels=tuple(chosen), tvm_ffi=False)
-    return ctypes.CDLL(str(build_library(spec).path)), names
+def library(target: str, kind: str, dtype: str) -> tuple[ctypes.CDLL, str]:
+    """Build the kernel of the smallest tile, which has the name, and those that add up parts."""
+    tiles = built_tiles(kind, TARGETS[target], dtype).values()
+    name = kernel_name(kind, dtype, min(tiles, key=lambda tile: tile.rows * tile.panels))
+    requests = gemm_requests((dtype,), TARGETS[target], (kind,))
+    chosen = tuple(r for r in requests if r.name == name or "reduce" in r.name)
+    spec = LibrarySpec(TARGETS[target], chosen, team=False, tvm_ffi=False)
+    return ctypes.CDLL(str(build_library(spec).path)), name
 
 
 def product(target: str, kind: str, dtype: str, m: int, n: int, k: int, **schedule: int) -> None:
@@ -79,8 +76,8 @@ def product(target: str, kind: str, dtype: str, m: int, n: int, k: int, **schedu
         partial,
         1 << 16,
     )
-    built, names = library(target)
-    kernels = [names[kind, dtype]]
+    built, name = library(target, kind, dtype)
+    kernels = [name]
     if schedule.get("grid_k", 1) > 1:
         kernels.append(f"gemm_{kind}_reduce_{dtype}")
     for kernel in kernels:
@@ -116,9 +113,9 @@ def gated_product(target: str, dtype: str, m: int, n: int, k: int, **schedule: i
     ordered = np.ascontiguousarray(padded.reshape(2, -1, 16).swapaxes(0, 1))
     stride = FORMATS[dtype].panel_elements(k)
     out = np.full((m, n + 3), 7, np.float32)
-    built, names = library(target)
+    built, name = library(target, GEGLU, dtype)
     given = (m, n, k, a, k, packed, stride, ordered, out, n + 3)
-    call(built, names[GEGLU, dtype], given, **schedule)
+    call(built, name, given, **schedule)
     gate, up = (
         a.astype(np.float64) @ half.T.astype(np.float64) + bias
         for half, bias in zip(exact, biases, strict=True)
@@ -127,17 +124,14 @@ def gated_product(target: str, dtype: str, m: int, n: int, k: int, **schedule: i
     assert (out[:, n:] == 7).all()
 
 
-@pytest.mark.parametrize(
-    ("target", "dtype"), share(list(itertools.product(NATIVE, ("f32", "bf16"))), 4)
-)
+@pytest.mark.parametrize(("target", "dtype"), share(in_turns(NATIVE, [("bf16",), ("f32",)]), 4))
 def test_a_gelu_is_a_gate(target: str, dtype: str) -> None:
     for m, n, k in ((1, 16, 16), (5, 37, 48), (19, 130, 70)):
         gated_product(target, dtype, m, n, k, m_tile=3, grid_n=2)
         gated_product(target, dtype, m, n, k, m_tile=2, block_m=4, block_n=1)
 
 
-@pytest.mark.parametrize("target", NATIVE)
-@pytest.mark.parametrize(("kind", "dtype"), CASES)
+@pytest.mark.parametrize(("target", "kind", "dtype"), share(in_turns(NATIVE, CASES), 3))
 def test_sums_are_activated_once(target: str, kind: str, dtype: str) -> None:
     for m, n, k in ((1, 16, 16), (5, 37, 48), (19, 130, 70)):
         product(target, kind, dtype, m, n, k, m_tile=3, grid_n=2)

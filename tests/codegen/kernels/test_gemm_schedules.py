@@ -30,10 +30,11 @@ from tests.codegen.kernels.gemm_problem import (
     PLAIN,
     TEXTS,
     Problem,
+    entry,
     kernel_names,
-    library,
     slot,
 )
+from tests.shares import share
 
 SCHEDULES = [
     {"m_tile": 3, "block_n": 1, "prefetch": 256},
@@ -64,28 +65,31 @@ def test_every_schedule_gives_the_product(
         problem.check(target, name, threads, **schedule)
 
 
-@pytest.mark.parametrize(("target", "dtype"), OWN, ids=str)
-def test_bits_do_not_depend_on_tile_rows_or_threads(target: str, dtype: str) -> None:
+def first_of(target: str, dtype: str, kind: str = LINEAR) -> str:
+    """Return the first kernel of a target and dtype, which the bits of others are those of."""
+    return next(name for _, name in kernel_names(kind, [target]) if f"_{dtype}_" in name)
+
+
+@pytest.mark.parametrize(("target", "name"), share(kernel_names(LINEAR), 3), ids=str)
+def test_bits_do_not_depend_on_tile_rows_or_threads(target: str, name: str) -> None:
+    dtype = name.split("_")[2]
     whole = Problem(23, 16 * 9 + 5, 301, dtype, bias=True, residual=True)
-    names = [
-        f"gemm_linear_{dtype}_{t.rows}x{t.panels}"
-        for t in built_tiles(LINEAR, TARGETS[target]).values()
-    ]
-    reference = whole.run(target, names[0], m_tile=2, block_n=1)
-    for name, threads in itertools.product(names, (1, 3)):
+    reference = whole.run(target, first_of(target, dtype), m_tile=2, block_n=1)
+    for threads in (1, 3):
         got = whole.run(target, name, threads, m_tile=14, grid_n=threads, block_n=threads == 1)
         assert (got.view(np.uint32) == reference.view(np.uint32)).all()
 
 
-@pytest.mark.parametrize(("target", "dtype"), OWN, ids=str)
-def test_split_k_adds_its_parts_in_one_order(target: str, dtype: str) -> None:
+@pytest.mark.parametrize(("target", "name"), share(kernel_names(LINEAR), 3), ids=str)
+def test_split_k_adds_its_parts_in_one_order(target: str, name: str) -> None:
     """Whatever M, tile, grid and threads: for one grid_k the bits are the same."""
+    dtype = name.split("_")[2]
     whole = Problem(9, 16 * 5 + 7, 133, dtype, bias=True, residual=True, in_place=True)
-    names = [name for _, name in kernel_names(LINEAR, [target]) if f"_{dtype}_" in name]
-    reference = whole.run(target, names[0], m_tile=2, grid_k=3)
+    first = first_of(target, dtype)
+    reference = whole.run(target, first, m_tile=2, grid_k=3)
     whole.assert_right(reference, target)
-    assert (reference != whole.run(target, names[0], m_tile=2)).any()  # K was really split
-    for name, threads in itertools.product(names, (1, 4)):
+    assert (reference != whole.run(target, first, m_tile=2)).any()  # K was really split
+    for threads in (1, 4):
         got = whole.run(target, name, threads, m_tile=5, grid_k=3, grid_n=2, grid_m=2, block_n=1)
         assert (got.view(np.uint32) == reference.view(np.uint32)).all()
 
@@ -97,7 +101,7 @@ def test_bits_do_not_depend_on_the_order_of_slices(
     target: str, dtype: str, kind: str, slices: tuple[int, int, int]
 ) -> None:
     """Rounded rows (from 16 on) and plain ones, edges in M, N and K, and in place."""
-    name = next(name for _, name in kernel_names(kind, [target]) if f"_{dtype}_" in name)
+    name = first_of(target, dtype, kind)
     block_m, block_n, block_k = slices
     schedule = {"m_tile": 4, "block_m": block_m, "block_n": block_n, "block_k": block_k}
     for m, in_place in ((37, kind == LINEAR), (11, False)):
@@ -191,8 +195,8 @@ def test_slices_come_in_the_order_asked_for(target: str, kind: str, order: str) 
     row = (ctypes.c_int64 * abi.SCHEDULE_LENGTH)(
         *make_schedule(**schedule, order=ORDERS.index(order))
     )
-    entry = library(target)[1][f"dt_entry_{kernel_name(kind, 'f32', tile)}"]
-    entry(slots, row, ctypes.c_int64(0), ctypes.c_int64(1))
+    run = entry(target, kernel_name(kind, "f32", tile))
+    run(slots, row, ctypes.c_int64(0), ctypes.c_int64(1))
     outcomes = {other: in_order(problem, width, other) for other in ORDERS}
     assert len({v.tobytes() for v in outcomes.values()}) == (4 if kind == LINEAR else 2)
     np.testing.assert_allclose(memory, outcomes[order], atol=1e-4)

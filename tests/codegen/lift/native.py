@@ -28,6 +28,7 @@ KERNELS = Path(__file__).parent / "kernels"
 PRELUDE = (KERNELS / "prelude.h").read_text()
 WHERE = [*NATIVE, "aarch64-neon"]
 """Targets that run here; NEON runs in the interpreter."""
+EACH = [(target,) for target in WHERE]
 
 
 @cache

@@ -7,9 +7,10 @@ from dovetail.codegen.lift import lift
 from dovetail.ir.diagnostics import Source
 from dovetail.ir.errors import SpecError
 from dovetail.ir.low.parse import parse_low
+from tests.codegen.lift.native import EACH, lifted, run_lifted, run_original
 from tests.codegen.lift.native import NATIVE as HERE
-from tests.codegen.lift.native import WHERE, lifted, run_lifted, run_original
 from tests.codegen.lift.test_scalar import draw
+from tests.shares import in_turns, share
 
 NEON = "aarch64-neon"
 CASES = {
@@ -41,8 +42,7 @@ def arguments(rows, columns, mr, nc):
     return args, want
 
 
-@pytest.mark.parametrize("target", WHERE)
-@pytest.mark.parametrize("function", CASES)
+@pytest.mark.parametrize(("function", "target"), share(in_turns(list(CASES), EACH), 3))
 def test_pinned_kernels_give_the_product_and_the_numbers_of_the_original(function, target):
     file, original, rows, columns, _ = CASES[function]
     for nc in sorted({1, 2, 3, columns - 1, columns, columns + 1, columns + 7, 2 * columns}):

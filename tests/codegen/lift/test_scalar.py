@@ -7,7 +7,8 @@ from dovetail.codegen.lift import lift
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high import nodes as high
 from dovetail.ir.high.print import print_high
-from tests.codegen.lift.native import WHERE, both, kernel_of, lifted, parsed
+from tests.codegen.lift.native import EACH, both, kernel_of, lifted, parsed
+from tests.shares import in_turns, share
 
 SIZES = [1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 100]
 
@@ -66,8 +67,7 @@ def test_loops_become_vector_loops_where_they_can(function):
     assert loops(kernel_of("plain.c", function)) == VECTORISED[function]
 
 
-@pytest.mark.parametrize("target", WHERE)
-@pytest.mark.parametrize("function", VECTORISED)
+@pytest.mark.parametrize(("function", "target"), share(in_turns(list(VECTORISED), EACH), 3))
 def test_lifted_kernels_give_the_numbers_of_the_original(function, target):
     for n in SIZES:
         for want, got in both("plain.c", function, "generic", target, arguments(function, n)):

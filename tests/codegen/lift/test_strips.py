@@ -6,8 +6,9 @@ import pytest
 from dovetail.codegen.lift import lift
 from dovetail.ir.errors import SpecError
 from dovetail.ir.high.print import print_high
-from tests.codegen.lift.native import NATIVE, WHERE, both, lifted, parsed
+from tests.codegen.lift.native import EACH, NATIVE, both, lifted, parsed
 from tests.codegen.lift.test_scalar import SIZES, draw, loops
+from tests.shares import in_turns, share
 
 AVX2, AVX512, NEON = "x86-64-avx2", "x86-64-avx512", "aarch64-neon"
 CASES = {
@@ -47,8 +48,7 @@ def test_a_chain_becomes_one_loop_of_any_width(function):
     assert not any("pinned" in note for note in module.notes)
 
 
-@pytest.mark.parametrize("target", WHERE)
-@pytest.mark.parametrize("function", CASES)
+@pytest.mark.parametrize(("function", "target"), share(in_turns(list(CASES), EACH), 3))
 def test_lifted_chains_give_the_numbers_of_the_original(function, target):
     file, original = CASES[function]
     if original not in NATIVE and original != NEON:
@@ -67,8 +67,10 @@ def test_the_function_is_what_the_lanes_compute():
     assert "_mm512" not in text and "params[1]" in text
 
 
-@pytest.mark.parametrize("target", WHERE)
-@pytest.mark.parametrize("function", ["neighbours", "different_tail", "long_tail", "fixed_place"])
+@pytest.mark.parametrize(
+    ("function", "target"),
+    share(in_turns(["neighbours", "different_tail", "long_tail", "fixed_place"], EACH), 3),
+)
 def test_what_is_not_elementwise_keeps_its_width_and_its_numbers(function, target):
     assert any("pinned" in note for note in lifted("vectors.c", function).notes)
     for n in SIZES:

@@ -1,6 +1,7 @@
 """Lowering whole kernels: tiles, vector loops, inlining, constants. Numbers against numpy."""
 
 from importlib.resources import files
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from dovetail.ir.high.verify import load_modules
 from dovetail.ir.low.verify import verify_low
 from tests.codegen.float_targets import FLOAT_TARGETS
 from tests.codegen.lower.native import NATIVE, RUNNING, low_text, run
+from tests.shares import share
 
 RNG = np.random.default_rng(3)
 
@@ -297,21 +299,21 @@ KNOWN = {target.name: known_functions([target]) for target in FLOAT_TARGETS.valu
 MODULES = sorted(item.name[:-3] for item in PRODUCT.iterdir() if item.name.endswith(".dk"))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_kernels_of_the_product_lower_for_every_target(module):
+@pytest.mark.parametrize(("module", "target"), share(list(product(MODULES, FLOAT_TARGETS)), 3))
+def test_kernels_of_the_product_lower_for_every_target(module, target):
     def resolve(name):
         return Source(f"{name}.dk", (PRODUCT / f"{name}.dk").read_text(encoding="utf-8"))
 
     unit = load_modules(resolve(module), resolve)
+    chosen = FLOAT_TARGETS[target]
     for function in (f for f in unit.functions if f.kind == "kernel"):
-        for target in FLOAT_TARGETS.values():
-            lowered = lower(unit, function.name, {}, target, name="k")
-            verify_low(
-                lowered,
-                Source("lowered", ""),
-                functions=KNOWN[target.name],
-                constants=known_constants([target]),
-            )
+        lowered = lower(unit, function.name, {}, chosen, name="k")
+        verify_low(
+            lowered,
+            Source("lowered", ""),
+            functions=KNOWN[target],
+            constants=known_constants([chosen]),
+        )
 
 
 REFUSED = [

@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.cli.model_cache import find_artifact
 from dovetail.tiny_world import LLAMA
-from tests.dovetail.cli.test_idle_tuning import link_cache
+from tests.caches import link_cache
 
 STALL = """
 import os, signal

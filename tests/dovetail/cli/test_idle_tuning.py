@@ -16,8 +16,8 @@ from dovetail.cli.idle_tuning import IdleTuner
 from dovetail.cli.model_cache import TuningJob, find_artifacts, find_untuned
 from dovetail.compiler.pipeline import compile_model
 from dovetail.errors import ArtifactError
-from dovetail.ir.cache import cache_directory
 from dovetail.tiny_world import LLAMA
+from tests.caches import link_cache
 from tests.runtime.server.live import Live, http, serving
 
 WAIT = 120.0
@@ -106,16 +106,6 @@ def _lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def link_cache(folder: Path) -> Path:
-    """Return a cache with the kernels that have been built, without artifacts or records."""
-    cache = folder / "cache"
-    cache.mkdir()
-    for entry in cache_directory().iterdir():
-        if entry.name != "models" and not entry.name.startswith("tuning"):
-            (cache / entry.name).symlink_to(entry)
-    return cache
 
 
 def test_artifacts_by_rules_are_tuned_beside_them(

@@ -17,7 +17,7 @@ import pytest
 
 import dovetail as face
 from dovetail.cli.talk import Pace
-from tests.dovetail.cli.test_idle_tuning import link_cache
+from tests.caches import link_cache
 from tests.dovetail.commands import assert_one_sentence, compile_with, dovetail
 
 QUESTION = "Question: What is the capital of Zorvia? Answer:"

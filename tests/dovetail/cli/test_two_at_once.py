@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dovetail.runtime.verify import verify_artifact
 from dovetail.tiny_world import LLAMA
-from tests.dovetail.cli.test_idle_tuning import link_cache
+from tests.caches import link_cache
 
 FIND = """
 import sys

@@ -44,9 +44,12 @@ SCORES = {"head": "ForSequenceClassification", "num_labels": 3}
 LAST = {"pooling_mode": "lasttoken"}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {"modules": True}),
-    "roberta": ("roberta", {"max_position_embeddings": 514, "type_vocab_size": 1}),
+    "roberta": (
+        "roberta",
+        {"max_position_embeddings": 514, "type_vocab_size": 1, "hidden_act": "gelu_new"},
+    ),
     "last": ("bert", {}),
-    "tanh": ("bert", {"hidden_act": "gelu_new", "dtype": "bfloat16"}),
+    "half": ("bert", {"dtype": "bfloat16"}),
     "quantised": ("bert", {"modules": True}),
     "jina": ("jina", {}),
     "modern": ("modernbert", MODERN),
@@ -55,7 +58,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "modern-scores": ("modernbert", SCORES | MODERN),
 }
 """Encoders of every kind: their family, and how they are made."""
-DTYPES = {"tanh": "bf16", "quantised": "int8"}
+DTYPES = {"half": "bf16", "quantised": "int8"}
 """Weights that are not float32: the CPU's kernels round what they multiply."""
 
 

@@ -11,7 +11,7 @@ import pytest
 from dovetail.runtime.child.progress import Progress
 from dovetail.runtime.child.shared_memory import SharedMemory
 from dovetail.runtime.child.watch import LOOKS, PATIENCE, SLACK, Reading, Watch
-from dovetail.runtime.engine.step_times import FEW, FIRST, StepTimes, StepWork
+from dovetail.runtime.engine.step_watch import FEW, FIRST, StepTimes, StepWork
 from dovetail.runtime.schedule.plan import Batch, PrefillChunk, StepPlan
 
 

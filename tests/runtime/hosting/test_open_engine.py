@@ -15,6 +15,7 @@ from dovetail.runtime.app import load
 from dovetail.runtime.artifact import open_artifact
 from dovetail.runtime.engine.executor import CpuExecutor
 from dovetail.runtime.engine.options import EngineOptions
+from dovetail.runtime.engine.step_watch import StepWatch
 from dovetail.runtime.hosting.open_engine import open_engine
 from dovetail.runtime.schedule.plan import ON_CPU, SchedulerSettings
 from dovetail.topology.hardware import read_hardware
@@ -94,10 +95,11 @@ def test_steps_and_requests_on_the_cpu_are_bounded(make_artifact: MakeArtifact) 
         wanted = [found.token_ids for found in app.generate(prompts, max_tokens=8)]
     bounds = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 48}
     with load(path, **bounds) as app:  # type: ignore[arg-type]
+        watch = app.engine.watch = StepWatch(app.engine.spec.hidden_size, lambda _: None)
         limits = app.engine.scheduler.limits
         assert (limits.max_step_sequences, limits.max_step_tokens, limits.max_context) == (2, 8, 48)
         assert [found.token_ids for found in app.generate(prompts, max_tokens=8)] == wanted
-        steps = app.engine.step_tokens.read()
+        steps = watch.tokens.read()
         assert sum(steps.counts) >= 6 * 30 / 8 and steps.total <= 8 * sum(steps.counts)
         with pytest.raises(LengthError, match="the context holds 48"):
             app.generate([[1] * 48], max_tokens=8)

@@ -62,7 +62,7 @@ def test_an_engine_is_warm_and_nothing_tells_of_it(make_artifact: Callable[..., 
     assert (
         not scheduler.busy and engine.scheduler.pool.free_blocks == engine.scheduler.pool.n_blocks
     )
-    assert scheduler.answer_tokens is None and engine.step_tokens.read().total == 0
+    assert scheduler.answer_tokens is None
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     answers = []
     for each in (engine, cold):

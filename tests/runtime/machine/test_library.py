@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from dovetail.ir.artifact import PhasePlan
 from dovetail.ir.schedule import SCHEDULE_VALUES, Row, ScheduleTable
 from dovetail.runtime.machine import abi
-from dovetail.runtime.machine.library import fit_plans
+from dovetail.runtime.native.adapt import fit_plans
 from dovetail.runtime.native.tape import nearest_table, pick_tables
 
 TEMPLATES = Path(__file__).parents[3] / "codegen/templates"

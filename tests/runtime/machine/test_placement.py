@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.runtime.app import load
 from dovetail.runtime.group.ranks import plan_ranks
-from dovetail.runtime.machine.library import KernelLibrary
 from dovetail.runtime.machine.memory import allocate
 from dovetail.runtime.machine.placement import choose_nodes, place_pages, placing_on
+from dovetail.runtime.native.tape import Team
 from dovetail.topology.hardware import read_hardware
 
 NUMBERS = {"x86_64": (239, 279), "aarch64": (236, 239)}
@@ -118,14 +118,13 @@ def test_a_loaded_model_lies_where_its_plan_says(node, make_artifact):
 def test_threads_start_with_the_nodes_of_their_plan(node, make_artifact, monkeypatch):
     """What they touch first, stacks and packed rows, lies there too."""
     before, seen = policy(), []
-
-    make_team = KernelLibrary.make_team
+    begin = Team.__init__
 
     def start(*arguments):
         seen.append(policy())
-        return make_team(*arguments)
+        begin(*arguments)
 
-    monkeypatch.setattr(KernelLibrary, "make_team", start)
+    monkeypatch.setattr(Team, "__init__", start)
     path, phases = make_artifact(), PhasePlan(threads=1, cpus=())
     for nodes in ((node,), ()):
         load(path, plan=ServicePlan(prefill=phases, decode=phases, nodes=nodes)).close()

@@ -55,7 +55,7 @@ class Server:
 
 
 def test_steps_are_counted_by_their_tokens(make_artifact: Callable[..., Path]) -> None:
-    with load(make_artifact(kv_blocks=64)) as app:
+    with load(make_artifact(kv_blocks=64), apart=True) as app:
         server = Server(app)
         assert server.figure("iteration_tokens_total_count") == 0
         body = {"prompt": [1, 2, 3], "max_tokens": 6, "ignore_eos": True}

@@ -16,12 +16,12 @@ import httpx
 import msgspec
 import pytest
 
-from dovetail.ir.cache import cache_directory
 from dovetail.ir.errors import SpecError
 from dovetail.runtime.server.models import Models
 from dovetail.runtime.server.run import serve
 from dovetail.runtime.server.settings import ServeSettings
 from dovetail.tiny_world import LLAMA
+from tests.caches import link_cache
 from tests.dovetail.commands import dovetail
 from tests.runtime.server.live import Live, connect, http, serving
 
@@ -180,12 +180,7 @@ def test_what_runs_ends_before_the_server_does(
 
 def test_a_model_is_compiled_once_and_served(artifacts: dict[str, Path], tmp_path: Path) -> None:
     assert artifacts["llama"].is_dir()  # its kernels are in the cache
-    cache = tmp_path / "cache"  # with the kernels that have been built, without artifacts
-    cache.mkdir()
-    for entry in cache_directory().iterdir():
-        if entry.name != "models":
-            (cache / entry.name).symlink_to(entry)
-    env = {"DOVETAIL_CACHE": str(cache)}
+    env = {"DOVETAIL_CACHE": str(link_cache(tmp_path))}
     for i, name in enumerate(("one", "two")):
         log = tmp_path / name
         with serving(LLAMA, "--served-model-name", name, log=log, env=env) as server:

@@ -30,13 +30,13 @@ from dovetail.runtime.flows.control.settings import TRANSFORMATIONS, WavefrontSe
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.workflow_run import WorkflowRun, run_in_order
 from dovetail.runtime.retrieval.budget import ScanCost
-from dovetail.runtime.sim.workflows import WorkflowMachine, WorkflowOutcome
 from tests.runtime.flows.control.integrity import check_wavefront, is_idle
 from tests.runtime.flows.control.world import (
     COSTS,
     CountedClusters,
     Exact,
     HashWorld,
+    WorkflowMachine,
     machine,
     rng,
     simulate,
@@ -110,7 +110,7 @@ def computed(live: LiveGraph) -> Computed:
 
 def served(
     world: HashWorld, subset: frozenset[str], seed: int, requests: int, **settings: Any
-) -> tuple[Wavefront, list[WorkflowOutcome], dict[int, Computed]]:
+) -> tuple[Wavefront, list[Any], dict[int, Computed]]:
     """Serve requests; also return what the graph of each computes."""
     graphs: dict[int, Computed] = {}
     chosen = WavefrontSettings(transformations=subset, refresh=5, **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,8 +22,12 @@ from dovetail.runtime.index.documents import Document
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.hot import Swap
 from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
-from dovetail.runtime.sim.scripted import ScriptedEngine
-from dovetail.runtime.sim.workflows import Plane, WorkflowMachine, WorkflowSimulation
+from tests.repository import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from scripted_engine import ScriptedEngine
+from simulated_workflows import Plane, WorkflowMachine, WorkflowSimulation
 
 Vector = NDArray[np.float32]
 

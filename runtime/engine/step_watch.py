@@ -1,15 +1,22 @@
-"""How long a step should take, as those before it did: what tells a long step from one that hangs.
+"""What is told of steps to who watches an engine: how long each should take, and their rows.
 
-In: the work of steps and their seconds. Out: predictions, rough ones: they are multiplied before
-anything follows from them. Tables (`cost_tables.py`) are only there where devices are weighed.
+In: the plans of steps and their seconds. Out: predictions, which tell a long step from one that
+hangs, and a histogram. They are rough: they are multiplied before anything follows from them.
+Tables (`cost_tables.py`) are only there where devices are weighed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+from dovetail.runtime.engine.tally import Tally
 from dovetail.runtime.schedule.plan import StepPlan
 
+STEP_TOKENS = (1, 8, *(2**e for e in range(4, 15)))
+"""Bounds by which steps are counted by the tokens they compute: vLLM's."""
+KEYS_PER_ROW = 6
+"""Keys, for each value of a hidden state, whose attention takes as long as a row's products."""
 FEW = 32
 """Rows up to which a step waits for weights: it takes about as long as one of a single row."""
 FRESH = 0.2
@@ -61,6 +68,28 @@ class StepTimes:
 
     def _rows(self, work: StepWork) -> float:
         return work.rows + work.keys / self._keys_per_row
+
+
+class StepWatch:
+    """Tells `announce` when something begins, and the seconds that it should take."""
+
+    def __init__(self, hidden_size: int, announce: Callable[[float], object]) -> None:
+        self.announce = announce
+        self.tokens = Tally(STEP_TOKENS)
+        """The rows of steps that were computed."""
+        self._times = StepTimes(KEYS_PER_ROW * hidden_size)
+
+    def begin(self, plan: StepPlan) -> StepWork:
+        """Tell of a step."""
+        work = StepWork.of(plan)
+        self.announce(max(plan.predicted_seconds, self._times.predict(work)))
+        return work
+
+    def end(self, work: StepWork, seconds: float) -> None:
+        """Take note of what a step took that has been computed."""
+        if work.rows:
+            self.tokens.add(work.rows)
+            self._times.learn(work, seconds)
 
 
 def _mean(known: float | None, newest: float) -> float:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 
 from dovetail.ir.workflow import Generation
 from dovetail.runtime.flows.control.messages import Finished, Generate, Order, Report, Source
 from dovetail.runtime.flows.workflow_run import WorkflowRun
-from dovetail.runtime.sim.scripted import ScriptedEngine
-from dovetail.runtime.sim.workflows import WorkflowSimulation
 from dovetail.workflows import one_shot
+from tests.benchmarks.test_scripted_engine import Seen
+from tests.repository import ROOT
 from tests.runtime.flows.control.world import MACHINE, HashWorld
-from tests.runtime.sim.test_scripted import Seen
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from scripted_engine import ScriptedEngine
+from simulated_workflows import WorkflowSimulation
 
 NODE = Generation("answer", prompt="{input}", output="answer")
 

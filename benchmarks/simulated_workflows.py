@@ -41,7 +41,7 @@ from dovetail.runtime.flows.control.messages import (
 from dovetail.runtime.flows.workflow_run import Call, WorkflowRun
 from dovetail.runtime.retrieval.budget import ScanCost
 from dovetail.runtime.retrieval.wire import Piece, ScannedPiece
-from dovetail.runtime.sim.scripted import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 Act: TypeAlias = Callable[[], None]
 AT_ONCE = StepCost(fixed=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 from dovetail.ir.workflow import Generation
 from dovetail.runtime.flows.control.costs import StepCost
 from dovetail.runtime.flows.control.messages import Finished, Generate, Progressed, Report, Source
-from dovetail.runtime.sim.scripted import ScriptedEngine
+from tests.repository import ROOT
 from tests.runtime.flows.control.world import PlainCost
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from scripted_engine import ScriptedEngine
 
 NODE = Generation("answer", prompt="{input}", output="answer")
 

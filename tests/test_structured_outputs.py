@@ -17,9 +17,9 @@ from dovetail.compiler.pipeline import compile_model
 from dovetail.ir.artifact import PhasePlan, ServicePlan
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.app import App, load
-from dovetail.runtime.engine import grammars
-from dovetail.runtime.engine.grammars import TokenMask
 from dovetail.runtime.schedule.request import Completion
+from dovetail.runtime.text import masks
+from dovetail.runtime.text.masks import TokenMask
 from dovetail.tiny_world import LLAMA
 from tests.schemas import Schema, draw_schemas
 
@@ -199,13 +199,13 @@ def test_a_wrong_form_starts_nothing(app: App) -> None:
 def test_who_is_gone_before_a_grammar_is_read_gets_nothing(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, compile_one = threading.Event(), grammars.Grammars._compile
+    gate, compile_one = threading.Event(), masks.Grammars._compile
 
-    def wait(self: grammars.Grammars, grammar: str) -> object:
+    def wait(self: masks.Grammars, grammar: str) -> object:
         gate.wait()
         return compile_one(self, grammar)
 
-    monkeypatch.setattr(grammars.Grammars, "_compile", wait)
+    monkeypatch.setattr(masks.Grammars, "_compile", wait)
     with load(artifact) as app:
         job = app.submit(PROMPT, **ASKED)
         (free,) = app.generate(PROMPT, max_tokens=3)  # who asks for no form does not wait
@@ -220,10 +220,10 @@ def test_a_form_that_cannot_be_followed_fails_alone(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that follows grammars hangs in one of them: others go on with a new thread."""
-    gate, find, open_mask = threading.Event(), TokenMask.find, grammars.Grammars.open
+    gate, find, open_mask = threading.Event(), TokenMask.find, masks.Grammars.open
     opened: list[TokenMask] = []
 
-    def mark(self: grammars.Grammars, grammar: str, left: int) -> TokenMask:
+    def mark(self: masks.Grammars, grammar: str, left: int) -> TokenMask:
         opened.append(open_mask(self, grammar, left))
         return opened[-1]
 
@@ -232,8 +232,8 @@ def test_a_form_that_cannot_be_followed_fails_alone(
             gate.wait()
         find(self)
 
-    monkeypatch.setattr(grammars, "PATIENCE", 0.05)
-    monkeypatch.setattr(grammars.Grammars, "open", mark)
+    monkeypatch.setattr(masks, "PATIENCE", 0.05)
+    monkeypatch.setattr(masks.Grammars, "open", mark)
     monkeypatch.setattr(TokenMask, "find", hang)
     try:
         with load(artifact) as app:
@@ -253,7 +253,7 @@ def test_a_form_that_cannot_be_followed_fails_alone(
 
 def test_a_model_without_a_tokenizer_takes_no_form(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no tokenizer"):
-        grammars.Grammars(None, 97, [5]).read('start: "a"').result()
+        masks.Grammars(None, 97, [5]).read('start: "a"').result()
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(RequestError, match="tokenizer can follow no form"):
-        grammars.Grammars(tmp_path / "tokenizer.json", 97, [5]).read('start: "a"').result()
+        masks.Grammars(tmp_path / "tokenizer.json", 97, [5]).read('start: "a"').result()

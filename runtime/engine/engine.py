@@ -24,7 +24,6 @@ from dovetail.ir.errors import (
     RequestError,
 )
 from dovetail.ir.model import ModelSpec
-from dovetail.runtime.engine.grammars import Grammars, TokenMask
 from dovetail.runtime.engine.recorder import StepRecorder
 from dovetail.runtime.engine.sampling import logprob_of, score_token, top_logprobs
 from dovetail.runtime.engine.step_watch import StepWatch
@@ -36,6 +35,7 @@ from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.request import FAILED, Request, SamplingParams, TokenLogprob
 from dovetail.runtime.schedule.rounds import largest_member, without
 from dovetail.runtime.schedule.scheduler import Scheduler
+from dovetail.runtime.text.masks import Grammars, TokenMask
 
 _UNRECORDED = nullcontext()
 

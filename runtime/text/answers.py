@@ -345,7 +345,7 @@ class AnswerParser:
 
 
 @dataclass(slots=True)
-class Call:
+class CalledTool:
     """A call that was read: the tool's name, and arguments as the model wrote them."""
 
     name: str
@@ -358,7 +358,7 @@ class Answer:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CalledTool] = field(default_factory=list)
 
     def add(self, parts: Iterable[Part]) -> Answer:
         """Take parts in; return this."""
@@ -369,7 +369,7 @@ class Answer:
                 case Reasoning(text):
                     self.reasoning += text
                 case CallBegin(name):
-                    self.calls.append(Call(name))
+                    self.calls.append(CalledTool(name))
                 case CallArguments(text):
                     self.calls[-1].arguments += text
         return self

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dovetail.runtime.text.answers import (
     Answer,
     AnswerParser,
-    Call,
     CallArguments,
     CallBegin,
+    CalledTool,
     CallFormat,
     Part,
     Thinking,
@@ -102,8 +102,8 @@ def test_nothing_is_lost_and_nothing_is_said_twice(
         assert 0 <= left <= marks + sum(letter in " \t\r\n" for letter in text)
 
 
-def call(name: str, arguments: object) -> Call:
-    return Call(name, json.dumps(arguments))
+def call(name: str, arguments: object) -> CalledTool:
+    return CalledTool(name, json.dumps(arguments))
 
 
 MANY = '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'
@@ -178,7 +178,7 @@ def test_arguments_stream_as_soon_as_it_is_sure_that_they_are_some() -> None:
 
 def test_a_call_that_is_cut_off_keeps_what_it_had() -> None:
     found = whole('<tool_call>{"name": "f", "arguments": {"a": "b', HERMES)
-    assert found.calls == [Call("f", '{"a": "b')] and not found.content
+    assert found.calls == [CalledTool("f", '{"a": "b')] and not found.content
 
 
 def test_further_calls_are_left_out_where_one_is_wanted() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
 import networkx as nx  # type: ignore[import-untyped]
 
 from dovetail.ir import workflow as wf
@@ -49,17 +50,22 @@ class RAGraph:
         self,
         node: wf.Name,
         *,
-        prompt: str,
+        prompt: str | Sequence[wf.PromptMessage | Mapping[str, str]],
         output: str = "answer",
         model: str | None = None,
         **options: object,
     ) -> None:
         """Add a reply of the language model to `prompt`, in which `{name}` stands for a value.
 
-        Lists, such as the documents of a retrieval, become lines with a dash. `options` are
-        sampling parameters as for `App.generate` (`max_tokens`, `temperature`, `stop` ...).
+        The prompt is a text, or a list of messages with `role` and `content`, which the model's
+        chat template makes a text of. Lists, such as the documents of a retrieval, become lines
+        with a dash. `options` are sampling parameters as for `App.generate` (`max_tokens`,
+        `temperature`, `stop`, `schema` ...).
         """
-        self.add_node(wf.Generation(node, prompt, output, options, model))
+        schema = options.get("schema")
+        if schema is not None and hasattr(schema, "model_json_schema"):  # files hold it as it is
+            options["schema"] = schema.model_json_schema()
+        self.add_node(wf.Generation(node, _read_prompt(node, prompt), output, options, model))
 
     def add_retrieval(
         self,
@@ -232,3 +238,18 @@ class RAGraph:
             for target in targets(edge, self._nodes)
         )
         return graph
+
+
+def _read_prompt(
+    node: wf.Name, prompt: str | Sequence[wf.PromptMessage | Mapping[str, str]]
+) -> str | tuple[wf.PromptMessage, ...]:
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        found = msgspec.convert(msgspec.to_builtins(prompt), tuple[wf.PromptMessage, ...])
+    except (TypeError, msgspec.ValidationError) as error:
+        said = f"its prompt is neither a text nor messages: {error}"
+        raise WorkflowError(f"node {node!r}: {said}") from None
+    if not found:
+        raise WorkflowError(f"node {node!r}: its prompt has no message")
+    return found

@@ -10,7 +10,7 @@ import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -51,13 +51,21 @@ class StoredNode(
         return str(self.__struct_config__.tag)
 
 
+class PromptMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a prompt; `{name}` in its content stands for what was written there."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+
+
 class Generation(StoredNode, tag=GENERATION, frozen=True):
     """Has the language model reply to a prompt; `{name}` in it stands for what was written there.
 
-    options: sampling parameters of `App.generate`. model: None where there is one.
+    prompt: a text, or messages for the model's chat template. options: sampling parameters of
+    `App.generate`. model: None where there is one.
     """
 
-    prompt: str
+    prompt: str | tuple[PromptMessage, ...]
     output: str = "answer"
     options: Mapping[str, object] = {}
     model: str | None = None
@@ -65,7 +73,8 @@ class Generation(StoredNode, tag=GENERATION, frozen=True):
     @property
     def reads(self) -> tuple[str, ...]:
         """What it takes from the state."""
-        return placeholders(self.prompt)
+        texts = [self.prompt] if isinstance(self.prompt, str) else [m.content for m in self.prompt]
+        return tuple(dict.fromkeys(name for text in texts for name in placeholders(text)))
 
 
 class Retrieval(StoredNode, tag=RETRIEVAL, frozen=True):

@@ -151,7 +151,7 @@ def load(
             host = process or EngineLoop(open_engine(artifact, hardware, options))
             tokenizer = Tokenizer(part.tokenizer) if part.tokenizer else None
             context = options.bound_context(part.file.spec.max_context)
-            generator = Generator(host, tokenizer, artifact.path, context)
+            generator = Generator(host, tokenizer, artifact.path, context, part.folder)
         opened.pop_all()
     return App(artifact, generator, embeddings, workflows, _gpu_of(options), memory, trust=trust)
 
@@ -329,13 +329,10 @@ class App:
 
     # ---- conversations ----
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate | None:
         """The model's chat template, None if it has none; ArtifactError if it is damaged."""
-        from dovetail.runtime.text.chat_template import read_template  # noqa: PLC0415 - only chats need it
-
-        part = next(iter(self.artifact.models.values()), None)
-        return read_template(part.folder) if part else None
+        return self._generator.template if self._generator else None
 
     @cached_property
     def chat_prompts(self) -> ChatPrompts:
@@ -559,8 +556,6 @@ class App:
 
     def close(self) -> None:
         """End the threads; requests under way fail with a RequestError. Safe to call twice."""
-        if template := self.__dict__.get("template"):
-            template.close()
         self._end()
 
     def __enter__(self) -> Self:
@@ -575,6 +570,6 @@ def _close(
 ) -> None:
     flows.close()
     if generator:
-        generator.host.close()
+        generator.close()
     embeddings.close()
     held.close()

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from dovetail.tiny_world import prompts
 from dovetail.tiny_world.blocks import Block, Mix, PlainMix
+from dovetail.tiny_world.calls import Segment, draw_conversation
 from dovetail.tiny_world.shelves import fill_shelf
 from dovetail.tiny_world.world import World
 
@@ -23,8 +24,6 @@ CHAT_SHARE, PLAIN_SHARE = 0.3, 0.15
 """Shares of lessons in the chat form, and without documents."""
 
 Maker = TypeVar("Maker")
-Segment = tuple[str, bool]
-"""Text, and whether it is a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,8 @@ class Course:
     `easy` is the share, of those with documents, whose documents are single statements (one of
     `statements` many), which the replies repeat word for word: that is learnt first. `crowded` is
     the share whose documents look alike, as those a search brings. `plain` is what is asked in
-    lessons without documents, every PLAIN_SHAREth part of all.
+    lessons without documents, every PLAIN_SHAREth part of all. `calling` is the share of lessons
+    that are conversations with tools.
     """
 
     mix: Mix
@@ -42,10 +42,13 @@ class Course:
     crowded: float
     plain: PlainMix
     statements: tuple[int, ...] = MANY
+    calling: float = 0.0
 
 
 def draw_lesson(rng: random.Random, world: World, course: Course) -> list[Segment]:
     """Return a lesson as segments whose texts, joined, are one training sequence."""
+    if course.calling and rng.random() < course.calling:
+        return draw_conversation(rng, world)
     if rng.random() < PLAIN_SHARE:
         blocks = [_draw(rng, course.plain)(rng, world) for _ in range(BLOCKS)]
         return _join(rng, "", blocks)

@@ -5,7 +5,8 @@ A reply ends with the token <|end|>; documents and relevant sentences are lines 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 
 END, USER, ASSISTANT, PAD = "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"
 NONE = "None."
@@ -26,3 +27,23 @@ MAX_TOKENS = 96
 def bullets(texts: Iterable[str]) -> str:
     """Return texts as lines that start with a dash, as the prompts show documents."""
     return "\n".join(f"- {text}" for text in texts) or NOTHING
+
+
+# ---- tools, as the chat template shows them ----
+
+
+def offer(tools: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Return the turn that lists tools: the name of each, and its parameters."""
+    lines = (f"\n- {name}({', '.join(parameters)})" for name, parameters in tools)
+    return f"{USER}Tools:{''.join(lines)}{END}"
+
+
+def call(name: str, arguments: Mapping[str, object]) -> str:
+    """Return how the model calls a tool; several calls stand on lines of their own."""
+    said = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{said}\n</tool_call>"
+
+
+def result(text: str) -> str:
+    """Return the turn that shows what a tool has answered."""
+    return f"{USER}Result:\n{text}{END}"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.progress import track
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -36,8 +36,9 @@ from dovetail.tiny_world.blocks import (
     SELECTING,
     WEIGHING,
 )
+from dovetail.tiny_world.calls import Segment
 from dovetail.tiny_world.corpus import bundled_world
-from dovetail.tiny_world.lessons import FEW, Course, Segment, draw_lesson
+from dovetail.tiny_world.lessons import FEW, Course, draw_lesson
 from dovetail.tiny_world.names import Syllables
 from dovetail.tiny_world.prompts import ASSISTANT, END, PAD, USER
 from dovetail.tiny_world.world import World, build_world
@@ -82,6 +83,9 @@ RATES = {
     27060: 0.25,
     27300: 0.25,
     28300: 0.0,
+    28400: 0.25,
+    30300: 0.25,
+    31800: 0.0,
 }
 """Step to the share of the full rates there, on lines between them: the last step is the end."""
 MUON_RATE, ADAMW_RATE = 0.02, 0.003
@@ -104,9 +108,11 @@ COURSES = {
     20100: Course(FINISHING, easy=0.1, crowded=0.9, plain=CONCLUDING),
     22500: Course(DOUBTING, easy=0.1, crowded=0.9, plain=CONCLUDING),
     27000: Course(SELECTING, easy=0.1, crowded=0.9, plain=QUOTING),
+    28300: Course(SELECTING, easy=0.1, crowded=0.9, plain=QUOTING, calling=0.5),
 }
 """First step of each course. To find and copy comes first, then to compare whole names, in drills
-of look-alikes; to read passages, to say that there is no answer and to conclude comes last."""
+of look-alikes; to read passages, to say that there is no answer and to conclude comes later, to
+call tools last."""
 CUT = Course(JUDGING, easy=0.15, crowded=0.8, plain=PLANNING)
 """What the lessons are like that the tokenizer is trained on."""
 PROMPT_WEIGHT = 0.2
@@ -115,13 +121,36 @@ BATCHES_SORTED = 8
 """Lessons of this many batches are sorted by length: little padding."""
 LOG_EVERY = 50
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ '<|assistant|>' + message['content'] + '<|end|>' }}"
-    "{% else %}{{ '<|user|>' + message['content'] + '<|end|>' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+CHAT_TEMPLATE = """\
+{%- if tools %}
+{{- '<|user|>Tools:' }}
+{%- for tool in tools %}
+{%- set function = tool.function if tool.function is defined else tool %}
+{%- set parameters = (function.parameters or {}).get('properties') or {} %}
+{{- '\\n- ' + function.name + '(' + parameters.keys() | join(', ') + ')' }}
+{%- endfor %}
+{{- '<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{{- '<|assistant|>' + (message.content or '') }}
+{%- for tool_call in message.tool_calls or [] %}
+{%- set call = tool_call.function if tool_call.function is defined else tool_call %}
+{{- '\\n' if message.content or not loop.first }}
+{{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|end|>' }}
+{%- elif message.role == 'tool' %}
+{{- '<|user|>Result:\\n' + message.content + '<|end|>' }}
+{%- else %}
+{{- '<|user|>' + message.content + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|assistant|>' }}
+{%- endif %}
+"""
 
 
 def config() -> LlamaConfig:
@@ -300,6 +329,11 @@ class Trainer:
         torch.save({"step": self.done, **state}, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
 
+    def begin_with(self, folder: Path, step: int) -> None:
+        """Begin at a step with the weights of a folder that `save` wrote, and fresh optimizers."""
+        self.done = step
+        self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint."""
         saved = torch.load(path, weights_only=True)
@@ -316,6 +350,8 @@ def train(
     checkpoint = settings.work / "checkpoint.pt"
     if checkpoint.is_file():
         trainer.restore(checkpoint)
+    elif settings.start is not None:
+        trainer.begin_with(settings.start, settings.start_step)
     seed = SEED + 1 + trainer.done
     first = trainer.done
     lessons = draw_lessons(seed, taken, lambda i: course_of(first + i // settings.batch))
@@ -369,6 +405,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("build/tiny_llama"))
+    parser.add_argument("--start", type=Path, help="folder of a model to begin with")
+    parser.add_argument("--start-step", type=int, default=0, help="the step that it has come to")
     parser.add_argument("--steps", type=int, default=max(RATES))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)

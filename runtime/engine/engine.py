@@ -35,6 +35,7 @@ from dovetail.runtime.schedule.plan import Batch, StepPlan
 from dovetail.runtime.schedule.request import FAILED, Request, SamplingParams, TokenLogprob
 from dovetail.runtime.schedule.rounds import largest_member, without
 from dovetail.runtime.schedule.scheduler import Scheduler
+from dovetail.runtime.text.masks import Grammars, TokenMask
 
 _UNRECORDED = nullcontext()
 
@@ -132,10 +133,13 @@ class Engine:
 
     def __init__(self, model: ModelSpec, scheduler: Scheduler, executor: Executor) -> None:
         self.spec, self.scheduler, self.executor = model, scheduler, executor
+        self.grammars = Grammars(None, model.vocab_size, model.eos_token_ids)
+        """With a tokenizer where the model has one: who opens the engine says so."""
         self.recorder: StepRecorder | None = None
         self.watch: StepWatch | None = None
         self.waits = DeviceWaits()
         self._rules: WeakKeyDictionary[Request, LogitRules] = WeakKeyDictionary()
+        self._masks: WeakKeyDictionary[Request, TokenMask] = WeakKeyDictionary()
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, priority: int = 0
@@ -195,6 +199,7 @@ class Engine:
 
     def close(self) -> None:
         """End the threads and processes."""
+        self.grammars.close()
         self.executor.close()
 
     # ---- the group ----
@@ -315,16 +320,29 @@ class Engine:
         for row, request in enumerate(shape.outputs):
             if not request.ruled:
                 continue
-            rules = self._rules.get(request)
-            if rules is None:
-                prompt = request.tokens[: request.prompt_length]
-                rules = LogitRules(request.params, prompt, self.spec.eos_token_ids)
-                self._rules[request] = rules
             logits = buffers.logits(row)
             if request.params.logprobs is not None:
                 raw[row] = logits.copy()
-            rules.apply(logits, request.tokens)
+            try:
+                self._find_rules(request).apply(logits, request.tokens)
+            except RequestError as error:
+                self._fail(request, error)
         return raw
+
+    def _find_rules(self, request: Request) -> LogitRules:
+        """Return the rules of a request; RequestError where its grammar cannot be followed."""
+        rules = self._rules.get(request)
+        if rules is None:
+            params, prompt = request.params, request.tokens[: request.prompt_length]
+            mask = None
+            if params.grammar:
+                left = request.max_tokens - request.generated
+                mask = self.grammars.open(params.grammar, left)
+            rules = LogitRules(params, prompt, self.spec.eos_token_ids, mask)
+            self._rules[request] = rules
+            if mask is not None:
+                self._masks[request] = mask
+        return rules
 
     def _accept(self, shape: StepShape, buffers: StepBuffers, raw: Mapping[int, Logits]) -> None:
         """Hand the tokens that were chosen to their requests.
@@ -333,9 +351,9 @@ class Engine:
         """
         if shape.scored:
             self._score(shape, buffers)
-        now = self.scheduler.clock()
+        now, followed = self.scheduler.clock(), list[TokenMask]()
         for row, request in enumerate(shape.outputs):
-            if request.finished:  # its prompt was poisoned
+            if request.finished:  # its prompt was poisoned, or its grammar takes too much
                 continue
             token, logprob = buffers.chosen(row)
             if not math.isfinite(logprob):  # one such logit makes the sum one
@@ -349,6 +367,12 @@ class Engine:
                 chosen = logprob_of(logits, token) if row in raw else logprob
                 request.logprobs.append(TokenLogprob(token, chosen, top))
             self.scheduler.append(request, token, now)
+            if request.params.grammar and not request.finished:
+                mask = self._masks[request]
+                mask.chosen, mask.left = token, request.max_tokens - request.generated
+                followed.append(mask)
+        if followed:
+            self.grammars.follow(followed)
 
     def _score(self, shape: StepShape, buffers: StepBuffers) -> None:
         """Hand log probabilities of prompt tokens to their requests, a block of rows at a time."""
@@ -371,7 +395,7 @@ class Engine:
 def _exhausted(request: Request) -> RequestError:
     return RequestError(
         f"no token is left after token {len(request.tokens)} of the request: "
-        "allowed_token_ids, bad_words and min_tokens exclude all that there are"
+        "the answer's form, allowed_token_ids, bad_words and min_tokens exclude all that there are"
     )
 
 

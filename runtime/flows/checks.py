@@ -19,6 +19,7 @@ def check_workflow(
     *,
     generates: bool,
     find_index: Callable[[str | None], object],
+    prepare: Callable[[Generation], None] = lambda node: None,
 ) -> None:
     """Raise a WorkflowError that names the first node which cannot run.
 
@@ -27,6 +28,7 @@ def check_workflow(
         models: what nodes may ask for by name.
         generates: whether one of them generates.
         find_index: raises a DovetailError for an index that is not there.
+        prepare: has ready what a generation needs, or raises a DovetailError.
     """
     for node in workflow.nodes.values():
         try:
@@ -34,6 +36,8 @@ def check_workflow(
                 find_index(node.index)
             elif isinstance(node, Generation | Embedding):
                 _check_model(node, models, generates)
+                if isinstance(node, Generation):
+                    prepare(node)
         except DovetailError as error:
             where = f"workflow {workflow.name!r}: node {node.name!r}"
             raise WorkflowError(f"{where}: {error}") from None

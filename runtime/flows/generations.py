@@ -7,11 +7,14 @@ who watch. Nothing of a provisional reply is shown before it is known to be a re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 
 from dovetail.ir.errors import CapacityError, DovetailError, RequestError
+from dovetail.ir.workflow import Generation
 from dovetail.runtime.flows.control.messages import (
     Failed,
     Finished,
@@ -20,12 +23,15 @@ from dovetail.runtime.flows.control.messages import (
     Report,
     Source,
 )
-from dovetail.runtime.flows.prompts import fit
+from dovetail.runtime.flows.prompts import FilledPrompt, fit
 from dovetail.runtime.flows.recorder import FIRST_FLOW
 from dovetail.runtime.flows.threads import as_ours
 from dovetail.runtime.hosting.generator import Generator, Prompt
 from dovetail.runtime.hosting.job import Job
 from dovetail.runtime.schedule.request import Chunk, SamplingParams
+from dovetail.runtime.schedule.structured import StructuredOutputs
+from dovetail.runtime.text.answers import AnswerParser, Content
+from dovetail.runtime.text.tools import frame, write_mark
 
 Show: TypeAlias = Callable[[Source, Chunk], None]
 Note: TypeAlias = Callable[[Source, str], None]
@@ -35,12 +41,15 @@ Note: TypeAlias = Callable[[Source, str], None]
 class _Generation:
     """A generation. reported: tokens at the last report of progress.
 
-    job: None while the engine has no room for it. hidden: what may not be shown yet. note: what is
-    to be said of its prompt.
+    prompt: what is left to read of it. parser: reads reasoning off its reply. job: None while the
+    engine has no room for it. hidden: what may not be shown yet. note: what is to be said of its
+    prompt.
     """
 
     order: Generate
+    prompt: str
     hidden: list[Chunk] | None
+    parser: AnswerParser | None = None
     job: Job | None = None
     note: str | None = None
     pieces: list[str] = field(default_factory=list)
@@ -73,7 +82,8 @@ class Generations:
 
     def begin(self, order: Generate) -> None:
         """Start a generation; what is wrong with it is reported."""
-        self._replies[order.job] = _Generation(order, [] if order.provisional else None)
+        hidden = list[Chunk]() if order.provisional else None
+        self._replies[order.job] = _Generation(order, order.prompt, hidden)
         if self._held:
             self._held.append(order.job)
         else:
@@ -119,8 +129,12 @@ class Generations:
         try:
             if self._generator is None:
                 raise RequestError("the app has no model that generates")
-            flow, options = FIRST_FLOW + reply.order.source.request, reply.order.node.options
-            prompt, reply.note = _read_prompt(self._generator, reply.order)
+            if isinstance(reply.prompt, FilledPrompt) and reply.prompt.messages:
+                self._render(job, self._generator, reply.prompt)
+                return True
+            flow = FIRST_FLOW + reply.order.source.request
+            options = _read_options(self._generator, reply)
+            prompt, reply.note = _read_prompt(self._generator, reply)
             asked = self._generator.read([prompt], options, single=True, flow=flow)
             (started,) = self._generator.accept(asked)
         except Exception as error:  # whatever a prompt of users does to a tokenizer
@@ -129,6 +143,28 @@ class Generations:
         self._tell_note(reply)
         started.watch(lambda: self._later(lambda: self._take_news(job, started)))
         return True
+
+    def _render(self, job: int, generator: Generator, prompt: FilledPrompt) -> None:
+        """Have the chat template make a text of messages; the generation starts with that."""
+        if generator.template is None:
+            raise RequestError("the model has no chat template, so a prompt must be a text")
+        future = generator.template.start(prompt.mark())
+        future.add_done_callback(lambda _: self._later(lambda: self._begin_with(job, future)))
+
+    def _begin_with(self, job: int, rendered: Future[str]) -> None:
+        reply, generator = self._replies.get(job), self._generator
+        if reply is None or generator is None or not isinstance(reply.prompt, FilledPrompt):
+            return
+        try:
+            text = rendered.result()
+        except Exception as error:
+            self._refused(job, as_ours(error))
+            return
+        reply.prompt = reply.prompt.place(text)
+        begun = generator.style.begins_thinking(reply.prompt)
+        if generator.style.thinking is not None:
+            reply.parser = AnswerParser(thinking=generator.style.thinking, begun=begun)
+        self._start(job)
 
     def _tell_note(self, reply: _Generation) -> None:
         if reply.note is not None and reply.hidden is None:
@@ -150,6 +186,8 @@ class Generations:
             return
         finished = started.finished  # before the last chunks are taken, not after
         if (chunk := started.take()) is not None:
+            if reply.parser is not None:
+                chunk = replace(chunk, text=_content(reply.parser, chunk))
             reply.pieces.append(chunk.text)
             reply.tokens += len(chunk.token_ids)
             if reply.hidden is None:
@@ -173,13 +211,58 @@ class Generations:
             del self._replies[job]
         else:  # kept for the day it is revealed, or its request is forgotten
             reply.over = True
-        self._tell(Finished(job, done.text or ""))
+        text = "".join(reply.pieces) if reply.parser is not None else done.text or ""
+        self._tell(Finished(job, text))
         self.retry()
 
 
-def _read_prompt(generator: Generator, order: Generate) -> tuple[Prompt, str | None]:
+def prepare_generation(generator: Generator, node: Generation) -> None:
+    """Have the chat template and the grammar known that a node needs.
+
+    Raises RequestError where there is none, or the form of its reply cannot be followed.
+    """
+    chats = not isinstance(node.prompt, str)
+    if chats and generator.template is None:
+        raise RequestError("the model has no chat template, so a prompt must be a text")
+    for begun in (False, True):
+        if (form := _find_form(generator, node, chats=chats, begun=begun)) is not None:
+            generator.forms.pin(form)
+
+
+def _find_form(
+    generator: Generator, node: Generation, *, chats: bool, begun: bool
+) -> StructuredOutputs | None:
+    """Return the form of a node's reply: in a chat with the reasoning that may go before it."""
+    form = SamplingParams.make(node.options).structured_outputs
+    tokenizer = generator.tokenizer
+    if form is None or tokenizer is None or not chats:
+        return form
+    literal = partial(write_mark, tokenizer)
+    return frame(form, generator.style.thinking, literal, begun=begun)
+
+
+def _read_options(generator: Generator, reply: _Generation) -> Mapping[str, object]:
+    """Return a node's options, its form as `prepare_generation` knows it."""
+    node, prompt = reply.order.node, reply.prompt
+    if not node.options.keys() & {"schema", "structured_outputs"}:
+        return node.options
+    chats = not isinstance(node.prompt, str)
+    begun = chats and generator.style.begins_thinking(prompt)
+    form = _find_form(generator, node, chats=chats, begun=begun)
+    options = {name: found for name, found in node.options.items() if name != "schema"}
+    return {**options, "structured_outputs": form}
+
+
+def _read_prompt(generator: Generator, reply: _Generation) -> tuple[Prompt, str | None]:
     """Return the prompt as the engine takes it, and a note where documents were cut for it."""
     if generator.tokenizer is None:
-        return order.prompt, None  # which is told of where it is read
-    most = SamplingParams.make(order.node.options).max_tokens
-    return fit(order.prompt, generator.tokenizer, generator.context, most)
+        return reply.prompt, None  # which is told of where it is read
+    most = SamplingParams.make(reply.order.node.options).max_tokens
+    return fit(reply.prompt, generator.tokenizer, generator.context, most)
+
+
+def _content(parser: AnswerParser, chunk: Chunk) -> str:
+    """Return what a piece of a reply says to the user."""
+    parts = parser.feed(chunk.text)
+    parts += parser.close() if chunk.finish_reason else []
+    return "".join(part.text for part in parts if isinstance(part, Content))

@@ -1,33 +1,74 @@
 """Prompts of workflows: which parts were retrieved, and how much of them a context holds.
 
-In: a node's template and the state; a tokenizer, a context. Out: a `FilledPrompt`; its token ids,
-with fewer documents where all are too many, and a note that says so.
+In: a node's prompt and the state; a tokenizer, a context. Out: a `FilledPrompt`; its token ids,
+with fewer documents where all are too many, and a note that says so. Of messages the chat template
+makes a text first: marks stand for the documents in it, which are put in afterwards.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from dovetail.ir.errors import LengthError
-from dovetail.ir.workflow import State, fill
+from dovetail.ir.workflow import PromptMessage, State, fill
 from dovetail.runtime.index.documents import Document
 from dovetail.runtime.text.tokenizer import Tokenizer
 
 TRIES = 4
 """Cuts before documents are given up: tokens at the places of cuts cannot be known before."""
+Pieces: TypeAlias = tuple[tuple[str, bool], ...]
+"""Parts of a text in order, with whether each is a document."""
+MARK = "\ue000{}\ue001"
+"""What stands for a document: letters of nobody, which no template changes."""
+_MARKS = re.compile("\ue000([0-9]+)\ue001")
 
 
 class FilledPrompt(str):
-    """A prompt as text; `pieces` are its parts in order, with whether each is a document."""
+    """A prompt as text, with its parts. Of messages it is what tells them from others."""
 
-    pieces: tuple[tuple[str, bool], ...] = ()
+    pieces: Pieces = ()
+    messages: tuple[tuple[str, Pieces], ...] = ()  # roles and parts
+    special = True  # whether the tokenizer adds tokens: a chat template has done so
 
     @classmethod
-    def of(cls, template: str, state: State) -> FilledPrompt:
-        """Return a template with its placeholders filled in, as `render` does."""
-        pieces = tuple((text, isinstance(of, Document)) for text, of in fill(template, state))
-        made = cls("".join(text for text, _ in pieces))
+    def of(cls, prompt: str | tuple[PromptMessage, ...], state: State) -> FilledPrompt:
+        """Return a prompt with its placeholders filled in, as `render` does."""
+        if isinstance(prompt, str):
+            return cls.joined(_pieces(prompt, state))
+        messages = tuple((one.role, _pieces(one.content, state)) for one in prompt)
+        made = cls("".join(f"{role}: {_text(pieces)}\n" for role, pieces in messages))
+        made.messages = messages
+        return made
+
+    @classmethod
+    def joined(cls, pieces: Pieces) -> FilledPrompt:
+        """Return the text of parts."""
+        made = cls(_text(pieces))
         made.pieces = pieces
+        return made
+
+    def mark(self) -> list[dict[str, str]]:
+        """Return the messages with marks for the documents in them."""
+        found, number = [], 0
+        for role, pieces in self.messages:
+            texts = []
+            for text, retrieved in pieces:
+                texts.append(MARK.format(number) if retrieved else text)
+                number += retrieved
+            found.append({"role": role, "content": "".join(texts)})
+        return found
+
+    def place(self, rendered: str) -> FilledPrompt:
+        """Return what the chat template made of `mark`, with the documents in their places."""
+        documents = [text for _, pieces in self.messages for text, retrieved in pieces if retrieved]
+        pieces: list[tuple[str, bool]] = []
+        for place, part in enumerate(_MARKS.split(rendered)):
+            known = place % 2 and int(part) < len(documents)
+            pieces.append((documents[int(part)], True) if known else (part, False))
+        made = FilledPrompt.joined(tuple(pieces))
+        made.special = False
         return made
 
 
@@ -41,27 +82,39 @@ def fit(
 
     Raises LengthError where the prompt is too long without any document.
     """
-    pieces = prompt.pieces if isinstance(prompt, FilledPrompt) else ()
+    pieces: Pieces = ()
+    special = True
+    if isinstance(prompt, FilledPrompt):
+        pieces, special = prompt.pieces, prompt.special
     documents = [text for text, retrieved in pieces if retrieved]
     if not documents:
-        return tokenizer.encode(prompt, most=context), None
+        return tokenizer.encode(prompt, special=special, most=context), None
     room = context - min(max_tokens, max(context // 4, 1))
     try:
-        return tokenizer.encode(prompt, most=room), None
+        return tokenizer.encode(prompt, special=special, most=room), None
     except LengthError:
         pass
     rest = "".join(text for text, retrieved in pieces if not retrieved)
-    budget = room - len(tokenizer.encode(rest, most=context))
+    budget = room - len(tokenizer.encode(rest, special=special, most=context))
     for _ in range(TRIES):
         if budget <= 0:
             break
         kept = _keep(documents, len(tokenizer.cut("".join(documents), budget)))
-        ids = tokenizer.encode(_join(pieces, kept))
+        ids = tokenizer.encode(_join(pieces, kept), special=special)
         if len(ids) <= room:
             return ids, _tell(documents, kept, context)
         budget -= len(ids) - room
     none = [""] * len(documents)
-    return tokenizer.encode(_join(pieces, none), most=context), _tell(documents, none, context)
+    ids = tokenizer.encode(_join(pieces, none), special=special, most=context)
+    return ids, _tell(documents, none, context)
+
+
+def _pieces(template: str, state: State) -> Pieces:
+    return tuple((text, isinstance(of, Document)) for text, of in fill(template, state))
+
+
+def _text(pieces: Pieces) -> str:
+    return "".join(text for text, _ in pieces)
 
 
 def _keep(documents: list[str], letters: int) -> list[str]:
@@ -74,7 +127,7 @@ def _keep(documents: list[str], letters: int) -> list[str]:
     return kept
 
 
-def _join(pieces: tuple[tuple[str, bool], ...], kept: list[str]) -> str:
+def _join(pieces: Pieces, kept: list[str]) -> str:
     left: Iterator[str] = iter(kept)
     return "".join(next(left) if retrieved else text for text, retrieved in pieces)
 

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 from dovetail.ir.errors import SpecError, WorkflowError
 from dovetail.ir.index_file import DOCUMENTS, OFFSETS
 from dovetail.ir.ragraph import RAGraph
-from dovetail.ir.workflow import Workflow
+from dovetail.ir.workflow import Generation, Workflow
 from dovetail.runtime.artifact import Artifact
 from dovetail.runtime.engine.tally import Histogram
 from dovetail.runtime.flows.checks import check_inputs, check_workflow
@@ -30,6 +30,7 @@ from dovetail.runtime.flows.control.speculation import Statistics
 from dovetail.runtime.flows.control.wavefront import Wavefront
 from dovetail.runtime.flows.costs import UNKNOWN_SCAN, UNKNOWN_STEP, measure_scan, measure_step
 from dovetail.runtime.flows.driver import Driver, Executors
+from dovetail.runtime.flows.generations import prepare_generation
 from dovetail.runtime.flows.gpu_memory import GpuShare
 from dovetail.runtime.flows.hot import HotIndexes, HotStatistics
 from dovetail.runtime.flows.indexes import AppIndex, BoundIndex, EmbedTexts, Indexes
@@ -205,7 +206,25 @@ class FlowService:
             self._models,
             generates=self._executors.generator is not None,
             find_index=self._find_index,
+            prepare=self._prepare,
         )
+
+    def prepare(self, workflow: Workflow) -> None:
+        """Have ready what the prompts of a workflow and the forms of its replies need.
+
+        It takes time once, which an event loop and the driver's thread have not. Raises as `check`.
+        """
+        nodes = [node for node in workflow.nodes.values() if isinstance(node, Generation)]
+        only = replace(workflow, nodes={node.name: node for node in nodes})
+        generates = self._executors.generator is not None
+        find = self._find_index
+        check_workflow(
+            only, self._models, generates=generates, find_index=find, prepare=self._prepare
+        )
+
+    def _prepare(self, node: Generation) -> None:
+        if (generator := self._executors.generator) is not None:
+            prepare_generation(generator, node)
 
     def submit(
         self, workflow: AnyWorkflow, inputs: Mapping[str, object], *, events: bool

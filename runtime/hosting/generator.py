@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from dovetail.ir.errors import RequestError
 from dovetail.runtime.hosting.job import Job
@@ -21,7 +22,12 @@ from dovetail.runtime.hosting.process import EngineProcess
 from dovetail.runtime.hosting.wire import Ask
 from dovetail.runtime.schedule.queue import check_priority
 from dovetail.runtime.schedule.request import SamplingParams
+from dovetail.runtime.text.forms import Forms
 from dovetail.runtime.text.tokenizer import TextStream, Tokenizer
+from dovetail.runtime.text.tools import ChatStyle
+
+if TYPE_CHECKING:
+    from dovetail.runtime.text.chat_template import ChatTemplate
 
 Prompt: TypeAlias = str | Sequence[int]
 WRONG_PROMPT = "a prompt must be a text or a list of token ids"
@@ -36,10 +42,28 @@ class Generator:
         tokenizer: Tokenizer | None,
         path: Path,
         context: int,
+        folder: Path | None = None,
     ) -> None:
-        """`path`: the artifact, for errors. `context`: tokens that a request may have."""
+        """`path`: the artifact, for errors. `context`: tokens that a request may have.
+
+        folder: where the model's chat template is.
+        """
         self.host, self.tokenizer, self.context = host, tokenizer, context
+        self._folder = folder
+        self.forms = Forms()
         self._path = path
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The model's chat template, None if it has none; ArtifactError if it is damaged."""
+        from dovetail.runtime.text.chat_template import read_template  # noqa: PLC0415 - only chats need it
+
+        return read_template(self._folder) if self._folder else None
+
+    @cached_property
+    def style(self) -> ChatStyle:
+        """How the model writes calls and reasoning, as its template tells."""
+        return ChatStyle.of(self.template.text if self.template else "")
 
     # ---- reading what is asked for ----
 
@@ -59,7 +83,7 @@ class Generator:
         see Ask.
         """
         params = SamplingParams.make(options)
-        params = self._read_words(params)
+        params = self._read_form(self._read_words(params))
         if single and params.n != 1:
             raise RequestError(f"a stream or a job has one completion; n must be 1, not {params.n}")
         check_priority(priority)
@@ -76,6 +100,15 @@ class Generator:
             )
         ids = [found for word in params.bad_words for found in _spellings(self.tokenizer, word)]
         return replace(params, bad_word_ids=tuple(ids))
+
+    def _read_form(self, params: SamplingParams) -> SamplingParams:
+        """Return `params` with the grammar of their form, which may have to be tried first."""
+        form = params.structured_outputs
+        if form is None:
+            return params
+        if self.tokenizer is None:
+            raise RequestError(f"{self._path} has no tokenizer, so no form can be asked for")
+        return replace(params, grammar=self.forms.write(form))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -117,6 +150,7 @@ class Generator:
             params.stop,
             keeps_stop=params.include_stop_str_in_output,
             least=params.min_tokens,
+            special=not params.skip_special_tokens,
         )
 
     def drop(self, jobs: Sequence[Job]) -> Future[None] | None:
@@ -133,6 +167,13 @@ class Generator:
         future = self.drop(jobs)
         if future is not None:
             future.result()
+
+    def close(self) -> None:
+        """Fail what is under way and end threads and processes."""
+        self.host.close()
+        self.forms.close()
+        if template := self.__dict__.get("template"):
+            template.close()
 
     async def aabandon(self, jobs: Sequence[Job]) -> None:
         """As `abandon`, in an event loop."""

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ class Listener(ABC):
 
     request: Request  # once it has begun
     begun = False
+    dropped = False  # before it had begun
 
     def begin(self, request: Request) -> None:
         """Take the request that was made for this."""
@@ -127,9 +129,26 @@ class EngineLoop:
         self.queue(ask, jobs)
 
     def queue(self, ask: Ask, jobs: Sequence[Listener]) -> None:
-        """As `begin`; what is wrong fails the jobs."""
+        """As `begin`; what is wrong fails the jobs. They begin once their grammar has been read."""
         arrival = self.now()  # a step may be under way
-        self.call(lambda: self._begin(ask, arrival, jobs))
+        begin = partial(self._begin, ask, arrival, jobs)
+        if not ask.params.grammar:
+            self.call(begin)
+            return
+        read = self.engine.grammars.read(ask.params.grammar)
+        read.add_done_callback(partial(self._queue_read, begin, jobs))
+
+    def _queue_read(
+        self, begin: Callable[[], None], jobs: Sequence[Listener], read: Future[Any]
+    ) -> None:
+        """Begin requests whose grammar has been read. On the thread that reads them."""
+        try:
+            if not read.cancelled():
+                read.result()
+            self.call(begin)
+        except DovetailError as error:  # of the grammar, or the app is closed
+            for job in jobs:
+                job.fail(error)
 
     def drop(self, jobs: Sequence[Listener]) -> Future[None]:
         """Have the unfinished ones ended; the future is done once their blocks are free.
@@ -192,12 +211,15 @@ class EngineLoop:
             request.metrics.arrival = arrival
             job.begin(request)
             self._jobs[request.id] = job
-            if ask.flow is not None and self.engine.recorder is not None:
+            if job.dropped:
+                self._drop([job])
+            elif ask.flow is not None and self.engine.recorder is not None:
                 self.engine.recorder.join(request.id, ask.flow)
 
     def _drop(self, jobs: Sequence[Listener]) -> None:
         """End the unfinished ones of `jobs` and give back their blocks."""
         for job in jobs:
+            job.dropped = True
             if job.begun and self._jobs.pop(job.request.id, None) is not None:
                 self.engine.finish(job.request, "abort")
                 job.end()

@@ -6,11 +6,12 @@ import logging
 from dataclasses import replace
 
 from dovetail.ir.errors import DeviceError, SpecError
-from dovetail.runtime.artifact import Artifact
+from dovetail.runtime.artifact import Artifact, ModelPart
 from dovetail.runtime.engine.engine import Engine
 from dovetail.runtime.engine.executor import open_on_cpu
 from dovetail.runtime.engine.options import EngineOptions
 from dovetail.runtime.machine.devices import CPU
+from dovetail.runtime.text.masks import Grammars
 from dovetail.topology.hardware import HardwareSpec
 
 log = logging.getLogger("dovetail")
@@ -22,6 +23,15 @@ def open_engine(artifact: Artifact, hardware: HardwareSpec, options: EngineOptio
     A driver may be too old for torch, which is known once torch has been imported.
     """
     part = next(iter(artifact.models.values()))
+    engine = _open(artifact, part, hardware, options)
+    spec = part.file.spec
+    engine.grammars = Grammars(part.tokenizer, spec.vocab_size, spec.eos_token_ids)
+    return engine
+
+
+def _open(
+    artifact: Artifact, part: ModelPart, hardware: HardwareSpec, options: EngineOptions
+) -> Engine:
     if options.beside_cpu:
         from dovetail.runtime.accel.executor import (  # noqa: PLC0415 - it imports torch
             open_on_device,

@@ -103,7 +103,8 @@ def pack_call(ask: Ask, numbers: Sequence[int], vocab_size: int) -> bytes:
     Raises RequestError where it is too long for one, and as the engine does where a token is
     no number that a message can have.
     """
-    params, chunks = replace(ask.params, stop=(), bad_words=()), ask.chunks or bool(ask.params.stop)
+    params = replace(ask.params, stop=(), bad_words=(), structured_outputs=None)
+    chunks = ask.chunks or bool(ask.params.stop)
     submit = Submit(tuple(numbers), replace(ask, params=params, chunks=chunks))
     try:
         packed = pack_value(submit)

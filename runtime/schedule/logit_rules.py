@@ -7,6 +7,7 @@ float32 arithmetic are vLLM's; presence and frequency penalties are OpenAI's, to
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +18,37 @@ Logits = npt.NDArray[np.float32]
 EXCLUDED = np.float32(-np.inf)
 
 
+class Mask(Protocol):
+    """What a grammar lets through next."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing but an end may come."""
+
+    def apply(self, logits: Logits) -> None:
+        """Exclude all else from a row [vocab]."""
+
+
 class LogitRules:
     """The rules of one request: counts grow with its answer, so a step costs little.
 
-    In this order: only `allowed_token_ids` remain; the last token of a bad word whose others have
-    just been written goes; ends go before `min_tokens`; `logit_bias` is added; then for tokens of
-    prompt or answer logits above 0 are divided by `repetition_penalty`, others multiplied; each
-    occurrence in the answer costs `frequency_penalty`, the first one `presence_penalty`.
+    In this order: only what the grammar lets through remains, only `allowed_token_ids` of it; the
+    last token of a bad word whose others have just been written goes; ends go before `min_tokens`;
+    `logit_bias` is added; then for tokens of prompt or answer logits above 0 are divided by
+    `repetition_penalty`, others multiplied; each occurrence in the answer costs
+    `frequency_penalty`, the first one `presence_penalty`.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], ends: Iterable[int]) -> None:
-        """`ends`: the model's end tokens."""
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        ends: Iterable[int],
+        mask: Mask | None = None,
+    ) -> None:
+        """`ends`: the model's end tokens. `mask`: of its grammar, where it has one."""
         self._params, self._start, self._read = params, len(prompt), len(prompt)
+        self._mask = mask
         seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else {}
         self._places = {token: place for place, token in enumerate(seen)}
         self._ids = np.fromiter(seen, np.int64, len(seen))
@@ -47,6 +67,10 @@ class LogitRules:
             self._penalise(logits)
 
     def _exclude(self, logits: Logits, tokens: Sequence[int]) -> None:
+        if self._mask is not None:
+            self._mask.apply(logits)
+            if self._mask.ended:
+                return
         if len(self._allowed):
             kept = logits[self._allowed]
             logits[:] = EXCLUDED

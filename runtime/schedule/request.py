@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.ir.errors import DovetailError, RequestError
+from dovetail.runtime.schedule.structured import StructuredOutputs, read_schema, read_structured
 
 MAX_LOGPROBS = 100
 MAX_N = 256
@@ -38,6 +39,9 @@ class SamplingParams:
     `max_tokens` may be 0: nothing is generated.
     `min_tokens` come before any end. `stop_token_ids` end the answer as end tokens do. What
     penalties, biases, `bad_words` and `allowed_token_ids` mean: `logit_rules`.
+    Special tokens are no part of the text, but with `skip_special_tokens` false.
+    `structured_outputs` says what form the answer must have; it then ends where that does, whatever
+    `min_tokens` and `ignore_eos` say.
     """
 
     max_tokens: int = 16
@@ -61,16 +65,26 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # made of `bad_words` by who has a tokenizer
     allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
+    grammar: str = ""  # made of `structured_outputs` by who has a tokenizer
 
     @staticmethod
     def make(options: Mapping[str, object]) -> SamplingParams:
-        """Return checked parameters from keyword options; RequestError names the wrong one."""
+        """Return checked parameters from keyword options; RequestError names the wrong one.
+
+        `schema` stands for `structured_outputs` with `json`.
+        """
         for name in options:
             if name not in _CHECKS:
                 raise RequestError(
                     f"unknown option {name!r}; the options are {', '.join(sorted(_CHECKS))}"
                 )
         checked = {name: _CHECKS[name](name, value) for name, value in options.items()}
+        if (schema := checked.pop("schema", None)) is not None:
+            if checked.get("structured_outputs") is not None:
+                raise RequestError("give either schema or structured_outputs")
+            checked["structured_outputs"] = schema
         params = SamplingParams(**checked)  # type: ignore[arg-type]
         if params.max_tokens == 0 and params.prompt_logprobs is None:
             raise _wrong("max_tokens", 0, "at least 1, or come with prompt_logprobs")
@@ -90,7 +104,8 @@ class SamplingParams:
     @property
     def excludes(self) -> bool:
         """Whether tokens may be excluded: then none may be left."""
-        return bool(self.bad_word_ids or self.allowed_token_ids or self.min_tokens)
+        named = self.bad_word_ids or self.allowed_token_ids
+        return bool(named or self.min_tokens or self.grammar)
 
     @property
     def named_tokens(self) -> tuple[int, ...]:
@@ -194,6 +209,9 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "include_stop_str_in_output": _flag,
     "bad_words": _words,
     "allowed_token_ids": _allowed,
+    "skip_special_tokens": _flag,
+    "structured_outputs": read_structured,
+    "schema": read_schema,
 }
 
 
@@ -294,6 +312,8 @@ class Request:
     def ends_at(self, token: int, ends: Container[int]) -> bool:
         """Whether the answer ends with `token`, its newest one; `ends`: the model's end tokens."""
         params = self.params
+        if params.grammar and token in ends:  # it lets one through at its end alone
+            return True
         if self.generated <= params.min_tokens:
             return False
         return token in params.stop_token_ids or (token in ends and not params.ignore_eos)

@@ -28,8 +28,10 @@ from dovetail.runtime.server.chat import chat
 from dovetail.runtime.server.completions import completions
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
-from dovetail.runtime.server.errors import ApiError, ClientGone, tell
+from dovetail.runtime.server.errors import BLOCK_PATH, ApiError, ClientGone, tell
 from dovetail.runtime.server.generation import new_id
+from dovetail.runtime.server.items import BlockReply, InputTokens, ResponsesReply
+from dovetail.runtime.server.messages import count_tokens, messages
 from dovetail.runtime.server.openapi import Endpoint, make_document
 from dovetail.runtime.server.replies import (
     ChatReply,
@@ -44,12 +46,16 @@ from dovetail.runtime.server.replies import (
     Tokens,
     Version,
 )
+from dovetail.runtime.server.responses import responses
 from dovetail.runtime.server.schema import (
     ChatRequest,
     CompletionRequest,
+    CountRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    MessagesRequest,
     RerankRequest,
+    ResponsesRequest,
     RunRequest,
     TokenizeRequest,
 )
@@ -66,6 +72,12 @@ CLIENT_GONE = 499
 
 ENDPOINTS: tuple[tuple[Endpoint, Handler], ...] = (
     (Endpoint("POST", "/v1/chat/completions", ChatRequest, ChatReply, streams=True), chat),
+    (
+        Endpoint("POST", "/v1/responses", ResponsesRequest, ResponsesReply, streams=True),
+        responses,
+    ),
+    (Endpoint("POST", "/v1/messages", MessagesRequest, BlockReply, streams=True), messages),
+    (Endpoint("POST", "/v1/messages/count_tokens", CountRequest, InputTokens), count_tokens),
     (Endpoint("POST", "/v1/completions", CompletionRequest, TextReply, streams=True), completions),
     (Endpoint("POST", "/v1/embeddings", EmbeddingRequest, EmbeddingReply), embeddings),
     (Endpoint("POST", "/v1/rerank", RerankRequest, RerankReply), rerank),
@@ -165,13 +177,17 @@ class Gate:
             found = tell(error).with_traceback(None)
             self._server.metrics.reject(request.scope["path"], found.code)
             if not seen.status:
-                reply = JsonReply(found.reply, found.status, found.headers)
+                blocks = request.scope["path"].startswith(BLOCK_PATH)
+                said = found.block_reply if blocks else found.reply
+                reply = JsonReply(said, found.status, found.headers)
                 await reply(request.scope, request.receive, sending)
 
     def _check_key(self, request: Request) -> None:
         if not self._keys or request.scope["path"] in OPEN:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if not given:  # as Anthropic's clients send it
+            scheme, given = "bearer", request.headers.get("x-api-key", "")
         sent = _digest(given.encode("latin-1"))  # the bytes that came
         matches = [hmac.compare_digest(sent, key) for key in self._keys]  # equal time
         if scheme.lower() != "bearer" or not any(matches):

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.runtime.schedule.request import Chunk, Completion
 from dovetail.runtime.server.context import ServerContext
-from dovetail.runtime.server.errors import ApiError
-from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
+from dovetail.runtime.server.conversation import Conversation, converse
 from dovetail.runtime.server.logprobs import chat_logprobs, list_candidates
-from dovetail.runtime.server.models import ServedModel
 from dovetail.runtime.server.replies import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
     ChatMessage,
     ChatReply,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from dovetail.runtime.server.schema import ChatRequest
 from dovetail.runtime.server.workflow_chat import chat_with
+from dovetail.runtime.text.answers import (
+    AnswerParser,
+    CallArguments,
+    CallBegin,
+    Content,
+    Part,
+    Reasoning,
+)
 
 
 async def chat(server: ServerContext, request: Request) -> Response:
@@ -32,65 +44,84 @@ async def chat(server: ServerContext, request: Request) -> Response:
     body = await server.read(request, ChatRequest)
     if (workflow := server.workflows.get(body.model or "")) is not None:
         return await chat_with(server, workflow, request, body)
-    model = check_chat(server, body)
-    text = await model.render(
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        options=body.chat_template_kwargs,
-        last=body.truncate_prompt_tokens,
-    )
-    asked = await server.aside(request, partial(read_chat, model, body, text))
-    stream = (ChatChunk, partial(_choices, model, set())) if body.stream else None
-    return await asked.respond(server, request, partial(_reply, asked), stream)
+    found = await converse(server, request, body, "chatcmpl")
+    stream = (ChatChunk, ChatStream(found).choices) if body.stream else None
+    return await found.asked.respond(server, request, partial(_reply, found), stream)
 
 
-def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
-    """Return the model that a body asks; ApiError where that cannot do it."""
-    model = server.find(body.model, "generate")
-    check_wishes(body, {"prompt_logprobs": body.prompt_logprobs})
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
-    if body.max_tokens == 0:
-        raise ApiError(400, "`max_tokens` must be at least 1", param="max_tokens")
-    return model
-
-
-def read_chat(model: ServedModel, body: ChatRequest, text: str) -> Asked:
-    """Return what a body asks for, whose prompt is `text`; ApiError where the context is full."""
-    last = body.truncate_prompt_tokens
-    prompt = model.encode(text, param="messages", special=False, last=last)
-    check_context(model, [prompt], param="messages")
-    most = body.max_completion_tokens or body.max_tokens
-    most = model.context - len(prompt) if most is None else most
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    own = {"max_tokens": most, "logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs}
-    return read_request(body, model, [prompt], "chatcmpl", **own)
-
-
-def _reply(asked: Asked, found: Sequence[Completion], usage: Usage) -> ChatReply:
-    choices = [
-        ChatChoice(
-            index=i,
-            message=ChatMessage(content=one.text or ""),
-            logprobs=chat_logprobs(asked.model, one.logprobs),
-            finish_reason=one.finish_reason,
-        )
-        for i, one in enumerate(found)
-    ]
+def _reply(conversation: Conversation, found: Sequence[Completion], usage: Usage) -> ChatReply:
+    asked = conversation.asked
+    choices = [_choice(conversation, i, one) for i, one in enumerate(found)]
     count = asked.options.get("prompt_logprobs")
     candidates = list_candidates(asked.model, found[0].prompt_logprobs, count)
     return ChatReply(**asked.head, choices=choices, usage=usage, prompt_logprobs=candidates)
 
 
-def _choices(
-    model: ServedModel, begun: set[int], index: int, piece: Chunk
-) -> Iterator[ChatChunkChoice]:
-    """Yield what a stream says of a piece; those that have `begun` said the role before."""
-    if index not in begun:
-        begun.add(index)
-        yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
-    logprobs = chat_logprobs(model, piece.logprobs)
-    if piece.text or logprobs:
-        yield ChatChunkChoice(index=index, delta=ChatDelta(content=piece.text), logprobs=logprobs)
-    if piece.finish_reason:
-        yield ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=piece.finish_reason)
+def _choice(conversation: Conversation, index: int, found: Completion) -> ChatChoice:
+    answer = conversation.read(found.text or "")
+    calls: list[ToolCall] | UnsetType = [
+        ToolCall(
+            id=conversation.call_id(),
+            function=CalledFunction(name=call.name, arguments=call.arguments),
+        )
+        for call in answer.calls
+    ] or UNSET
+    return ChatChoice(
+        index=index,
+        message=ChatMessage(
+            content=answer.content or (None if answer.calls else ""),
+            reasoning_content=answer.reasoning or UNSET,
+            tool_calls=calls,
+        ),
+        logprobs=chat_logprobs(conversation.asked.model, found.logprobs),
+        finish_reason=conversation.reason(found.finish_reason, len(answer.calls)),
+    )
+
+
+@dataclass
+class ChatStream:
+    """What a stream of chunks says, choice by choice."""
+
+    conversation: Conversation
+    parsers: dict[int, AnswerParser] = field(default_factory=dict)
+
+    def choices(self, index: int, piece: Chunk) -> Iterator[ChatChunkChoice]:
+        """Yield what a piece of a choice brings; the first one says the role before."""
+        parser = self.parsers.get(index)
+        if parser is None:
+            parser = self.parsers[index] = self.conversation.parser()
+            yield ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+        before = parser.calls
+        parts = parser.feed(piece.text)
+        parts += parser.close() if piece.finish_reason else []
+        logprobs = chat_logprobs(self.conversation.asked.model, piece.logprobs)
+        deltas = list(self._deltas(before, parts))
+        if logprobs and not deltas:  # they go with the tokens, of which no text is sure yet
+            deltas.append(ChatDelta(content=""))
+        for place, delta in enumerate(deltas):
+            shown = None if place else logprobs
+            yield ChatChunkChoice(index=index, delta=delta, logprobs=shown)
+        if piece.finish_reason:
+            reason = self.conversation.reason(piece.finish_reason, parser.calls)
+            yield ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=reason)
+
+    def _deltas(self, calls: int, parts: Sequence[Part]) -> Iterator[ChatDelta]:
+        """Yield the deltas of parts; `calls` had begun before."""
+        for part in parts:
+            match part:
+                case Content(text):
+                    yield ChatDelta(content=text)
+                case Reasoning(text):
+                    yield ChatDelta(reasoning_content=text)
+                case CallBegin(name):
+                    calls += 1
+                    begun = ToolCallDelta(
+                        index=calls - 1,
+                        id=self.conversation.call_id(),
+                        type="function",
+                        function=FunctionDelta(name=name, arguments=""),
+                    )
+                    yield ChatDelta(tool_calls=[begun])
+                case CallArguments(text):
+                    more = ToolCallDelta(index=calls - 1, function=FunctionDelta(arguments=text))
+                    yield ChatDelta(tool_calls=[more])

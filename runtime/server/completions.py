@@ -10,9 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.runtime.schedule.request import Chunk, Completion
+from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.context import ServerContext
 from dovetail.runtime.server.edge import JsonReply
 from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.forms import read_form
 from dovetail.runtime.server.generation import Asked, check_context, check_wishes, read_request
 from dovetail.runtime.server.logprobs import echo_logprobs, list_candidates, text_logprobs
 from dovetail.runtime.server.models import ServedModel
@@ -74,7 +76,10 @@ class TextAsked:
 async def completions(server: ServerContext, request: Request) -> Response:
     """Continue texts."""
     body = await server.read(request, CompletionRequest)
-    text = await server.aside(request, partial(_read, server, body))
+    param, form = read_form(body) or ("", None)
+    text = await server.aside(request, partial(_read, server, body, form))
+    if form is not None:
+        await text.asked.model.try_form(form, param=param)
     if body.max_tokens == 0 and text.candidates is None and not text.scores:
         return _only_echo(text)
     choices = partial(text.choices, list(text.echoes), [0] * len(text.echoes))
@@ -82,7 +87,9 @@ async def completions(server: ServerContext, request: Request) -> Response:
     return await text.asked.respond(server, request, text.reply, stream)
 
 
-def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
+def _read(
+    server: ServerContext, body: CompletionRequest, form: StructuredOutputs | None
+) -> TextAsked:
     model = server.find(body.model, "generate")
     echoed = body.logprobs if body.echo else None
     check_wishes(body, {"logprobs": echoed, "prompt_logprobs": body.prompt_logprobs})
@@ -102,7 +109,7 @@ def _read(server: ServerContext, body: CompletionRequest) -> TextAsked:
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     scored = max((one for one in (echoed, body.prompt_logprobs) if one is not None), default=None)
     own = {"max_tokens": most, "logprobs": body.logprobs, "prompt_logprobs": scored}
-    asked = read_request(body, model, prompts, "cmpl", **own)
+    asked = read_request(body, model, prompts, "cmpl", structured_outputs=form, **own)
     whole = body.truncate_prompt_tokens is None
     shown = given if whole else prompts
     echoes = [_text(model, one) if body.echo else "" for one in shown for _ in range(n)]

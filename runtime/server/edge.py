@@ -6,7 +6,7 @@ In: Starlette requests. Out: decoded structs, and responses that end when their 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -55,6 +55,16 @@ class JsonReply(Response):
 def event(value: object) -> bytes:
     """Return `value` as one server-sent event."""
     return b"data: %b\n\n" % encode(value)
+
+
+def named_event(name: str, value: object) -> bytes:
+    """Return `value` as a server-sent event of a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(value))
+
+
+def last_event(error: ApiError) -> bytes:
+    """Return what a stream of OpenAI's ends with where it fails."""
+    return event(error.reply) + DONE
 
 
 async def read_json(request: Request, kind: type[T], *, most: int, seconds: float) -> T:
@@ -145,7 +155,14 @@ class EventStream(Response):
     event itself.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], ping_seconds: float) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        ping_seconds: float,
+        fail: Callable[[ApiError], bytes] = last_event,
+    ) -> None:
+        """`fail` writes an error that comes when the status has been sent."""
+        self._fail = fail
         self.status_code, self.background = 200, None
         self.raw_headers = STREAM_HEADERS
         self._events, self._ping = events, ping_seconds
@@ -174,7 +191,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._begun:
                 raise
-            last = event(tell(error).reply) + DONE  # the status has been sent
+            last = self._fail(tell(error))
         await self._send(last, more=False)
 
     async def _send(self, body: bytes, *, more: bool = True) -> None:

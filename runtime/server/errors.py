@@ -49,6 +49,24 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorBody
 
 
+class BlockError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
+    """The envelope of errors in Anthropic's API."""
+
+    error: ErrorBody
+
+
+BLOCK_KINDS: dict[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""The `type` of each status there; all others are `api_error`."""
+BLOCK_PATH = "/v1/messages"
+
+
 class ApiError(Exception):
     """A request that ends with `status` and the envelope; `headers` go with it."""
 
@@ -71,6 +89,12 @@ class ApiError(Exception):
         kind = KINDS.get(self.status, "invalid_request_error")
         body = ErrorBody(message=self.message, type=kind, param=self.param, code=self.code)
         return ErrorReply(error=body)
+
+    @property
+    def block_reply(self) -> BlockError:
+        """The envelope in Anthropic's API."""
+        kind = BLOCK_KINDS.get(self.status, "api_error")
+        return BlockError(error=msgspec.structs.replace(self.reply.error, type=kind))
 
 
 class ClientGone(Exception):

@@ -35,7 +35,7 @@ TOKEN_LISTS = ("logit_bias", "stop_token_ids", "allowed_token_ids")
 PASSED = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "min_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words"),
-    *("include_stop_str_in_output", *TOKEN_LISTS),
+    *("include_stop_str_in_output", "skip_special_tokens", *TOKEN_LISTS),
 )
 """Fields that are options of the engine by the same name."""
 _SERVER, _NUMBERS = secrets.token_hex(8), count()
@@ -105,13 +105,20 @@ class Asked:
     ) -> AsyncGenerator[bytes]:
         head = {**self.head, "usage": None} if self.usage else self.head
         async with self.start(server) as jobs:
-            async for place, piece in merge(jobs):
-                server.metrics.piece(self.model, self.id, place, len(piece.token_ids))
+            async for place, piece in self.watch(server, jobs):
                 for choice in choices(place, piece):
                     yield event(kind(**head, choices=[choice]))
             if self.usage:
                 yield event(kind(**self.head, choices=[], usage=self.usage_of(jobs)))
         yield DONE
+
+    async def watch(
+        self, server: ServerContext, jobs: Sequence[Job]
+    ) -> AsyncGenerator[tuple[int, Chunk]]:
+        """Yield the pieces of jobs as they come, and count them."""
+        async for place, piece in merge(jobs):
+            server.metrics.piece(self.model, self.id, place, len(piece.token_ids))
+            yield place, piece
 
     def usage_of(self, jobs: Sequence[Job]) -> Usage:
         """Return the count of tokens of jobs that have ended; each prompt counts once."""

@@ -178,7 +178,9 @@ FIGURES: dict[str, tuple[Family, str, Labels, Callable[[ServedModel], Values]]] 
 """Names, kinds, words, labels beyond those of all, and where the values come from."""
 
 BUSY_AT = {
-    **dict.fromkeys(("/v1/chat/completions", "/v1/completions"), "queue_full"),
+    **dict.fromkeys(
+        ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"), "queue_full"
+    ),
     **dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/rerank"), "embedding_slo"),
 }
 """What was full where BUSY was the answer."""

@@ -17,9 +17,12 @@ from dovetail.ir.errors import LengthError, RequestError
 from dovetail.ir.model import ModelFile
 from dovetail.runtime.app import App
 from dovetail.runtime.embed.texts import TextEncoder
+from dovetail.runtime.schedule.structured import StructuredOutputs
 from dovetail.runtime.server.errors import FINAL, ApiError, too_long
+from dovetail.runtime.server.forms import naming
 from dovetail.runtime.text.messages import Message
 from dovetail.runtime.text.tokenizer import Tokenizer
+from dovetail.runtime.text.tools import ChatStyle
 
 Skill: TypeAlias = Literal["generate", "embed", "rerank"]
 SAID: dict[Skill, str] = {
@@ -123,9 +126,21 @@ class ServedModel:
         except LengthError as error:
             raise too_long(str(error), param=param) from None
 
+    @property
+    def style(self) -> ChatStyle:
+        """How the model writes calls and reasoning."""
+        return self.app.generator.style
+
+    async def try_form(self, form: StructuredOutputs, *, param: str) -> None:
+        """Have the grammar of a form known; ApiError where it cannot be followed."""
+        forms = self.app.generator.forms
+        _ = self.tokenizer
+        with naming(param):
+            await asyncio.wrap_future(forms.start(form))
+
     async def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Message | Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,

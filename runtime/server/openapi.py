@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.runtime.server.errors import ErrorReply
+from dovetail.runtime.server.errors import BLOCK_PATH, BlockError, ErrorReply
 
 COMMON = (400, 401, 404, 405, 408, 413, 429, 500, 503)
 """Statuses that any endpoint may end with, all with the same envelope."""
@@ -31,7 +31,7 @@ class Endpoint:
 def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
     """Return the document of all `endpoints`."""
     kinds = [kind for e in endpoints for kind in (e.body, e.reply) if kind is not None]
-    listed = list(dict.fromkeys([*kinds, ErrorReply]))
+    listed = list(dict.fromkeys([*kinds, ErrorReply, BlockError]))
     shown, components = msgspec.json.schema_components(listed, ref_template=_TEMPLATE)
     refs = dict(zip(listed, shown, strict=True))
     paths: dict[str, Any] = {}
@@ -69,7 +69,8 @@ def _responses(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
         content = {"application/json": {"schema": refs[endpoint.reply]}}
     if endpoint.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": refs[ErrorReply]}}
+    envelope = BlockError if endpoint.path.startswith(BLOCK_PATH) else ErrorReply
+    error = {"application/json": {"schema": refs[envelope]}}
     failures = {
         str(code): {"description": "Refused or failed", "content": error} for code in COMMON
     }

@@ -84,12 +84,45 @@ PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
 """For each token of a prompt candidates by their ids, its own first; None for the first token."""
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool's name, and its arguments: JSON as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to a call: first the name, then pieces of the arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to the call number `index`; id and type come with the first piece."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a chat."""
+    """The answer of a chat; its content is null where it is calls of tools alone."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,6 +130,8 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,10 +46,20 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
 
 
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of the answer: text is the one there is."""
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema as OpenAI has it in a request. It is always kept to, `strict` or not."""
 
-    type: str = "text"
+    schema: dict[str, Any] | bool | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of the answer; `json_schema` comes with the schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchema | None = None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +101,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -104,8 +120,122 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template: str | None = None
     metadata: dict[str, str] | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of the answer in `/v1/responses`, where a schema stands beside its type."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/v1/responses` says of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/v1/responses`: a text, or items of a conversation."""
+
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Positive | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    metadata: dict[str, str] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A block of a message of `/v1/messages`."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+
+
+class BlockMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of `/v1/messages`."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class BlockTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of `/v1/messages`."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    type: str | None = None
+
+
+class BlockChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tool `/v1/messages` is to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class BlockThinking(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a model of `/v1/messages` that reasons does so."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/v1/messages` says of the answer's form."""
+
+    format: TextFormat | None = None
+
+
+class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `/v1/messages/count_tokens`."""
+
+    messages: Annotated[list[BlockMessage], Meta(min_length=1)]
+    model: str | None = None
+    system: str | list[Block] | None = None
+    tools: list[BlockTool] | None = None
+    tool_choice: BlockChoice | None = None
+    thinking: BlockThinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountRequest, frozen=True, kw_only=True):
+    """The body of `/v1/messages`."""
+
+    max_tokens: Positive
+    temperature: Share | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    stream: bool | None = None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -175,10 +305,6 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "skip_special_tokens": (True,),
-    "response_format": (ResponseFormat(),),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "chat_template": (),
     "suffix": ("",),
 }

@@ -93,6 +93,7 @@ def add_workflows(
         for name, workflow in served.app.workflows.items():
             if name in found or any(name == other.id for other in models):
                 raise SpecError(f"two models or workflows have the id {name!r}")
+            served.app.flows.prepare(workflow)
             found[name] = ServedWorkflow(name, served, workflow)
     return found
 

@@ -37,6 +37,9 @@ async def chat_with(
     """Answer a conversation by a workflow. Sampling is what its nodes say."""
     if (body.n or 1) != 1 or body.logprobs:
         raise ApiError(400, "a workflow gives one answer, without log probabilities", param="n")
+    if body.tools or (body.response_format and body.response_format.type != "text"):
+        said = "a workflow calls no tools, and its nodes say what form its answers have"
+        raise ApiError(400, said, param="tools" if body.tools else "response_format")
     question = _question(body.messages)
     inputs = served.ask(question)
     count = partial(served.model.encode, question, param="messages")

@@ -41,6 +41,11 @@ class ChatTemplate:
             self._end()
             raise
 
+    @property
+    def text(self) -> str:
+        """The template itself."""
+        return self._teach.template
+
     def render(self, messages: Sequence[Message | Mapping[str, Any]], **wishes: Any) -> str:
         """Return the prompt that `start` promises; waits, so that no event loop may call it."""
         return self.start(messages, **wishes).result()

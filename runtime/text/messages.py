@@ -23,3 +23,5 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str | UnsetType = UNSET
     tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
     tool_call_id: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET

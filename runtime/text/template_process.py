@@ -1,8 +1,9 @@
-"""The app's side of the process that renders chat templates: nothing a template does stops others.
+"""The app's side of the process that renders chat templates and tries grammars.
 
-In: templates and conversations, from any thread. Out: futures of texts. One process serves all apps
-of this one, while there are any. What it is not done with soon moves on to a second, nice process,
-where it has the whole deadline, and is ended there: others wait for a moment, not for a deadline.
+In: templates, conversations and forms of answers, from any thread. Out: futures of texts. One
+process serves all apps of this one, while there are any. What it is not done with soon moves on to
+a second, nice process, where it has the whole deadline, and is ended there: others wait for a
+moment, not for a deadline. Nothing that a template or a grammar does stops others.
 """
 
 from __future__ import annotations
@@ -12,19 +13,27 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from dovetail.ir.errors import ArtifactError, DeviceError, DovetailError, RequestError
 from dovetail.runtime.child.child import Child, ChildLate, ChildLost
 from dovetail.runtime.child.supervisor import CLOSED
-from dovetail.runtime.text.template_worker import Render, Rendered, RenderLimits, Teach
+from dovetail.runtime.schedule.structured import StructuredOutputs
+from dovetail.runtime.text.template_worker import (
+    Render,
+    Rendered,
+    RenderLimits,
+    Teach,
+    TryForm,
+)
 
 MODULE = "dovetail.runtime.text.template_worker"
 SOON = 0.1
 """Seconds in which the first process is done with nearly all that is asked; they take 1 ms."""
 DEADLINE = 1.0
-"""Seconds that a conversation may take."""
+"""Seconds that a conversation or a grammar may take."""
 MEMORY = 256 << 20
-"""Bytes that rendering may take."""
+"""Bytes that it may take."""
 NICE = 10
 """Of the second process: what burns its deadline there takes a tenth of a CPU from others."""
 LEARN_SECONDS = 20.0
@@ -33,14 +42,20 @@ AGAIN_SECONDS = 5.0
 """In which the next one does."""
 MAX_CONVERSATION = 16 << 20
 """Bytes of what is rendered at once."""
+FIRST_FORM = TryForm(StructuredOutputs(json_object=True))
+FORMS = "forms"
+"""What a process begins with before it tries a form of a caller: it has imported all then."""
+
+
+Order: TypeAlias = Teach | Render | TryForm
 
 
 @dataclass(slots=True)
 class _Job:
-    """A conversation, or with None a template alone, on its way."""
+    """An order on its way. teach: the template that it needs."""
 
-    teach: Teach
-    conversation: bytes | None
+    order: Order
+    teach: Teach | None = None
     future: Future[str] = field(default_factory=Future)
 
 
@@ -88,42 +103,52 @@ class _RenderProcess:
             _settle(job.future, self._do(job))
         except ChildLost as lost:
             self._end()
-            if self._beyond is not None and job.conversation is not None:
+            if self._beyond is not None and not isinstance(job.order, Teach):
                 self._beyond.put(job)
             else:
-                _settle(job.future, self._explain(lost, learning=job.conversation is None))
+                _settle(job.future, self._explain(lost, job.order))
             if self._beyond is not None and not self._closed:  # the next one finds it there
                 with suppress(DovetailError, ChildLost):
                     self._begin()
         except DovetailError as error:
             _settle(job.future, error)
 
-    def _explain(self, lost: ChildLost, *, learning: bool) -> DovetailError:
+    def _explain(self, lost: ChildLost, order: Order) -> DovetailError:
         if self._closed:
             return RequestError(CLOSED)
         if isinstance(lost, ChildLate):
-            if learning:
+            if isinstance(order, Teach):
                 return _wrong(f"it is not read within {LEARN_SECONDS:g} s")
-            return _refuse(f"it is not done within {self._seconds:g} s")
+            return _refuse(order, f"it is not done within {self._seconds:g} s")
+        if isinstance(order, TryForm):  # Rust ends where memory or its stack is used up
+            return _refuse(order, f"it takes too much memory ({MEMORY >> 20} MiB)")
         return DeviceError(f"the process of chat templates {lost}; send the request again")
 
     def _do(self, job: _Job) -> str | DovetailError:
         """Return the text, or why there is none."""
-        child = self._child or self._begin()
-        if job.teach.key not in self._known:
-            seconds = LEARN_SECONDS if job.conversation is None else AGAIN_SECONDS
-            learnt = self._ask(child, job.teach, seconds)
-            if learnt.error is not None or learnt.full:
-                return _wrong(learnt.error or f"it takes more than {MEMORY >> 20} MiB of memory")
-            self._known.add(job.teach.key)
-        if job.conversation is None:
-            return ""
-        found = self._ask(child, Render(job.teach.key, job.conversation), self._seconds)
+        child, order = self._child or self._begin(), job.order
+        if isinstance(order, Teach):
+            return self._learn(child, order, LEARN_SECONDS) or ""
+        if isinstance(order, TryForm) and FORMS not in self._known:
+            self._ask(child, FIRST_FORM, AGAIN_SECONDS)
+            self._known.add(FORMS)
+        if job.teach is not None and job.teach.key not in self._known:
+            if wrong := self._learn(child, job.teach, AGAIN_SECONDS):
+                return wrong
+        found = self._ask(child, order, self._seconds)
         if found.full:
-            return _refuse(f"it takes more than {MEMORY >> 20} MiB of memory")
+            return _refuse(order, f"it takes more than {MEMORY >> 20} MiB of memory")
         if found.error is not None:
-            return _refuse(found.error)
+            return _refuse(order, found.error)
         return found.text.decode("utf-8", "surrogatepass")
+
+    def _learn(self, child: Child, teach: Teach, seconds: float) -> DovetailError | None:
+        """Have the process learn a template; return what is wrong with it."""
+        learnt = self._ask(child, teach, seconds)
+        if learnt.error is not None or learnt.full:
+            return _wrong(learnt.error or f"it takes more than {MEMORY >> 20} MiB of memory")
+        self._known.add(teach.key)
+        return None
 
     def _begin(self) -> Child:
         self._child = child = Child.start(MODULE, "the process {} of chat templates")
@@ -131,7 +156,7 @@ class _RenderProcess:
         self._known.clear()
         return child
 
-    def _ask(self, child: Child, order: Teach | Render, seconds: float) -> Rendered:
+    def _ask(self, child: Child, order: Order, seconds: float) -> Rendered:
         found = child.ask(order, Rendered, seconds)
         if found.full:
             self._end()
@@ -166,7 +191,7 @@ class Renderer:
 
     def learn(self, teach: Teach) -> None:
         """Return once the template is known; ArtifactError where it is none."""
-        job = _Job(teach, None)
+        job = _Job(teach)
         self._quick.put(job)
         job.future.result()
 
@@ -176,9 +201,16 @@ class Renderer:
         It raises RequestError where the template does not take the conversation, DeviceError where
         no process can be started, or it ended.
         """
+        order = Render(teach.key, conversation)
         if len(conversation) > MAX_CONVERSATION:
-            raise _refuse(f"they take more than {MAX_CONVERSATION >> 20} MiB")
-        job = _Job(teach, conversation)
+            raise _refuse(order, f"they take more than {MAX_CONVERSATION >> 20} MiB")
+        return self._put(_Job(order, teach))
+
+    def try_form(self, form: StructuredOutputs) -> Future[str]:
+        """Return the future of a form's grammar; RequestError where it cannot be followed."""
+        return self._put(_Job(TryForm(form)))
+
+    def _put(self, job: _Job) -> Future[str]:
         self._quick.put(job)
         return job.future
 
@@ -211,7 +243,9 @@ def _settle(future: Future[str], found: str | DovetailError) -> None:
             future.set_result(found)
 
 
-def _refuse(why: str) -> RequestError:
+def _refuse(order: Order, why: str) -> RequestError:
+    if isinstance(order, TryForm):
+        return RequestError(why if why.startswith("the ") else f"the form of the answer: {why}")
     return RequestError(f"the model's chat template does not take these messages: {why}")
 
 

@@ -1,8 +1,9 @@
-"""The process that renders chat templates. In: templates, then conversations. Out: texts.
+"""The process that renders chat templates and tries grammars. Out: texts.
 
-Templates run in Jinja's
+In: templates, then conversations; forms of answers. Templates run in Jinja's
 immutable sandbox, which keeps them from changing anything, and in a process of their own, which
 keeps them from taking time and memory of anyone else: `template_process.py` ends it where they do.
+So it is with grammars.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dovetail.runtime.child.framing import Channel
+from dovetail.runtime.schedule.structured import StructuredOutputs
+from dovetail.runtime.text.grammar import try_grammar
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning: templates read the first one, some the second."""
@@ -54,6 +57,12 @@ class Render(msgspec.Struct, frozen=True, tag=True):
 
     key: str
     conversation: bytes
+
+
+class TryForm(msgspec.Struct, frozen=True, tag=True):
+    """A form of answers -> Rendered, with its grammar."""
+
+    form: StructuredOutputs
 
 
 class Rendered(msgspec.Struct, frozen=True, array_like=True):
@@ -129,10 +138,24 @@ class JinjaTemplate:
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message as templates expect it: without what is None, reasoning by its names."""
     plain = {name: v for name, v in message.items() if v is not None}
+    if calls := plain.get("tool_calls"):
+        plain["tool_calls"] = [_read_call(call) for call in calls]
     reasoning = next((plain[name] for name in REASONING if name in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
     return plain
+
+
+def _read_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of a tool with its arguments read: clients send them as JSON text."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
@@ -164,9 +187,11 @@ def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def answer(templates: dict[str, JinjaTemplate], order: Teach | Render) -> Rendered:
+def answer(templates: dict[str, JinjaTemplate], order: Teach | Render | TryForm) -> Rendered:
     """Do an order; what is wrong with it is part of the answer."""
     try:
+        if isinstance(order, TryForm):
+            return Rendered(try_grammar(order.form).encode())
         if isinstance(order, Teach):
             templates[order.key] = JinjaTemplate(order.template, order.tokens)
             return Rendered()
@@ -187,7 +212,7 @@ def serve(channel: Channel) -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + limits.memory,) * 2)
     templates: dict[str, JinjaTemplate] = {}
-    kind: Any = Teach | Render
+    kind: Any = Teach | Render | TryForm
     for order in channel.messages(kind):
         reply = answer(templates, order)
         channel.send(reply)

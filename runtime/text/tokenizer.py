@@ -75,7 +75,7 @@ class Tokenizer:
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
         self._path, self._content = path, content
-        self._single: dict[int, str] = {}  # texts of tokens that stand alone
+        self._single: dict[tuple[int, bool], str] = {}  # texts of tokens that stand alone
         self._spelled: dict[int, bytes] = {}
 
     @cached_property
@@ -157,15 +157,20 @@ class Tokenizer:
                 break
         return part
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without special tokens."""
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Return the text of `ids`, without special tokens unless `special`."""
         if len(ids) != 1:
-            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        found = self._single.get(ids[0])  # streams ask for each token alone, again and again
+            return self._tokenizer.decode(list(ids), skip_special_tokens=not special)
+        found = self._single.get((ids[0], special))  # streams ask for each token alone, again
         if found is None:
-            found = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-            self._single[ids[0]] = found
+            found = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
+            self._single[ids[0], special] = found
         return found
+
+    def find_special(self, text: str) -> int | None:
+        """Return the id of the special token that is written so; None where there is none."""
+        token = self._tokenizer.token_to_id(text)
+        return token if token in self.special else None
 
     def spell(self, token: int) -> bytes:
         """Return the UTF-8 bytes that one token stands for, which may be parts of a character.
@@ -196,6 +201,7 @@ class TextStream:
     `push` returns the text that is certain: no half characters, nothing that may turn out to be
     the start of a stop text. The text before the stop text is all there is after a stop, with
     `keeps_stop` that text, too. Stop texts that end within the first `least` tokens do not count.
+    `special`: special tokens are text, too.
     """
 
     def __init__(
@@ -205,9 +211,10 @@ class TextStream:
         *,
         keeps_stop: bool = False,
         least: int = 0,
+        special: bool = False,
     ) -> None:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
-        self.keeps_stop, self._least = keeps_stop, least
+        self.keeps_stop, self._least, self._special = keeps_stop, least, special
         self._early = 0  # letters of what is held that came within the first `least` tokens
         self._ids: list[int] = []
         self._anchor = 0  # decoding starts here, so that joining spaces come out right
@@ -226,8 +233,9 @@ class TextStream:
         return self._release(self._decode_new(last=True), last=True)
 
     def _decode_new(self, *, last: bool) -> str:
-        known = self._tokenizer.decode(self._ids[self._anchor : self._read])
-        full = self._tokenizer.decode(self._ids[self._anchor :])
+        special = self._special
+        known = self._tokenizer.decode(self._ids[self._anchor : self._read], special=special)
+        full = self._tokenizer.decode(self._ids[self._anchor :], special=special)
         waiting = len(self._ids) - self._read
         unfinished = full.endswith(UNFINISHED) and waiting < MAX_UNFINISHED
         if len(full) <= len(known) or (unfinished and not last):
@@ -251,7 +259,7 @@ class TextStream:
             start, end = min(places)
             certain, self._held = pending[: end if self.keeps_stop else start], ""
         else:
-            keep = 0 if last else _longest_start(pending, self._stop)
+            keep = 0 if last else longest_start(pending, self._stop)
             certain = pending[: len(pending) - keep]
             self._held = pending[len(pending) - keep :]
         self._early = len(self._held) if early else max(0, self._early - len(certain))
@@ -264,7 +272,7 @@ class TextStream:
         return None if at < 0 else (at, at + len(stop))
 
 
-def _longest_start(text: str, stops: Sequence[str]) -> int:
+def longest_start(text: str, stops: Sequence[str]) -> int:
     """Return the length of the longest end of `text` with which some stop text begins."""
     longest = 0
     for stop in stops:

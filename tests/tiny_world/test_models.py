@@ -21,7 +21,7 @@ from dovetail.tiny_world.questions import SINGLE, UNANSWERABLE, Question, short_
 from dovetail.tiny_world.scoring import exact_match
 
 SHA256 = {
-    LLAMA / "model.safetensors": "f46e6029885bacb24ced4a8c4d94ca710b58bf213685aa53b18547f1423b2e29",
+    LLAMA / "model.safetensors": "7fd188e6f6180485e06a46b3f62603e59f02b550c5fcea813735f00a84c46bff",
     LLAMA / "tokenizer.json": "fa308cfb7632322f0bd6264dcfbc2458cf47783f5bb3a599e316bb45ca5d017d",
     ENCODER
     / "model.safetensors": "4d99c58ce2e87fd8914df8828507996c41a0569cde76db3a70c056a9d4e18082",

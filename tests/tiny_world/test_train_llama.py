@@ -37,7 +37,9 @@ def tokenizer() -> Tokenizer:
 
 
 def settings(work: Path, steps: int) -> argparse.Namespace:
-    return argparse.Namespace(work=work, steps=steps, batch=2, save_every=1, quiet=True, threads=1)
+    return argparse.Namespace(
+        work=work, steps=steps, batch=2, save_every=1, quiet=True, threads=1, start=None
+    )
 
 
 def test_no_lesson_holds_a_name_of_the_dev_and_test_splits() -> None:

@@ -208,19 +208,19 @@ def test_rules_for_logits_are_the_offline_ones(
 ) -> None:
     """`test_logit_rules` holds those to a reference."""
     asked = client.completions.create(
-        model="llama", prompt=PROMPT, max_tokens=24, extra_body=fields, logprobs=1
+        model="llama", prompt=PROMPT, max_tokens=48, extra_body=fields, logprobs=1
     )
-    (found,) = offline.generate([PROMPT], max_tokens=24, **fields, logprobs=1)
-    plain = answer(offline, PROMPT, max_tokens=24, ignore_eos="ignore_eos" in fields)
+    (found,) = offline.generate([PROMPT], max_tokens=48, **fields, logprobs=1)
+    plain = answer(offline, PROMPT, max_tokens=48, ignore_eos="ignore_eos" in fields)
     assert asked.choices[0].text == found.text != plain
     assert asked.choices[0].finish_reason == found.finish_reason
     shown, noted = asked.choices[0].logprobs, found.logprobs
     assert shown is not None and shown.token_logprobs is not None and noted is not None
     ends = offline.engine.spec.eos_token_ids  # no text, and not shown
     assert shown.token_logprobs == [one.logprob for one in noted if one.token_id not in ends]
-    chat = {"max_tokens": 24, "model": "llama", "messages": MESSAGES, "extra_body": fields}
+    chat = {"max_tokens": 48, "model": "llama", "messages": MESSAGES, "extra_body": fields}
     reply = client.chat.completions.create(**chat)
-    wanted = answer(offline, chat_ids(offline), max_tokens=24, **fields)
+    wanted = answer(offline, chat_ids(offline), max_tokens=48, **fields)
     assert reply.choices[0].message.content == wanted
 
 

@@ -37,7 +37,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"repetition_penalty": 1e-300}}, "repetition_penalty"),
     ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids"),
     ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids[0]"),
-    ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
+    ({"extra_body": {"skip_special_tokens": "no"}}, "skip_special_tokens"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"extra_body": {"min_p": 7}}, "min_p"),
     ({"max_tokens": 3, "extra_body": {"min_tokens": 4}}, "min_tokens"),
@@ -52,8 +52,6 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"extra_body": {"chat_template": "{{ 1 }}"}}, "chat_template"),
 ]
 WRONG_TEXT: list[tuple[dict[str, Any], str]] = [

@@ -1,0 +1,203 @@
+"""A conversation that is asked for an answer, whichever API it came by.
+
+In: a chat request. Out: a `Conversation`: what to generate, and how to read the answer's parts. The
+APIs (`chat.py`, `responses.py`, `messages.py`) translate to the one and from the other.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.hosting.job import Job
+from dovetail.runtime.schedule.request import Chunk
+from dovetail.runtime.schedule.structured import StructuredOutputs
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.forms import read_form
+from dovetail.runtime.server.generation import (
+    Asked,
+    check_context,
+    check_wishes,
+    read_request,
+)
+from dovetail.runtime.server.models import ServedModel
+from dovetail.runtime.server.schema import ChatRequest
+from dovetail.runtime.text.answers import Answer, AnswerParser, Part
+from dovetail.runtime.text.tools import (
+    MISTRAL,
+    Offer,
+    call_grammar,
+    frame,
+    read_offer,
+    write_mark,
+)
+
+CALL_LETTERS = 24
+MISTRAL_LETTERS = 9
+"""Of a call's id: the templates of that family take no others."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A request that has been read. begun: whether the prompt ends within reasoning."""
+
+    asked: Asked
+    offer: Offer | None
+    begun: bool
+
+    def parser(self) -> AnswerParser:
+        """Return what reads an answer."""
+        style, offer = self.asked.model.style, self.offer
+        single = offer is not None and not offer.parallel
+        calls = style.calls if offer else None
+        return AnswerParser(calls, style.thinking, begun=self.begun, most=1 if single else None)
+
+    def read(self, text: str) -> Answer:
+        """Return the parts of a whole answer."""
+        parser = self.parser()
+        return Answer().add([*parser.feed(text), *parser.close()])
+
+    def reason(self, said: str, calls: int) -> str:
+        """Return why an answer ended, as OpenAI tells it: one tool that was named is no reason."""
+        named = self.offer is not None and self.offer.named
+        return "tool_calls" if said == "stop" and calls and not named else said
+
+    def call_id(self) -> str:
+        """Return the id of a new call."""
+        if self.asked.model.style.calls.begin == MISTRAL.begin:
+            return secrets.token_hex(MISTRAL_LETTERS)[:MISTRAL_LETTERS]
+        return f"call_{secrets.token_hex(CALL_LETTERS // 2)}"
+
+    async def parts(
+        self, server: ServerContext, jobs: Sequence[Job]
+    ) -> AsyncGenerator[tuple[Chunk, list[Part]]]:
+        """Yield the pieces of one answer, each with the parts that it brings."""
+        parser = self.parser()
+        async for _, piece in self.asked.watch(server, jobs):
+            found = parser.feed(piece.text)
+            yield piece, found + parser.close() if piece.finish_reason else found
+
+
+def make_chat(**fields: Any) -> ChatRequest:
+    """Return the chat that a request of another API is; ApiError where its messages are wrong."""
+    known = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return msgspec.convert(known, ChatRequest)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, f"the request is wrong: {error}", param="messages") from None
+
+
+@contextmanager
+def renaming(**names: str) -> Iterator[None]:
+    """Have errors of a chat name the fields of another API."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
+
+
+async def converse(
+    server: ServerContext, request: Request, body: ChatRequest, kind: str
+) -> Conversation:
+    """Return what a body asks for; ApiError where that cannot be. kind: before its id."""
+    model = check_chat(server, body)
+    offer = _read_offer(body)
+    plain = [msgspec.to_builtins(message) for message in body.messages]
+    messages, options = model.style.show(plain, offer)
+    text = await model.render(
+        messages,
+        add_generation_prompt=body.add_generation_prompt,
+        options={**(body.chat_template_kwargs or {}), **options},
+        last=body.truncate_prompt_tokens,
+    )
+    begun = model.style.begins_thinking(text)
+    param, form = _find_form(model, body, offer, begun=begun)
+    read = partial(_read, model, body, text, kind, form, offer)
+    found = Conversation(await server.aside(request, read), offer, begun)
+    if form is not None:
+        await model.try_form(form, param=param)
+    return found
+
+
+def check_chat(server: ServerContext, body: ChatRequest) -> ServedModel:
+    """Return the model that a body asks; ApiError where that cannot do it."""
+    model = server.find(body.model, "generate")
+    check_wishes(body, {"prompt_logprobs": body.prompt_logprobs})
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "`top_logprobs` needs `logprobs: true`", param="top_logprobs")
+    if body.max_tokens == 0:
+        raise ApiError(400, "`max_tokens` must be at least 1", param="max_tokens")
+    return model
+
+
+def _read_offer(body: ChatRequest) -> Offer | None:
+    try:
+        return read_offer(
+            body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False
+        )
+    except RequestError as error:
+        field = "tool_choice" if str(error).startswith("tool_choice") else "tools"
+        raise ApiError(400, str(error), param=field, headers=FINAL) from None
+
+
+def _find_form(
+    model: ServedModel, body: ChatRequest, offer: Offer | None, *, begun: bool
+) -> tuple[str, StructuredOutputs | None]:
+    """Return the field that asks for a form of the answer, and that form."""
+    asked, calls, literal = read_form(body), None, partial(write_mark, model.tokenizer)
+    if offer is not None:
+        calls = call_grammar(offer, model.style, literal, begun=begun)
+    if calls is not None and asked is not None:
+        raise ApiError(
+            400,
+            f"`{asked[0]}` does not go with tools that must be called, or are `strict`",
+            param=asked[0],
+            headers=FINAL,
+        )
+    if calls is not None:
+        return "tools", StructuredOutputs(written=calls)
+    if asked is None:
+        return "", None
+    param, form = asked
+    return param, frame(form, model.style.thinking, literal, begun=begun)
+
+
+def _read(
+    model: ServedModel,
+    body: ChatRequest,
+    text: str,
+    kind: str,
+    form: StructuredOutputs | None,
+    offer: Offer | None,
+) -> Asked:
+    """Return what a body asks for, whose prompt is `text`; ApiError where the context is full."""
+    last = body.truncate_prompt_tokens
+    prompt = model.encode(text, param="messages", special=False, last=last)
+    check_context(model, [prompt], param="messages")
+    most = body.max_completion_tokens or body.max_tokens
+    most = model.context - len(prompt) if most is None else most
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    own: dict[str, Any] = {"logprobs": logprobs, "prompt_logprobs": body.prompt_logprobs}
+    own |= {"max_tokens": most, "structured_outputs": form}
+    asked = read_request(body, model, [prompt], kind, **own)
+    if _has_special_marks(model, offer):
+        return replace(asked, options={**asked.options, "skip_special_tokens": False})
+    return asked
+
+
+def _has_special_marks(model: ServedModel, offer: Offer | None) -> bool:
+    """Tell whether the answer's parts are told apart by special tokens, which are no text."""
+    style = model.style
+    marks = [style.calls.begin, style.calls.end] if offer else []
+    marks += [style.thinking.begin, style.thinking.end] if style.thinking else []
+    return any(mark and model.tokenizer.find_special(mark) is not None for mark in marks)

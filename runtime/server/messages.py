@@ -1,0 +1,289 @@
+"""`/v1/messages`: Anthropic's API, translated to a chat and back.
+
+In: messages of blocks. Out: a message of blocks, at once or as events; the tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.runtime.schedule.request import Completion
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
+from dovetail.runtime.server.edge import JsonReply, named_event
+from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.items import (
+    BlockReply,
+    BlockUsage,
+    InputTokens,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from dovetail.runtime.server.replies import Usage
+from dovetail.runtime.server.schema import Block, BlockMessage, CountRequest, MessagesRequest
+from dovetail.runtime.text.answers import CallArguments, CallBegin, Content, Part, Reasoning
+
+STOPS = {"length": "max_tokens"}
+"""Why an answer ended, in the words of this API; else it is `end_turn`."""
+
+
+async def messages(server: ServerContext, request: Request) -> Response:
+    """Answer a conversation."""
+    body = await server.read(request, MessagesRequest)
+    found = await _converse(
+        server,
+        request,
+        body,
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences or None,
+        stream=body.stream,
+    )
+    if body.stream:
+        return server.stream(_events(server, found, body), _fail)
+    return await found.asked.respond(server, request, partial(_reply, found, body), None)
+
+
+async def count_tokens(server: ServerContext, request: Request) -> Response:
+    """Count the tokens of a conversation."""
+    body = await server.read(request, CountRequest)
+    found = await _converse(server, request, body)
+    return JsonReply(InputTokens(input_tokens=len(found.asked.prompts[0])))
+
+
+async def _converse(
+    server: ServerContext, request: Request, body: CountRequest, **fields: object
+) -> Conversation:
+    with renaming(response_format="output_config.format"):
+        chat = make_chat(**_translate(body), **fields)
+        return await converse(server, request, chat, "msg")
+
+
+# ---- in ----
+
+
+def _translate(body: CountRequest) -> dict[str, Any]:
+    """Return the fields of a chat that make its prompt."""
+    told: list[dict[str, Any]] = []
+    if body.system:
+        said = body.system if isinstance(body.system, str) else _join(body.system, "system")
+        told.append({"role": "system", "content": said})
+    for place, message in enumerate(body.messages):
+        told += _read_message(message, f"messages[{place}]")
+    choice = body.tool_choice
+    names = {"auto": "auto", "any": "required", "none": "none"}
+    wish: object = names.get(choice.type) if choice else None
+    if choice and choice.type == "tool":
+        wish = {"type": "function", "function": {"name": choice.name}}
+    tools = []
+    for place, tool in enumerate(body.tools or ()):
+        if tool.type not in (None, "custom"):
+            said = f"tools of type {tool.type!r} are not supported"
+            raise ApiError(400, said, param=f"tools[{place}].type", headers=FINAL)
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+        function |= {"description": tool.description} if tool.description else {}
+        function |= {"strict": True} if tool.strict else {}
+        tools.append({"type": "function", "function": function})
+    form = body.output_config.format if body.output_config else None
+    thinks = None if body.thinking is None else body.thinking.type != "disabled"
+    return {
+        "model": body.model,
+        "messages": told,
+        "tools": tools,
+        "tool_choice": wish,
+        "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+        "response_format": form and {"type": form.type, "json_schema": {"schema": form.schema}},
+        "chat_template_kwargs": None if thinks is None else {"enable_thinking": thinks},
+    }
+
+
+def _read_message(message: BlockMessage, place: str) -> list[dict[str, Any]]:
+    """Return the messages of a message: results of tools stand before what the user says."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results, calls, texts, thoughts = [], [], list[str](), list[str]()
+    for number, block in enumerate(message.content):
+        where = f"{place}.content[{number}]"
+        if block.type == "text":
+            texts.append(block.text or "")
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
+            function = {"name": block.name, "arguments": json.dumps(block.input or {})}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif block.type == "tool_result":
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": block.tool_use_id or "",
+                    "content": _read_result(block, where),
+                }
+            )
+        elif block.type != "redacted_thinking":
+            said = f"blocks of type {block.type!r} are not supported"
+            raise ApiError(400, said, param=f"{where}.type", headers=FINAL)
+    told: dict[str, Any] = {"role": message.role, "content": "\n".join(texts) or None}
+    told |= {"tool_calls": calls} if calls else {}
+    told |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return [*results, told] if texts or calls or not results else results
+
+
+def _read_result(block: Block, where: str) -> str:
+    if isinstance(block.content, str) or block.content is None:
+        return block.content or ""
+    return _join(msgspec.convert(block.content, list[Block]), f"{where}.content")
+
+
+def _join(blocks: Sequence[Block], where: str) -> str:
+    for number, block in enumerate(blocks):
+        if block.type != "text":
+            said = f"blocks of type {block.type!r} are not supported"
+            raise ApiError(400, said, param=f"{where}[{number}].type", headers=FINAL)
+    return "\n".join(block.text or "" for block in blocks)
+
+
+# ---- out ----
+
+
+def _reply(
+    found: Conversation, body: MessagesRequest, done: Sequence[Completion], usage: Usage
+) -> BlockReply:
+    (one,) = done
+    answer = found.read(one.text or "")
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
+    if answer.reasoning:
+        content.append(ThinkingBlock(thinking=answer.reasoning))
+    if answer.content:
+        content.append(TextBlock(text=answer.content))
+    content += [
+        ToolUseBlock(id=found.call_id(), name=call.name, input=_loads(call.arguments))
+        for call in answer.calls
+    ]
+    called = len(answer.calls)
+    ended = _end(found, body, one.finish_reason, calls=called, last=one.token_ids[-1:])
+    return BlockReply(
+        id=found.asked.id,
+        model=found.asked.model.id,
+        content=content,
+        stop_reason=ended[0],
+        stop_sequence=ended[1],
+        usage=_usage(usage),
+    )
+
+
+def _end(
+    found: Conversation, body: MessagesRequest, reason: str, *, calls: int, last: Sequence[int]
+) -> tuple[str, str | None]:
+    """Return why an answer ended, and the stop text that ended it: known where there is one."""
+    stops, ends = body.stop_sequences or [], found.asked.model.app.end_tokens
+    if reason != "stop":
+        return STOPS.get(reason, "end_turn"), None
+    if stops and not (last and last[0] in ends):
+        return "stop_sequence", stops[0] if len(stops) == 1 else None
+    return "tool_use" if calls else "end_turn", None
+
+
+def _usage(usage: Usage) -> BlockUsage:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return BlockUsage(
+        input_tokens=usage.prompt_tokens - cached,
+        cache_read_input_tokens=cached,
+        output_tokens=usage.completion_tokens,
+    )
+
+
+def _loads(arguments: str) -> dict[str, Any]:
+    """Return arguments as an object; an empty one where they were cut off."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass
+class BlockWriter:
+    """Parts of an answer as the events of blocks."""
+
+    conversation: Conversation
+    kind: type[Part] | None = None  # of the block under way
+    index: int = -1
+
+    def take(self, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
+        """Yield the events of parts."""
+        for part in parts:
+            match part:
+                case Content(text):
+                    yield from self._begin(Content, TextBlock(text=""))
+                    yield self._delta({"type": "text_delta", "text": text})
+                case Reasoning(text):
+                    yield from self._begin(Reasoning, ThinkingBlock(thinking=""))
+                    yield self._delta({"type": "thinking_delta", "thinking": text})
+                case CallBegin(name):
+                    block = ToolUseBlock(id=self.conversation.call_id(), name=name, input={})
+                    yield from self.end()
+                    yield from self._begin(CallArguments, block)
+                case CallArguments(text):
+                    yield self._delta({"type": "input_json_delta", "partial_json": text})
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        """Yield the event of the end of the block under way, if there is one."""
+        if self.kind is not None:
+            yield {"type": "content_block_stop", "index": self.index}
+        self.kind = None
+
+    def _begin(
+        self, kind: type[Part], block: TextBlock | ThinkingBlock | ToolUseBlock
+    ) -> Iterator[dict[str, Any]]:
+        if kind is not self.kind:
+            yield from self.end()
+            self.kind, self.index = kind, self.index + 1
+            yield {"type": "content_block_start", "index": self.index, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self.index, "delta": delta}
+
+
+async def _events(
+    server: ServerContext, found: Conversation, body: MessagesRequest
+) -> AsyncGenerator[bytes]:
+    asked, writer = found.asked, BlockWriter(found)
+    async with asked.start(server) as jobs:
+        begun = BlockReply(
+            id=asked.id,
+            model=asked.model.id,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=BlockUsage(input_tokens=len(asked.prompts[0]), output_tokens=0),
+        )
+        yield named_event("message_start", {"type": "message_start", "message": begun})
+        reason, last, calls = "stop", tuple[int, ...](), 0
+        async for piece, parts in found.parts(server, jobs):
+            reason, last = piece.finish_reason or reason, piece.token_ids[-1:] or last
+            calls += sum(isinstance(part, CallBegin) for part in parts)
+            for told in writer.take(parts):
+                yield named_event(told["type"], told)
+        for told in writer.end():
+            yield named_event(told["type"], told)
+        reason, stop = _end(found, body, reason, calls=calls, last=last)
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        usage = _usage(asked.usage_of(jobs))
+        end = {"type": "message_delta", "delta": delta, "usage": usage}
+        yield named_event("message_delta", end)
+    yield named_event("message_stop", {"type": "message_stop"})
+
+
+def _fail(error: ApiError) -> bytes:
+    return named_event("error", error.block_reply)

@@ -1,0 +1,352 @@
+"""`/v1/responses`: OpenAI's newer API for agents, translated to a chat and back.
+
+In: a text or items. Out: items, at once or as events. Nothing is stored: a conversation comes whole
+with each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dovetail.runtime.schedule.request import Completion
+from dovetail.runtime.server.context import ServerContext
+from dovetail.runtime.server.conversation import Conversation, converse, make_chat, renaming
+from dovetail.runtime.server.edge import named_event
+from dovetail.runtime.server.errors import FINAL, ApiError
+from dovetail.runtime.server.generation import new_id
+from dovetail.runtime.server.items import (
+    FunctionCallItem,
+    Incomplete,
+    InputDetails,
+    Item,
+    MessageItem,
+    OutputDetails,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponsesReply,
+    ResponsesUsage,
+)
+from dovetail.runtime.server.replies import Usage
+from dovetail.runtime.server.schema import ResponsesRequest
+from dovetail.runtime.text.answers import CallArguments, CallBegin, Content, Part, Reasoning
+
+STATELESS: dict[str, str] = {
+    "previous_response_id": "this server keeps no answers; send the whole conversation as `input`",
+    "conversation": "this server keeps no conversations; send the whole one as `input`",
+    "background": "this server keeps no answers, so that nobody could ask for one later",
+}
+"""Fields that ask for what a server must remember, and why they are refused."""
+
+
+async def responses(server: ServerContext, request: Request) -> Response:
+    """Answer a conversation."""
+    body = await server.read(request, ResponsesRequest)
+    for name, why in STATELESS.items():
+        if getattr(body, name):
+            raise ApiError(400, why, param=name, code="unsupported_parameter", headers=FINAL)
+    if body.truncation == "auto":
+        said = "`truncation` auto is not supported; leave items out that the context cannot hold"
+        raise ApiError(400, said, param="truncation", headers=FINAL)
+    with renaming(messages="input", response_format="text.format"):
+        chat = make_chat(**_translate(body))
+        found = await converse(server, request, chat, "resp")
+    if body.stream:
+        return server.stream(_events(server, found, body), _fail)
+    return await found.asked.respond(server, request, partial(_reply, found, body), None)
+
+
+# ---- in ----
+
+
+def _translate(body: ResponsesRequest) -> dict[str, Any]:
+    """Return the fields of a chat."""
+    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    messages += _read_items(items)
+    form = body.text.format if body.text else None
+    same = ("model", "temperature", "top_p", "top_k", "seed", "stream", "parallel_tool_calls")
+    return {
+        **{name: getattr(body, name) for name in (*same, "chat_template_kwargs")},
+        "messages": messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "tools": [_read_tool(place, tool) for place, tool in enumerate(body.tools or ())],
+        "tool_choice": _read_choice(body.tool_choice),
+        "response_format": form and {"type": form.type, "json_schema": {"schema": form.schema}},
+    }
+
+
+def _read_items(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return items as messages: what an assistant said and called is one message."""
+    messages: list[dict[str, Any]] = []
+    for place, item in enumerate(items):
+        kind = item.get("type", "message")
+        read = _READ.get(kind)
+        if read is None:
+            said = f"items of type {kind!r} are not supported"
+            raise ApiError(400, said, param=f"input[{place}].type", headers=FINAL)
+        try:
+            message = read(item)
+        except (KeyError, TypeError, AttributeError) as error:
+            said = f"the item is no {kind}: {error} is missing or wrong"
+            raise ApiError(400, said, param=f"input[{place}]", headers=FINAL) from None
+        last = messages[-1] if messages else {}
+        if message["role"] == last.get("role") == "assistant" and not (
+            last.get("content") and message.get("content")
+        ):
+            calls = [*last.get("tool_calls", ()), *message.pop("tool_calls", ())]
+            last |= {name: found for name, found in message.items() if found}
+            last |= {"tool_calls": calls} if calls else {}
+        else:
+            messages.append(message)
+    return messages
+
+
+def _read_message(item: Mapping[str, Any]) -> dict[str, Any]:
+    content = item["content"]
+    if not isinstance(content, str):
+        content = [{"type": _PARTS[part["type"]], "text": _part_text(part)} for part in content]
+    return {"role": item["role"], "content": content}
+
+
+_PARTS = dict.fromkeys(("input_text", "output_text", "text", "refusal"), "text")
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    return str(part["refusal"] if part["type"] == "refusal" else part["text"])
+
+
+def _read_call(item: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    call = {"id": item["call_id"], "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _read_result(item: Mapping[str, Any]) -> dict[str, Any]:
+    output = item["output"]
+    if not isinstance(output, str):
+        output = "\n".join(_part_text(part) for part in output)
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": output}
+
+
+def _read_reasoning(item: Mapping[str, Any]) -> dict[str, Any]:
+    parts = item.get("content") or item.get("summary") or ()
+    said = "\n".join(part["text"] for part in parts)
+    return {"role": "assistant", "content": None, "reasoning_content": said}
+
+
+_READ = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_result,
+    "reasoning": _read_reasoning,
+}
+
+
+def _read_tool(place: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        said = f"tools of type {tool.get('type')!r} are not supported; functions are"
+        raise ApiError(400, said, param=f"tools[{place}].type", headers=FINAL)
+    names = ("name", "description", "parameters", "strict")
+    known = {name: tool[name] for name in names if tool.get(name) is not None}
+    return {"type": "function", "function": known}
+
+
+def _read_choice(choice: object) -> object:
+    """Return the choice as a chat has it, where the tool's name lies deeper."""
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+# ---- out ----
+
+
+@dataclass
+class ItemWriter:
+    """Parts of an answer as items, with the events that tell of them."""
+
+    conversation: Conversation
+    output: list[Item] = field(default_factory=list)
+    _kind: str = ""  # of the item under way
+    _id: str = ""
+    _call: tuple[str, str] = ("", "")  # the id and name of a call
+    _text: str = ""
+
+    def take(self, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
+        """Yield the events of parts."""
+        for part in parts:
+            match part:
+                case Content(text):
+                    yield from self._add("message", text)
+                case Reasoning(text):
+                    yield from self._add("reasoning", text)
+                case CallBegin(name):
+                    yield from self.end()
+                    self._call = self.conversation.call_id(), name
+                    yield from self._begin("function_call")
+                case CallArguments(text):
+                    yield from self._add("function_call", text)
+
+    def end(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+        """Yield the events of the end of the item under way, if there is one."""
+        if not self._kind:
+            return
+        place = {"item_id": self._id, "output_index": len(self.output)}
+        item = self._item(status)
+        if isinstance(item, FunctionCallItem):
+            done = {**place, "arguments": self._text}
+            yield {"type": "response.function_call_arguments.done", **done}
+        else:
+            place = {**place, "content_index": 0}
+            (part,) = item.content
+            done = {**place, "text": self._text}
+            done |= {"logprobs": []} if self._kind == "message" else {}
+            yield {"type": f"response.{_DELTAS[self._kind]}.done", **done}
+            yield {"type": "response.content_part.done", **place, "part": part}
+        index = len(self.output)
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+        self.output.append(item)
+        self._kind = ""
+
+    def _begin(self, kind: str) -> Iterator[dict[str, Any]]:
+        self._kind, self._text, self._id = kind, "", new_id(_PREFIXES[kind])
+        item = self._item("in_progress")
+        place = {"output_index": len(self.output)}
+        bare = item if kind == "function_call" else msgspec.structs.replace(item, content=[])
+        yield {"type": "response.output_item.added", **place, "item": bare}
+        if not isinstance(item, FunctionCallItem):
+            place |= {"item_id": self._id, "content_index": 0}  # type: ignore[dict-item]
+            yield {"type": "response.content_part.added", **place, "part": item.content[0]}
+
+    def _add(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
+        if kind != self._kind:
+            yield from self.end()
+            yield from self._begin(kind)
+        self._text += text
+        told: dict[str, Any] = {"item_id": self._id, "output_index": len(self.output)}
+        told |= {} if kind == "function_call" else {"content_index": 0}
+        told |= {"logprobs": []} if kind == "message" else {}
+        yield {"type": f"response.{_DELTAS[kind]}.delta", **told, "delta": text}
+
+    def _item(self, status: str) -> Item:
+        if self._kind == "function_call":
+            call_id, name = self._call
+            return FunctionCallItem(
+                id=self._id, call_id=call_id, name=name, arguments=self._text, status=status
+            )
+        if self._kind == "reasoning":
+            return ReasoningItem(
+                id=self._id, content=[ReasoningText(text=self._text)], status=status
+            )
+        return MessageItem(id=self._id, content=[OutputText(text=self._text)], status=status)
+
+
+_PREFIXES = {"function_call": "fc", "reasoning": "rs", "message": "msg"}
+_DELTAS = {
+    "function_call": "function_call_arguments",
+    "reasoning": "reasoning_text",
+    "message": "output_text",
+}
+
+
+def _reply(
+    found: Conversation, body: ResponsesRequest, done: Sequence[Completion], usage: Usage
+) -> ResponsesReply:
+    (one,) = done
+    parser, writer = found.parser(), ItemWriter(found)
+    parts = [*parser.feed(one.text or ""), *parser.close()]
+    cut = one.finish_reason == "length"
+    for _ in (*writer.take(parts), *writer.end("incomplete" if cut else "completed")):
+        pass  # nobody asked for events
+    return _make(found, body, writer.output, one.finish_reason, usage)
+
+
+async def _events(
+    server: ServerContext, found: Conversation, body: ResponsesRequest
+) -> AsyncGenerator[bytes]:
+    number, writer = 0, ItemWriter(found)
+
+    def tell(told: dict[str, Any]) -> bytes:
+        nonlocal number
+        number += 1
+        return named_event(told["type"], {**told, "sequence_number": number - 1})
+
+    async with found.asked.start(server) as jobs:
+        empty = _make(found, body, [], "", None)
+        yield tell({"type": "response.created", "response": empty})
+        yield tell({"type": "response.in_progress", "response": empty})
+        reason = "stop"
+        async for piece, parts in found.parts(server, jobs):
+            reason = piece.finish_reason or reason
+            for told in writer.take(parts):
+                yield tell(told)
+        cut = reason == "length"
+        for told in writer.end("incomplete" if cut else "completed"):
+            yield tell(told)
+        reply = _make(found, body, writer.output, reason, found.asked.usage_of(jobs))
+        yield tell({"type": f"response.{reply.status}", "response": reply})
+
+
+def _make(
+    found: Conversation,
+    body: ResponsesRequest,
+    output: list[Item],
+    reason: str,
+    usage: Usage | None,
+) -> ResponsesReply:
+    """Return the answer as it stands; `reason` "": it is under way."""
+    status = {"": "in_progress", "length": "incomplete"}.get(reason, "completed")
+    asked, model = found.asked, found.asked.model
+    thought = "".join(
+        part.text for item in output if isinstance(item, ReasoningItem) for part in item.content
+    )
+    counted = len(model.tokenizer.encode(thought, special=False)) if thought else 0
+    return ResponsesReply(
+        id=asked.id,
+        created_at=asked.created,
+        status=status,
+        incomplete_details=Incomplete(reason="max_output_tokens") if reason == "length" else None,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        model=model.id,
+        output=output,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        temperature=asked.options.get("temperature"),
+        top_p=asked.options.get("top_p", 1.0),
+        text=msgspec.to_builtins(body.text) if body.text else {"format": {"type": "text"}},
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        metadata=body.metadata or {},
+        usage=_usage(usage, counted) if usage else None,
+    )
+
+
+def _usage(usage: Usage, reasoning: int) -> ResponsesUsage:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return ResponsesUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputDetails(cached_tokens=cached),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputDetails(reasoning_tokens=reasoning),
+        total_tokens=usage.total_tokens,
+    )
+
+
+def _fail(error: ApiError) -> bytes:
+    """Return the event of an error in a stream; the official client raises on its `error`."""
+    told = error.reply.error
+    return named_event(
+        "error",
+        {
+            **{"type": "error", "code": told.code, "message": told.message, "param": told.param},
+            **{"sequence_number": 0, "error": told},
+        },
+    )

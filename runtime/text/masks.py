@@ -1,0 +1,320 @@
+"""Masks of tokens by grammars, found beside the steps: while logits are computed.
+
+In: grammars, and the tokens that were chosen. Out: for each request what may come next, as a
+ceiling of its logits. Two threads work here: one reads new grammars, the other follows them; in
+both llguidance lets the interpreter's lock go.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.schedule.logit_rules import EXCLUDED, Logits
+from dovetail.runtime.text.grammar import make_limits, shorten
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+PATIENCE = 1.0
+"""Seconds that a step waits for masks, of which a row takes some 0.03 ms. A grammar that takes more
+is given up, with the thread that follows it: others go on with a new one."""
+KEPT = 32
+"""Grammars that are kept in the form in which they are followed: those that were used last."""
+TOO_MUCH = "the form of the answer takes too much time or memory to follow"
+QUOTE = ord('"')
+READER, FOLLOWER = "dovetail-grammars", "dovetail-masks"
+WORD = 32
+"""Bits of a mask's word, one for each token."""
+LAST = 256
+"""Tokens before a request's limit from which it is looked how many the form still needs. So many
+are tried at most."""
+SPARE = 8
+"""Tokens that are left when an answer has come to its end: the next one may need more."""
+
+
+def _ceilings() -> npt.NDArray[np.float32]:
+    """Return for each byte of a mask the ceilings of its 8 tokens [256][8]: inf, or -inf."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits, np.float32(np.inf), EXCLUDED).astype(np.float32)
+
+
+_CEILINGS = _ceilings()
+
+
+def _costs() -> npt.NDArray[np.float64]:
+    """Return what each letter costs on the way to the end of an answer: of JSON what ends is cheap.
+
+    What opens something, parts of characters and white space come last.
+    """
+    costs = np.full(256, 3.0)
+    costs[128:] = 50.0
+    for cost, letters in ((0, b'"}]'), (1, b",:"), (2, b"0123456789"), (100, b"{[\\")):
+        costs[list(letters)] = cost
+    costs[list(b" \t\r\n")] = 200.0
+    return costs
+
+
+_COSTS = _costs()
+AGAIN = 2.0
+"""What a letter costs more each time, until a text begins or ends."""
+
+Bits: TypeAlias = npt.NDArray[np.uint8]
+"""A mask: a bit for each token."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A model's tokens as grammars need them.
+
+    ends: the mask of its end tokens. letters: the token of each byte alone; -1 where there is none.
+    """
+
+    size: int
+    tree: LLTokenizer
+    ends: Bits
+    letters: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tree: LLTokenizer, size: int, ends: Collection[int]) -> Vocabulary:
+        """Return the vocabulary of a tokenizer; `ends`: the model's end tokens."""
+        letters = np.full(256, -1, np.int64)
+        for token in range(size):
+            text = tree.decode_bytes([token])
+            if len(text) == 1 and not tree.is_special_token(token):
+                letters[text[0]] = token
+        mask = np.zeros(-(-size // WORD) * WORD // 8, np.uint8)
+        for token in ends:
+            mask[token >> 3] |= 1 << (token & 7)
+        return cls(size, tree, mask, letters)
+
+
+class TokenMask:
+    """What the grammar of one request lets through next: a Mask of its rules.
+
+    An answer that its limit would cut off comes to its end before, as far as one can be found: what
+    is cut off has not the form that was asked for.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, words: Vocabulary, wait: Callable[[TokenMask], None]
+    ) -> None:
+        """`wait` returns once `find` has run; it raises RequestError where it will not soon."""
+        self._matcher, self._words, self._wait = matcher, words, wait
+        self._bits = np.zeros(-(-words.size // WORD), np.int32)
+        self._bytes = self._bits.view(np.uint8)
+        self._ceiling = np.empty((len(self._bytes), 8), np.float32)
+        self._row = self._ceiling.reshape(-1)[: words.size]
+        self._look_at = LAST  # tokens left when to look again for an end
+        self._last: list[int] | None = None  # the tokens to the end, the next one last
+        self.ended = False
+        self.left = 1 << 30  # tokens that the request may still have
+        self.chosen: int | None = None  # a token that was not consumed yet
+        self.found = False
+        self.batch: _Batch | None = None
+
+    def apply(self, logits: Logits) -> None:
+        """Exclude from a row [vocab] what the grammar does not let through.
+
+        Raises RequestError where it cannot be followed any further.
+        """
+        self._wait(self)
+        if self._matcher.is_error():
+            raise RequestError(f"{TOO_MUCH}: {shorten(self._matcher.get_error())}")
+        np.minimum(logits, self._row, out=logits)
+
+    # ---- on the thread that follows ----
+
+    def find(self) -> None:
+        """Consume what was chosen, and find what may come next."""
+        if self.chosen is not None:
+            self._matcher.consume_token(self.chosen)
+        self._fill(self._matcher, self._bits)
+        self.ended = self._matcher.is_stopped()
+        if self._last is None and self.left <= self._look_at and not self.ended:
+            self._look()
+        if self._last is not None:
+            self._bytes[:] = self._words.ends if not self._last else _only(self._bytes, self._last)
+        np.take(_CEILINGS, self._bytes, axis=0, out=self._ceiling, mode="clip")
+        self.found = True
+
+    def _fill(self, matcher: LLMatcher, bits: npt.NDArray[np.int32]) -> None:
+        matcher.unsafe_compute_mask_ptr(int(bits.ctypes.data), bits.nbytes)
+
+    def _look(self) -> None:
+        """See whether the answer must come to its end now, or when to look again."""
+        way = None if self._matcher.is_accepting() else self._find_end()
+        gap = LAST if way is None else self.left - len(way) - 1 - SPARE
+        if gap <= 0:
+            self._last = way
+        self._look_at = self.left - max(1, min(gap // 2, SPARE if way is None else LAST))
+
+    def _find_end(self) -> list[int] | None:
+        """Return tokens by which the answer comes to its end soon, the first one last.
+
+        None where none are found. Letter by letter the cheapest one is taken; each time it costs
+        more, so that there is an end to digits, too.
+        """
+        matcher, bits = self._matcher.deep_copy(), np.empty_like(self._bits)
+        cost, way = _COSTS.copy(), list[int]()
+        while len(way) < min(self.left, LAST):
+            if forced := matcher.compute_ff_tokens():
+                matcher.consume_tokens(forced)
+                way += forced
+            if matcher.is_accepting():
+                return way[::-1]
+            self._fill(matcher, bits)
+            letter = self._choose(bits.view(np.uint8), cost)
+            if letter is None or not matcher.consume_token(int(self._words.letters[letter])):
+                return None
+            way.append(int(self._words.letters[letter]))
+            cost[letter] += AGAIN
+            if letter == QUOTE:
+                cost = _COSTS.copy()
+        return None
+
+    def _choose(self, allowed: Bits, cost: npt.NDArray[np.float64]) -> int | None:
+        """Return the cheapest letter that may come next, None where none may."""
+        letters = self._words.letters
+        may = (letters >= 0) & ((allowed[letters >> 3] >> (letters & 7)) & 1 == 1)
+        letter = int(np.where(may, cost, np.inf).argmin())
+        return letter if may[letter] else None
+
+
+def _only(mask: Bits, last: list[int]) -> Bits:
+    """Return a mask with the next of the last tokens alone, which is taken off."""
+    token, found = last.pop(), np.zeros_like(mask)
+    found[token >> 3] = 1 << (token & 7)
+    return found
+
+
+class _Batch:
+    """Masks that are found together, one after the other, by one task of the thread."""
+
+    def __init__(self, masks: Sequence[TokenMask], thread: ThreadPoolExecutor) -> None:
+        self.masks = masks
+        for mask in masks:
+            mask.found, mask.batch = False, self
+        self.done = thread.submit(self._find)
+
+    def _find(self) -> None:
+        for mask in self.masks:
+            if mask.batch is not self:  # it was given to another thread
+                return
+            mask.find()
+
+
+class Grammars:
+    """The grammars of one engine's requests. Any thread may have one read."""
+
+    def __init__(self, tokenizer: Path | None, vocab_size: int, ends: Iterable[int]) -> None:
+        """`tokenizer`: a tokenizer.json. `ends`: the model's end tokens."""
+        self._path, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(ends)
+        self._read: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._under_way: list[TokenMask] = []
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._pid = os.getpid()
+
+    def read(self, grammar: str) -> Future[LLMatcher]:
+        """Return the future of a grammar as it is followed, which is copied for each request.
+
+        It raises RequestError where llguidance does not take grammar or tokenizer.
+        """
+        with self._lock:
+            found = self._read.get(grammar)
+            if found is None:
+                found = self._read[grammar] = self._thread(READER).submit(self._compile, grammar)
+                while len(self._read) > KEPT:
+                    self._read.popitem(last=False)
+            self._read.move_to_end(grammar)
+            return found
+
+    # ---- on the engine's thread ----
+
+    def open(self, grammar: str, left: int) -> TokenMask:
+        """Return the mask of a new request; waits for a grammar that is still being read.
+
+        left: tokens that the request may have.
+        """
+        matcher = self.read(grammar).result().deep_copy()
+        mask = TokenMask(matcher, self._words, self._wait)
+        mask.left = left
+        self.follow([mask])
+        return mask
+
+    def follow(self, masks: Sequence[TokenMask]) -> None:
+        """Have found what may follow the tokens that were chosen; return at once."""
+        self._under_way = [*(mask for mask in self._under_way if not mask.found), *masks]
+        _Batch(masks, self._thread(FOLLOWER))
+
+    def _wait(self, mask: TokenMask) -> None:
+        """Return once a mask has been found; RequestError where the thread has got stuck in it."""
+        while not mask.found:  # others of its batch may not be
+            if mask.batch is None:
+                raise RequestError(TOO_MUCH)
+            try:
+                mask.batch.done.result(PATIENCE)
+            except TimeoutError:
+                self._leave_stuck()
+
+    def _leave_stuck(self) -> None:
+        """Leave the thread alone with the mask that it is at; another one finds the others."""
+        left = [mask for mask in self._under_way if not mask.found]
+        if not left:  # it has just ended
+            return
+        left[0].batch, self._under_way = None, []
+        self._threads.pop(FOLLOWER).shutdown(wait=False, cancel_futures=True)
+        if left[1:]:
+            self.follow(left[1:])
+
+    def close(self) -> None:
+        """End the threads."""
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _thread(self, name: str) -> ThreadPoolExecutor:
+        if self._pid != os.getpid():  # in a fork there are none
+            self._threads, self._pid = {}, os.getpid()
+        if name not in self._threads:
+            self._threads[name] = ThreadPoolExecutor(1, name)
+        return self._threads[name]
+
+    # ---- on the thread that reads ----
+
+    @cached_property
+    def _words(self) -> Vocabulary:
+        """The model's tokens as a tree, which all grammars share."""
+        import llguidance  # noqa: PLC0415 - most engines follow no grammar
+
+        if self._path is None:
+            raise RequestError("the model has no tokenizer, so that no form can be asked for")
+        size, ends = self._vocab_size, self._ends
+        try:
+            tree = llguidance.LLTokenizer(str(self._path), n_vocab=size, eos_token=ends)
+        except Exception as error:  # the library raises what comes
+            raise RequestError(
+                f"this model's tokenizer can follow no form of an answer: {error}"
+            ) from None
+        return Vocabulary.of(tree, size, ends)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        import llguidance  # noqa: PLC0415
+
+        found = llguidance.LLMatcher(self._words.tree, grammar, limits=make_limits(), log_level=0)
+        if found.is_error():
+            said = shorten(found.get_error())
+            raise RequestError(f"the form of the answer cannot be followed: {said}")
+        found.compute_bitmask()  # what copies share of it is found once
+        return found

@@ -1,0 +1,324 @@
+"""Tools that a model may call: which are offered, how its family writes calls, and their grammars.
+
+In: tools and a choice as OpenAI's API has them, a chat template. Out: what the template reads, the
+format of calls, and a grammar where calls are wanted or their arguments must be right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.schedule.structured import StructuredOutputs, write_schema
+from dovetail.runtime.text.answers import ARGS, CallFormat, Thinking
+from dovetail.runtime.text.grammar import ANSWER, json_rule, quote
+from dovetail.runtime.text.tokenizer import Tokenizer
+
+MAX_TOOLS = 128
+MAX_CALLS = 32
+"""Calls of an answer that must have some: a model that knows no end finds one."""
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+AUTO, NONE, REQUIRED, NAMED = "auto", "none", "required", "function"
+
+HERMES = CallFormat(begin="<tool_call>", end="</tool_call>")
+LLAMA = CallFormat(begin="<|python_tag|>", bare=True, arguments="parameters", divider="; ")
+MISTRAL = CallFormat(begin="[TOOL_CALLS]", named=True)
+PLAIN = CallFormat(bare=True)
+"""JSON alone: what a model is asked for whose template knows no tools."""
+FORMATS: tuple[tuple[re.Pattern[str], CallFormat], ...] = (
+    (re.compile(r"\[TOOL_CALLS\]"), MISTRAL),
+    (re.compile("<tool_call>"), HERMES),
+    (re.compile(r"<\|python_tag\|>|ipython"), LLAMA),
+)
+"""What a chat template of a family holds."""
+THOUGHTS = (Thinking("<think>", "</think>"), Thinking("[THINK]", "[/THINK]"))
+PRELUDE = """You can call tools:
+{tools}
+To call one, answer with nothing but {{"name": "NAME", "arguments": {{...}}}}; to call several, \
+with a list of these. What they return comes as the next message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. parameters: a JSON Schema, as text."""
+
+    name: str
+    parameters: str
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Tools that are offered, all but with the choice `none`.
+
+    shown: as the caller has them, for the template. choice: AUTO, REQUIRED, or NAMED: that of the
+    name `wanted`. parallel: whether several may be called at once.
+    """
+
+    tools: tuple[Tool, ...]
+    shown: tuple[Mapping[str, Any], ...]
+    choice: str = AUTO
+    wanted: str = ""
+    parallel: bool = True
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.choice != AUTO
+
+    @property
+    def named(self) -> bool:
+        """Whether the caller has named the tool to call."""
+        return self.choice == NAMED
+
+
+def read_offer(
+    tools: Sequence[Mapping[str, Any]] | None, choice: object = None, *, parallel: bool = True
+) -> Offer | None:
+    """Return what `tools` and `tool_choice` of a request offer, None where that is nothing.
+
+    Raises RequestError where one is wrong.
+    """
+    if choice is not None and choice != NONE and not tools:
+        if choice != AUTO:
+            raise RequestError("tool_choice needs tools")
+    if not tools or choice == NONE:
+        return None
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"there may be {MAX_TOOLS} tools, not {len(tools)}")
+    found = tuple(_read_tool(place, tool) for place, tool in enumerate(tools))
+    names = [tool.name for tool in found]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"two tools have the name {doubled!r}")
+    wish, wanted = _read_choice(choice, names)
+    return Offer(found, tuple(tools), wish, wanted, parallel)
+
+
+def _read_tool(place: int, tool: Mapping[str, Any]) -> Tool:
+    where = f"tools[{place}]"
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+        raise RequestError(f'{where} must be {{"type": "function", "function": {{...}}}}')
+    name = function.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}.function.name must have 1 to 64 letters, digits, dots, dashes or underscores"
+        )
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    return Tool(
+        name,
+        write_schema(f"{where}.function.parameters", schema),
+        bool(function.get("strict")),
+    )
+
+
+def _read_choice(choice: object, names: Sequence[str]) -> tuple[str, str]:
+    if choice is None:
+        return AUTO, ""
+    if choice in (AUTO, REQUIRED):
+        return str(choice), ""
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise RequestError(
+            'tool_choice must be "auto", "none", "required" or '
+            '{"type": "function", "function": {"name": ...}}'
+        )
+    if name not in names:
+        raise RequestError(f"tool_choice names {name[:64]!r}, which is none of the tools")
+    return NAMED, name
+
+
+# ---- what a chat template tells ----
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """How a model of some family writes calls and reasoning, as its chat template tells.
+
+    knows_tools: whether the template shows tools to the model.
+    """
+
+    calls: CallFormat
+    thinking: Thinking | None
+    knows_tools: bool
+
+    @classmethod
+    def of(cls, template: str) -> ChatStyle:
+        """Return the style of a template."""
+        knows = re.search(r"\btools\b", template) is not None
+        calls = next((form for mark, form in FORMATS if mark.search(template)), PLAIN)
+        calls = calls if knows else PLAIN
+        if calls is MISTRAL and ARGS in template:
+            calls = replace(MISTRAL, divider=ARGS)
+        thinking = next((one for one in THOUGHTS if one.end in template), None)
+        return cls(calls, thinking, knows)
+
+    def begins_thinking(self, prompt: str) -> bool:
+        """Tell whether a prompt ends within reasoning."""
+        return self.thinking is not None and prompt.rstrip().endswith(self.thinking.begin)
+
+    def show(
+        self, messages: Sequence[Mapping[str, Any]], offer: Offer | None
+    ) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+        """Return messages and options for the template, so that the model sees the tools.
+
+        A template that knows none is given them, calls and results as messages of plain text.
+        """
+        if self.knows_tools:
+            return list(messages), {"tools": list(offer.shown)} if offer else {}
+        plain = [_plain(message) for message in messages]
+        if offer is None:
+            return plain, {}
+        lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in offer.shown)
+        prelude = PRELUDE.format(tools=lines)
+        first = plain[0] if plain and plain[0]["role"] == "system" else None
+        if first is None:
+            return [{"role": "system", "content": prelude}, *plain], {}
+        return [{**first, "content": f"{_text(first)}\n\n{prelude}"}, *plain[1:]], {}
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message without what a template that knows no tools would leave out."""
+    if message["role"] == "tool":
+        name = message.get("name")
+        of = f" of {name}" if name else ""
+        return {"role": "user", "content": f"Result{of}: {_text(message)}"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    said = [
+        f'{{"name": {json.dumps(call["function"]["name"])}, '
+        f'"arguments": {_arguments(call["function"])}}}'
+        for call in calls
+    ]
+    written = said[0] if len(said) == 1 else f"[{', '.join(said)}]"
+    return {"role": "assistant", "content": "\n".join(filter(None, (_text(message), written)))}
+
+
+def _arguments(function: Mapping[str, Any]) -> str:
+    found = function.get("arguments") or {}
+    return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+
+# ---- grammars ----
+
+Literal = Callable[[str], str]
+"""Writes a mark as Lark: as text, or the token of a model where it is a special one."""
+ANYTHING = "/(?s:.*)/"
+
+
+def write_mark(tokenizer: Tokenizer, mark: str) -> str:
+    """Return a mark of calls or reasoning as a grammar of a model has it."""
+    token = tokenizer.find_special(mark)
+    return quote(mark) if token is None else f"<[{token}]>"
+
+
+def frame(
+    form: StructuredOutputs, thinking: Thinking | None, literal: Literal, *, begun: bool
+) -> StructuredOutputs:
+    """Return a form with the reasoning that may go before it; `begun`: the prompt began it."""
+    if thinking is None:
+        return form
+    first, rules = _write_thinking(thinking, literal, begun=begun)
+    return replace(form, around="\n".join([f"start: {first}@{ANSWER}", *rules]))
+
+
+def call_grammar(offer: Offer, style: ChatStyle, literal: Literal, *, begun: bool) -> str | None:
+    """Return the grammar of an answer that must be calls, or whose calls must be right.
+
+    None where nothing is asked of them. `begun`: the prompt ends within reasoning.
+    """
+    if not offer.forced and not any(tool.strict for tool in offer.tools):
+        return None
+    form = style.calls
+    wanted = [tool for tool in offer.tools if not offer.named or tool.name == offer.wanted]
+    rules = [
+        rule
+        for place, tool in enumerate(wanted)
+        for rule in _write_call(place, tool, form, literal, offer)
+    ]
+    rules.append("call: " + " | ".join(f"call_{place}" for place in range(len(wanted))))
+    single = offer.named or not offer.parallel
+    rules += _write_calls(form, literal, more=0 if single else MAX_CALLS - 1)
+    first, thought = "", list[str]()
+    if style.thinking is not None:
+        first, thought = _write_thinking(style.thinking, literal, begun=begun)
+    talk = offer.choice == AUTO
+    rules += _write_talk(style, literal, single=single) if talk else ["answer: calls"]
+    return "\n".join([*rules, f"start: {first}answer", *thought])
+
+
+def _write_thinking(thinking: Thinking, literal: Literal, *, begun: bool) -> tuple[str, list[str]]:
+    """Return what stands before an answer, and the rules of that."""
+    begin, end = literal(thinking.begin), literal(thinking.end)
+    if end.startswith('"'):
+        inside = ["thought", f"thought[lazy]: {ANYTHING} {end}"]
+    else:
+        inside = [f"THOUGHT {end}", f"THOUGHT: {ANYTHING}"]
+    opening = "" if begun else f"{begin} "
+    rules = [f'think: {opening}{inside[0]} ("\\n" | "\\n\\n")?', inside[1]]
+    return "think " if begun else "think? ", rules
+
+
+def _write_call(
+    place: int, tool: Tool, form: CallFormat, literal: Literal, offer: Offer
+) -> list[str]:
+    """Return the rules of a call of one tool. In AUTO the strict ones' arguments alone are held."""
+    if form.divider == ARGS:
+        call = f"{quote(tool.name)} {literal(ARGS)} args_{place}"
+    else:
+        head = quote(f'{{"name": {json.dumps(tool.name)}, "{form.arguments}": ')
+        call = f"{head} args_{place} {quote('}')}"
+    held = offer.forced or tool.strict
+    schema = tool.parameters if held else '{"type": "object"}'
+    return [f"call_{place}: {call}", f"args_{place}: {json_rule(schema)}"]
+
+
+def _write_calls(form: CallFormat, literal: Literal, *, more: int) -> list[str]:
+    """Return the rules of one call and up to so many `more`, in a format.
+
+    `marked` is what follows the mark of a format that has one.
+    """
+    begin = literal(form.begin)
+    if form.divider == ARGS:
+        again = _repeat(f"{begin} marked", more)
+        return ["marked: call", f"calls: {begin} marked {again}"]
+    if form.end:
+        again = _repeat(f'"\\n" {begin} marked', more)
+        marked = f'marked: "\\n" call "\\n" {literal(form.end)}'
+        return [marked, f"calls: {begin} marked {again}"]
+    if form.divider:
+        return ["calls: call " + _repeat(f"{quote(form.divider)} call", more)]
+    again = _repeat('", " call', more)
+    listed = f'"[" call {again} "]"'
+    if form.begin:
+        return [f'marked: " "? {listed}', f"calls: {begin} marked"]
+    return [f"calls: call | {listed}" if more else "calls: call"]
+
+
+def _repeat(item: str, most: int) -> str:
+    return f"({item}){{0,{most}}}" if most else ""
+
+
+def _write_talk(style: ChatStyle, literal: Literal, *, single: bool) -> list[str]:
+    """Return the rules of an answer that may hold calls: whatever begins one goes on as one."""
+    words, form = f"WORDS: {ANYTHING}", style.calls
+    if form.bare:
+        thought = style.thinking.begin[0] if style.thinking else ""
+        others = thought.replace("[", "")  # which begins a list of calls, too
+        return ["answer: calls | WORDS", f"WORDS: /([^\\s{{\\[`{others}](?s:.*))?/"]
+    begin = literal(form.begin)
+    if not begin.startswith('"'):
+        return ["answer: WORDS calls?", words]
+    called = "(head marked)" + ("?" if single else "*")
+    return [f"answer: {called} WORDS", f"head[lazy]: {ANYTHING} {begin}", words]

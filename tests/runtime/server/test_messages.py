@@ -1,0 +1,170 @@
+"""`/v1/messages` with the official client of Anthropic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.runtime.server.live import Live, http
+from tests.runtime.server.openai_calls import MESSAGES, PROMPT
+from tests.runtime.server.test_tools import RIVERS, SUM, TOOLS
+
+anthropic = pytest.importorskip("anthropic")
+
+BLOCKS: list[Any] = [
+    {
+        "name": tool["function"]["name"],
+        "description": tool["function"]["description"],
+        "input_schema": tool["function"]["parameters"],
+    }
+    for tool in TOOLS
+]
+GREEDY = {"temperature": 0}
+"""The newest client has no argument for it."""
+
+
+@pytest.fixture(scope="module")
+def claude(live: Live) -> Iterator[Any]:
+    with anthropic.Anthropic(
+        base_url=live.url, api_key="unused", max_retries=0, timeout=200
+    ) as found:
+        yield found
+
+
+def ask(claude: Any, content: Any, **fields: Any) -> Any:
+    messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+    asked = {"model": "llama", "messages": messages, "max_tokens": 300, "extra_body": GREEDY}
+    return claude.messages.create(**{**asked, **fields})
+
+
+def test_a_message_is_answered_as_in_a_chat(claude: Any, client: openai.OpenAI) -> None:
+    talk: Any = [{"role": "system", "content": "Help."}, *MESSAGES]
+    chat = client.chat.completions.create(model="llama", messages=talk, temperature=0)
+    reply = ask(claude, PROMPT, system="Help.")
+    assert reply.content[0].text == chat.choices[0].message.content
+    assert (reply.type, reply.role, reply.stop_reason) == ("message", "assistant", "end_turn")
+    read = reply.usage.input_tokens + reply.usage.cache_read_input_tokens
+    assert chat.usage is not None and read == chat.usage.prompt_tokens
+    assert reply.usage.output_tokens == chat.usage.completion_tokens
+    parts = [{"type": "text", "text": "Help."}]
+    again = ask(
+        claude, [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}], system=parts
+    )
+    assert again.content == reply.content
+
+
+def test_tools_are_used_and_their_results_read(claude: Any) -> None:
+    reply = ask(claude, SUM, tools=BLOCKS)
+    (use,) = reply.content
+    assert (use.type, use.name, use.input) == ("tool_use", "add", {"a": 1203, "b": 2210})
+    assert reply.stop_reason == "tool_use"
+    for content in ("3413", [{"type": "text", "text": "3413"}]):
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": content}
+        talk = [
+            {"role": "user", "content": SUM},
+            {"role": "assistant", "content": reply.content},
+            {"role": "user", "content": [result]},
+        ]
+        found = ask(claude, talk, tools=BLOCKS)
+        assert found.content[0].text == "The sum of 1203 and 2210 is 3413."
+    both = ask(claude, RIVERS, tools=BLOCKS)
+    assert [block.name for block in both.content] == ["look_up", "look_up"]
+    alone = {"type": "auto", "disable_parallel_tool_use": True}
+    assert len(ask(claude, RIVERS, tools=BLOCKS, tool_choice=alone).content) == 1
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "add"}])
+def test_a_tool_is_used_that_must_be(claude: Any, choice: Any) -> None:
+    reply = ask(claude, "Hello.", tools=BLOCKS, tool_choice=choice)
+    assert reply.content and all(block.type == "tool_use" for block in reply.content)
+    assert reply.stop_reason == "tool_use"
+    assert choice["type"] == "any" or reply.content[0].input.keys() == {"a", "b"}
+
+
+def test_none_is_used_that_may_not_be(claude: Any) -> None:
+    reply = ask(claude, SUM, tools=BLOCKS, tool_choice={"type": "none"}, max_tokens=20)
+    assert reply.content[0].type == "text"
+
+
+@pytest.mark.parametrize("content", [PROMPT, SUM, RIVERS])
+def test_events_tell_of_the_whole_message(claude: Any, content: str) -> None:
+    whole = ask(claude, content, tools=BLOCKS)
+    asked = {"model": "llama", "messages": [{"role": "user", "content": content}]}
+    with claude.messages.stream(**asked, tools=BLOCKS, max_tokens=300, extra_body=GREEDY) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop")
+    assert kinds.count("content_block_delta") >= kinds.count("content_block_start")
+
+    def plain(message: Any) -> list[Any]:
+        blocks = [block.to_dict() for block in message.content]
+        drop = ("id", "parsed_output")
+        return [{k: v for k, v in block.items() if k not in drop} for block in blocks]
+
+    assert plain(final) == plain(whole)
+    assert final.stop_reason == whole.stop_reason
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_ends_have_their_reasons(claude: Any) -> None:
+    cut = ask(claude, PROMPT, max_tokens=2)
+    assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 2)
+    stopped = ask(claude, PROMPT, stop_sequences=[" capital"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " capital")
+    assert ask(claude, PROMPT, stop_sequences=["nowhere"]).stop_reason == "end_turn"
+    started = ask(claude, SUM, tools=BLOCKS, max_tokens=36)
+    assert (started.stop_reason, started.content[0].input) == ("max_tokens", {})
+
+
+def test_forms_are_asked_for_by_the_output(claude: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    reply = ask(claude, PROMPT, output_config=config)
+    assert json.loads(reply.content[0].text).keys() == {"a"}
+
+
+def test_tokens_are_counted(claude: Any) -> None:
+    talk = [{"role": "user", "content": PROMPT}]
+    count = claude.messages.count_tokens(model="llama", messages=talk, tools=BLOCKS)
+    usage = ask(claude, PROMPT, tools=BLOCKS).usage
+    assert count.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://example.com"}}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": "Zorvia " * 3000}]}, "messages"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+    ({"tools": BLOCKS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+    ({"system": [IMAGE]}, "system[0].type"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG, ids=lambda value: str(value)[:60])
+def test_wrong_requests_are_refused_in_its_words(
+    claude: Any, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(claude, "a", **fields)
+    body = caught.value.body
+    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["param"] == param
+
+
+def test_unknown_models_are_not_found(claude: Any) -> None:
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        ask(claude, "a", model="claude")
+    assert caught.value.body["error"]["type"] == "not_found_error"
+
+
+def test_bodies_without_a_limit_are_refused(live: Live) -> None:
+    body = {"model": "llama", "messages": [{"role": "user", "content": "a"}]}
+    reply = http.post(f"{live.v1}/messages", json=body)
+    assert reply.status_code == 400 and "max_tokens" in reply.json()["error"]["message"]

@@ -1,0 +1,142 @@
+"""Tools: what is offered, how templates tell families apart, and what a model is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dovetail.ir.errors import RequestError
+from dovetail.runtime.text.answers import ARGS
+from dovetail.runtime.text.chat_template import ChatTemplate, read_template
+from dovetail.runtime.text.tools import (
+    HERMES,
+    LLAMA,
+    MAX_TOOLS,
+    MISTRAL,
+    PLAIN,
+    THOUGHTS,
+    ChatStyle,
+    read_offer,
+)
+from dovetail.tiny_world import LLAMA as BUNDLED
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}},
+}
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+def test_what_is_offered_is_what_may_be_called() -> None:
+    assert read_offer(None) is None and read_offer([]) is None and read_offer([ADD], "none") is None
+    offer = read_offer([ADD])
+    assert offer is not None and not offer.forced and offer.parallel
+    (tool,) = offer.tools
+    assert (tool.name, tool.strict) == ("add", False) and "integer" in tool.parameters
+    forced = read_offer([ADD], "required", parallel=False)
+    assert forced is not None and forced.forced and not forced.named and not forced.parallel
+    named = read_offer([ADD], NAMED)
+    assert named is not None and named.forced and named.wanted == "add"
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "said"),
+    [
+        ([{"type": "web_search"}], None, r"tools\[0\] must be"),
+        ([{"type": "function", "function": "add"}], None, r"tools\[0\] must be"),
+        ([ADD, {"function": {"name": "a b"}}], None, r"tools\[1\].function.name"),
+        ([{"function": {"name": "a" * 65}}], None, "64"),
+        ([{"function": {"name": "a", "parameters": 5}}], None, "JSON Schema"),
+        ([ADD, ADD], None, "two tools have the name 'add'"),
+        ([ADD] * (MAX_TOOLS + 1), None, str(MAX_TOOLS)),
+        ([ADD], "any", "tool_choice must be"),
+        ([ADD], {"type": "function"}, "tool_choice must be"),
+        ([ADD], {"function": {"name": "sub"}}, "none of the tools"),
+        ([], "required", "tool_choice needs tools"),
+    ],
+)
+def test_wrong_tools_are_refused(tools: list[Any], choice: object, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        read_offer(tools, choice)
+
+
+QWEN = """{%- if tools %}{{- '<|im_start|>system\\n# Tools <tools>' }}{%- for tool in tools %}
+{{- tool | tojson }}{%- endfor %}{{- '{"name": ...} in <tool_call></tool_call>' }}{%- endif %}
+{%- for m in messages %}{{- m.content.split('</think>')[-1] }}{%- endfor %}"""
+STYLES = {
+    "qwen": (QWEN, HERMES, THOUGHTS[0], True),
+    "llama 3.1": (
+        "{%- if tools is not none %}{{- 'Environment: ipython' }}{%- endif %}<|python_tag|>",
+        LLAMA,
+        None,
+        True,
+    ),
+    "mistral v3": ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", MISTRAL, None, True),
+    "magistral": (
+        "{% if tools %}{% endif %}[TOOL_CALLS]x[ARGS][THINK][/THINK]",
+        None,
+        THOUGHTS[1],
+        True,
+    ),
+    "no tools": ("{{ messages[0].content }}<think></think>", PLAIN, THOUGHTS[0], False),
+    "unknown": ("{{ tools | tojson }}", PLAIN, None, True),
+}
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_families_are_told_by_their_templates(name: str) -> None:
+    template, calls, thinking, knows = STYLES[name]
+    style = ChatStyle.of(template)
+    assert (style.thinking, style.knows_tools) == (thinking, knows)
+    assert style.calls == calls if calls else style.calls.divider == ARGS
+    begins = style.begins_thinking("a<|assistant|><think>\n")
+    assert begins == (thinking == THOUGHTS[0])
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 more than 0?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "1"},
+]
+
+
+def test_a_template_that_knows_tools_is_given_them() -> None:
+    style, offer = ChatStyle.of("tools <tool_call>"), read_offer([ADD])
+    assert style.show(TALK, offer) == (TALK, {"tools": [ADD]})
+    assert style.show(TALK, None) == (TALK, {})
+
+
+def test_one_that_knows_none_is_shown_them_as_text() -> None:
+    style, offer = ChatStyle.of("{{ messages }}"), read_offer([ADD])
+    shown, options = style.show(TALK, offer)
+    assert not options and [message["role"] for message in shown] == [
+        *("system", "user", "assistant", "user"),
+    ]
+    assert shown[0]["content"].startswith("Be brief.") and '"add"' in shown[0]["content"]
+    assert shown[2]["content"] == '{"name": "add", "arguments": {"a": 1}}'
+    assert shown[3]["content"] == "Result: 1"
+    several = {**TALK[2], "content": "So:", "tool_calls": [CALL, CALL]}
+    ((_, found), _) = style.show([TALK[1], several], None)
+    assert found["content"].startswith('So:\n[{"name"')
+    ((first, *_), _) = style.show(TALK[1:], offer)
+    assert first["role"] == "system"
+
+
+def test_templates_read_the_arguments_that_clients_send_as_text() -> None:
+    text = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}"
+    template = ChatTemplate(text + "{% endfor %}{% endfor %}", {})
+    assert template.render(TALK) == "1"
+    odd = [{**TALK[2], "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}]}]
+    assert template.render([TALK[1], *odd]) == ""
+    template.close()
+
+
+def test_the_bundled_model_calls_as_hermes_does() -> None:
+    template = read_template(BUNDLED)
+    assert template is not None
+    style = ChatStyle.of(template.text)
+    assert style.calls == HERMES and style.knows_tools and style.thinking is None
+    template.close()

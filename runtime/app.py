@@ -487,8 +487,8 @@ class App:
                 of them are an exact search. Default an eighth, and no less than 16.
             embed: turns queries into vectors; default the app's encoder, with the index's prompt.
 
-        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1 or
-        faiss is not installed (extra `rag`), DeviceError if the process cannot be started.
+        Raises ArtifactError if the index is missing or damaged, SpecError if nprobe is below 1,
+        DeviceError if the process cannot be started.
         """
         self.flows.add_index(path, name=name, nprobe=nprobe, embed=embed)
 
